@@ -1,0 +1,79 @@
+"""Private training you plan before you run: plan → train → account.
+
+The package is a table of contents. Names are loaded on first use, so that ``import forethought``
+and the accounting stay fast and free of torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from forethought import gradients as gradients
+    from forethought.accounting.calibration import calibrate as calibrate
+    from forethought.accounting.calibration import noise_multiplier as noise_multiplier
+    from forethought.accounting.exact import delta as delta
+    from forethought.accounting.exact import epsilon as epsilon
+    from forethought.accounting.interval import Interval as Interval
+    from forethought.accounting.statement import Statement as Statement
+    from forethought.accounting.statement import account as account
+    from forethought.accounting.tradeoff import TradeOff as TradeOff
+    from forethought.accounting.tradeoff import tradeoff as tradeoff
+    from forethought.mechanism import Budget as Budget
+    from forethought.mechanism import FullBatch as FullBatch
+    from forethought.mechanism import Mechanism as Mechanism
+    from forethought.mechanism import Poisson as Poisson
+    from forethought.mechanism import Rounds as Rounds
+    from forethought.mechanism import Shuffled as Shuffled
+    from forethought.mechanism import UnsupportedMechanism as UnsupportedMechanism
+    from forethought.mechanism import WithoutReplacement as WithoutReplacement
+    from forethought.planning.solve import plan as plan
+    from forethought.plans import Averaging as Averaging
+    from forethought.plans import Clip as Clip
+    from forethought.plans import Optimizer as Optimizer
+    from forethought.plans import Plan as Plan
+    from forethought.plans import Schedule as Schedule
+    from forethought.training.run import Run as Run
+    from forethought.training.run import train as train
+
+# Public name → the file that says it.
+_HOME = {
+    **dict.fromkeys(
+        (
+            "Budget",
+            "FullBatch",
+            "Mechanism",
+            "Poisson",
+            "Rounds",
+            "Shuffled",
+            "UnsupportedMechanism",
+            "WithoutReplacement",
+        ),
+        "mechanism",
+    ),
+    **dict.fromkeys(("Averaging", "Clip", "Optimizer", "Plan", "Schedule"), "plans"),
+    "Interval": "accounting.interval",
+    **dict.fromkeys(("epsilon", "delta"), "accounting.exact"),
+    **dict.fromkeys(("calibrate", "noise_multiplier"), "accounting.calibration"),
+    **dict.fromkeys(("TradeOff", "tradeoff"), "accounting.tradeoff"),
+    **dict.fromkeys(("Statement", "account"), "accounting.statement"),
+    "plan": "planning.solve",
+    **dict.fromkeys(("Run", "train"), "training.run"),
+}
+
+__all__ = ["__version__", "gradients", *sorted(_HOME)]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "gradients":
+        return import_module("forethought.gradients")
+    if name not in _HOME:
+        raise AttributeError(f"module 'forethought' has no attribute {name!r}")
+    return getattr(import_module(f"forethought.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,1 @@
+"""From a Mechanism to a Statement. NumPy and SciPy only: importable without torch."""
