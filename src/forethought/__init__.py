@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from forethought.mechanism import Poisson as Poisson
     from forethought.mechanism import Rounds as Rounds
     from forethought.mechanism import Shuffled as Shuffled
-    from forethought.mechanism import UnsupportedMechanism as UnsupportedMechanism
+    from forethought.mechanism import UnsupportedMechanismError as UnsupportedMechanismError
     from forethought.mechanism import WithoutReplacement as WithoutReplacement
     from forethought.planning.solve import plan as plan
     from forethought.plans import Averaging as Averaging
@@ -49,7 +49,7 @@ _HOME = {
             "Poisson",
             "Rounds",
             "Shuffled",
-            "UnsupportedMechanism",
+            "UnsupportedMechanismError",
             "WithoutReplacement",
         ),
         "mechanism",
@@ -64,7 +64,7 @@ _HOME = {
     **dict.fromkeys(("Run", "train"), "training.run"),
 }
 
-__all__ = ["__version__", "gradients", *sorted(_HOME)]
+__all__ = ["__version__", "gradients", *sorted(_HOME)]  # noqa: PLE0604 (all strings)
 
 
 def __getattr__(name: str) -> Any:

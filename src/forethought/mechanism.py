@@ -20,7 +20,7 @@ CLIPPINGS: tuple[Clipping, ...] = get_args(Clipping)
 SCHEMA = "forethought/mechanism/1"
 
 
-class UnsupportedMechanism(ValueError):
+class UnsupportedMechanismError(ValueError):
     """No theorem known to this library covers the combination: nothing is approximated silently."""
 
 
@@ -214,11 +214,11 @@ def sensitivity(rounds: Rounds, adjacency: Adjacency) -> float:
     takes another record's place. Otherwise 1 when a record comes or goes, 2 when it is replaced.
 
     Raises:
-        UnsupportedMechanism: shuffling under add-or-remove, where one more record shifts the cut
+        UnsupportedMechanismError: shuffling under add-or-remove, where one more record shifts the cut
             between all batches behind it.
     """
     if isinstance(rounds.sampling, Shuffled) and adjacency == "add-or-remove":
-        raise UnsupportedMechanism(
+        raise UnsupportedMechanismError(
             "Shuffled sampling under adjacency 'add-or-remove' has no bound: one more record "
             "shifts every later batch. Use adjacency='zero-out' or 'replace-one', or Poisson "
             "sampling"
