@@ -214,8 +214,8 @@ def sensitivity(rounds: Rounds, adjacency: Adjacency) -> float:
     takes another record's place. Otherwise 1 when a record comes or goes, 2 when it is replaced.
 
     Raises:
-        UnsupportedMechanismError: shuffling under add-or-remove, where one more record shifts the cut
-            between all batches behind it.
+        UnsupportedMechanismError: shuffling under add-or-remove, where one more record shifts the
+            cut between all batches behind it.
     """
     if isinstance(rounds.sampling, Shuffled) and adjacency == "add-or-remove":
         raise UnsupportedMechanismError(
