@@ -124,14 +124,11 @@ class Statement:
             f"alarms succeeds at most {power:.1%} of the time, whatever else they know."
         )
         count = len(self.not_covered)
-        third = (
-            f"It rests on {len(self.assumptions)} stated assumptions"
-            + (
-                f" and does not cover {count} named {'use' if count == 1 else 'uses'} of the "
-                "data: read them in statement.md."
-                if count
-                else ", listed in statement.md, and names no use of the data outside it."
-            )
+        third = f"It rests on {len(self.assumptions)} stated assumptions" + (
+            f" and does not cover {count} named {'use' if count == 1 else 'uses'} of the "
+            "data: read them in statement.md."
+            if count
+            else ", listed in statement.md, and names no use of the data outside it."
         )
         return first, second, third
 

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Pictures and documents from a plan or a finished run."""

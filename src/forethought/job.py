@@ -1,0 +1,275 @@
+"""A user's request, as a TOML file or keyword arguments: validated, with errors in their words.
+
+A job says where the data is, which model, which budget and how to train. Whatever it leaves out
+the planner chooses.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from forethought.mechanism import Budget
+from forethought.plans import Averaging, Plan, Schedule
+
+if TYPE_CHECKING:  # both import torch or scikit-learn, which a job file alone does not need
+    from torch import nn
+
+    from forethought.data import Dataset
+
+
+class JobError(ValueError):
+    """A job file that cannot be used; the message names the file, the line and what to do."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataSection(_Section):
+    """Where the training data comes from."""
+
+    source: str
+    folder: Path | None = None
+    label: str | None = None
+    test: str | None = None
+    holdout: float | None = Field(default=None, gt=0, lt=1)
+    features: Literal["scattering"] | None = None
+
+
+class ModelSection(_Section):
+    """Which network: a name of the zoo or ``module:function``; the other keys are its options."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str = "linear"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What is handed to the model's builder."""
+        return dict(self.model_extra or {})
+
+
+class BudgetSection(_Section):
+    """The promise wanted. δ defaults to 1/(10 · examples)."""
+
+    epsilon: float | None = Field(default=None, gt=0)
+    delta: float | None = Field(default=None, gt=0, lt=1)
+
+
+class TrainingSection(_Section):
+    """How to train. What is left out is chosen by the planner."""
+
+    epochs: float | None = Field(default=None, gt=0)
+    rounds: int | None = Field(default=None, ge=1)
+    batch: int | None = Field(default=None, ge=1)
+    noise_multiplier: float | None = Field(default=None, ge=0)
+    sampling: Literal["poisson", "without-replacement", "shuffled", "full-batch"] = "poisson"
+    adjacency: Literal["add-or-remove", "zero-out", "replace-one"] | None = None
+    clipping: Literal["example", "group"] = "example"
+    groups: int | None = Field(default=None, ge=1)
+    clip_norm: float | None = Field(default=None, gt=0)
+    clip_rule: Literal["flat", "automatic", "per-layer", "quantile"] | None = None
+    quantile: float | None = Field(default=None, gt=0, lt=1)
+    count_noise: float | None = Field(default=None, gt=0)
+    optimizer: str = "sgd"
+    learning_rate: float | None = Field(default=None, gt=0)
+    options: dict[str, Any] | None = None
+    schedule: Literal["constant", "inverse", "inverse-sqrt", "cosine"] | None = None
+    decay: float | None = Field(default=None, ge=0)
+    warmup: int | None = Field(default=None, ge=0)
+    schedule_unit: Literal["rounds", "examples"] | None = None
+    averaging: Literal["none", "exponential", "tail"] | None = None
+    averaging_decay: float | None = Field(default=None, ge=0, lt=1)
+    averaging_fraction: float | None = Field(default=None, gt=0, le=1)
+
+
+class RunSection(_Section):
+    """Speed and bookkeeping: nothing here can change the guarantee."""
+
+    seed: int | None = None
+    noise_seed: int | None = None
+    micro_batch: int | None = Field(default=None, ge=1)
+    device: str | None = None
+    checkpoint_every: int | None = Field(default=None, ge=1)
+
+
+class Job(_Section):
+    """A whole request. ``Job.load(path)`` reads a TOML file, ``Job(**tables)`` the same in Python.
+
+    Raises:
+        JobError: from :meth:`load`, with the file, the line and the nearest known key.
+        pydantic.ValidationError: from the constructor.
+    """
+
+    data: DataSection
+    model: ModelSection = ModelSection()
+    budget: BudgetSection = BudgetSection()
+    training: TrainingSection = TrainingSection()
+    run: RunSection = RunSection()
+
+    @classmethod
+    def load(cls, path: str | Path) -> Job:
+        """Read a job file.
+
+        Raises:
+            JobError: no such file, no TOML, an unknown key or a value that is not allowed.
+        """
+        path = Path(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise JobError(f"no job file {path}") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise JobError(f"cannot read the job file {path}: {error}") from None
+        return cls.parse(text, str(path))
+
+    def load_data(self, folder: Path | None = None) -> Dataset:
+        """The data set that the job names; ``folder`` goes before the job's own folder.
+
+        Raises:
+            forethought.data.DataError: missing, damaged or unsuitable data.
+        """
+        from forethought.data import load
+
+        section = self.data
+        return load(
+            section.source,
+            folder=folder or section.folder,
+            label=section.label,
+            holdout=section.holdout,
+            features=section.features,
+            test=section.test,
+        )
+
+    def make_plan(self, examples: int) -> Plan:
+        """The plan that the job asks for, on ``examples`` training records.
+
+        Raises:
+            forethought.planning.solve.PlanError: too much or too little is asked for.
+        """
+        from forethought.planning import defaults
+        from forethought.planning.solve import plan
+
+        wish = self.training
+        delta = self.budget.delta or defaults.default_delta(examples)
+        budget = None if self.budget.epsilon is None else Budget(self.budget.epsilon, delta)
+        schedule = {
+            "kind": wish.schedule,
+            "decay": wish.decay,
+            "warmup": wish.warmup,
+            "unit": wish.schedule_unit,
+        }
+        averaging = {
+            "kind": wish.averaging,
+            "decay": wish.averaging_decay,
+            "fraction": wish.averaging_fraction,
+        }
+        return plan(
+            examples=examples,
+            budget=budget,
+            delta=None if budget else delta,
+            epochs=wish.epochs,
+            rounds=wish.rounds,
+            batch=wish.batch,
+            noise_multiplier=wish.noise_multiplier,
+            sampling=wish.sampling,
+            adjacency=wish.adjacency,
+            clipping=wish.clipping,
+            groups=wish.groups,
+            clip_norm=wish.clip_norm,
+            clip_rule=wish.clip_rule,
+            quantile=wish.quantile,
+            count_noise=wish.count_noise,
+            optimizer=wish.optimizer,
+            learning_rate=wish.learning_rate,
+            options=wish.options,
+            schedule=Schedule(**_given(schedule)) if _given(schedule) else None,
+            averaging=Averaging(**_given(averaging)) if _given(averaging) else None,
+        )
+
+    def build_model(self, dataset: Dataset) -> nn.Module:
+        """The model that the job names, shaped for ``dataset``.
+
+        Raises:
+            ValueError: no such model, or options it does not have.
+        """
+        from forethought.models import build
+
+        shape = tuple(dataset.train.inputs.shape[1:])
+        return build(
+            self.model.name,
+            inputs=shape,
+            classes=dataset.classes or 1,
+            seed=self.run.seed,
+            **self.model.options,
+        )
+
+    @classmethod
+    def parse(cls, text: str, name: str = "job") -> Job:
+        """Read a job from TOML text; ``name`` is what errors call it.
+
+        Raises:
+            JobError: as :meth:`load`.
+        """
+        try:
+            tables = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise JobError(f"{name} is no TOML file: {error}") from None
+        try:
+            return cls.model_validate(tables)
+        except ValidationError as error:
+            raise JobError("; ".join(_explain(name, text, row) for row in error.errors())) from None
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _explain(name: str, text: str, row: Any) -> str:
+    place = [str(part) for part in row["loc"]]
+    line = _line_of(text, place)
+    where = f"{name}, line {line}" if line else name
+    key = ".".join(place)
+    if row["type"] == "extra_forbidden":
+        known = _known_keys(place[:-1])
+        near = difflib.get_close_matches(place[-1], known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+        return f"{where}: unknown key {key!r}; {hint}"
+    if row["type"] == "missing":
+        return f"{where}: {key!r} is missing"
+    found = row.get("input")
+    return f"{where}: {key} = {found!r}: {row['msg'][:1].lower()}{row['msg'][1:]}"
+
+
+def _known_keys(place: list[str]) -> list[str]:
+    section: type[BaseModel] = Job
+    for part in place:
+        inner = section.model_fields[part].annotation if part in section.model_fields else None
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return []
+        section = inner
+    return list(section.model_fields)
+
+
+def _line_of(text: str, place: list[str]) -> int | None:
+    # tomllib keeps no positions; a job file is flat enough to find the key under its table.
+    table: list[str] = []
+    header_line = None
+    for number, line in enumerate(text.splitlines(), start=1):
+        header = re.match(r"\s*\[+\s*([^\]]+?)\s*\]", line)
+        if header:
+            table = [part.strip().strip("\"'") for part in header.group(1).split(".")]
+            if table == place or (header_line is None and table == place[:-1]):
+                header_line = number
+            continue
+        key = re.match(r"\s*([\w.\-\"']+)\s*=", line)
+        if key:
+            said = [*table, *(part.strip("\"'") for part in key.group(1).split("."))]
+            if said == place[: len(said)] and len(said) >= min(len(place), len(table) + 1):
+                return number
+    return header_line

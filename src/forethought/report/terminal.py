@@ -1,0 +1,122 @@
+"""What a person sees in the terminal: plan table, progress, result, statement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from forethought.accounting import exact
+from forethought.accounting.statement import Statement
+from forethought.mechanism import FullBatch, Sampling
+from forethought.plans import Plan
+
+
+def sampling_text(sampling: Sampling) -> str:
+    """A sampling scheme in words."""
+    if isinstance(sampling, FullBatch):
+        return "every record in every round"
+    name = {"poisson": "Poisson", "without-replacement": "without replacement"}
+    rate = getattr(sampling, "rate", None)
+    said = name.get(sampling.kind, sampling.kind)
+    return said if rate is None else f"{said}, rate {rate:.4g}"
+
+
+def plan_rows(plan: Plan) -> list[tuple[str, str]]:
+    """The plan as (what, value) pairs, with the exact ε of what it will release."""
+    epsilon = exact.epsilon(plan.mechanism, plan.delta).upper
+    rows = [("examples", f"{plan.examples:,}")]
+    if len(plan.mechanism.rounds) == 1:
+        rows += [
+            ("sampling", sampling_text(plan.sampling)),
+            ("batch (expected)", f"{plan.batch:,.0f}"),
+            ("rounds", f"{plan.rounds:,}  ({plan.epochs:.3g} epochs)"),
+            ("noise multiplier σ", f"{plan.noise_multiplier:.4g}"),
+        ]
+    else:
+        noise = [part.noise_multiplier for part in plan.mechanism]
+        rows += [
+            ("rounds", f"{plan.rounds:,} in {len(noise)} parts  ({plan.epochs:.3g} epochs)"),
+            ("noise multiplier σ", f"{min(noise):.4g} to {max(noise):.4g}"),
+        ]
+    clip = f"{plan.clip_norm:g}, {plan.clip.rule}, per {plan.mechanism.rounds[0].clipping}"
+    rows += [
+        ("clip norm", clip),
+        ("step size", f"{plan.optimizer.learning_rate:.4g}, {plan.schedule.kind}"),
+        ("adjacency", plan.mechanism.adjacency),
+        ("expected ε", f"{epsilon:.4g} at δ = {plan.delta:.3g}"),
+    ]
+    return rows
+
+
+def show_plan(console: Console, plan: Plan) -> None:
+    """Print the plan as a small table."""
+    table = Table(title="Plan", title_justify="left", show_header=False, title_style="bold")
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(no_wrap=True)
+    for row in plan_rows(plan):
+        table.add_row(*row)
+    console.print(table)
+
+
+@contextmanager
+def progress_bar(console: Console, rounds: int) -> Iterator[Callable[[Any], None] | None]:
+    """A bar with loss, held-out accuracy, ε so far and share of clipped examples.
+
+    Yields the callback that training reports to; None when the output is no terminal, so that a
+    log file stays readable.
+    """
+    if not console.is_terminal:
+        yield None
+        return
+    bar = Progress(
+        TextColumn("[bold]Training"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+        TextColumn("{task.fields[facts]}"),
+        TimeRemainingColumn(),
+        console=console,
+    )
+    with bar:
+        task = bar.add_task("train", total=rounds, facts="")
+
+        def update(event: Any) -> None:
+            bar.update(task, completed=event.round, facts=facts(event))
+
+        yield update
+
+
+def facts(event: Any) -> str:
+    """What is known at a round, in a few words."""
+    said = []
+    if event.loss is not None:
+        said.append(f"loss {event.loss:.3f}")
+    if event.accuracy is not None:
+        said.append(f"accuracy {event.accuracy:.1%}")
+    if event.epsilon is not None:
+        said.append(f"ε {event.epsilon:.3f}")
+    if event.clipped is not None:
+        said.append(f"clipped {event.clipped:.0%}")
+    return "  ".join(said)
+
+
+def show_result(
+    console: Console,
+    statement: Statement,
+    accuracy: float | None,
+    seconds: float,
+    folder: Path | None,
+) -> None:
+    """Print the result, the statement in three sentences, and where the run folder is."""
+    said = "" if accuracy is None else f"accuracy on held-out data {accuracy:.1%}, "
+    console.print(f"\n[bold]Result[/bold]  {said}trained in {seconds:.1f} s")
+    console.print("\n[bold]Statement[/bold]")
+    for sentence in statement.sentences():
+        console.print(f"  {sentence}")
+    if folder is not None:
+        console.print(f"\n[bold]Run folder[/bold]  {folder}")
