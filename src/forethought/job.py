@@ -223,27 +223,28 @@ class Job(_Section):
         try:
             return cls.model_validate(tables)
         except ValidationError as error:
-            raise JobError("; ".join(_explain(name, text, row) for row in error.errors())) from None
+            raise JobError("; ".join(explain(name, text, row) for row in error.errors())) from None
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _explain(name: str, text: str, row: Any) -> str:
+def explain(name: str, text: str, row: Any) -> str:
+    """One validation error in the user's words: file, line, key, what is allowed."""
     place = [str(part) for part in row["loc"]]
     line = _line_of(text, place)
-    where = f"{name}, line {line}" if line else name
+    where = f"{name}, line {line}: " if line else f"{name}: " if name else ""
     key = ".".join(place)
     if row["type"] == "extra_forbidden":
         known = _known_keys(place[:-1])
         near = difflib.get_close_matches(place[-1], known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-        return f"{where}: unknown key {key!r}; {hint}"
+        return f"{where}unknown key {key!r}; {hint}"
     if row["type"] == "missing":
-        return f"{where}: {key!r} is missing"
+        return f"{where}{key!r} is missing"
     found = row.get("input")
-    return f"{where}: {key} = {found!r}: {row['msg'][:1].lower()}{row['msg'][1:]}"
+    return f"{where}{key} = {found!r}: {row['msg'][:1].lower()}{row['msg'][1:]}"
 
 
 def _known_keys(place: list[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -15,6 +15,9 @@ from forethought.accounting import exact
 from forethought.accounting.statement import Statement
 from forethought.mechanism import FullBatch, Sampling
 from forethought.plans import Plan
+
+if TYPE_CHECKING:
+    from forethought.running import Summary
 
 
 def sampling_text(sampling: Sampling) -> str:
@@ -120,3 +123,38 @@ def show_result(
         console.print(f"  {sentence}")
     if folder is not None:
         console.print(f"\n[bold]Run folder[/bold]  {folder}")
+
+
+def show_statement(console: Console, statement: Statement, *, verified: bool = False) -> None:
+    """Print a statement: the three sentences, then the numbers as a small table."""
+    for sentence in statement.sentences():
+        console.print(sentence)
+    table = Table(show_header=False)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column()
+    table.add_row("ε, certified interval", _interval(statement))
+    table.add_row("δ", f"{statement.delta:.3g}")
+    table.add_row("adjacency", statement.mechanism.adjacency)
+    table.add_row("records protected together", str(statement.group))
+    table.add_row("rounds", f"{len(statement.mechanism):,}")
+    console.print(table)
+    if verified:
+        console.print("[green]Verified[/green]: recomputed from the mechanism, and it holds.")
+
+
+def _interval(statement: Statement) -> str:
+    return f"[{statement.epsilon.lower:.6g}, {statement.epsilon.upper:.6g}]"
+
+
+def show_summary(console: Console, summary: Summary) -> None:
+    """Print what a finished run says."""
+    show_plan(console, summary.plan)
+    if summary.metrics:
+        last = summary.metrics[-1]
+        said = ", ".join(f"{name} {value}" for name, value in last.items() if value)
+        console.print(f"\n[bold]Last record[/bold]  {said}")
+    console.print("\n[bold]Statement[/bold]")
+    for sentence in summary.statement.sentences():
+        console.print(f"  {sentence}")
+    for path in summary.figures:
+        console.print(f"figure  {path}")

@@ -1,0 +1,255 @@
+"""The command line: plan, train, account, report. No logic of its own.
+
+Exit status: 0 done, 1 failed, 2 bad usage or a wish that cannot be fulfilled, 130 interrupted and
+resumable.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from rich.console import Console
+
+app = typer.Typer(
+    name="forethought",
+    help="Private training you plan before you run: plan → train → account.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+JobFile = Annotated[Path | None, typer.Argument(help="Job file (TOML).", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--data-dir", envvar="FORETHOUGHT_DATA", help="Folder with the data sets."),
+]
+
+
+class UsageError(ValueError):
+    """A combination of arguments that makes no sense; the message says what to give."""
+
+
+def _console(quiet: bool) -> Console:
+    return Console(quiet=quiet, highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+@app.command(epilog="Example: forethought train job.toml --out runs/mnist")
+def train(
+    job_file: JobFile = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder. Default: runs/NAME.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Continue the interrupted run in this folder.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace an existing run folder.")] = False,
+    demo: Annotated[bool, typer.Option("--demo", help="Run the built-in job.")] = False,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Plan and train a model privately; leave it with a statement of what was guaranteed."""
+    from forethought import running
+    from forethought.report import terminal
+
+    if (job_file is not None) + demo + (resume is not None) != 1:
+        raise UsageError("give exactly one of: a job file, --demo, --resume RUN_FOLDER")
+    if resume is not None:
+        if out is not None or overwrite:
+            raise UsageError("--resume names the run folder itself: drop --out and --overwrite")
+        request, folder = running.resumed(resume), resume
+    else:
+        request = running.demo() if demo else running.from_file(job_file or Path())
+        folder = out or Path("runs") / request.name
+    console = _console(quiet or as_json)
+    prepared = running.prepare(request, data_dir)
+    terminal.show_plan(console, prepared.plan)
+    start = time.perf_counter()
+    with terminal.progress_bar(console, prepared.plan.rounds) as progress:
+        run = running.run(
+            prepared, folder, resume=resume is not None, overwrite=overwrite, progress=progress
+        )
+    seconds = time.perf_counter() - start
+    accuracy = run.accuracy
+    terminal.show_result(console, run.statement, accuracy, seconds, folder)
+    if as_json:
+        _print_json(
+            {
+                "folder": str(folder),
+                "accuracy": accuracy,
+                "plan": prepared.plan.to_dict(),
+                "statement": json.loads(run.statement.to_json()),
+            }
+        )
+
+
+@app.command(epilog="Example: forethought plan --examples 60000 --epsilon 1 --epochs 20")
+def plan(
+    job_file: JobFile = None,
+    examples: Annotated[int | None, typer.Option(help="Records to train on.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Budget.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Default: 1/(10 · examples).")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the data.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Releases.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Expected batch size.")] = None,
+    noise_multiplier: Annotated[float | None, typer.Option(help="σ.")] = None,
+    sampling: Annotated[str, typer.Option(help="How batches are drawn.")] = "poisson",
+    clipping: Annotated[str, typer.Option(help="example or group.")] = "example",
+    save: Annotated[Path | None, typer.Option(help="Write the plan here.")] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Choose everything before touching private data."""
+    from forethought import running
+    from forethought.report import terminal
+
+    if (job_file is None) == (examples is None):
+        raise UsageError("give a job file, or --examples and what is known (see --help)")
+    if job_file is not None:
+        chosen = running.prepare(running.from_file(job_file), data_dir).plan
+    else:
+        wish: dict[str, Any] = {
+            "budget": {"epsilon": epsilon, "delta": delta},
+            "training": {
+                "epochs": epochs,
+                "rounds": rounds,
+                "batch": batch,
+                "noise_multiplier": noise_multiplier,
+                "sampling": sampling,
+                "clipping": clipping,
+            },
+        }
+        chosen = running.plan_from(wish, examples or 0)
+    if save is not None:
+        chosen.save(save)
+    if as_json:
+        _print_json(chosen.to_dict())
+    else:
+        terminal.show_plan(_console(quiet), chosen)
+
+
+@app.command(
+    epilog="Example: forethought account --examples 60000 --batch 256 --epochs 20 "
+    "--noise-multiplier 1.1 --delta 1e-5"
+)
+def account(
+    path: Annotated[
+        Path | None, typer.Argument(help="Plan, statement or run folder.", show_default=False)
+    ] = None,
+    examples: Annotated[int | None, typer.Option(help="Records trained on.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Expected batch size.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the data.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Releases.")] = None,
+    noise_multiplier: Annotated[float | None, typer.Option(help="σ.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Default: 1/(10 · examples).")] = None,
+    sampling: Annotated[str, typer.Option(help="How batches were drawn.")] = "poisson",
+    clipping: Annotated[str, typer.Option(help="example or group.")] = "example",
+    adjacency: Annotated[str | None, typer.Option(help="What a neighbour is.")] = None,
+    group: Annotated[int, typer.Option(help="Records protected together.")] = 1,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Recompute a statement; fail when it does not hold.")
+    ] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Say exactly how private something is: from numbers, a plan, a run or a statement."""
+    from forethought import running
+    from forethought.report import terminal
+
+    console = _console(quiet or as_json)
+    if path is not None:
+        statement = running.statement_of(path, verify=verify, group=group, delta=delta)
+    else:
+        if examples is None or noise_multiplier is None or batch is None:
+            raise UsageError(
+                "give a path, or --examples, --batch, --noise-multiplier and --epochs or --rounds"
+            )
+        wish: dict[str, Any] = {
+            "budget": {"delta": delta},
+            "training": {
+                "epochs": epochs,
+                "rounds": rounds,
+                "batch": batch,
+                "noise_multiplier": noise_multiplier,
+                "sampling": sampling,
+                "clipping": clipping,
+                "adjacency": adjacency,
+            },
+        }
+        statement = running.account_from(wish, examples, group)
+    if as_json:
+        _print_json(json.loads(statement.to_json()))
+    else:
+        terminal.show_statement(console, statement, verified=verify)
+
+
+@app.command(epilog="Example: forethought report runs/mnist")
+def report(
+    folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Draw the figures of a finished run again and show its result and statement."""
+    from forethought import running
+    from forethought.report import terminal
+
+    summary = running.report(folder)
+    if as_json:
+        _print_json(summary.to_dict())
+    else:
+        terminal.show_summary(_console(quiet), summary)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from forethought import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def _print_json(values: Any) -> None:
+    print(json.dumps(values, indent=2))
+
+
+def _fail(message: object, status: int) -> int:
+    Console(stderr=True).print("[bold red]error[/bold red]", end=": ")
+    print(message, file=sys.stderr)
+    return status
+
+
+def main() -> None:
+    """Entry point: every expected failure is one clear line and an exit status."""
+    try:
+        status = app(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        status = error.exit_code
+    except (click.Abort, KeyboardInterrupt) as interrupt:
+        status = _fail(str(interrupt) or "interrupted", 130)
+    except ValueError as error:
+        status = _fail(error, 2)
+    except OSError as error:
+        status = _fail(error, 1)
+    raise SystemExit(status)
+
+
+if __name__ == "__main__":
+    main()

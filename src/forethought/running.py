@@ -1,0 +1,246 @@
+"""From a job to a finished run folder, and back from a run folder to what it says.
+
+The command line calls these functions and nothing else; they are the same from Python.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from forethought.accounting.statement import Statement
+from forethought.accounting.statement import account as exact_account
+from forethought.accounting.statement import verify as verified
+from forethought.job import Job, JobError, explain
+from forethought.plans import Plan
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from forethought.data import Dataset
+    from forethought.training.run import Run
+
+JOB_NAME = "job.toml"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A job with the text it was read from, which is stored with the run."""
+
+    name: str
+    text: str
+    job: Job
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job with its data loaded, its plan made and its model built."""
+
+    request: Request
+    dataset: Dataset
+    plan: Plan
+    model: nn.Module
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run folder says of its run."""
+
+    folder: Path
+    plan: Plan
+    statement: Statement
+    metrics: tuple[Mapping[str, str], ...]
+    figures: tuple[Path, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "folder": str(self.folder),
+            "plan": self.plan.to_dict(),
+            "statement": json.loads(self.statement.to_json()),
+            "metrics": [dict(row) for row in self.metrics],
+            "figures": [str(path) for path in self.figures],
+        }
+
+
+def from_file(path: Path) -> Request:
+    """Read a job file. Raises JobError."""
+    job = Job.load(path)
+    return Request(path.stem, path.read_text(encoding="utf-8"), job)
+
+
+def demo() -> Request:
+    """The built-in job: scikit-learn's handwritten digits at ε = 3."""
+    text = resources.files("forethought").joinpath("demo.toml").read_text(encoding="utf-8")
+    return Request("demo", text, Job.parse(text, "demo.toml"))
+
+
+def resumed(folder: Path) -> Request:
+    """The job of an interrupted run. Raises JobError when the folder holds none."""
+    path = folder / JOB_NAME
+    if not path.is_file():
+        raise JobError(
+            f"{folder} holds no interrupted run that can be resumed: there is no {JOB_NAME} in it"
+        )
+    return replace(from_file(path), name=folder.name)
+
+
+def prepare(request: Request, data_dir: Path | None = None) -> Prepared:
+    """Load the data, make the plan, build the model; nothing private is released yet."""
+    job = request.job
+    dataset = job.load_data(data_dir)
+    plan = job.make_plan(len(dataset.train.targets))
+    if dataset.notes:
+        plan = plan.with_(not_covered=(*plan.not_covered, *dataset.notes))
+    return Prepared(request, dataset, plan, job.build_model(dataset))
+
+
+def run(
+    prepared: Prepared,
+    folder: Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Callable[[Any], None] | None = None,
+) -> Run:
+    """Train what was prepared and leave a complete run folder."""
+    from forethought.report.figures import draw
+    from forethought.training.run import train
+
+    settings = prepared.request.job.run
+    test = prepared.dataset.test
+    result = train(
+        prepared.model,
+        (prepared.dataset.train.inputs, prepared.dataset.train.targets),
+        prepared.plan,
+        test=None if test is None else (test.inputs, test.targets),
+        out=folder,
+        files={JOB_NAME: prepared.request.text},
+        resume=resume,
+        overwrite=overwrite,
+        progress=progress,
+        seed=settings.seed,
+        noise_seed=settings.noise_seed,
+        micro_batch=settings.micro_batch,
+        device=settings.device,
+        checkpoint_every=settings.checkpoint_every,
+    )
+    draw(report_data(folder), folder / "figures")
+    return result
+
+
+def report_data(folder: Path) -> Summary:
+    """Read a finished run folder.
+
+    Raises:
+        ValueError: the folder holds no finished run.
+    """
+    if not (folder / "statement.json").is_file():
+        raise ValueError(f"{folder} holds no finished run: there is no statement.json in it")
+    with (folder / "metrics.csv").open(encoding="utf-8", newline="") as file:
+        metrics = tuple(csv.DictReader(file))
+    return Summary(
+        folder,
+        Plan.load(folder / "plan.json"),
+        Statement.load(folder / "statement.json"),
+        metrics,
+        tuple(sorted((folder / "figures").glob("*.png"))),
+    )
+
+
+def report(folder: Path) -> Summary:
+    """Draw the figures of a finished run again and return what it says."""
+    from forethought.report.figures import draw
+
+    draw(report_data(folder), folder / "figures")
+    return report_data(folder)
+
+
+def plan_from(wish: Mapping[str, Any], examples: int) -> Plan:
+    """A plan from the tables ``budget`` and ``training`` of a job, without data."""
+    return _job(wish).make_plan(examples)
+
+
+def account_from(wish: Mapping[str, Any], examples: int, group: int) -> Statement:
+    """The statement of a run described by the tables of a job, without data."""
+    return exact_account(plan_from(wish, examples), group=group)
+
+
+def statement_of(
+    path: Path, *, verify: bool = False, group: int = 1, delta: float | None = None
+) -> Statement:
+    """The statement of a run folder, a plan file or a statement file.
+
+    Args:
+        path: run folder, plan.json or statement.json.
+        verify: recompute the statement and fail when it does not hold.
+        group, delta: account again for another group size or δ.
+
+    Raises:
+        ValueError: neither a plan nor a statement, or (with ``verify``) it does not hold.
+        OSError: no such file.
+    """
+    if path.is_dir():
+        finished = path / "statement.json"
+        plan_file = path / "plan.json"
+        if finished.is_file():
+            statement = Statement.load(finished)
+            if verify and plan_file.is_file():
+                _check_plan(statement, Plan.load(plan_file))
+        elif plan_file.is_file():
+            return exact_account(Plan.load(plan_file), delta, group=group)
+        else:
+            raise ValueError(f"{path} is no run folder: it holds no statement.json or plan.json")
+    else:
+        schema = _schema_of(path)
+        if schema.startswith("forethought/plan/"):
+            return exact_account(Plan.load(path), delta, group=group)
+        statement = Statement.load(path)
+    if verify:
+        statement = verified(statement)
+    if (group, delta) == (1, None) or (group, delta) == (statement.group, statement.delta):
+        return statement
+    again = exact_account(statement.mechanism, delta or statement.delta, group=group)
+    return replace(
+        statement,
+        delta=again.delta,
+        epsilon=again.epsilon,
+        group=again.group,
+        attack=again.attack,
+        theorems=again.theorems,
+        accountant=again.accountant,
+    )
+
+
+def _check_plan(statement: Statement, plan: Plan) -> None:
+    planned = plan.mechanism
+    released = len(statement.mechanism)
+    if released > len(planned) or planned.first(released) != statement.mechanism:
+        raise ValueError("the statement's mechanism is not that of the plan.json beside it")
+
+
+def _schema_of(path: Path) -> str:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is no JSON file: {error}") from None
+    return str(values.get("schema", "")) if isinstance(values, dict) else ""
+
+
+def _job(wish: Mapping[str, Any]) -> Job:
+    tables = {
+        name: {key: value for key, value in table.items() if value is not None}
+        for name, table in wish.items()
+    }
+    try:
+        return Job.model_validate({"data": {"source": "none"}, **tables})
+    except ValidationError as error:
+        said = "; ".join(explain("", "", row) for row in error.errors())
+        raise JobError(said) from None
