@@ -1,0 +1,87 @@
+"""Plan: one frozen value that projects to the mechanism and survives storage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import forethought as ft
+
+
+def mechanism(clipping: str = "example", sigma: float = 1.0) -> ft.Mechanism:
+    return ft.Mechanism(ft.Rounds(sigma, 100, ft.Poisson(0.01), clipping))  # type: ignore[arg-type]
+
+
+def test_json_round_trip_with_every_field_set(tmp_path: Path) -> None:
+    plan = ft.Plan(
+        mechanism("group"),
+        1000,
+        1e-5,
+        clip=ft.Clip(2.0, "per-layer", shares=(("weight", 0.8), ("bias", 0.6))),
+        groups=2,
+        optimizer=ft.Optimizer("adam", 0.01, (("betas", (0.9, 0.99)),)),
+        schedule=ft.Schedule("inverse", 0.1, 5, "examples"),
+        averaging=ft.Averaging("tail", fraction=0.5),
+        budget=ft.Budget(3, 1e-5),
+        hyperparameters="copied from a paper",
+        not_covered=("means",),
+    )
+    plan.save(tmp_path / "plan.json")
+    assert ft.Plan.load(tmp_path / "plan.json") == plan
+
+
+def test_derived_numbers() -> None:
+    plan = ft.Plan(mechanism(), 1000, 1e-5)
+    assert (plan.rounds, plan.batch, plan.epochs) == (100, 10, 1)
+    assert (plan.noise_multiplier, plan.sampling, plan.clip_norm) == (1.0, ft.Poisson(0.01), 1.0)
+    mixed = plan.with_(mechanism=mechanism() + ft.Mechanism(ft.Rounds(2.0, 5, ft.Poisson(0.01))))
+    assert mixed.round_at(99).noise_multiplier == 1.0
+    assert mixed.round_at(100).noise_multiplier == 2.0
+    with pytest.raises(ValueError, match="several values of noise_multiplier"):
+        _ = mixed.noise_multiplier
+    with pytest.raises(IndexError):
+        mixed.round_at(105)
+
+
+def test_quantile_clipping_is_paid_from_the_plans_noise() -> None:
+    clip = ft.Clip(1.0, "quantile", count_noise=10.0)
+    gradient = clip.gradient_noise(2.0)
+    assert gradient > 2.0
+    assert gradient**-2 + (2 * 10.0) ** -2 == pytest.approx(2.0**-2)
+    with pytest.raises(ValueError, match="count_noise"):
+        ft.Plan(mechanism(sigma=30.0), 1000, 1e-5, clip=clip)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ft.Plan(mechanism("group"), 1000, 1e-5), "groups="),
+        (lambda: ft.Plan(mechanism(), 1000, 1e-5, groups=1), "groups="),
+        (lambda: ft.Plan(mechanism(), 0, 1e-5), "examples"),
+        (lambda: ft.Plan(mechanism(), 10, 2.0), "delta"),
+        (lambda: ft.Clip(1.0, "quantile"), "count_noise"),
+        (lambda: ft.Clip(1.0, "flat", shares=(("a", 1.0),)), "per-layer"),
+        (lambda: ft.Clip(1.0, "per-layer", shares=(("a", 1.0), ("b", 0.1))), "at most 1"),
+        (lambda: ft.Clip(0.0), "clip_norm"),
+        (lambda: ft.Schedule("linear"), "'cosine'"),
+        (lambda: ft.Averaging("exponential", decay=1.0), "decay"),
+        (lambda: ft.Optimizer("sgd", -1.0), "learning_rate"),
+        (
+            lambda: ft.Plan(
+                ft.Mechanism(ft.Rounds(1.0, 1, ft.WithoutReplacement(1, 10))), 20, 1e-5
+            ),
+            "10 examples, the plan of 20",
+        ),
+    ],
+)
+def test_wrong_plans_are_refused(make: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()  # type: ignore[operator]
+
+
+def test_a_file_that_is_no_plan_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text("{}")
+    with pytest.raises(ValueError, match=r"plan\.json holds no plan"):
+        ft.Plan.load(path)
