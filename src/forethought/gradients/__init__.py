@@ -1,1 +1,12 @@
-"""TODO."""
+"""Clipped gradients of any torch model, per example or group, near the cost of ordinary ones."""
+
+from forethought.gradients.clipped import clipped_sum as clipped_sum
+from forethought.gradients.clipping import ClippingRule as ClippingRule
+from forethought.gradients.clipping import Norms as Norms
+from forethought.gradients.clipping import next_clip_norm as next_clip_norm
+from forethought.gradients.clipping import noised_fraction_below as noised_fraction_below
+from forethought.gradients.clipping import quantile_update as quantile_update
+from forethought.gradients.clipping import rule as rule
+from forethought.gradients.fallback import SlowGradientsWarning as SlowGradientsWarning
+from forethought.gradients.mixing import check_model as check_model
+from forethought.gradients.mixing import replace_mixing_layers as replace_mixing_layers

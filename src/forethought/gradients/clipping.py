@@ -1,0 +1,190 @@
+"""Clipping rules: from the norms of contributions to the factors that bound them.
+
+A rule never sees a gradient, only norms, and whatever it answers is capped so that no scaled
+contribution exceeds the clipping norm: a mistaken rule costs accuracy, not privacy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forethought.mechanism import real
+from forethought.plans import Clip
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Norms before clipping.
+
+    Attributes:
+        names: the parameters, in the order of the rows of ``by_parameter``.
+        by_parameter: shape (parameters, contributions): the L2 norm of each parameter's gradient.
+    """
+
+    names: tuple[str, ...]
+    by_parameter: Tensor
+
+    @property
+    def total(self) -> Tensor:
+        """Shape (contributions,): the L2 norm over all parameters."""
+        total: Tensor = torch.linalg.vector_norm(self.by_parameter, dim=0)
+        return total
+
+
+ClippingRule = Callable[[Norms, float], Tensor]
+"""(norms, clip_norm) → factors, shape (contributions,) or (parameters, contributions)."""
+
+
+def flat(norms: Norms, clip_norm: float) -> Tensor:
+    """min(1, C/‖g‖) (Abadi et al. 2016, Algorithm 1)."""
+    return (clip_norm / norms.total).clamp(max=1.0)
+
+
+def automatic(gamma: float = 0.01) -> ClippingRule:
+    """C/(‖g‖ + gamma): every contribution is normalised (Bu et al. 2022, AUTO-S)."""
+    gamma = real("gamma", gamma, above=0)
+
+    def rule(norms: Norms, clip_norm: float) -> Tensor:
+        return clip_norm / (norms.total + gamma)
+
+    return rule
+
+
+def per_layer(shares: Mapping[str, float] | None = None) -> ClippingRule:
+    """Every parameter tensor is clipped to its own share of C, shape (parameters, contributions).
+
+    Args:
+        shares: parameter name → share of C; the squares sum to at most 1, so the whole stays
+            within C. None gives each of n parameters 1/√n.
+
+    Raises:
+        ValueError: shares whose squares sum to more than 1; when used, a parameter without share.
+    """
+    chosen = None if shares is None else {name: float(share) for name, share in shares.items()}
+    if chosen is not None and math.fsum(share**2 for share in chosen.values()) > 1 + 1e-12:
+        raise ValueError("the squares of the per-layer shares must sum to at most 1")
+
+    def rule(norms: Norms, clip_norm: float) -> Tensor:
+        if chosen is None:
+            bounds = [len(norms.names) ** -0.5] * len(norms.names)
+        else:
+            if set(norms.names) != set(chosen):
+                raise ValueError(
+                    "per-layer shares must name exactly the trainable parameters: missing "
+                    f"{sorted(set(norms.names) - set(chosen))}, "
+                    f"unknown {sorted(set(chosen) - set(norms.names))}"
+                )
+            bounds = [chosen[name] for name in norms.names]
+        limit = clip_norm * norms.by_parameter.new_tensor(bounds).unsqueeze(1)
+        return (limit / norms.by_parameter).clamp(max=1.0)
+
+    return rule
+
+
+def rule(clip: Clip) -> ClippingRule:
+    """The function that a plan's :class:`forethought.plans.Clip` names.
+
+    ``"quantile"`` clips flat; its clipping norm moves between rounds, see :func:`next_clip_norm`.
+    """
+    if clip.rule == "automatic":
+        return automatic(clip.gamma)
+    if clip.rule == "per-layer":
+        return per_layer(None if clip.shares is None else dict(clip.shares))
+    return flat
+
+
+def factors(norms: Norms, clip_norm: float, chosen: ClippingRule = flat) -> Tensor:
+    """Shape (parameters, contributions): what each gradient is multiplied by.
+
+    Non-finite contributions get 0. The answer of ``chosen`` is capped at C/‖g‖ over the whole
+    contribution, with a margin for the rounding of the norms themselves, so that no contribution
+    leaves with a norm above C.
+
+    Raises:
+        ValueError: the rule answered another shape.
+    """
+    table = norms.by_parameter
+    raw = chosen(norms, clip_norm)
+    if raw.shape not in (table.shape, table.shape[1:]):
+        raise ValueError(
+            f"a clipping rule must answer one factor per contribution, shape "
+            f"{tuple(table.shape[1:])}, or per parameter and contribution, shape "
+            f"{tuple(table.shape)}, not {tuple(raw.shape)}"
+        )
+    scaled = torch.nan_to_num(raw.to(table.dtype), nan=0.0, posinf=1.0, neginf=0.0)
+    scaled = scaled.clamp(min=0.0).expand_as(table).clone()
+    # A float32 norm of n² products is off by a few units in the last place: shrink by 32 of them.
+    margin = 1 + 32 * torch.finfo(table.dtype).eps
+    after = torch.linalg.vector_norm(scaled * torch.nan_to_num(table), dim=0)
+    scaled *= (clip_norm / (after * margin)).clamp(max=1.0)
+    return torch.where(torch.isfinite(norms.total), scaled, torch.zeros_like(scaled))
+
+
+def noised_fraction_below(
+    norms: Tensor,
+    clip_norm: float,
+    count_noise: float,
+    expected: float,
+    generator: torch.Generator | None = None,
+) -> float:
+    """Noised share of contributions whose norm is at most C: the quantile rule's second release.
+
+    The released sum is Σ (1[‖g‖ ≤ C] − 1/2) + N(0, σ_b²), which one contribution moves by at most
+    1/2 (Andrew et al. 2021, Section 2.2; Theorem 1 accounts for it). Non-finite norms count as
+    not clipped, like the zeros they became.
+
+    Args:
+        norms: shape (contributions,), before clipping; when empty, noise is released all the same.
+        count_noise: σ_b, standard deviation of the noise on the sum.
+        expected: expected number of contributions, a constant of the plan (never ``len(norms)``,
+            which is private under Poisson sampling).
+    """
+    real("clip_norm", clip_norm, above=0)
+    real("count_noise", count_noise, least=0)
+    real("expected", expected, above=0)
+    below = (norms <= clip_norm) | ~torch.isfinite(norms)
+    centred = float(below.sum()) - norms.numel() / 2
+    device = generator.device if generator is not None else "cpu"
+    noise = torch.randn((), generator=generator, device=device, dtype=torch.float64)
+    return (centred + count_noise * float(noise)) / expected + 0.5
+
+
+def next_clip_norm(clip_norm: float, fraction: float, quantile: float, rate: float) -> float:
+    """C·exp(−rate·(fraction − quantile)): the geometric update (Andrew et al. 2021, Section 2.1).
+
+    Args:
+        fraction: the noised share of contributions at most C. May lie outside [0, 1]; it is
+            clamped to it, which is post-processing, so that one round's noise cannot throw C away.
+    """
+    real("clip_norm", clip_norm, above=0)
+    real("fraction", fraction)
+    clamped = min(max(fraction, 0.0), 1.0)
+    return float(clip_norm * math.exp(-rate * (clamped - quantile)))
+
+
+def quantile_update(
+    clip: Clip,
+    norms: Tensor,
+    clip_norm: float,
+    expected: float,
+    generator: torch.Generator | None = None,
+) -> tuple[float, float]:
+    """(noised fraction, next C) of a plan's quantile rule after one round.
+
+    Args:
+        clip: a Clip with ``rule="quantile"``. norms: shape (contributions,), of the whole round.
+        clip_norm: C of this round. expected: expected contributions a round.
+        generator: the noise generator.
+
+    Raises:
+        ValueError: ``clip`` has another rule.
+    """
+    if clip.count_noise is None:
+        raise ValueError(f"only the clip rule 'quantile' adapts C, not {clip.rule!r}")
+    fraction = noised_fraction_below(norms, clip_norm, clip.count_noise, expected, generator)
+    return fraction, next_clip_norm(clip_norm, fraction, clip.quantile, clip.quantile_rate)

@@ -1,0 +1,110 @@
+"""Per-example gradients of any parameters, slowly: torch.func's vmap, then one at a time."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.utils._pytree import tree_map
+
+from forethought.gradients import trees
+
+Loss = Callable[[Any, Any], Tensor]
+
+
+class SlowGradientsWarning(UserWarning):
+    """Gradients are exact but slow: a part of the model has neither a rule nor a vmap."""
+
+
+def by_vmap(
+    model: nn.Module, loss: Loss, inputs: Any, targets: Any, names: tuple[str, ...]
+) -> dict[str, Tensor]:
+    """Per-example gradients by torch.func: name → shape (B, *parameter shape).
+
+    Raises:
+        RuntimeError or ValueError: whatever torch.func cannot do with this model.
+    """
+    everything = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    held = {name: value.detach() for name, value in everything.items()}
+    wanted = {name: held.pop(name) for name in names}
+
+    def one(parameters: Mapping[str, Tensor], x: Any, y: Any) -> Tensor:
+        x, y = (tree_map(_single, tree) for tree in (x, y))
+        state = {**held, **parameters}
+        args, kwargs = ((), x) if isinstance(x, dict) else (x, {})
+        if not isinstance(args, tuple | list):
+            args = (args,)
+        outputs = functional_call(model, state, tuple(args), kwargs)
+        return trees.losses(loss(outputs, y), 1).sum()
+
+    dims = tuple(
+        tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, tree)
+        for tree in (inputs, targets)
+    )
+    gradients: dict[str, Tensor] = vmap(grad(one), in_dims=(None, *dims), randomness="different")(
+        wanted, inputs, targets
+    )
+    return gradients
+
+
+def _single(leaf: Any) -> Any:
+    return leaf.unsqueeze(0) if isinstance(leaf, Tensor) else leaf
+
+
+def one_at_a_time(
+    model: nn.Module, loss: Loss, inputs: Any, targets: Any, names: tuple[str, ...]
+) -> dict[str, Tensor]:
+    """Per-example gradients by one ordinary backward pass an example, shapes as :func:`by_vmap`.
+
+    ``.grad`` of every parameter is left as it was.
+    """
+    parameters = dict(model.named_parameters())
+    rows: dict[str, list[Tensor]] = {name: [] for name in names}
+    kept = {name: parameter.grad for name, parameter in parameters.items()}
+    size = trees.batch_size(inputs, targets)
+    try:
+        for i in range(size):
+            index = torch.tensor([i])
+            for parameter in parameters.values():
+                parameter.grad = None
+            outputs = trees.call(model, trees.select(inputs, index))
+            value = trees.losses(loss(outputs, trees.select(targets, index)), 1).sum()
+            if value.requires_grad:
+                # backward, not autograd.grad: reentrant checkpointing allows nothing else.
+                value.backward()  # type: ignore[no-untyped-call]
+            for name in names:
+                gradient = parameters[name].grad
+                rows[name].append(
+                    torch.zeros_like(parameters[name]) if gradient is None else gradient.to_dense()
+                )
+    finally:
+        for name, parameter in parameters.items():
+            parameter.grad = kept[name]
+    return {name: torch.stack(values) for name, values in rows.items()}
+
+
+def per_example(
+    model: nn.Module, loss: Loss, inputs: Any, targets: Any, names: tuple[str, ...]
+) -> dict[str, Tensor]:
+    """Per-example gradients by vmap, or one at a time with a warning where vmap cannot."""
+    if not names:
+        return {}
+    try:
+        return by_vmap(model, loss, inputs, targets, names)
+    except (RuntimeError, ValueError, NotImplementedError, TypeError) as error:
+        size = trees.batch_size(inputs, targets)
+        where = ", ".join(
+            sorted({name.rpartition(".")[0] or type(model).__name__ for name in names})
+        )
+        reason = str(error).strip().splitlines()[0][:200] if str(error) else type(error).__name__
+        warnings.warn(
+            f"gradients of {where} are computed one example at a time, {size} passes a batch "
+            f"instead of one: no rule covers them and vmap cannot ({reason})",
+            SlowGradientsWarning,
+            stacklevel=4,
+        )
+        return one_at_a_time(model, loss, inputs, targets, names)

@@ -1,0 +1,104 @@
+"""Layers that mix the examples of a batch: found, refused, and replaced."""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+
+def _mixes(module: nn.Module) -> str | None:
+    # What to use instead, or None where examples stay apart.
+    if isinstance(module, _InstanceNorm):
+        if module.track_running_stats and module.training:
+            return "the same InstanceNorm with track_running_stats=False"
+        return None
+    if not isinstance(module, _BatchNorm):
+        return None
+    if module.training or not module.track_running_stats:
+        return f"nn.GroupNorm({_groups(module.num_features)}, {module.num_features})"
+    return None
+
+
+def _groups(channels: int) -> int:
+    # 32 groups as in Wu and He (2018), or the largest divisor of both.
+    return gcd(32, channels)
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse a model in which one example's loss depends on another example.
+
+    Raises:
+        TypeError: not a module. ValueError: no trainable parameter, or a layer in training mode
+            that mixes examples; the message names every such layer and its replacement.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError("the model has no parameter with requires_grad=True: nothing to train")
+    found = []
+    for name, module in model.named_modules():
+        instead = _mixes(module)
+        if instead:
+            where = f"{name} " if name else ""
+            found.append(f"{where}({type(module).__name__}): use {instead}")
+    if found:
+        raise ValueError(
+            "layers that mix the examples of a batch cannot be trained privately, since one "
+            "example's gradient would depend on the others:\n  "
+            + "\n  ".join(found)
+            + "\nforethought.gradients.replace_mixing_layers(model) makes these replacements"
+        )
+
+
+def replace_mixing_layers(model: nn.Module) -> nn.Module:
+    """A model in which every layer that mixes examples is replaced, in place where possible.
+
+    Batch normalisation becomes GroupNorm with the same weight and bias (shapes and values);
+    instance normalisation loses its running statistics. Call it before building the optimizer.
+
+    Returns:
+        The same model, or the replacement when the model itself is such a layer.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+    replaced: dict[int, nn.Module] = {}  # a shared layer stays shared
+
+    def swap(module: nn.Module) -> nn.Module:
+        if id(module) in replaced:
+            return replaced[id(module)]
+        new: nn.Module = module
+        if isinstance(module, _BatchNorm):
+            new = _group_norm(module)
+        elif isinstance(module, _InstanceNorm) and module.track_running_stats:
+            module.track_running_stats = False
+            for name in ("running_mean", "running_var", "num_batches_tracked"):
+                setattr(module, name, None)
+        replaced[id(module)] = new
+        for name, child in list(new.named_children()):
+            other = swap(child)
+            if other is not child:
+                setattr(new, name, other)
+        return new
+
+    return swap(model)
+
+
+def _group_norm(old: _BatchNorm) -> nn.GroupNorm:
+    channels = old.num_features
+    if not channels:
+        raise ValueError(
+            "a lazy batch normalisation has no channels yet: run the model once, then replace"
+        )
+    like: dict[str, Any] = {}
+    if old.weight is not None:
+        like = {"device": old.weight.device, "dtype": old.weight.dtype}
+    new = nn.GroupNorm(
+        _groups(channels), channels, eps=old.eps, affine=old.weight is not None, **like
+    )
+    if old.weight is not None:
+        new.weight, new.bias = old.weight, old.bias
+    return new.train(old.training)
