@@ -173,6 +173,7 @@ class Plan:
         budget: the target that was asked for, if any. The mechanism need not use it up.
         hyperparameters: how this plan's numbers were chosen, for the Statement.
         not_covered: ways in which private data was used outside the mechanism, for the Statement.
+        reasons: pairs (what, why it is what it is), written by the planner for :meth:`explain`.
     """
 
     mechanism: Mechanism
@@ -186,6 +187,7 @@ class Plan:
     budget: Budget | None = None
     hyperparameters: str = "fixed in advance, without looking at the private data"
     not_covered: tuple[str, ...] = ()
+    reasons: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.mechanism, Mechanism):
@@ -193,6 +195,8 @@ class Plan:
         object.__setattr__(self, "examples", whole("examples", self.examples))
         object.__setattr__(self, "delta", real("delta", self.delta, above=0, below=1))
         object.__setattr__(self, "not_covered", tuple(self.not_covered))
+        reasons = tuple((str(what), str(why)) for what, why in self.reasons)
+        object.__setattr__(self, "reasons", reasons)
         kinds = {part.clipping for part in self.mechanism}
         if len(kinds) > 1:
             raise ValueError("all rounds of a plan clip the same kind of contribution")
@@ -264,6 +268,12 @@ class Plan:
             left -= part.rounds
         raise IndexError(f"round {index} of a plan with {self.rounds}")
 
+    def explain(self) -> str:
+        """Why each number is what it is, a sentence each; as the planner wrote it down."""
+        if not self.reasons:
+            return "This plan was written by hand: every number was given."
+        return "\n".join(f"{what}: {why}" for what, why in self.reasons)
+
     def with_(self, **changes: Any) -> Plan:
         """A copy with the named fields replaced."""
         return replace(self, **changes)
@@ -278,6 +288,7 @@ class Plan:
         values["optimizer"]["options"] = dict(self.optimizer.options)
         values["budget"] = None if self.budget is None else asdict(self.budget)
         values["not_covered"] = list(self.not_covered)
+        values["reasons"] = [list(pair) for pair in self.reasons]
         return {"schema": PLAN_SCHEMA, **values}
 
     @classmethod

@@ -130,12 +130,21 @@ def plan(
     if clipping == "group" and groups is None:
         groups = 1
     picture = _Picture(examples, sampling, clipping, adjacency or _ADJACENCY[sampling])
+    why: dict[str, str] = {}
+    if budget is None and delta is None:
+        why["delta"] = "one tenth of one over the number of examples, since none was given"
     delta = (budget.delta if budget else delta) or defaults.default_delta(examples)
-    mechanism = _mechanism(picture, budget, noise_multiplier, batch, rounds, epochs)
+    mechanism = _mechanism(picture, budget, noise_multiplier, batch, rounds, epochs, why)
     rule: ClipRule = clip_rule or ("automatic" if clip_norm is None else "flat")
     if rule == "quantile" and count_noise is None:
-        # A count noise of 10 σ costs 1/800 of the gradient's precision... see Clip.gradient_noise.
+        # At 10 σ the count costs the gradients 1/800 of their precision (Clip.gradient_noise).
         count_noise = 10 * max(part.noise_multiplier for part in mechanism)
+    why["clipping"] = (
+        f"{rule}, as given"
+        if clip_rule or clip_norm is not None
+        else "automatic normalisation: every contribution counts with norm below 1, so there is no "
+        "clip norm to tune on private data"
+    )
     clip = Clip(
         norm=1.0 if clip_norm is None else clip_norm,
         rule=rule,
@@ -144,7 +153,15 @@ def plan(
     )
     if options is None:
         options = {"momentum": defaults.MOMENTUM} if optimizer == "sgd" else {}
-    if learning_rate is None:
+    if learning_rate is not None:
+        why["step size"] = "as given"
+    else:
+        why["step size"] = (
+            f"lets {len(mechanism):,} unit steps carry the weights {defaults.REACH:g} clip norms "
+            "far, momentum included"
+            if optimizer == "sgd"
+            else f"the usual one of {optimizer}"
+        )
         learning_rate = (
             defaults.learning_rate(len(mechanism), clip.norm, float(options.get("momentum", 0.0)))
             if optimizer == "sgd"
@@ -162,6 +179,7 @@ def plan(
         budget=budget,
         hyperparameters=hyperparameters or Plan.__dataclass_fields__["hyperparameters"].default,
         not_covered=not_covered,
+        reasons=tuple(why.items()),
     )
 
 
@@ -213,6 +231,7 @@ def _mechanism(
     batch: int | None,
     rounds: int | None,
     epochs: float | None,
+    why: dict[str, str],
 ) -> Mechanism:
     timed = rounds is not None or epochs is not None
     if budget is None:
@@ -225,9 +244,14 @@ def _mechanism(
                 f"with a noise multiplier and no budget, ε follows from batch and length: add "
                 f"{' and '.join(missing)}, or a budget="
             )
+        why["noise"] = "as given; ε follows from it, the batch and the length"
         return picture.mechanism(sigma, batch, picture.length(batch, rounds, epochs))
     if sigma is None:
-        batch, length = _batch_and_length(picture, budget, batch, rounds, epochs)
+        batch, length = _batch_and_length(picture, budget, batch, rounds, epochs, why)
+        why["noise"] = (
+            f"the least for which the certified ε of all {length:,} rounds stays within "
+            f"{budget.epsilon:g} at δ = {budget.delta:.3g}"
+        )
         sampling = picture.sampling(batch)
         sigma = exact_noise(budget, sampling, length, picture.clipping, picture.adjacency)
         return picture.mechanism(sigma, batch, length)
@@ -238,9 +262,16 @@ def _mechanism(
         )
     if sigma == 0:
         raise PlanError("noise_multiplier 0 keeps no budget: drop it or the budget")
+    why["noise"] = "as given"
     if timed:
+        why["batch"] = (
+            f"the largest that keeps ε within {budget.epsilon:g} at this noise and length"
+        )
         return _solve_batch(picture, budget, sigma, rounds, epochs)
-    batch = batch or defaults.batch_for_noise(picture.examples, budget, sigma)
+    if batch is None:
+        why["batch"] = f"the one with which the budget lasts about {defaults.ROUNDS} rounds"
+        batch = defaults.batch_for_noise(picture.examples, budget, sigma)
+    why["rounds"] = f"as many as ε = {budget.epsilon:g} affords at this noise and batch"
     return _solve_rounds(picture, budget, sigma, batch)
 
 
@@ -250,14 +281,25 @@ def _batch_and_length(
     batch: int | None,
     rounds: int | None,
     epochs: float | None,
+    why: dict[str, str],
 ) -> tuple[int, int]:
     if batch is None:
+        why["batch"] = (
+            "the smallest whose noise, relative to what the batch says, is within "
+            f"{defaults.WASTE:.0%} of a full batch's; larger ones only cost more gradients"
+        )
         if epochs is not None:
             batch = defaults.batch_for_epochs(picture.examples, budget, epochs)
         else:
+            if rounds is None:
+                why["rounds"] = (
+                    "enough for the optimizer to arrive; more rounds need more noise each and "
+                    "gain nothing in sum"
+                )
             rounds = rounds or defaults.ROUNDS
             batch = defaults.batch_for_rounds(picture.examples, budget, rounds)
     if rounds is None and epochs is None:
+        why["rounds"] = "as many as this batch serves before small batches waste noise"
         rounds = defaults.rounds_for_batch(picture.examples, budget, batch)
     return batch, picture.length(batch, rounds, epochs)
 
@@ -269,10 +311,11 @@ def _solve_rounds(picture: _Picture, budget: Budget, sigma: float, batch: int) -
     rounds = _largest(make, budget, MOST_ROUNDS)
     if rounds is None:
         spent = exact.epsilon(make(1), budget.delta).upper
+        sampling = picture.sampling(batch)
+        least = exact_noise(budget, sampling, 1, picture.clipping, picture.adjacency)
         raise PlanError(
             f"noise_multiplier {sigma:g} at batch {batch} spends ε = {spent:.4g} in one round, "
-            f"more than {budget.epsilon:g}: raise noise_multiplier to at least "
-            f"{exact_noise(budget, picture.sampling(batch), 1, picture.clipping, picture.adjacency):.4g}"
+            f"more than {budget.epsilon:g}: raise noise_multiplier to at least {least:.4g}"
         )
     return make(rounds)
 

@@ -1,0 +1,31 @@
+"""How loud the noise of a plan is against the signal: the predicted utility without data."""
+
+from __future__ import annotations
+
+import math
+
+from forethought.plans import Plan, expected_batch
+
+
+def noise_to_signal(plan: Plan, parameters: int = 1) -> float:
+    """Noise that reaches the weights over the whole run, against the most the data can say.
+
+    Round t adds N(0, σ_t² C² I_d) to a sum of at most B_t contributions of norm C. Over the run the
+    noise has norm √(Σ σ_t²) C √d and the contributions at most Σ B_t C, so the ratio is
+    √(d Σ σ_t²) / Σ B_t; with equal rounds σ √d / (B √T). Group clipping counts groups, not records.
+
+    Args:
+        plan: what will run. parameters: d, the number of trained parameters; 1 compares plans for
+            the same model.
+    """
+    noise = math.fsum(part.rounds * part.noise_multiplier**2 for part in plan.mechanism)
+    signal = math.fsum(
+        part.rounds * (plan.groups or expected_batch(part.sampling, plan.examples))
+        for part in plan.mechanism
+    )
+    return math.sqrt(parameters * noise) / signal
+
+
+def gradient_computations(plan: Plan) -> float:
+    """Expected number of per-example gradients that the whole run computes."""
+    return plan.epochs * plan.examples
