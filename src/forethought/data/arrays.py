@@ -1,0 +1,92 @@
+"""NumPy archives: ``x_train``, ``y_train`` and perhaps ``x_test``, ``y_test``; or ``x``, ``y``."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forethought.data.dataset import DataError, Dataset, Split, finite, split_off
+from forethought.data.files import DAMAGE
+from forethought.data.idx import scaled
+from forethought.data.labels import Labels
+
+
+def load_npz(name: str, path: Path, holdout: float | None) -> Dataset:
+    """Arrays as they are; bytes are taken for pixels: divided by 255, channels moved to the front.
+
+    Raises:
+        DataError: damaged, keys missing, lengths that differ, features that are not finite, labels
+            that are not one number or word an example.
+    """
+    arrays = _read(path)
+    own_test = {"x_test", "y_test"} & set(arrays)
+    wanted: tuple[str, ...] = ("x_train", "y_train") if "x_train" in arrays else ("x", "y")
+    wanted += ("x_test", "y_test") if own_test and wanted[0] == "x_train" else ()
+    missing = [key for key in wanted if key not in arrays]
+    if missing:
+        raise DataError.unexpected(
+            path,
+            f"the arrays {', '.join(arrays) or 'of none'}",
+            "x_train and y_train (perhaps with x_test and y_test), or x and y",
+        )
+    labels = Labels(f"{path}, {wanted[1]}", _column(path, wanted[1], arrays))
+    splits = [
+        _split(path, x, y, arrays, labels) for x, y in zip(wanted[::2], wanted[1::2], strict=True)
+    ]
+    shapes = {split.inputs.shape[1:] for split in splits}
+    if len(shapes) > 1:
+        raise DataError.unexpected(path, f"examples of shapes {sorted(shapes)}", "one shape")
+    bytes_given = arrays[wanted[0]].dtype == np.uint8
+    scaling = "bytes divided by 255" if bytes_given else "inputs as they are, not rescaled"
+    train, test = splits if len(splits) == 2 else split_off(splits[0], holdout)
+    return Dataset(name, train, test, labels.classes, (scaling, labels.note))
+
+
+def _read(path: Path) -> dict[str, NDArray[Any]]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {key: archive[key] for key in archive.files}
+    except (*DAMAGE, zipfile.BadZipFile, ValueError, AttributeError, NotImplementedError) as error:
+        raise DataError.unexpected(
+            path, f"no readable archive of plain arrays ({error})", "a .npz file without objects"
+        ) from error
+
+
+def _column(path: Path, key: str, arrays: dict[str, NDArray[Any]]) -> NDArray[Any]:
+    values = arrays[key]
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.ndim != 1 or values.dtype.kind not in "biufU" or not len(values):
+        raise DataError.unexpected(
+            f"{path}, {key}", f"{values.dtype} of shape {values.shape}", "one label an example"
+        )
+    return values
+
+
+def _split(path: Path, x: str, y: str, arrays: dict[str, NDArray[Any]], labels: Labels) -> Split:
+    inputs, targets = arrays[x], _column(path, y, arrays)
+    if inputs.ndim < 2 or inputs.dtype.kind not in "biuf":
+        raise DataError.unexpected(
+            f"{path}, {x}", f"{inputs.dtype} of shape {inputs.shape}", "numbers (N, features, …)"
+        )
+    if len(inputs) != len(targets):
+        raise DataError.unexpected(
+            path, f"{len(inputs)} examples in {x} and {len(targets)} in {y}", "as many of each"
+        )
+    if inputs.dtype == np.uint8:
+        inputs = scaled(_channels_first(inputs))
+    inputs = np.ascontiguousarray(inputs, np.float32)
+    finite(f"{path}, {x}", inputs)
+    return Split(inputs, labels.encode(f"{path}, {y}", targets))
+
+
+def _channels_first(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    if pixels.ndim == 3:
+        return pixels[:, None]
+    if pixels.ndim == 4 and pixels.shape[3] in (1, 3) and pixels.shape[1] not in (1, 3):
+        return pixels.transpose(0, 3, 1, 2)
+    return pixels

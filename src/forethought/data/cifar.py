@@ -1,0 +1,108 @@
+"""CIFAR-10 (Krizhevsky 2009) in its binary layout: a folder, or straight from the archive."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forethought.data.dataset import DataError, Dataset, Split
+from forethought.data.files import DAMAGE, find, read
+from forethought.data.idx import scaled
+
+CLASSES = 10
+_SHAPE = (3, 32, 32)
+_ROW = 1 + 3 * 32 * 32
+_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+_TEST = "test_batch.bin"
+_UNPACKED = ("cifar-10-batches-bin", _TRAIN[0])
+_ARCHIVES = tuple(
+    f"{stem}.tar{ending}"
+    for stem in ("cifar-10-batches-bin", "cifar-10-binary")
+    for ending in (".xz", ".gz", "")
+)
+# Published with copies of the archive in which some images were decoded from a lossy copy.
+_INEXACT = "approx_rows.json"
+
+
+def load_cifar10(name: str, folder: Path | None) -> Dataset:
+    """50,000 and 10,000 colour images, (N, 3, 32, 32) in [0, 1]; nothing is unpacked to disk.
+
+    Raises:
+        DataError: a file is missing, damaged or of the wrong size, or a label is above 9.
+    """
+    found = find(name, (*_UNPACKED, *_ARCHIVES), folder)
+    batches = dict(_from_archive(found) if found.suffix in (".xz", ".gz", ".tar") else _from(found))
+    missing = [file for file in (*_TRAIN, _TEST) if file not in batches]
+    if missing:
+        raise DataError.unexpected(
+            found, f"no {', '.join(missing)}", f"the six files {_TRAIN[0]} … {_TEST}"
+        )
+    train = _split([batches[file] for file in _TRAIN])
+    notes = ("pixels divided by 255", *_inexact(found.parent))
+    return Dataset(name, train, _split([batches[_TEST]]), CLASSES, notes)
+
+
+def _split(batches: list[NDArray[np.uint8]]) -> Split:
+    inputs = np.empty((sum(map(len, batches)), *_SHAPE), np.float32)
+    at = 0
+    for rows in batches:
+        inputs[at : at + len(rows)] = scaled(rows[:, 1:]).reshape(-1, *_SHAPE)
+        at += len(rows)
+    return Split(inputs, np.concatenate([rows[:, 0] for rows in batches]).astype(np.int64))
+
+
+def _from(found: Path) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+    folder = found if found.is_dir() else found.parent
+    for file in (*_TRAIN, _TEST):
+        if (folder / file).exists():
+            yield file, _rows(folder / file, read(folder / file))
+
+
+def _from_archive(archive: Path) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+    try:
+        with tarfile.open(archive, "r|*") as members:
+            for member in members:
+                file = Path(member.name).name
+                content = members.extractfile(member) if member.isfile() else None
+                if content is not None and file in (*_TRAIN, _TEST):
+                    yield file, _rows(f"{archive}, {member.name}", content.read())
+    except (*DAMAGE, tarfile.TarError) as error:
+        raise DataError.unexpected(
+            archive, f"a truncated or corrupt archive ({error})", "an intact one"
+        ) from error
+
+
+def _rows(path: Path | str, content: bytes) -> NDArray[np.uint8]:
+    if not content or len(content) % _ROW:
+        raise DataError.unexpected(
+            path, f"{len(content)} bytes", f"a multiple of {_ROW} (1 label and 3,072 pixel bytes)"
+        )
+    rows = np.frombuffer(content, np.uint8).reshape(-1, _ROW)
+    wrong = rows[:, 0] >= CLASSES
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise DataError.unexpected(
+            path, f"label {rows[row, 0]} in example {row}", f"labels from 0 to {CLASSES - 1}"
+        )
+    return rows
+
+
+def _inexact(folder: Path) -> tuple[str, ...]:
+    path = folder / _INEXACT
+    if not path.exists():
+        return ()
+    try:
+        rows = sum(map(len, json.loads(read(path))["rows"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError.unexpected(
+            path, f"no list of rows ({error})", '{"rows": {"data_batch_1.bin": [4298, …], …}}'
+        ) from error
+    return (
+        f"{rows} images are not byte-exact but decoded from a lossy copy ({_INEXACT}); "
+        "all labels are exact",
+    )

@@ -1,0 +1,121 @@
+"""Scattering features of a whole data set, computed once and kept on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import sys
+import tempfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from forethought.data.dataset import DataError, Dataset, Split
+from forethought.data.scattering import channels, group_normalised, scatter
+
+SCALES, ANGLES = 2, 8
+GROUP = 3  # channels normalised together: 27 groups for each plane of the image
+CACHE_VARIABLE = "FORETHOUGHT_CACHE"
+# Changed whenever the numbers change: old files are then never found.
+_KIND = f"scattering/1 J={SCALES} L={ANGLES} group={GROUP}"
+_TRAILER = struct.Struct("<4sI")  # marks the end of a whole file; then a CRC-32 of what is before
+_MARK = b"end\n"
+
+
+def cache_folder() -> Path:
+    """Where features are kept: FORETHOUGHT_CACHE, or the user's cache folder of the platform."""
+    chosen = os.environ.get(CACHE_VARIABLE)
+    if chosen:
+        return Path(chosen).expanduser()
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "forethought"
+
+
+def with_scattering(dataset: Dataset) -> Dataset:
+    """The data set with images replaced by group-normalised scattering coefficients.
+
+    Images (N, C, H, W) become (N, 81·C, H/4, W/4). Each example is transformed by itself and with
+    constants only, so this costs no privacy.
+
+    Raises:
+        DataError: the inputs are not images, or too small.
+    """
+    shape = dataset.train.inputs.shape
+    if len(shape) != 4 or min(shape[2:]) <= 2**SCALES:
+        raise DataError(
+            f"{dataset.name}: scattering needs images (N, C, H, W) of more than {2**SCALES} pixels "
+            f"a side, not inputs of shape {shape}"
+        )
+    note = (
+        f"inputs replaced by scattering coefficients (J={SCALES}, L={ANGLES}), each example "
+        f"normalised by itself in groups of {GROUP} channels"
+    )
+    test = dataset.test
+    return Dataset(
+        dataset.name,
+        Split(cached(dataset.train.inputs), dataset.train.targets),
+        None if test is None else Split(cached(test.inputs), test.targets),
+        dataset.classes,
+        (*dataset.notes, note),
+    )
+
+
+def cached(images: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Scattering features of ``images`` from the cache; computed and stored when not there.
+
+    A file that is truncated or damaged is computed again. A cache folder that cannot be written is
+    no error: the features are returned all the same.
+    """
+    images = np.ascontiguousarray(images, np.float32)
+    digest = hashlib.blake2b(repr((_KIND, images.shape)).encode(), digest_size=16)
+    digest.update(images.data)
+    path = cache_folder() / f"scattering-{digest.hexdigest()}.npy"
+    N, C, H, W = images.shape
+    shape = (N, C * channels(SCALES, ANGLES), H // 2**SCALES, W // 2**SCALES)
+    known = _load(path, shape)
+    if known is not None:
+        return known
+    coefficients = scatter(torch.from_numpy(images), scales=SCALES, angles=ANGLES)
+    features = group_normalised(coefficients, coefficients.shape[1] // GROUP).numpy()
+    _store(path, features)
+    return features
+
+
+def _load(path: Path, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
+    try:
+        with path.open("rb") as file:
+            features: NDArray[np.float32] = np.lib.format.read_array(file, allow_pickle=False)
+            mark, checksum = _TRAILER.unpack(file.read())  # refuses another length
+    except (OSError, ValueError, EOFError, struct.error):
+        return None
+    if mark != _MARK or features.dtype != np.float32 or features.shape != shape:
+        return None
+    return features if zlib.crc32(features.data) == checksum else None
+
+
+def _store(path: Path, features: NDArray[np.float32]) -> None:
+    """Write beside the target and rename: no reader ever sees half a file."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".partial")
+    except OSError:
+        return
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.lib.format.write_array(file, features, allow_pickle=False)
+            file.write(_TRAILER.pack(_MARK, zlib.crc32(features.data)))
+        Path(partial).replace(path)
+    except OSError:
+        Path(partial).unlink(missing_ok=True)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,66 @@
+"""The sparse text format of svmlight and LIBSVM: ``label index:value index:value …``."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forethought.data.dataset import DataError, Dataset, Split, finite, split_off
+from forethought.data.files import read
+from forethought.data.labels import Labels
+
+_MOST_VALUES = 2**31  # a dense matrix above 8 GiB is refused before it is made
+
+
+def load_svmlight(name: str, path: Path, test: Path | None, holdout: float | None) -> Dataset:
+    """Dense features as they are, (N, highest index); classes numbered from 0 in sorted order.
+
+    A test file may mention fewer features than the training file (its last ones may all be zero)
+    or more (no training example has them): both parts get the larger number of columns.
+
+    Raises:
+        DataError: a file is damaged or no svmlight file, a feature is not finite, or a test label
+            does not occur in the training file.
+    """
+    paths = [path] if test is None else [path, test]
+    read_files = [_read(file) for file in paths]
+    columns = max(features.shape[1] for features, _ in read_files)
+    labels = Labels(path, read_files[0][1])
+    splits = []
+    for file, (features, raw) in zip(paths, read_files, strict=True):
+        if features.shape[0] * columns > _MOST_VALUES:
+            raise DataError.unexpected(
+                file,
+                f"{features.shape[0]} examples of {columns} features",
+                f"at most {_MOST_VALUES} values in all, since they are stored densely",
+            )
+        inputs = np.zeros((features.shape[0], columns), np.float32)
+        inputs[:, : features.shape[1]] = features.toarray()
+        finite(file, inputs)
+        splits.append(Split(inputs, labels.encode(file, raw)))
+    notes = ("features as they are in the file, not rescaled", labels.note)
+    train, held = splits if test is not None else split_off(splits[0], holdout)
+    return Dataset(name, train, held, labels.classes, notes)
+
+
+def _read(path: Path) -> tuple[Any, NDArray[np.float64]]:
+    from sklearn.datasets import load_svmlight_file
+
+    content = read(path)
+    try:
+        features, labels = load_svmlight_file(BytesIO(content), dtype=np.float32, zero_based=False)
+    except (ValueError, OverflowError, IndexError) as error:
+        raise DataError.unexpected(
+            path, f"no svmlight text ({error})", "lines of the form: label index:value …"
+        ) from error
+    if not features.shape[0] or not features.shape[1]:
+        raise DataError.unexpected(
+            path,
+            f"{features.shape[0]} examples of {features.shape[1]} features",
+            "at least one of each",
+        )
+    return features, labels

@@ -1,0 +1,167 @@
+"""Tables of comma-separated values: numbers as they are, words one-hot."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forethought.data.dataset import DataError, Dataset, Split, finite, split_off
+from forethought.data.files import read_text
+from forethought.data.labels import Labels
+
+_MOST_CATEGORIES = 1000
+
+
+def load_csv(
+    name: str, path: Path, test: Path | None, holdout: float | None, label: str | None
+) -> Dataset:
+    """Features from every column but the label's; words become one column a category.
+
+    A column is numeric when most of its entries are numbers (500 of them, evenly spread, decide for
+    a long column); then all of them must be. Otherwise each different word is a category, with a
+    column of its own that is 1 where the word stands.
+
+    Args:
+        label: the name of the label's column in the first line. For a file without a line of names,
+            the column's number, from 0, or from −1 for the last.
+
+    Raises:
+        DataError: a file is damaged, a line has too few or too many entries, a number is missing or
+            not finite, or the label's column is unknown.
+    """
+    if label is None:
+        raise DataError(
+            f"{path}: which column is the label? Name it with label=, or give its number "
+            "(−1 for the last) if the file has no line of names"
+        )
+    columns, names, at = _read(path, label)
+    labels = Labels(path, np.array(columns[at]))
+    encoders = [
+        _Column(path, names[index], column) for index, column in enumerate(columns) if index != at
+    ]
+    splits = []
+    for file in [path] if test is None else [path, test]:
+        if file is not path:
+            columns = _aligned(file, names, *_read(file, label)[:2])
+        rest = [column for index, column in enumerate(columns) if index != at]
+        parts = [
+            encoder.encode(file, column) for encoder, column in zip(encoders, rest, strict=True)
+        ]
+        inputs = np.concatenate(parts, axis=1, dtype=np.float32)
+        finite(file, inputs, [title for encoder in encoders for title in encoder.titles])
+        splits.append(Split(inputs, labels.encode(file, np.array(columns[at]))))
+    notes = ["numbers as they are in the file, not rescaled", labels.note]
+    if any(encoder.categories is not None for encoder in encoders):
+        notes.append(
+            "the categories of columns of words are those found in the training file: "
+            "which ones occur is not protected"
+        )
+    train, held = splits if test is not None else split_off(splits[0], holdout)
+    return Dataset(name, train, held, labels.classes, tuple(notes))
+
+
+class _Column:
+    """How one column of the training file is read, and the titles of the features it becomes."""
+
+    def __init__(self, path: Path, name: str, entries: list[str]) -> None:
+        self.name = name
+        self.categories: dict[str, int] | None = None
+        if _is_numeric(entries):
+            self.titles = [name]
+            return
+        words = sorted({entry.strip() for entry in entries})
+        if len(words) > _MOST_CATEGORIES:
+            raise DataError.unexpected(
+                path,
+                f"{len(words)} different words in column {name}",
+                f"numbers, or at most {_MOST_CATEGORIES} categories: drop a column of identifiers",
+            )
+        self.categories = {word: number for number, word in enumerate(words)}
+        self.titles = [f"{name}={word}" for word in words]
+
+    def encode(self, path: Path, entries: list[str]) -> NDArray[np.float32]:
+        """Features of the column: (N, 1) for numbers, (N, categories) of 0 and 1 for words."""
+        if self.categories is None:
+            try:
+                numbers = np.fromiter(map(float, entries), np.float32, len(entries))
+            except ValueError:
+                row = next(row for row, entry in enumerate(entries) if not _is_number(entry))
+                raise DataError.unexpected(
+                    path, f"{entries[row]!r} in column {self.name}, example {row}", "a number"
+                ) from None
+            return numbers.reshape(-1, 1)
+        # A category that only the test file has is none of the known ones: all zero.
+        known = self.categories
+        places = np.array([known.get(entry.strip(), -1) for entry in entries])
+        return np.asarray(places[:, None] == np.arange(len(known)), np.float32)
+
+
+def _is_numeric(entries: list[str]) -> bool:
+    # Evenly spread entries of a long column decide as well as all of them would.
+    sample = entries if len(entries) < 1000 else entries[:: len(entries) // 500]
+    return sum(map(_is_number, sample)) > len(sample) / 2
+
+
+def _is_number(entry: str) -> bool:
+    try:
+        float(entry)
+    except ValueError:
+        return False
+    return True
+
+
+def _read(path: Path, label: str) -> tuple[list[list[str]], list[str], int]:
+    """Columns as strings, their names, and which of them is the label."""
+    text = read_text(path)
+    if "\0" in text:
+        raise DataError.unexpected(path, "a zero byte", "text")
+    try:
+        rows = [row for row in csv.reader(text.splitlines(), skipinitialspace=True) if row]
+    except csv.Error as error:
+        raise DataError.unexpected(path, f"no table ({error})", "comma-separated values") from error
+    if not rows:
+        raise DataError.unexpected(path, "an empty file", "comma-separated values")
+    first = [entry.strip() for entry in rows[0]]
+    names, at = _names(path, first, label)
+    body = rows[1:] if names is first else rows
+    for number, row in enumerate(body, start=len(rows) - len(body)):
+        if len(row) != len(names):
+            raise DataError.unexpected(
+                path, f"{len(row)} entries in line {number + 1}", f"{len(names)} as in the first"
+            )
+    if not body or len(names) < 2:
+        raise DataError.unexpected(
+            path, f"{len(body)} examples in {len(names)} columns", "at least one and two"
+        )
+    return [list(column) for column in zip(*body, strict=True)], names, at
+
+
+def _names(path: Path, first: list[str], label: str) -> tuple[list[str], int]:
+    """Column names and the label's place; the first line itself when it holds the names."""
+    if label in first:
+        if len(set(first)) < len(first):
+            raise DataError.unexpected(path, "two columns of one name", "different names")
+        return first, first.index(label)
+    try:
+        number = int(label)
+    except ValueError:
+        raise DataError.unexpected(
+            path, f"the columns {', '.join(first[:20])}", f"one named {label!r}, the label"
+        ) from None
+    if not -len(first) <= number < len(first):
+        raise DataError.unexpected(path, f"{len(first)} columns", f"one numbered {number}")
+    return [str(column) for column in range(len(first))], number % len(first)
+
+
+def _aligned(
+    path: Path, names: list[str], columns: list[list[str]], found: list[str]
+) -> list[list[str]]:
+    """The test file's columns in the order of the training file's."""
+    if sorted(found) != sorted(names):
+        raise DataError.unexpected(
+            path, f"the columns {', '.join(found[:20])}", f"those of training: {', '.join(names)}"
+        )
+    return [columns[found.index(name)] for name in names]

@@ -1,0 +1,110 @@
+"""Small convolutional networks from the papers."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from forethought.models.activations import TemperedSigmoid, by_name
+
+
+def lenet5(
+    inputs: tuple[int, ...], classes: int, activation: str = "tanh", pooling: str = "average"
+) -> nn.Module:
+    """LeNet-5 (LeCun et al. 1998): 61,706 parameters for 28 × 28 grey images and ten classes.
+
+    Bounded activations and average pooling, as in the original. The first convolution pads by two
+    pixels, which stands for the original's 32 × 32 inputs. ``pooling`` may be ``"max"``.
+    """
+    channels, height, width = _image("lenet5", inputs, 12)
+    pools = {"average": nn.AvgPool2d, "max": nn.MaxPool2d}
+    if pooling not in pools:
+        raise ValueError(f"pooling must be 'average' or 'max', not {pooling!r}")
+    pool = pools[pooling]
+    rows, columns = ((side // 2 - 4) // 2 for side in (height, width))
+    return nn.Sequential(
+        nn.Conv2d(channels, 6, 5, padding=2),
+        by_name(activation),
+        pool(2),
+        nn.Conv2d(6, 16, 5),
+        by_name(activation),
+        pool(2),
+        nn.Flatten(),
+        nn.Linear(16 * rows * columns, 120),
+        by_name(activation),
+        nn.Linear(120, 84),
+        by_name(activation),
+        nn.Linear(84, classes),
+    )
+
+
+def cnn(inputs: tuple[int, ...], classes: int, activation: str = "relu") -> nn.Module:
+    """Four convolutions of 3 × 3 with average pooling between, then one average per channel.
+
+    32, 64, 64 and 128 filters (van Dijk et al. 2022, "Generalizing DP-SGD with shuffling and batch
+    clipping", Appendix H): 131,466 parameters for CIFAR-10. Softmax belongs to the loss.
+    """
+    channels, _, _ = _image("cnn", inputs, 8)
+    layers: list[nn.Module] = []
+    for filters in (32, 64, 64):
+        layers += [nn.Conv2d(channels, filters, 3, padding=1), by_name(activation), nn.AvgPool2d(2)]
+        channels = filters
+    layers += [nn.Conv2d(channels, 128, 3, padding=1), by_name(activation)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, classes))
+
+
+def tempered_cnn(
+    inputs: tuple[int, ...],
+    classes: int,
+    scale: float = 2.0,
+    temperature: float = 2.0,
+    offset: float = 1.0,
+) -> nn.Module:
+    """The small network of Papernot et al. (2021) with tempered sigmoids; tanh by default.
+
+    For images: 16 filters of 8 × 8 and 32 of 4 × 4, each with stride 2 and max pooling, and a
+    hidden layer of 32 (26,010 parameters for 28 × 28 grey images). For feature maps below 14 pixels
+    a side, such as scattering coefficients: 16 and 32 filters of 3 × 3, the first with stride 2,
+    and the same hidden layer (Tramèr and Boneh 2021).
+    """
+    channels, height, width = _image("tempered-cnn", inputs, 1)
+
+    def bounded() -> nn.Module:
+        return TemperedSigmoid(scale, temperature, offset)
+
+    layers: list[nn.Module]
+    if min(height, width) < 14:
+        layers = [
+            nn.Conv2d(channels, 16, 3, stride=2, padding=1),
+            bounded(),
+            nn.Conv2d(16, 32, 3, padding=1),
+            bounded(),
+        ]
+        rows, columns = ((side + 1) // 2 for side in (height, width))
+    else:
+        layers = [
+            nn.Conv2d(channels, 16, 8, stride=2, padding=3),
+            bounded(),
+            nn.MaxPool2d(2, stride=1),
+            nn.Conv2d(16, 32, 4, stride=2),
+            bounded(),
+            nn.MaxPool2d(2, stride=1),
+        ]
+        # Halved to side // 2, less one for pooling, then (n − 4) // 2 + 1 less one.
+        rows, columns = ((side // 2 - 5) // 2 for side in (height, width))
+    hidden = nn.Linear(32 * rows * columns, 32)
+    return nn.Sequential(*layers, nn.Flatten(), hidden, bounded(), nn.Linear(32, classes))
+
+
+def _image(name: str, inputs: tuple[int, ...], least: int) -> tuple[int, int, int]:
+    if len(inputs) != 3:
+        raise ValueError(
+            f"{name} takes images of shape (channels, height, width), not {inputs}: "
+            "for plain features use 'linear' or 'mlp'"
+        )
+    channels, height, width = inputs
+    if min(height, width) < least:
+        raise ValueError(
+            f"{name} needs images of at least {least} pixels a side, not {height} × {width}: use "
+            "'linear', 'mlp' or 'tempered-cnn'"
+        )
+    return channels, height, width

@@ -1,0 +1,141 @@
+"""From a model's name to a torch module: the registry, and ``module:function`` for one's own."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from forethought.models.convolutional import cnn, lenet5, tempered_cnn
+from forethought.models.dense import linear, mlp
+
+_MODELS: dict[str, Callable[..., nn.Module]] = {
+    "linear": linear,
+    "mlp": mlp,
+    "lenet5": lenet5,
+    "cnn": cnn,
+    "tempered-cnn": tempered_cnn,
+}
+
+
+def names() -> tuple[str, ...]:
+    """Every model of the zoo."""
+    return tuple(_MODELS)
+
+
+def build(
+    name: str,
+    *,
+    inputs: tuple[int, ...],
+    classes: int,
+    seed: int | None = None,
+    **options: Any,
+) -> nn.Module:
+    """A freshly initialised model.
+
+    Args:
+        name: one of :func:`names`, or ``"module:function"``: a function that is called with
+            ``inputs=``, ``classes=`` and the options, and returns a ``torch.nn.Module``. The module
+            is imported from the environment or from the working directory.
+        inputs: shape of one example: (features,) or (channels, height, width).
+        classes: how many classes there are; 1 for regression.
+        seed: makes the initial weights reproducible. Torch's global generator is left as it was.
+        options: what the model's own function takes besides.
+
+    Raises:
+        ValueError: unknown name (suggests the nearest), an option that the model does not have, a
+            shape it cannot take, or a module that cannot be imported.
+        TypeError: the user's function returns no module.
+
+    >>> build("linear", inputs=(1, 28, 28), classes=10)
+    Sequential(
+      (0): Flatten(start_dim=1, end_dim=-1)
+      (1): Linear(in_features=784, out_features=10, bias=True)
+    )
+    """
+    shape = tuple(inputs)
+    if not shape or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in shape):
+        raise ValueError(f"inputs must be one example's shape, such as (1, 28, 28), not {inputs}")
+    if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
+        raise ValueError(f"classes must be a whole number of at least 1, not {classes!r}")
+    if not isinstance(name, str):
+        raise TypeError(f"a model is named by a string such as 'linear', not {name!r}")
+    make = _imported(name) if ":" in name else _of_the_zoo(name)
+    _known_options(name, make, options)
+    with torch.random.fork_rng(devices=[]):
+        if seed is not None:
+            torch.manual_seed(seed)
+        model = make(inputs=shape, classes=classes, **options)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model {name!r} returned {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def _of_the_zoo(name: str) -> Callable[..., nn.Module]:
+    if name in _MODELS:
+        return _MODELS[name]
+    near = difflib.get_close_matches(name.lower(), _MODELS, 1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(
+        f"unknown model {name!r}.{hint} The models are {', '.join(_MODELS)}, or module:function "
+        "for your own"
+    )
+
+
+def _imported(name: str) -> Callable[..., Any]:
+    module_name, _, function = name.partition(":")
+    if not module_name or not function:
+        raise ValueError(f"a model of your own is named module:function, not {name!r}")
+    try:
+        with _working_directory_importable():
+            module = importlib.import_module(module_name)
+    except Exception as error:
+        raise ValueError(
+            f"model {name!r}: importing {module_name} failed with {type(error).__name__}: {error}. "
+            "The module must be installed or lie in the working directory"
+        ) from error
+    make = getattr(module, function, None)
+    if not callable(make):
+        public = [key for key, value in vars(module).items() if callable(value)]
+        near = difflib.get_close_matches(function, public, 1)
+        hint = f". Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"model {name!r}: {module_name} has no function {function!r}{hint}")
+    return make  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _working_directory_importable() -> Iterator[None]:
+    """A console script, unlike ``python -m``, does not look for modules where it was started."""
+    here = str(Path.cwd())
+    if here in sys.path or "" in sys.path:
+        yield
+        return
+    sys.path.append(here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
+
+
+def _known_options(name: str, make: Callable[..., Any], options: dict[str, Any]) -> None:
+    try:
+        parameters = inspect.signature(make).parameters
+    except (TypeError, ValueError):  # a callable that tells no signature takes what it takes
+        return
+    if any(kind.kind is inspect.Parameter.VAR_KEYWORD for kind in parameters.values()):
+        return
+    allowed = [option for option in parameters if option not in ("inputs", "classes")]
+    for option in options:
+        if option not in allowed:
+            near = difflib.get_close_matches(option, allowed, 1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            choice = f"its options are {', '.join(allowed)}" if allowed else "it has no options"
+            raise ValueError(f"model {name!r} has no option {option!r}.{hint} Here {choice}")
