@@ -1,0 +1,415 @@
+"""Trade-off functions: the smallest type II error an attacker can have at each type I error.
+
+A :class:`TradeOff` f is kept as its two privacy profiles on ε ≥ 0: δ(ε) = sup_α 1 − e^ε α − f(α)
+for the pair of outcomes in either order. Then f(α) = sup_ε 1 − δ(ε) − e^ε α, where *any* ε gives
+a value on or below f, so numerical error can only make a bound weaker. Convexification is built
+in, mixtures add, and the inverse swaps the two. Source: Dong, Roth and Su 2022; for mixtures and
+envelopes van Dijk et al., "Generalizing DP-SGD with Shuffling and Batch Clipping" (Definitions
+5.2 to 5.4, Lemmas B.1 and B.5).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtr, ndtri
+
+from forethought.accounting.gaussian import ROUNDING, gaussian_delta
+from forethought.accounting.piecewise import (
+    Half,
+    Profile,
+    double_conjugate,
+    half_below,
+    repeated,
+)
+from forethought.mechanism import real, whole
+
+Array = NDArray[np.float64]
+
+# Slopes beyond e^±700 leave the range of a double; f is bounded from below by what is inside.
+REACH = 700.0
+
+
+@dataclass(frozen=True)
+class TradeOff:
+    """f(α), convex and non-increasing on [0, 1], with f(α) ≤ 1 − α.
+
+    Build one with the functions of this module. ``forward`` is δ(ε) of f for ε ≥ 0,
+    ``backward`` that of its inverse; ``floor`` is a μ for which G_μ ≤ f is known by a theorem.
+    """
+
+    forward: Profile = field(repr=False)
+    backward: Profile = field(repr=False)
+    floor: float = math.inf
+
+    @overload
+    def __call__(self, alpha: float) -> float: ...
+    @overload
+    def __call__(self, alpha: Sequence[float] | Array) -> Array: ...
+    def __call__(self, alpha: ArrayLike) -> Array | float:
+        """Type II error at type I error ``alpha`` (numbers in [0, 1], any shape).
+
+        Raises:
+            ValueError: an error rate outside [0, 1].
+        """
+        points = np.asarray(alpha, dtype=float)
+        if np.any(~((points >= 0) & (points <= 1))):
+            raise ValueError(f"a type I error is between 0 and 1, not {alpha!r}")
+        flat = points.reshape(-1)
+        # In e^ε the gap to maximise is concave, so in ε it has one peak: golden section.
+        ratio = (math.sqrt(5) - 1) / 2
+        low, high = np.full(flat.shape, -REACH), np.full(flat.shape, REACH)
+        a, b = high - ratio * (high - low), low + ratio * (high - low)
+        at_a, at_b = self._line(a, flat), self._line(b, flat)
+        best = np.maximum(at_a, at_b)
+        for _ in range(72):
+            left = at_a >= at_b
+            high, low = np.where(left, b, high), np.where(left, low, a)
+            new = np.where(left, high - ratio * (high - low), low + ratio * (high - low))
+            value = self._line(new, flat)
+            a, b, at_a, at_b = (
+                np.where(left, new, b),
+                np.where(left, a, new),
+                np.where(left, value, at_b),
+                np.where(left, at_a, value),
+            )
+            best = np.maximum(best, value)
+        # At slope 0 and at the steepest one the line is known without a search.
+        steepest = np.where(flat == 0, 1 - self.forward(np.array([REACH]))[0], 0.0)
+        value = np.clip(np.maximum(best, steepest) - 1e-15, 0.0, 1.0 - flat)
+        if math.isfinite(self.floor):
+            value = np.maximum(value, _gaussian_curve(flat, self.floor))
+        return float(value[0]) if points.ndim == 0 else value.reshape(points.shape)
+
+    def _line(self, epsilon: Array, alpha: Array) -> Array:
+        """1 − δ(ε) − e^ε α, on or below f for every real ε."""
+        size = np.abs(epsilon)
+        up = 1 - self.forward(size) - np.exp(size) * alpha
+        # δ(−ε) = 1 − e^−ε (1 − δ′(ε)) with δ′ of the reversed pair.
+        down = np.exp(-size) * (1 - self.backward(size) - alpha)
+        return np.asarray(np.where(epsilon >= 0, up, down))
+
+    def delta(self, epsilon: float) -> float:
+        """The smallest δ for which f ≥ f_{ε,δ}: both orders of the pair. Sound: an upper end.
+
+        Raises:
+            ValueError: ε below 0 or not finite.
+        """
+        at = np.array([real("epsilon", epsilon, least=0)])
+        return float(min(1.0, max(self.forward(at)[0], self.backward(at)[0])))
+
+    def epsilon(self, delta: float) -> float:
+        """The smallest ε ≥ 0 with f ≥ f_{ε,δ}, rounded up; infinite when none up to 700 is.
+
+        Raises:
+            ValueError: δ outside (0, 1).
+        """
+        target = real("delta", delta, above=0, below=1)
+        if self.delta(0.0) <= target:
+            return 0.0
+        low, high = 0.0, 1.0
+        while self.delta(high) > target:
+            if high == REACH:
+                return math.inf
+            low, high = high, min(REACH, 2 * high)
+        for _ in range(100):
+            middle = 0.5 * (low + high)
+            if not low < middle < high:
+                break
+            if self.delta(middle) > target:
+                low = middle
+            else:
+                high = middle
+        return high
+
+    def gaussian_mu(self, slack: float = 0.0) -> float:
+        """The smallest μ found with G_μ(α + slack) − slack ≤ f(α) everywhere; certified.
+
+        Without slack, G_μ lies below f. That is decided by the far tail: for a subsampled
+        mechanism it is the μ without amplification, and ∞ when f(0) < 1. A slack such as 1e-6
+        (an error of that size in both error rates) gives the μ that an attacker meets.
+        Each linear piece of a lower bound of f is checked at its ends, which suffices as G_μ is
+        convex.
+
+        Raises:
+            ValueError: slack outside [0, 1).
+        """
+        give = real("slack", slack, least=0, below=1)
+        needed = 0.0
+        for profile in (self.forward, self.backward):
+            half = half_below(profile)
+            power = np.maximum(half.powers - give, 0.0)
+            with np.errstate(invalid="ignore"):
+                mu = ndtri(power) - ndtri(np.minimum(half.alphas + give, 1.0))
+            # No power left to match: any μ will do there.
+            needed = max(needed, float(np.max(np.where(power > 0, mu, 0.0))))
+        return min(self.floor, needed * (1 + ROUNDING))
+
+    def inverse(self) -> TradeOff:
+        """f⁻¹: the attacker's errors exchanged."""
+        return TradeOff(self.backward, self.forward, self.floor)
+
+    def symmetrised(self) -> TradeOff:
+        """min{f, f⁻¹}**: what holds for the pair in both orders."""
+        return minimum(self, self.inverse())
+
+    def group(self, size: int) -> TradeOff:
+        """1 − (1 − f)^{∘size}: what holds for groups (Dong, Roth and Su 2022, Theorem 2.14).
+
+        Computed on straight pieces below f, hence below the true group curve. A Gaussian floor μ
+        becomes size·μ.
+        """
+        if whole("group", size) == 1:
+            return self
+        left, right = half_below(self.forward), half_below(self.backward)
+        forward = repeated(left, right, size).delta
+        backward = repeated(right, left, size).delta
+        return _capped(TradeOff(forward, backward, size * self.floor))
+
+
+def _gaussian_curve(alpha: Array, mu: float) -> Array:
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.where(alpha <= 0, 1.0, ndtr(ndtri(1 - alpha) - mu)))
+
+
+def _capped(curve: TradeOff) -> TradeOff:
+    """The same curve, its profiles no larger than those of the Gaussian floor."""
+    if not math.isfinite(curve.floor):
+        return curve
+
+    def cap(profile: Profile) -> Profile:
+        return lambda epsilon: np.minimum(
+            profile(epsilon), gaussian_delta(epsilon, curve.floor) * (1 + ROUNDING)
+        )
+
+    return TradeOff(cap(curve.forward), cap(curve.backward), curve.floor)
+
+
+def gaussian(mu: float) -> TradeOff:
+    """G_μ = T(N(0, 1), N(μ, 1)): Φ(Φ⁻¹(1 − α) − μ)."""
+    size = real("mu", mu, least=0)
+
+    def profile(epsilon: Array) -> Array:
+        return gaussian_delta(epsilon, size)
+
+    return TradeOff(profile, profile, size)
+
+
+def compose_gaussians(mus: Sequence[float]) -> TradeOff:
+    """G_{μ_1} ⊗ … ⊗ G_{μ_n} = G_{√Σμ²} (Dong, Roth and Su 2022, Corollary 3.3)."""
+    return gaussian(math.hypot(*(real("mu", mu, least=0) for mu in mus)))
+
+
+def from_epsilon_delta(epsilon: float, delta: float) -> TradeOff:
+    """f_{ε,δ} = max{0, 1 − δ − e^ε α, e^−ε(1 − δ − α)}: a *maximum* (Wasserman and Zhou 2010)."""
+    eps, size = real("epsilon", epsilon, least=0), real("delta", delta, least=0, most=1)
+    corner = (1 - size) / (1 + math.exp(eps))
+    half = Half(np.array([0.0, corner]), np.array([size, 1 - corner]))
+    if size == 1:
+        half = Half(np.array([0.0, 1.0]), np.array([1.0, 1.0]))
+    return TradeOff(half.delta, half.delta)
+
+
+def from_profile(profile: Profile, reversed_profile: Profile | None = None) -> TradeOff:
+    """f from δ(ε) on ε ≥ 0 (arrays to arrays, decreasing); symmetric unless the other is given.
+
+    Sound when the profiles are upper bounds.
+    """
+    return TradeOff(profile, profile if reversed_profile is None else reversed_profile)
+
+
+def from_points(epsilons: ArrayLike, deltas: ArrayLike) -> TradeOff:
+    """A symmetric f that is (ε_j, δ_j)-DP for every j: what a list of guarantees proves.
+
+    Between the ε_j, δ is at most the chord over e^ε, since a profile is convex there; beyond the
+    last, its last value. ``epsilons`` ascend from 0.
+
+    Raises:
+        ValueError: not ascending from 0, lengths that differ, or δ outside [0, 1].
+    """
+    eps, values = np.asarray(epsilons, dtype=float), np.asarray(deltas, dtype=float)
+    if eps.ndim != 1 or eps.shape != values.shape or len(eps) == 0:
+        raise ValueError(f"one delta per epsilon: shapes {eps.shape} and {values.shape}")
+    if eps[0] != 0 or np.any(~(np.diff(eps) > 0)):
+        raise ValueError("epsilons must ascend strictly and begin with 0")
+    if np.any(~((values >= 0) & (values <= 1))):
+        raise ValueError("each delta lies between 0 and 1")
+    values = np.minimum.accumulate(values)
+
+    def profile(epsilon: Array) -> Array:
+        at = np.asarray(epsilon, dtype=float)
+        right = np.clip(np.searchsorted(eps, at, side="right"), 1, len(eps) - 1)
+        left = right - 1
+        width = np.expm1(eps[right] - eps[left])
+        share = np.clip(np.expm1(at - eps[left]) / width, 0.0, 1.0)
+        return np.asarray((1 - share) * values[left] + share * values[right])
+
+    if len(eps) == 1:
+        return from_profile(lambda epsilon: np.full(np.shape(epsilon), values[0]))
+    return from_profile(profile)
+
+
+def through(alphas: ArrayLike, betas: ArrayLike) -> TradeOff:
+    """The largest convex trade-off function below the points: the double conjugate of a list.
+
+    Straight between the points that remain, so for points of a curved f it lies above f between
+    them; it is f itself when f is straight there.
+
+    Raises:
+        ValueError: lengths that differ, or error rates outside [0, 1].
+    """
+    x, y = np.asarray(alphas, dtype=float), np.asarray(betas, dtype=float)
+    if x.ndim != 1 or x.shape != y.shape or len(x) == 0:
+        raise ValueError(f"one beta per alpha: shapes {x.shape} and {y.shape}")
+    if np.any(~((x >= 0) & (x <= 1) & (y >= 0) & (y <= 1))):
+        raise ValueError("error rates lie between 0 and 1")
+    left, right = double_conjugate(x, y)
+    return TradeOff(left.delta, right.delta)
+
+
+def minimum(*curves: TradeOff) -> TradeOff:
+    """min{f_1, …, f_n}**: holds where the mechanism obeys at least one of them. Exact."""
+    if not curves:
+        raise ValueError("a minimum needs at least one trade-off function")
+    return TradeOff(
+        lambda epsilon: np.max([curve.forward(epsilon) for curve in curves], axis=0),
+        lambda epsilon: np.max([curve.backward(epsilon) for curve in curves], axis=0),
+        max(curve.floor for curve in curves),
+    )
+
+
+def maximum(*curves: TradeOff) -> TradeOff:
+    """max{f_1, …, f_n}: holds where the mechanism obeys all of them. f is exact, δ an upper end."""
+    if not curves:
+        raise ValueError("a maximum needs at least one trade-off function")
+    return TradeOff(
+        lambda epsilon: np.min([curve.forward(epsilon) for curve in curves], axis=0),
+        lambda epsilon: np.min([curve.backward(epsilon) for curve in curves], axis=0),
+        min(curve.floor for curve in curves),
+    )
+
+
+def mixture(weights: ArrayLike, curves: Sequence[TradeOff]) -> TradeOff:
+    """inf{Σ q_i f_i(α_i) : Σ q_i α_i = α}: one of the mechanisms, drawn and then disclosed.
+
+    Source: Lemma B.1; profiles of mixtures are the mixtures of profiles, which is Lemma B.5 and
+    Definition 5.2 for Gaussians. Weights that sum to less than 1 leave the rest to disclosure.
+
+    Raises:
+        ValueError: lengths that differ, negative weights, or a sum above 1.
+    """
+    q = _weights(weights)
+    if len(q) != len(curves):
+        raise ValueError(f"one weight per curve: {len(q)} weights, {len(curves)} curves")
+    rest = max(0.0, 1 - float(np.sum(q)))
+    return TradeOff(
+        lambda epsilon: np.asarray(
+            rest + sum(w * curve.forward(epsilon) for w, curve in zip(q, curves, strict=True))
+        ),
+        lambda epsilon: np.asarray(
+            rest + sum(w * curve.backward(epsilon) for w, curve in zip(q, curves, strict=True))
+        ),
+        math.inf if rest > 0 else max(curve.floor for curve in curves),
+    )
+
+
+def gaussian_mixture(weights: ArrayLike, mus: ArrayLike) -> TradeOff:
+    """:func:`mixture` of G_{μ_i}, vectorised: Definition 5.2 with μ = c/σ."""
+    q, sizes = _weights(weights), np.asarray(mus, dtype=float)
+    if q.shape != sizes.shape:
+        raise ValueError(f"one weight per mu: shapes {q.shape} and {sizes.shape}")
+    rest = max(0.0, 1 - float(np.sum(q)))
+
+    def profile(epsilon: Array) -> Array:
+        at = np.asarray(epsilon, dtype=float)
+        # One column of mixture components at a time keeps memory at a few megabytes.
+        chunk = max(1, 400_000 // max(1, at.size))
+        total = np.full(at.shape, rest)
+        for start in range(0, len(q), chunk):
+            part = slice(start, start + chunk)
+            total = total + gaussian_delta(at[..., None], sizes[part]) @ q[part]
+        return total
+
+    # Missing mass is a rounding error when it is below 1e-12; it stays in δ either way.
+    return TradeOff(profile, profile, math.inf if rest > 0 else float(np.max(sizes)))
+
+
+def _weights(weights: ArrayLike) -> Array:
+    q = np.asarray(weights, dtype=float)
+    if q.ndim != 1 or len(q) == 0 or np.any(~(q >= 0)) or float(np.sum(q)) > 1 + 1e-9:
+        raise ValueError("weights are at least 0 and sum to at most 1")
+    return q
+
+
+def upper_envelope(mass: float, mu: float) -> TradeOff:
+    """f^U of Definition 5.3, min{û, û⁻¹}** with û = u + (1 − u)G_μ: an *upper* bound on a mixture.
+
+    Args:
+        mass: u, at least the weight of the components below μ. mu: c^U/σ.
+    """
+    u, size = real("mass", mass, least=0, most=1), real("mu", mu, least=0)
+    if u == 1:
+        return gaussian(0.0)
+    shift = -math.log1p(-u)
+
+    def profile(epsilon: Array) -> Array:
+        ahead = (1 - u) * gaussian_delta(epsilon + shift, size)
+        behind = gaussian_delta(epsilon - shift, size) - u * np.exp(epsilon)
+        return np.asarray(np.maximum(np.maximum(ahead, behind), 0.0))
+
+    return TradeOff(profile, profile, size)
+
+
+def lower_envelope(mass: float, mu: float, symmetric: bool = True) -> TradeOff:
+    """f^L of Definition 5.4, max{l̂, l̂⁻¹} with l̂(α) = G_μ(min{1, α + l}): a *lower* bound.
+
+    Args:
+        mass: l, at least the weight of the components above μ. mu: c^L/σ.
+        symmetric: False gives l̂ itself, the weaker bound that Table 1 states.
+    """
+    tail, size = real("mass", mass, least=0, most=1), real("mu", mu, least=0)
+    floor = size if tail == 0 else math.inf
+    top = float(_gaussian_curve(np.array([tail]), size)[0])
+
+    def touch(epsilon: Array) -> Array:
+        """Where G_μ has slope −e^ε."""
+        return np.asarray(ndtr(-epsilon / max(size, 1e-300) - size / 2))
+
+    def behind(epsilon: Array) -> Array:
+        # l̂⁻¹ = max(0, G − l), which bottoms out at α = G(l).
+        with np.errstate(over="ignore", invalid="ignore"):
+            bottom = 1 - np.exp(epsilon) * top
+        return np.asarray(
+            np.where(touch(epsilon) <= top, tail + gaussian_delta(epsilon, size), bottom)
+        )
+
+    def ahead(epsilon: Array) -> Array:
+        with np.errstate(over="ignore"):
+            moved = np.exp(epsilon) * tail + gaussian_delta(epsilon, size)
+        return np.asarray(np.where(touch(epsilon) >= tail, moved, 1 - top))
+
+    if not symmetric:
+        return TradeOff(ahead, behind, floor)
+    # The halves meet at β with G(β) − l = β.
+    low, high = 0.0, 1.0
+    for _ in range(200):
+        middle = 0.5 * (low + high)
+        if float(_gaussian_curve(np.array([middle]), size)[0]) - tail > middle:
+            low = middle
+        else:
+            high = middle
+    corner = low
+
+    def profile(epsilon: Array) -> Array:
+        with np.errstate(over="ignore"):
+            kink = 1 - (1 + np.exp(epsilon)) * corner
+        return np.asarray(
+            np.where(touch(epsilon) <= corner, tail + gaussian_delta(epsilon, size), kink)
+        )
+
+    return TradeOff(profile, profile, floor)
