@@ -1,0 +1,183 @@
+"""What a run needs to continue exactly, in one file that is replaced in one step.
+
+The file is safetensors: tensors of the model, the average and the optimizer; everything else is
+JSON in its header. No pickle, so that a checkpoint cannot run code. **A checkpoint is a secret**:
+with the keys in it anyone can subtract the noise. Its mode is 0600, and a finished run's is
+deleted (the disk may keep traces of deleted blocks; use an encrypted one).
+
+Beside it lies the count of released rounds, a memory-mapped number that is advanced *before* a
+round is computed. A killed run's count therefore covers all that it may have released since its
+checkpoint. Resuming computes those rounds again with the same batches and the same noise, so they
+come out the same and reveal nothing new.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+CHECKPOINT_SCHEMA = "forethought/checkpoint/1"
+STATE, RELEASED = "state.safetensors", "released"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be read, or that belongs to another run."""
+
+
+@dataclass
+class Checkpoint:
+    """State after ``round`` rounds.
+
+    Args:
+        tensors: name → tensor, names prefixed by who owns them.
+        values: everything else, JSON-ready.
+    """
+
+    round: int
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def write(self, folder: Path) -> None:
+        """Replace the checkpoint in ``folder``: after a crash there is the old one or the new.
+
+        Raises:
+            OSError: cannot be written; the old one is untouched.
+        """
+        header = {"schema": CHECKPOINT_SCHEMA, "round": self.round, "values": self.values}
+        own = {name: tensor.detach().contiguous() for name, tensor in self.tensors.items()}
+        replace_file(folder / STATE, save(own, {"forethought": json.dumps(header)}), mode=0o600)
+
+    @classmethod
+    def read(cls, folder: Path) -> Checkpoint:
+        """The checkpoint in ``folder``, tensors on the CPU.
+
+        Raises:
+            CheckpointError: none there, or damaged, or of another version.
+        """
+        path = folder / STATE
+        if not path.is_file():
+            raise CheckpointError(f"{path} does not exist: there is no run to resume in {folder}")
+        try:
+            with safe_open(path, framework="pt") as file:
+                header = json.loads((file.metadata() or {})["forethought"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, KeyError, ValueError) as error:
+            raise CheckpointError(f"{path} holds no checkpoint: {error}") from error
+        if header.get("schema") != CHECKPOINT_SCHEMA:
+            raise CheckpointError(
+                f"{path} was written by another version: schema {header.get('schema')!r}, "
+                f"expected {CHECKPOINT_SCHEMA!r}"
+            )
+        return cls(header["round"], tensors, header["values"])
+
+
+def optimizer_state(
+    optimizer: torch.optim.Optimizer,
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """An optimizer's state as tensors and plain values; step sizes follow from the plan.
+
+    Raises:
+        TypeError: state of a kind that can be stored in neither.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    values: dict[str, Any] = {}
+    for index, state in optimizer.state_dict()["state"].items():
+        for name, value in state.items():
+            key = f"{index}/{name}"
+            if isinstance(value, torch.Tensor):
+                tensors[key] = value
+            elif value is None or isinstance(value, (bool, int, float, str)):
+                values[key] = value
+            else:
+                raise TypeError(
+                    f"{type(optimizer).__name__} keeps {name!r} as {type(value).__name__}, which "
+                    "cannot be stored in a checkpoint; use another optimizer or train without out"
+                )
+    return tensors, values
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer,
+    tensors: Mapping[str, torch.Tensor],
+    values: Mapping[str, Any],
+) -> None:
+    """The inverse of :func:`optimizer_state`."""
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in (*tensors.items(), *values.items()):
+        index, _, name = key.partition("/")
+        state.setdefault(int(index), {})[name] = value
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+class ReleasedRounds:
+    """The count of rounds that may have been released, on disk before each is computed.
+
+    It survives the death of the process at any point, not that of the machine; after a power
+    failure it may lag, but a round's noise is the same whenever it is computed again.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / RELEASED
+        if not path.exists():
+            replace_file(path, bytes(8), mode=0o600)
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 8)
+
+    @property
+    def value(self) -> int:
+        """Rounds so far."""
+        return int(struct.unpack_from("<Q", self._map)[0])
+
+    def advance(self, rounds: int) -> None:
+        """Set the count; it never goes back."""
+        if rounds > self.value:
+            struct.pack_into("<Q", self._map, 0, rounds)
+
+    def close(self) -> None:
+        """Release the mapping."""
+        self._map.close()
+
+
+def replace_file(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Write a file so that it is seen whole or not at all, even after a power failure.
+
+    Raises:
+        OSError: cannot be written; the old content is untouched.
+    """
+    temporary = path.with_name(f".{path.name}.part")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    try:
+        descriptor = os.open(temporary, flags, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename or removal in ``folder`` durable, where the system can."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

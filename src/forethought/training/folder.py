@@ -1,0 +1,163 @@
+"""The run folder: checked before the first private step, filled file by file, each one whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+
+from forethought.accounting.statement import Statement
+from forethought.plans import Plan
+from forethought.training.checkpoint import STATE, replace_file, sync_folder
+from forethought.training.metrics import PRIVATE, PUBLIC, Metrics, as_csv, from_csv
+
+CHECKPOINT, FIGURES = "checkpoint", "figures"
+PLAN, MODEL = "plan.json", "model.safetensors"
+STATEMENT, STATEMENT_TEXT = "statement.json", "statement.md"
+METRICS, DIAGNOSTICS = "metrics.csv", "diagnostics.csv"
+WRITTEN = (PLAN, MODEL, STATEMENT, STATEMENT_TEXT, METRICS, DIAGNOSTICS)
+
+
+class RunFolderExistsError(ValueError):
+    """The folder holds something already: resume it, overwrite it, or choose another."""
+
+
+class RunFolder:
+    """Where a run leaves its results.
+
+    Args:
+        path: the folder; made when missing.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.checkpoint = self.path / CHECKPOINT
+
+    @property
+    def finished(self) -> bool:
+        """Whether a run ended here: its results are whole and its checkpoint is gone."""
+        return (self.path / STATEMENT).is_file() and not self.has_checkpoint
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is a checkpoint file, readable or not."""
+        return (self.checkpoint / STATE).exists()
+
+    def begin(self, *, overwrite: bool) -> None:
+        """Make an empty run folder.
+
+        Raises:
+            RunFolderExistsError: not empty, and not to be overwritten.
+            OSError: cannot be written.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise RunFolderExistsError(f"{self.path} is a file; a run needs a folder")
+        if self.path.is_dir() and any(self.path.iterdir()):
+            if not overwrite:
+                raise RunFolderExistsError(
+                    f"{self.path} is not empty: continue its run with resume (--resume), replace "
+                    "it with overwrite (--overwrite), or choose another folder"
+                )
+            self._clear()
+        self.checkpoint.mkdir(parents=True, exist_ok=True)
+
+    def _clear(self) -> None:
+        # Only what runs write: the folder may hold a person's own files too. Secrets go first.
+        self.erase_secrets()
+        for name in WRITTEN:
+            (self.path / name).unlink(missing_ok=True)
+        shutil.rmtree(self.path / FIGURES, ignore_errors=True)
+
+    def reserve(self, size: int) -> None:
+        """Prove that ``size`` bytes can be written here, then give them back.
+
+        Raises:
+            OSError: read-only folder or full disk; says how much is needed.
+        """
+        probe = self.checkpoint / ".probe"
+        block = bytes(1 << 20)
+        try:
+            try:
+                with probe.open("wb") as file:
+                    for _ in range(size // len(block) + 1):
+                        file.write(block)
+                    file.flush()
+                    os.fsync(file.fileno())
+            finally:
+                probe.unlink(missing_ok=True)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"the run folder {self.path} cannot take the {size / 2**20:.0f} MiB that a run "
+                f"needs ({error.strerror}); nothing private was read. Free space or choose "
+                "another folder",
+            ) from error
+
+    def keep(self, files: Mapping[str, str]) -> None:
+        """Write texts of the caller, such as the job, beside the results.
+
+        Raises:
+            ValueError: a name that is a path, or that the run itself writes.
+        """
+        for name, text in files.items():
+            if Path(name).name != name or name in (*WRITTEN, CHECKPOINT, FIGURES):
+                raise ValueError(f"files: {name!r} must be a plain name that no run writes itself")
+            replace_file(self.path / name, text.encode())
+
+    def save_plan(self, plan: Plan) -> None:
+        """Write ``plan.json``."""
+        replace_file(self.path / PLAN, (plan.to_json() + "\n").encode())
+
+    def save_results(
+        self,
+        state: Mapping[str, torch.Tensor],
+        history: Sequence[Metrics],
+        statement: Statement,
+    ) -> None:
+        """Write model, metrics and statement; the statement last."""
+        # Tied weights share memory, which the format has no way to say: each name gets its own.
+        own = {name: value.detach().cpu().clone().contiguous() for name, value in state.items()}
+        replace_file(self.path / MODEL, save(own))
+        replace_file(self.path / METRICS, as_csv(history, PUBLIC).encode())
+        if any(row.non_finite is not None for row in history):
+            private = as_csv(history, ("round", *PRIVATE)).encode()
+            replace_file(self.path / DIAGNOSTICS, private, mode=0o600)
+        replace_file(self.path / STATEMENT_TEXT, statement.to_markdown().encode())
+        replace_file(self.path / STATEMENT, (statement.to_json() + "\n").encode())
+
+    def load_history(self) -> tuple[Metrics, ...]:
+        """The history that :meth:`save_results` wrote."""
+        private = self.path / DIAGNOSTICS
+        return tuple(
+            from_csv(
+                (self.path / METRICS).read_text(encoding="utf-8"),
+                private.read_text(encoding="utf-8") if private.is_file() else None,
+            )
+        )
+
+    def erase_secrets(self) -> None:
+        """Delete the checkpoint and with it the keys of noise and sampling.
+
+        They are overwritten first; a journaling or copying file system may keep traces.
+        """
+        if not self.checkpoint.is_dir():
+            return
+        state = self.checkpoint / STATE
+        if state.is_file():
+            # Renamed first, so that a half-overwritten file is never taken for a checkpoint.
+            state.replace(self.checkpoint / f".{STATE}.erased")
+            sync_folder(self.checkpoint)
+        for path in self.checkpoint.iterdir():
+            with path.open("r+b") as file:
+                left = path.stat().st_size
+                while left > 0:
+                    left -= file.write(bytes(min(left, 1 << 20)))
+                file.flush()
+                os.fsync(file.fileno())
+            path.unlink()
+        self.checkpoint.rmdir()
+        sync_folder(self.path)
