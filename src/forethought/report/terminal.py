@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,8 @@ from forethought.mechanism import FullBatch, Sampling
 from forethought.plans import Plan
 
 if TYPE_CHECKING:
+    from forethought.planning.neighbours import Neighbour
+    from forethought.planning.pareto import Front
     from forethought.running import Summary
 
 
@@ -158,3 +160,46 @@ def show_summary(console: Console, summary: Summary) -> None:
         console.print(f"  {sentence}")
     for path in summary.figures:
         console.print(f"figure  {path}")
+
+
+def show_plan_beside(console: Console, plan: Plan, beside: Sequence[Neighbour]) -> None:
+    """Print the plan and, beside it, its neighbours, each with its one-line reason."""
+    table = Table(title="Plan", title_justify="left", title_style="bold")
+    table.add_column("", style="cyan", no_wrap=True)
+    table.add_column("chosen", style="bold")
+    for near in beside:
+        table.add_column(near.name)
+    columns = [dict(plan_rows(near.plan)) for near in beside]
+    for what, value in plan_rows(plan):
+        table.add_row(what, value, *(column.get(what, "") for column in columns))
+    console.print(table)
+    for near in beside:
+        console.print(f"  [cyan]{near.name}[/cyan]: {near.reason}")
+
+
+def show_front(console: Console, front: Front, most: int = 20) -> None:
+    """Print the front as a table, evenly thinned to ``most`` rows."""
+    rows = front.candidates
+    if len(rows) > most:
+        step = (len(rows) - 1) / (most - 1)
+        rows = tuple(rows[round(index * step)] for index in range(most))
+    table = Table(
+        title=f"{len(front.candidates)} plans that none of {front.considered} beats",
+        title_justify="left",
+        title_style="bold",
+    )
+    for name in ("ε", "noise / signal", "rounds", "gradients", "batch", "σ", "clip norm"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(
+            f"{row.epsilon:.3g}",
+            f"{row.noise:.3g}",
+            f"{row.rounds:,}",
+            f"{row.gradients:,.0f}",
+            f"{row.plan.batch:,.0f}",
+            f"{row.plan.noise_multiplier:.3g}",
+            f"{row.plan.clip_norm:g}",
+        )
+    console.print(table)
+    if len(rows) < len(front.candidates):
+        console.print(f"  {len(rows)} of {len(front.candidates)} rows shown; --json has them all")

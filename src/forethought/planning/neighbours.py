@@ -1,0 +1,79 @@
+"""The two plans beside a plan: one cheaper, one more accurate, with what each costs and gains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forethought.accounting import exact
+from forethought.accounting.calibration import noise_multiplier
+from forethought.mechanism import Budget, Mechanism, Rounds, Sampling
+from forethought.planning.noise import gradient_computations, noise_to_signal
+from forethought.plans import Plan
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A plan near the chosen one: what it is for, and in one line what changes."""
+
+    name: str
+    plan: Plan
+    reason: str
+
+
+def neighbours(plan: Plan) -> tuple[Neighbour, ...]:
+    """A cheaper and a more accurate plan with the same promise; fewer where none exists.
+
+    The cheaper one halves the batch, the more accurate one doubles it, each with exactly
+    calibrated noise. A full batch cannot be doubled: there only a larger ε helps, so the more
+    accurate plan is the one at twice ε.
+    """
+    if len(plan.mechanism.rounds) != 1 or plan.noise_multiplier == 0:
+        return ()
+    epsilon = (
+        plan.budget.epsilon if plan.budget else exact.epsilon(plan.mechanism, plan.delta).upper
+    )
+    budget = Budget(epsilon, plan.delta)
+    found = []
+    half = _resized(plan, 0.5, budget)
+    if half is not None:
+        found.append(Neighbour("cheaper", half, _change(plan, half)))
+    double = _resized(plan, 2.0, budget)
+    if double is None:
+        double = _with_noise(plan, plan.sampling, Budget(2 * epsilon, plan.delta))
+        reason = f"twice ε: {_change(plan, double)}"
+    else:
+        reason = _change(plan, double)
+    found.append(Neighbour("more accurate", double, reason))
+    return tuple(found)
+
+
+def _resized(plan: Plan, factor: float, budget: Budget) -> Plan | None:
+    sampling = plan.sampling
+    match sampling.kind:
+        case "poisson":
+            rate = plan.batch / plan.examples * factor
+            if rate > 1 or rate * plan.examples < 1:
+                return None
+            resized: Sampling = type(sampling)(rate)  # type: ignore[call-arg]
+        case "full-batch":
+            return None
+        case _:
+            batch = int(plan.batch * factor)
+            if not 1 <= batch <= plan.examples:
+                return None
+            resized = type(sampling)(batch, plan.examples)  # type: ignore[call-arg]
+    return _with_noise(plan, resized, budget)
+
+
+def _with_noise(plan: Plan, sampling: Sampling, budget: Budget) -> Plan:
+    part = plan.mechanism.rounds[0]
+    adjacency = plan.mechanism.adjacency
+    sigma = noise_multiplier(budget, sampling, part.rounds, part.clipping, adjacency)
+    release = Rounds(sigma, part.rounds, sampling, part.clipping)
+    return plan.with_(mechanism=Mechanism(release, adjacency=adjacency), budget=budget)
+
+
+def _change(old: Plan, new: Plan) -> str:
+    cost = gradient_computations(new) / gradient_computations(old)
+    noise = noise_to_signal(new) / noise_to_signal(old) - 1
+    return f"{cost:.2g} × the gradients, {noise:+.0%} noise for the same signal"

@@ -1,0 +1,67 @@
+"""The front holds every plan that no other beats, and nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+import forethought as ft
+from forethought.planning.pareto import OBJECTIVES, non_dominated, pareto
+from forethought.planning.solve import PlanError
+
+GRID = {"batches": [50, 100, 200], "rounds": [10, 40, 160], "noise_multipliers": [0.8, 1.5, 4.0]}
+
+
+@given(arrays(np.float64, (12, 3), elements=st.integers(0, 4).map(float)))
+def test_non_dominated_agrees_with_the_definition(costs: np.ndarray) -> None:
+    keep = non_dominated(costs)
+    for i, row in enumerate(costs):
+        beaten = any((o <= row).all() and (o < row).any() for o in costs)
+        assert keep[i] == (not beaten)
+
+
+def test_rows_are_exact_and_can_be_run() -> None:
+    front = pareto(examples=2000, delta=1e-5, **GRID)
+    assert front.considered == 27
+    for candidate in front.candidates:
+        exact = ft.epsilon(candidate.plan.mechanism, 1e-5).upper
+        assert candidate.epsilon == pytest.approx(exact, rel=2e-3)
+        assert ft.Plan.from_json(candidate.plan.to_json()) == candidate.plan
+
+
+def test_limits_hold_and_weights_choose() -> None:
+    front = pareto(examples=2000, delta=1e-5, limits={"epsilon": 3, "rounds": 100}, **GRID)
+    assert all(c.epsilon <= 3 and c.rounds <= 100 for c in front.candidates)
+    private = front.best({"epsilon": 1})
+    assert private.epsilon == min(c.epsilon for c in front.candidates)
+    cheap = front.best({"gradients": 1})
+    assert cheap.gradients == min(c.gradients for c in front.candidates)
+
+
+def test_a_utility_graph_replaces_the_noise_objective() -> None:
+    front = pareto(
+        examples=2000,
+        delta=1e-5,
+        clip_norms=[0.5, 2.0],
+        loss_of_utility=lambda clip_norm, sigma: 0.01 * clip_norm * sigma,
+        **GRID,
+    )
+    assert {c.plan.clip_norm for c in front.candidates} == {0.5}
+    assert all(c.noise == pytest.approx(0.005 * c.plan.noise_multiplier) for c in front.candidates)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"limits": {"epsilon": 1e-6}}, "raise the limit"),
+        ({"limits": {"epsilon": 3, "rounds": 1}}, "least each reaches alone"),
+        ({"limits": {"speed": 3}}, ", ".join(OBJECTIVES)),
+        ({"clip_norms": [1.0]}, "loss_of_utility"),
+    ],
+)
+def test_what_cannot_be_met_is_explained(options: dict[str, object], message: str) -> None:
+    with pytest.raises((PlanError, ValueError), match=message):
+        pareto(examples=2000, delta=1e-5, **GRID, **options)  # type: ignore[arg-type]

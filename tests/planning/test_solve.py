@@ -1,0 +1,131 @@
+"""ft.plan solves for whatever is missing, exactly, and says what limits an impossible wish."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import forethought as ft
+from forethought.planning.solve import PlanError
+
+BUDGET = ft.Budget(1.0, 1e-5)
+
+
+def spent(plan: ft.Plan) -> float:
+    return ft.epsilon(plan.mechanism, plan.delta).upper
+
+
+def test_noise_follows_from_a_budget_and_is_not_wasted() -> None:
+    plan = ft.plan(examples=60_000, budget=BUDGET, epochs=20, batch=256)
+    assert plan.rounds == 4688
+    assert 0.998 <= spent(plan) <= 1.0
+    less = plan.mechanism.rounds[0].noise_multiplier * 0.99
+    smaller = ft.Mechanism(ft.Rounds(less, plan.rounds, plan.sampling))
+    assert ft.epsilon(smaller, plan.delta).upper > 1.0
+
+
+def test_everything_left_out_is_chosen() -> None:
+    plan = ft.plan(examples=60_000, budget=BUDGET)
+    assert spent(plan) <= 1.0
+    assert 1 <= plan.batch <= 60_000
+    assert plan.clip.rule == "automatic"
+    assert {"batch", "rounds", "noise", "clipping", "step size"} <= dict(plan.reasons).keys()
+    assert "noise: the least" in plan.explain()
+
+
+def test_epsilon_follows_from_noise_batch_and_epochs() -> None:
+    plan = ft.plan(examples=60_000, noise_multiplier=1.1, batch=256, epochs=20, delta=1e-5)
+    assert plan.budget is None
+    assert spent(plan) == pytest.approx(1.85, rel=0.1)
+
+
+def test_rounds_follow_from_budget_and_noise() -> None:
+    plan = ft.plan(examples=60_000, budget=BUDGET, noise_multiplier=1.5, batch=256)
+    assert spent(plan) <= 1.0
+    part = plan.mechanism.rounds[0]
+    more = ft.Mechanism(ft.Rounds(1.5, part.rounds + max(2, part.rounds // 500), part.sampling))
+    assert ft.epsilon(more, plan.delta).upper > 1.0
+
+
+def test_batch_follows_from_budget_noise_and_epochs() -> None:
+    plan = ft.plan(examples=60_000, budget=BUDGET, noise_multiplier=2.0, epochs=10)
+    assert spent(plan) <= 1.0
+    assert plan.epochs == pytest.approx(10, rel=0.02)
+    bigger = ft.plan(
+        examples=60_000,
+        noise_multiplier=2.0,
+        epochs=10,
+        batch=round(plan.batch * 1.02) + 1,
+        delta=1e-5,
+    )
+    assert spent(bigger) > 1.0
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "without-replacement", "shuffled", "full-batch"])
+@pytest.mark.parametrize("clipping", ["example", "group"])
+def test_every_sampling_and_clipping_is_planned(sampling: str, clipping: str) -> None:
+    plan = ft.plan(
+        examples=1000,
+        budget=ft.Budget(3, 1e-4),
+        epochs=5,
+        sampling=sampling,  # type: ignore[arg-type]
+        clipping=clipping,  # type: ignore[arg-type]
+    )
+    assert spent(plan) <= 3
+    assert plan.groups == (1 if clipping == "group" else None)
+
+
+@given(
+    examples=st.integers(20, 10**7),
+    epsilon=st.floats(0.05, 20),
+    epochs=st.none() | st.floats(1, 100),
+)
+@settings(max_examples=15, deadline=None)
+def test_any_plain_wish_gives_a_sensible_plan(
+    examples: int, epsilon: float, epochs: float | None
+) -> None:
+    plan = ft.plan(examples=examples, budget=ft.Budget(epsilon, 1e-6), epochs=epochs)
+    assert 1 - 1e-9 <= plan.batch <= examples
+    assert plan.rounds >= 1
+    assert 0.99 * epsilon <= spent(plan) <= epsilon
+    if epochs is not None:
+        assert plan.epochs == pytest.approx(epochs, rel=0.5)
+
+
+@pytest.mark.parametrize(
+    ("wish", "message"),
+    [
+        ({}, r"too little.*budget=.*noise_multiplier="),
+        ({"noise_multiplier": 1.0}, r"add batch= and epochs= or rounds="),
+        ({"noise_multiplier": 1.0, "batch": 10}, r"add epochs= or rounds="),
+        ({"budget": BUDGET, "epochs": 1, "rounds": 5}, "drop one"),
+        (
+            {"budget": BUDGET, "noise_multiplier": 1.0, "batch": 10, "epochs": 5},
+            "too much is given",
+        ),
+        ({"budget": BUDGET, "delta": 1e-6}, "delta is given twice"),
+        ({"budget": BUDGET, "batch": 2000}, "batch 2000 is larger than the data"),
+        ({"budget": BUDGET, "batch": 100, "epochs": 0.01}, "less than one batch"),
+        ({"budget": BUDGET, "batch": 10, "sampling": "full-batch"}, "drop batch="),
+        ({"budget": BUDGET, "noise_multiplier": 0.3, "batch": 900}, r"raise noise_multiplier to"),
+        ({"budget": BUDGET, "sampling": "bernoulli"}, "'poisson'"),
+        ({"budget": BUDGET, "noise_multiplier": 0.0}, "keeps no budget"),
+    ],
+)
+def test_impossible_wishes_say_what_limits_them(wish: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ft.plan(examples=1000, **wish)  # type: ignore[arg-type]
+
+
+def test_the_nearest_feasible_noise_is_right() -> None:
+    with pytest.raises(PlanError) as error:
+        ft.plan(examples=1000, budget=BUDGET, noise_multiplier=0.3, batch=900)
+    least = float(str(error.value).split("at least ")[1])
+    plan = ft.plan(examples=1000, budget=BUDGET, noise_multiplier=least * 1.001, batch=900)
+    assert plan.rounds >= 1
+
+
+def test_a_wrong_budget_type_is_refused() -> None:
+    with pytest.raises(TypeError, match="Budget"):
+        ft.plan(examples=1000, budget=1.0)  # type: ignore[arg-type]
