@@ -102,6 +102,15 @@ def plan(
     noise_multiplier: Annotated[float | None, typer.Option(help="σ.")] = None,
     sampling: Annotated[str, typer.Option(help="How batches are drawn.")] = "poisson",
     clipping: Annotated[str, typer.Option(help="example or group.")] = "example",
+    adjacency: Annotated[str | None, typer.Option(help="What a neighbour is.")] = None,
+    explain: Annotated[bool, typer.Option(help="Say why each number is what it is.")] = False,
+    pareto: Annotated[
+        bool, typer.Option("--pareto", help="Search many plans for those that none beats.")
+    ] = False,
+    max_epsilon: Annotated[float | None, typer.Option(help="Limit for --pareto.")] = None,
+    max_rounds: Annotated[int | None, typer.Option(help="Limit for --pareto.")] = None,
+    max_gradients: Annotated[float | None, typer.Option(help="Limit for --pareto.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw the figures into this folder.")] = None,
     save: Annotated[Path | None, typer.Option(help="Write the plan here.")] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -113,27 +122,47 @@ def plan(
 
     if (job_file is None) == (examples is None):
         raise UsageError("give a job file, or --examples and what is known (see --help)")
+    console = _console(quiet or as_json)
     if job_file is not None:
-        chosen = running.prepare(running.from_file(job_file), data_dir).plan
+        request = running.from_file(job_file)
     else:
-        wish: dict[str, Any] = {
-            "budget": {"epsilon": epsilon, "delta": delta},
-            "training": {
-                "epochs": epochs,
-                "rounds": rounds,
-                "batch": batch,
-                "noise_multiplier": noise_multiplier,
-                "sampling": sampling,
-                "clipping": clipping,
-            },
-        }
-        chosen = running.plan_from(wish, examples or 0)
+        request = running.from_tables(
+            {
+                "budget": {"epsilon": epsilon, "delta": delta},
+                "training": {
+                    "epochs": epochs,
+                    "rounds": rounds,
+                    "batch": batch,
+                    "noise_multiplier": noise_multiplier,
+                    "sampling": sampling,
+                    "clipping": clipping,
+                    "adjacency": adjacency,
+                },
+            }
+        )
+    count = examples or running.count_examples(request, data_dir)
+    front = None
+    if pareto:
+        limits = {"epsilon": max_epsilon, "rounds": max_rounds, "gradients": max_gradients}
+        front = running.front(request, count, limits)
+        chosen = front.best().plan
+        beside = []
+    else:
+        chosen = request.job.make_plan(count)
+        beside = list(running.neighbours(chosen))
     if save is not None:
         chosen.save(save)
     if as_json:
-        _print_json(chosen.to_dict())
+        _print_json(running.plan_report(chosen, beside, front))
     else:
-        terminal.show_plan(_console(quiet), chosen)
+        if front is not None:
+            terminal.show_front(console, front)
+        terminal.show_plan_beside(console, chosen, beside)
+        if explain:
+            console.print(chosen.explain())
+    if figure is not None:
+        for path in running.draw_plan(chosen, figure, front):
+            console.print(f"figure  {path}")
 
 
 @app.command(
@@ -172,19 +201,21 @@ def account(
             raise UsageError(
                 "give a path, or --examples, --batch, --noise-multiplier and --epochs or --rounds"
             )
-        wish: dict[str, Any] = {
-            "budget": {"delta": delta},
-            "training": {
-                "epochs": epochs,
-                "rounds": rounds,
-                "batch": batch,
-                "noise_multiplier": noise_multiplier,
-                "sampling": sampling,
-                "clipping": clipping,
-                "adjacency": adjacency,
-            },
-        }
-        statement = running.account_from(wish, examples, group)
+        request = running.from_tables(
+            {
+                "budget": {"delta": delta},
+                "training": {
+                    "epochs": epochs,
+                    "rounds": rounds,
+                    "batch": batch,
+                    "noise_multiplier": noise_multiplier,
+                    "sampling": sampling,
+                    "clipping": clipping,
+                    "adjacency": adjacency,
+                },
+            }
+        )
+        statement = running.account_for(request, examples, group)
     if as_json:
         _print_json(json.loads(statement.to_json()))
     else:

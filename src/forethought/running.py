@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -15,16 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from forethought.accounting import exact
 from forethought.accounting.statement import Statement
 from forethought.accounting.statement import account as exact_account
 from forethought.accounting.statement import verify as verified
 from forethought.job import Job, JobError, explain
+from forethought.planning.neighbours import neighbours as neighbours
 from forethought.plans import Plan
+from forethought.report.plan_figures import draw_plan as draw_plan
 
 if TYPE_CHECKING:
     from torch import nn
 
     from forethought.data import Dataset
+    from forethought.planning.neighbours import Neighbour
+    from forethought.planning.pareto import Front
     from forethought.training.run import Run
 
 JOB_NAME = "job.toml"
@@ -97,8 +102,8 @@ def prepare(request: Request, data_dir: Path | None = None) -> Prepared:
     job = request.job
     dataset = job.load_data(data_dir)
     plan = job.make_plan(len(dataset.train.targets))
-    if dataset.notes:
-        plan = plan.with_(not_covered=(*plan.not_covered, *dataset.notes))
+    if dataset.not_covered:
+        plan = plan.with_(not_covered=(*plan.not_covered, *dataset.not_covered))
     return Prepared(request, dataset, plan, job.build_model(dataset))
 
 
@@ -163,14 +168,68 @@ def report(folder: Path) -> Summary:
     return report_data(folder)
 
 
-def plan_from(wish: Mapping[str, Any], examples: int) -> Plan:
-    """A plan from the tables ``budget`` and ``training`` of a job, without data."""
-    return _job(wish).make_plan(examples)
+def from_tables(tables: Mapping[str, Mapping[str, Any]]) -> Request:
+    """A request without data, from tables of a job; entries that are None are left out.
+
+    Raises:
+        JobError: an unknown key or a value that is not allowed.
+    """
+    given = {
+        name: {key: value for key, value in table.items() if value is not None}
+        for name, table in tables.items()
+    }
+    try:
+        return Request("", "", Job.model_validate({"data": {"source": "none"}, **given}))
+    except ValidationError as error:
+        raise JobError("; ".join(explain("", "", row) for row in error.errors())) from None
 
 
-def account_from(wish: Mapping[str, Any], examples: int, group: int) -> Statement:
-    """The statement of a run described by the tables of a job, without data."""
-    return exact_account(plan_from(wish, examples), group=group)
+def count_examples(request: Request, data_dir: Path | None = None) -> int:
+    """How many training records the job's data has: the one thing a plan reads of it."""
+    return len(request.job.load_data(data_dir).train.targets)
+
+
+def front(request: Request, examples: int, limits: Mapping[str, float | None]) -> Front:
+    """The non-dominated plans for a job; what it fixes is kept, its budget is a limit."""
+    from forethought.planning.pareto import pareto
+
+    wish = request.job.training
+    wanted = {name: most for name, most in limits.items() if most is not None}
+    if request.job.budget.epsilon is not None:
+        wanted.setdefault("epsilon", request.job.budget.epsilon)
+    return pareto(
+        examples=examples,
+        delta=request.job.budget.delta,
+        batches=None if wish.batch is None else [wish.batch],
+        rounds=None if wish.rounds is None else [wish.rounds],
+        noise_multipliers=None if wish.noise_multiplier is None else [wish.noise_multiplier],
+        limits=wanted,
+        sampling=wish.sampling,
+        clipping=wish.clipping,
+        adjacency=wish.adjacency,
+        groups=wish.groups,
+    )
+
+
+def plan_report(
+    plan: Plan, beside: Sequence[Neighbour], front: Front | None = None
+) -> dict[str, Any]:
+    """A plan, its exact ε, its neighbours and the front it came from, JSON-ready."""
+    epsilon = exact.epsilon(plan.mechanism, plan.delta)
+    return {
+        "plan": plan.to_dict(),
+        "epsilon": {"lower": epsilon.lower, "upper": epsilon.upper},
+        "neighbours": [
+            {"name": near.name, "reason": near.reason, "plan": near.plan.to_dict()}
+            for near in beside
+        ],
+        **({} if front is None else {"front": [row.to_dict() for row in front.candidates]}),
+    }
+
+
+def account_for(request: Request, examples: int, group: int) -> Statement:
+    """The statement of a run that a job describes, without data."""
+    return exact_account(request.job.make_plan(examples), group=group)
 
 
 def statement_of(
@@ -232,15 +291,3 @@ def _schema_of(path: Path) -> str:
     except (ValueError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is no JSON file: {error}") from None
     return str(values.get("schema", "")) if isinstance(values, dict) else ""
-
-
-def _job(wish: Mapping[str, Any]) -> Job:
-    tables = {
-        name: {key: value for key, value in table.items() if value is not None}
-        for name, table in wish.items()
-    }
-    try:
-        return Job.model_validate({"data": {"source": "none"}, **tables})
-    except ValidationError as error:
-        said = "; ".join(explain("", "", row) for row in error.errors())
-        raise JobError(said) from None

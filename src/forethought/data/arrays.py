@@ -43,7 +43,7 @@ def load_npz(name: str, path: Path, holdout: float | None) -> Dataset:
     bytes_given = arrays[wanted[0]].dtype == np.uint8
     scaling = "bytes divided by 255" if bytes_given else "inputs as they are, not rescaled"
     train, test = splits if len(splits) == 2 else split_off(splits[0], holdout)
-    return Dataset(name, train, test, labels.classes, (scaling, labels.note))
+    return Dataset(name, train, test, labels.classes, (scaling,), labels.not_covered)
 
 
 def _read(path: Path) -> dict[str, NDArray[Any]]:

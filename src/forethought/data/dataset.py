@@ -47,7 +47,8 @@ class Dataset:
         train: the private examples.
         test: examples that training never sees, or None.
         classes: how many classes the targets have; None for regression.
-        notes: how inputs were scaled, and anything that bears on privacy or on comparisons.
+        notes: how inputs were scaled, and anything that bears on comparisons.
+        not_covered: what loading itself read from the private data, for the Statement.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Dataset:
     test: Split | None
     classes: int | None
     notes: tuple[str, ...] = ()
+    not_covered: tuple[str, ...] = ()
 
 
 def finite(path: Path | str, inputs: NDArray[Any], columns: list[str] | None = None) -> None:

@@ -66,6 +66,7 @@ def with_scattering(dataset: Dataset) -> Dataset:
         None if test is None else Split(cached(test.inputs), test.targets),
         dataset.classes,
         (*dataset.notes, note),
+        dataset.not_covered,
     )
 
 

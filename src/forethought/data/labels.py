@@ -45,13 +45,13 @@ class Labels:
         return None if self.kinds is None else len(self.kinds)
 
     @property
-    def note(self) -> str:
-        """What was read from the data, in a sentence."""
+    def not_covered(self) -> tuple[str, ...]:
+        """What was read from the data, for the Statement; nothing for values to regress on."""
         if self.kinds is None:
-            return "labels are values to regress on"
+            return ()
         shown = [f"{kind:g}" if self.kinds.dtype.kind == "f" else str(kind) for kind in self.kinds]
         listed = ", ".join(shown[:10]) + (", …" if len(shown) > 10 else "")
-        return f"the {len(shown)} classes are those found in the file, in sorted order: {listed}"
+        return (f"the {len(shown)} classes are those found in the training file: {listed}",)
 
     def encode(
         self, path: Path | str, raw: NDArray[Any]

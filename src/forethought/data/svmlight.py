@@ -42,9 +42,9 @@ def load_svmlight(name: str, path: Path, test: Path | None, holdout: float | Non
         inputs[:, : features.shape[1]] = features.toarray()
         finite(file, inputs)
         splits.append(Split(inputs, labels.encode(file, raw)))
-    notes = ("features as they are in the file, not rescaled", labels.note)
+    notes = ("features as they are in the file, not rescaled",)
     train, held = splits if test is not None else split_off(splits[0], holdout)
-    return Dataset(name, train, held, labels.classes, notes)
+    return Dataset(name, train, held, labels.classes, notes, labels.not_covered)
 
 
 def _read(path: Path) -> tuple[Any, NDArray[np.float64]]:

@@ -53,14 +53,13 @@ def load_csv(
         inputs = np.concatenate(parts, axis=1, dtype=np.float32)
         finite(file, inputs, [title for encoder in encoders for title in encoder.titles])
         splits.append(Split(inputs, labels.encode(file, np.array(columns[at]))))
-    notes = ["numbers as they are in the file, not rescaled", labels.note]
+    notes = ("numbers as they are in the file, not rescaled",)
+    not_covered = labels.not_covered
     if any(encoder.categories is not None for encoder in encoders):
-        notes.append(
-            "the categories of columns of words are those found in the training file: "
-            "which ones occur is not protected"
-        )
+        found = "the categories of columns of words are those found in the training file"
+        not_covered = (*not_covered, found)
     train, held = splits if test is not None else split_off(splits[0], holdout)
-    return Dataset(name, train, held, labels.classes, tuple(notes))
+    return Dataset(name, train, held, labels.classes, notes, not_covered)
 
 
 class _Column:

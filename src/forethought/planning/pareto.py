@@ -117,6 +117,8 @@ def pareto(
             "clip_norms need loss_of_utility=: without it the clip norm changes no objective"
         )
     delta = default_delta(examples) if delta is None else real("delta", delta, above=0, below=1)
+    if options.get("sampling") == "full-batch":
+        batches = [examples]
     batches = batches or _spread(max(1, examples / 1000), examples / 4)
     rounds = rounds or _spread(30, 3000)
     sigmas = list(noise_multipliers or np.geomspace(0.6, 30, 10))
