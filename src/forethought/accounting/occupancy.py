@@ -53,7 +53,7 @@ class SquaredHits:
         one, first = self._dense()
         two, second = other._dense()
         weights: Array = np.asarray(np.convolve(one, two), dtype=float)
-        squares = first + second + np.arange(len(weights))
+        squares: Array = first + second + np.arange(len(weights), dtype=float)
         return _cut(squares, weights, min(1.0, self.missing + other.missing))
 
     def _dense(self) -> tuple[Array, float]:

@@ -1,0 +1,296 @@
+"""An adversary who knows which rounds, and which groups in them, hold the differing records.
+
+Source: van Dijk et al., "Generalizing DP-SGD with Shuffling and Batch Clipping". Given that
+knowledge a run is Gaussian with μ = c/σ, so what the mechanism promises is the mixture over the
+distribution q_E(c): δ(ε) = Σ_c q_E(c) δ_Gauss(ε; c/σ) (Definition 5.2), computed here with the
+exact q_E. The paper's closed bounds stand beside it in :meth:`StrongAdversary.paper_bounds`, each
+marked as reproduced or refuted.
+
+**Noise.** The paper adds N(0, (2Cσ)²) to a round's sum, forethought N(0, (σC)²):
+``noise_multiplier`` is twice the paper's σ, which is ``paper_sigma``.
+
+Knowing the rounds costs all amplification by sampling. Where the ordinary analysis exists, i.e.
+for every sampling scheme but shuffling, :func:`forethought.epsilon` gives a far smaller ε.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forethought.accounting.gaussian import ROUNDING, gaussian_delta
+from forethought.accounting.interval import Interval
+from forethought.accounting.occupancy import SquaredHits, shuffled_epoch, subsampled
+from forethought.accounting.tradeoff import (
+    TradeOff,
+    gaussian,
+    gaussian_mixture,
+    lower_envelope,
+    upper_envelope,
+)
+from forethought.mechanism import (
+    Adjacency,
+    UnsupportedMechanismError,
+    one_of,
+    real,
+    whole,
+)
+
+Array = NDArray[np.float64]
+Draw = Literal["shuffling", "subsampling"]
+
+
+@dataclass(frozen=True)
+class StrongAdversary:
+    """One run of ``epochs`` epochs, seen by someone who knows how the batches were dealt.
+
+    Args:
+        examples: N. epochs: E.
+        noise_multiplier: forethought's, twice the paper's σ.
+        groups: m, contributions per round. group_size: s, records that one contribution is
+            computed from: 1 is individual clipping; m = 1 is batch clipping; else mixed.
+        sampling: ``"shuffling"`` deals a fresh permutation every epoch, the last round short when
+            m·s does not divide N; ``"subsampling"`` draws every round anew, without replacement.
+        group: g, records in which the data sets differ.
+        adjacency: ``"replace-one"`` is the paper's: g records exchanged. ``"zero-out"`` halves
+            the shift of an individually clipped record.
+
+    Raises:
+        UnsupportedMechanismError: adjacency ``"add-or-remove"``, which moves every later batch.
+        ValueError: sizes that do not fit together.
+    """
+
+    examples: int
+    epochs: int
+    noise_multiplier: float
+    groups: int = 1
+    group_size: int = 1
+    sampling: Draw = "shuffling"
+    group: int = 1
+    adjacency: Adjacency = "replace-one"
+
+    def __post_init__(self) -> None:
+        whole("examples", self.examples)
+        whole("epochs", self.epochs)
+        whole("groups", self.groups)
+        whole("group_size", self.group_size)
+        whole("group", self.group, most=self.examples)
+        real("noise_multiplier", self.noise_multiplier, above=0)
+        one_of("sampling", self.sampling, get_args(Draw))
+        one_of("adjacency", self.adjacency, get_args(Adjacency))
+        if self.adjacency == "add-or-remove":
+            raise UnsupportedMechanismError(
+                "the strong adversary has no bound under adjacency 'add-or-remove': one more "
+                "record moves every later batch. Use 'replace-one' or 'zero-out'"
+            )
+        if self.per_round > self.examples:
+            raise ValueError(
+                f"a round of {self.groups} groups of {self.group_size} records needs "
+                f"{self.per_round} examples, more than the {self.examples} there are"
+            )
+
+    @property
+    def per_round(self) -> int:
+        """Records in a round, m·s."""
+        return self.groups * self.group_size
+
+    @property
+    def rounds(self) -> int:
+        """Rounds in the whole run; E·N/(ms), rounded up (per epoch when shuffling)."""
+        if self.sampling == "shuffling":
+            return self.epochs * -(-self.examples // self.per_round)
+        return -(-self.epochs * self.examples // self.per_round)
+
+    @property
+    def paper_sigma(self) -> float:
+        """The paper's σ: half of forethought's noise multiplier."""
+        return self.noise_multiplier / 2
+
+    @property
+    def shift(self) -> float:
+        """How far one hit moves a round's sum, in units of its noise: 1/σ of the paper."""
+        alone = self.group_size == 1 and self.adjacency == "zero-out"
+        return (1.0 if alone else 2.0) / self.noise_multiplier
+
+    @cached_property
+    def hits(self) -> SquaredHits:
+        """The exact distribution of c² over the run: q_E."""
+        if self.sampling == "shuffling":
+            epoch = shuffled_epoch(self.examples, self.groups, self.group_size, self.group)
+            return epoch.repeated(self.epochs)
+        return subsampled(self.examples, self.groups, self.group_size, self.group, self.rounds)
+
+    @cached_property
+    def _mixture(self) -> tuple[Array, Array]:
+        # The weights are good to 1e-11; what is cut of them is charged as disclosure.
+        return self.hits.weights, np.sqrt(self.hits.squares) * self.shift
+
+    def delta(self, epsilon: float) -> Interval:
+        """δ at ε ≥ 0: Σ q_E(c) δ_Gauss(ε; c/σ)."""
+        eps = real("epsilon", epsilon, least=0)
+        weights, mus = self._mixture
+        value = float(weights @ gaussian_delta(eps, mus))
+        upper = min(1.0, value * (1 + ROUNDING) + self.hits.missing)
+        return Interval(min(upper, max(0.0, value * (1 - ROUNDING))), upper)
+
+    def epsilon(self, delta: float) -> Interval:
+        """ε at δ: infinite at the upper end where δ is below what was cut from q_E."""
+        target = real("delta", delta, above=0, below=1)
+        lower, upper = self._solve(target, upper=False), self._solve(target, upper=True)
+        return Interval(min(lower, upper), upper)
+
+    def _solve(self, target: float, *, upper: bool) -> float:
+        def exceeds(epsilon: float) -> bool:
+            ends = self.delta(epsilon)
+            return (ends.upper if upper else ends.lower) > target
+
+        if not exceeds(0.0):
+            return 0.0
+        if upper and self.hits.missing >= target:
+            return math.inf
+        low, high = 0.0, 1.0
+        while exceeds(high):
+            low, high = high, 2 * high
+        for _ in range(100):
+            middle = 0.5 * (low + high)
+            if not low < middle < high or high - low <= 1e-13 * high:
+                break
+            if exceeds(middle):
+                low = middle
+            else:
+                high = middle
+        return high if upper else low
+
+    def tradeoff(self) -> TradeOff:
+        """The trade-off function of Definition 5.2: what the mechanism promises, exactly."""
+        weights, mus = self._mixture
+        if self.hits.missing > 0:
+            # Leave what was cut to disclosure: below the true function.
+            weights = weights * (1 - self.hits.missing)
+        curve = gaussian_mixture(weights / max(1.0, float(np.sum(weights))), mus)
+        # Every hit at once, in the fewest rounds: no outcome is worse than this Gaussian.
+        each = min(self.groups, self.group)
+        most = each * (self.epochs * self.group)
+        if self.sampling == "subsampling":
+            most = each**2 * self.rounds
+        return replace(curve, floor=math.sqrt(most) * self.shift)
+
+    def paper_bounds(self) -> tuple[PaperBound, ...]:
+        """The rows of Table 1, Theorems E.1 and F.1 that speak of this setting, judged."""
+        claims = _subsampling(self) if self.sampling == "subsampling" else _shuffling(self)
+        return tuple(claim.judged(self) for claim in claims)
+
+
+@dataclass(frozen=True)
+class PaperBound:
+    """A published bound beside the exact function.
+
+    ``kind``: ``"guarantee"`` claims to lie on or below the exact trade-off function, ``"limit"``
+    on or above it. ``verdict`` is ``"reproduced"`` or ``"refuted"``; a refuted one names an
+    ``epsilon`` at which the claimed δ is farthest on the wrong side of the exact δ.
+    """
+
+    name: str
+    kind: Literal["guarantee", "limit"]
+    curve: TradeOff
+    verdict: Literal["unjudged", "reproduced", "refuted"] = "unjudged"
+    epsilon: float = math.nan
+    claimed_delta: float = math.nan
+    exact_delta: float = math.nan
+
+    def judged(self, adversary: StrongAdversary) -> PaperBound:
+        """This claim against the exact δ(ε), on a grid of ε where δ is above 1e-12."""
+        reach = max(1e-3, adversary.epsilon(1e-12).lower)
+        worst, seen = 0.0, (math.nan, math.nan, math.nan)
+        for epsilon in reach * np.linspace(0, 1, 65) ** 2:
+            exact, claimed = adversary.delta(float(epsilon)), self.curve.delta(float(epsilon))
+            if self.kind == "guarantee":
+                excess = exact.lower - claimed * (1 + 1e-9)
+            else:
+                excess = claimed * (1 - 1e-9) - exact.upper
+            if excess > max(1e-14, worst):
+                worst, seen = excess, (float(epsilon), claimed, exact.lower)
+        verdict: Literal["reproduced", "refuted"] = "refuted" if worst > 0 else "reproduced"
+        return PaperBound(self.name, self.kind, self.curve, verdict, *seen)
+
+
+def _subsampling(run: StrongAdversary) -> list[PaperBound]:
+    sigma, E, g = 1 / run.shift, run.epochs, run.group
+    claims = []
+    if g == 1:
+        claims += _hoeffding("Theorem E.1, g = 1 (Lemmas E.2 and E.3)", float(E), sigma)
+    if run.groups == 1:
+        hit = (
+            -math.expm1(sum(math.log1p(-run.group_size / (run.examples - j)) for j in range(g)))
+            if run.group_size + g <= run.examples
+            else 1.0
+        )
+        mean = run.examples / run.group_size * hit * E
+        claims += _hoeffding("Theorem E.1, batch clipping (Lemma E.5)", mean, sigma)
+    if run.group_size == 1 and run.examples > g + run.groups:
+        # γ > 0 is free; 1 is what makes the tail e^(−gE).
+        beta = math.exp(run.examples / (run.examples - g - run.groups)) + 1
+        mu = math.sqrt(beta * min(run.groups, g) * g * E) / sigma
+        curve = lower_envelope(math.exp(-g * E), mu)
+        name = "Theorem E.1, individual clipping, γ = 1 (Lemma E.4)"
+        claims.append(PaperBound(name, "guarantee", curve))
+    return claims
+
+
+def _hoeffding(name: str, mean: float, sigma: float) -> list[PaperBound]:
+    # e^(−mean) is Hoeffding's bound without its division by the number of rounds, as printed.
+    tail, width = math.exp(-mean), 1 / math.sqrt(2 * mean)
+    below = lower_envelope(tail, math.sqrt((1 + width) * mean) / sigma)
+    above = upper_envelope(tail, math.sqrt(max(0.0, 1 - width) * mean) / sigma)
+    return [
+        PaperBound(f"{name}, lower bound", "guarantee", below),
+        PaperBound(f"{name}, upper bound", "limit", above),
+    ]
+
+
+def _shuffling(run: StrongAdversary) -> list[PaperBound]:
+    sigma, E, g = 1 / run.shift, run.epochs, run.group
+    claims = []
+    if g == 1:
+        one = gaussian(math.sqrt(E) / sigma)
+        claims.append(PaperBound("Theorem F.1, g = 1 (Lemma F.2)", "guarantee", one))
+        claims.append(PaperBound("Theorem F.1, g = 1, tight (Lemma F.2)", "limit", one))
+    if run.groups == 1:
+        root = gaussian(math.sqrt(g * E) / sigma)
+        name = "Theorem F.1, batch clipping, G_{√(gE)/σ} (Lemma F.4)"
+        claims.append(PaperBound(name, "guarantee", root))
+        rounds = run.examples // run.group_size
+        if g <= run.group_size:
+            printed = paper_occupancy(rounds, g).repeated(E)
+            curve = gaussian_mixture(printed.weights, np.sqrt(printed.squares) / sigma)
+            name = "Theorem F.1, batch clipping, mixture with the printed q_j (Lemma F.4)"
+            claims.append(PaperBound(name, "guarantee", curve))
+        room = rounds - g - g * g
+        if g <= run.group_size and room > g * g and E == 1:
+            above = upper_envelope(g * g / room, math.sqrt(g) / sigma)
+            name = "Theorem F.1, batch clipping, upper bound (Lemma F.4)"
+            claims.append(PaperBound(name, "limit", above))
+    tail = g * g * run.per_round / (run.examples - g) if run.examples > g else math.inf
+    if tail < 1 and E == 1:
+        below = lower_envelope(tail, math.sqrt(g) / sigma)
+        name = "Theorem F.1, general clipping, one epoch (Lemma F.3)"
+        claims.append(PaperBound(name, "guarantee", below))
+    return claims
+
+
+def paper_occupancy(rounds: int, group: int) -> SquaredHits:
+    """Theorem F.1's printed q_j = C(R, j) C(g − 1, j − 1)/C(R − 1 + g, g), c² = j, as published.
+
+    It counts occupancy vectors as equally likely; a permutation makes them otherwise. See
+    :func:`forethought.accounting.occupancy.shuffled_epoch` for the true distribution.
+    """
+    R, g = whole("rounds", rounds), whole("group", group)
+    total = math.comb(R - 1 + g, g)
+    j = range(1, min(R, g) + 1)
+    weights = [math.comb(R, i) * math.comb(g - 1, i - 1) / total for i in j]
+    return SquaredHits(np.array(j, dtype=float), np.array(weights), 0.0)
