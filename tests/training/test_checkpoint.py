@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from forethought.plans import Optimizer
+from forethought.training import checkpoint as checkpoints
+from forethought.training.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    ReleasedRounds,
+    optimizer_state,
+    replace_file,
+    restore_optimizer,
+)
+from forethought.training.optimizers import NAMES, make_optimizer
+
+
+def test_a_checkpoint_reads_back_exactly_and_is_private(tmp_path: Path) -> None:
+    tensors = {"a/b": torch.randn(3, 2), "c": torch.tensor(7)}
+    values = {"x": [0.1 + 0.2, None, "é"], "y": {"z": True}}
+    Checkpoint(12, tensors, values).write(tmp_path)
+    back = Checkpoint.read(tmp_path)
+    assert back.round == 12 and back.values == values
+    assert all(torch.equal(back.tensors[name], tensors[name]) for name in tensors)
+    path = tmp_path / checkpoints.STATE
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage" * 10, b"\x02\x00\x00\x00\x00\x00\x00\x00{}"])
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / checkpoints.STATE).write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"state\.safetensors holds no checkpoint"):
+        Checkpoint.read(tmp_path)
+
+
+def test_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_SCHEMA", "forethought/checkpoint/0")
+    Checkpoint(1).write(tmp_path)
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match="another version"):
+        Checkpoint.read(tmp_path)
+
+
+def test_a_failed_write_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    replace_file(path, b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoints.os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        replace_file(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_count_of_rounds_is_kept_and_never_goes_back(tmp_path: Path) -> None:
+    count = ReleasedRounds(tmp_path)
+    count.advance(5)
+    count.advance(3)
+    count.close()
+    again = ReleasedRounds(tmp_path)
+    assert again.value == 5
+    again.close()
+
+
+NEEDS_TWO_DIMENSIONS_OR_SPARSE = {"muon", "sparseadam"}
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - NEEDS_TWO_DIMENSIONS_OR_SPARSE))
+def test_every_optimizer_continues_exactly(name: str, tmp_path: Path) -> None:
+    def make() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        return model, make_optimizer(Optimizer(name, 0.01, ()), model.parameters())
+
+    def steps(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, end: int) -> None:
+        for index in range(first, end):
+            generator = torch.Generator().manual_seed(index)
+            for p in model.parameters():
+                p.grad = torch.randn(p.shape, generator=generator)
+            optimizer.step()
+
+    straight, optimizer = make()
+    steps(straight, optimizer, 0, 6)
+    model, optimizer = make()
+    steps(model, optimizer, 0, 3)
+    tensors, values = optimizer_state(optimizer)
+    Checkpoint(3, {**tensors}, values).write(tmp_path)
+    saved = Checkpoint.read(tmp_path)
+    weights = {n: p.clone() for n, p in model.state_dict().items()}
+    resumed, optimizer = make()
+    resumed.load_state_dict(weights)
+    restore_optimizer(optimizer, saved.tensors, saved.values)
+    steps(resumed, optimizer, 3, 6)
+    for one, other in zip(straight.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_state_that_cannot_be_stored_is_named() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.state[model.weight]["history"] = [torch.zeros(2)]
+    with pytest.raises(TypeError, match="keeps 'history' as list"):
+        optimizer_state(optimizer)

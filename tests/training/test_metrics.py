@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from forethought.training.losses import correct, cross_entropy, default_loss, squared_error
+from forethought.training.metrics import (
+    PRIVATE,
+    PUBLIC,
+    Event,
+    Metrics,
+    as_csv,
+    evaluate,
+    event,
+    from_csv,
+    from_values,
+    to_values,
+)
+from forethought.training.records import TensorRecords
+
+HISTORY = [
+    Metrics(3, 0.1 + 0.2, 0.1, 1.0, math.inf, 0.5, None, None, 0.25, 2),
+    Metrics(6, 0.6, 1e-300, 1.0, 1.5, 0.25, 1.0, 0.125, 0.0, 0),
+]
+
+
+def test_files_read_back_exactly_and_keep_private_numbers_apart() -> None:
+    public, private = as_csv(HISTORY, PUBLIC), as_csv(HISTORY, ("round", *PRIVATE))
+    assert from_csv(public, private) == HISTORY
+    assert not set(public.splitlines()[0].split(",")) & set(PRIVATE)
+    assert all(getattr(row, name) is None for row in from_csv(public, None) for name in PRIVATE)
+    assert from_values(to_values(HISTORY)) == HISTORY
+
+
+def test_an_event_carries_the_last_row() -> None:
+    assert event(1, 9, None) == Event(1, 9)
+    told = event(7, 9, HISTORY[1])
+    assert (told.round, told.loss, told.accuracy, told.epsilon) == (7, 0.125, 1.0, 1.5)
+
+
+def test_evaluation_uses_other_weights_in_evaluation_mode() -> None:
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Dropout(0.9))
+    inputs = torch.tensor([[3.0, 0.0], [0.0, 3.0]] * 700)
+    targets = torch.tensor([0, 1] * 700)
+    records = TensorRecords(inputs, targets)
+    loss, accuracy = evaluate(model, {"0.weight": torch.eye(2)}, cross_entropy, records)
+    assert accuracy == 1.0 and loss == pytest.approx(math.log1p(math.exp(-3)), rel=1e-5)
+    assert model.training and model[1].training
+
+
+def test_losses_give_one_value_an_example() -> None:
+    outputs, targets = torch.randn(4, 1), torch.randn(4)
+    assert squared_error(outputs, targets).shape == (4,)
+    assert squared_error(torch.zeros(4, 2, 3), torch.ones(4, 2, 3)).tolist() == [6.0] * 4
+    assert default_loss(targets) is squared_error
+    assert default_loss(torch.tensor([1])) is cross_entropy
+    with pytest.raises(ValueError, match="one shape"):
+        squared_error(torch.zeros(4, 2), targets)
+    with pytest.raises(TypeError, match="give loss="):
+        default_loss({"a": targets})
+
+
+def test_accuracy_is_for_labels_only() -> None:
+    outputs = torch.eye(3)
+    assert correct(outputs, torch.tensor([0, 1, 1])) == 2
+    assert correct(outputs, torch.zeros(3, 3)) is None
+    assert correct({"logits": outputs}, torch.tensor([0, 1, 1])) is None

@@ -1,0 +1,196 @@
+"""Killing and resuming is exact, and a resumed run is the same run or none."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from forethought.mechanism import Mechanism, Poisson, Rounds
+from forethought.plans import Clip, Plan
+from forethought.training.checkpoint import Checkpoint, CheckpointError, ReleasedRounds
+from forethought.training.interruption import Interrupted
+from forethought.training.metrics import Event
+from forethought.training.run import train
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_run_killed_at_random_ends_exactly_like_one_that_was_not(
+    seed: int, tmp_path: Path
+) -> None:
+    """Model, metrics, statement and every repeated round agree to the last bit."""
+    script = Path(__file__).with_name("killed_runs.py")
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path), str(seed)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    scenarios = json.loads(done.stdout)
+    assert len(scenarios) == 8
+    for found in scenarios:
+        assert found["statuses"] == [0, 0], (found, done.stderr)
+        assert found["differing rounds"] == [], found
+        assert found["same files"], found
+    assert sum(found["kills"] for found in scenarios) >= 16
+    assert sum(found["repeats"] for found in scenarios) >= 20
+
+
+EXAMPLES = 60
+
+
+def data(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    inputs = generator.normal(size=(EXAMPLES, 4))
+    return inputs, (inputs[:, 0] > 0).astype(np.int64)
+
+
+def plan(**options: Any) -> Plan:
+    return Plan(Mechanism(Rounds(1.0, 20, Poisson(0.2))), EXAMPLES, 1e-5, **options)
+
+
+def other_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(2 * outputs, targets, reduction="none")
+
+
+@pytest.fixture(name="stopped")
+def interrupted_run(tmp_path: Path) -> Path:
+    """A run of 20 rounds that stopped after 8, as if it had released 11 before it died."""
+
+    def stop(event: Event) -> None:
+        if event.round == 8:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        train(nn.Linear(4, 2), data(), plan(), test=data(1), out=tmp_path / "run", progress=stop)
+    count = ReleasedRounds(tmp_path / "run" / "checkpoint")
+    assert count.value == 8
+    count.advance(11)
+    count.close()
+    return tmp_path / "run"
+
+
+def test_unseeded_runs_resume_to_one_end(stopped: Path, tmp_path: Path) -> None:
+    shutil.copytree(stopped, tmp_path / "copy")
+    ends = [
+        train(nn.Linear(4, 2), data(), plan(), test=data(1), out=folder, resume=True)
+        for folder in (stopped, tmp_path / "copy")
+    ]
+    assert torch.equal(ends[0].model.weight, ends[1].model.weight)
+    assert ends[0].history == ends[1].history
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"data": data(9)}, "data"),
+        ({"plan": plan(clip=Clip(2.0))}, "plan"),
+        ({"model": nn.Linear(4, 2, bias=False)}, "model"),
+        ({"model": nn.Sequential(nn.Linear(4, 2))}, "model"),
+        ({"loss": other_loss}, "loss"),
+        ({"test": data(9)}, "held-out data"),
+        ({"test": None}, "held-out data"),
+    ],
+)
+def test_another_run_is_refused(stopped: Path, changes: dict[str, Any], said: str) -> None:
+    """Repeating noise on other data would reveal the difference."""
+    given: dict[str, Any] = {"model": nn.Linear(4, 2), "data": data(), "plan": plan()}
+    given = {"test": data(1), **given, **changes}
+    called: list[Event] = []
+    with pytest.raises(CheckpointError, match=f"{said} changed since the run began"):
+        train(
+            given.pop("model"),
+            given.pop("data"),
+            given.pop("plan"),
+            out=stopped,
+            resume=True,
+            progress=called.append,
+            **given,
+        )
+    assert not called
+
+
+def test_one_changed_value_is_another_data_set(stopped: Path) -> None:
+    inputs, targets = data()
+    inputs[17, 2] = np.nextafter(np.float32(inputs[17, 2]), np.float32(9))
+    with pytest.raises(CheckpointError, match="data changed"):
+        train(nn.Linear(4, 2), (inputs, targets), plan(), test=data(1), out=stopped, resume=True)
+
+
+def test_rounds_are_not_repeated_under_other_rounding(stopped: Path) -> None:
+    with pytest.raises(CheckpointError, match="micro_batch was None, is 3"):
+        train(
+            nn.Linear(4, 2), data(), plan(), test=data(1), out=stopped, resume=True, micro_batch=3
+        )
+
+
+def test_the_machine_may_change_when_nothing_is_repeated(tmp_path: Path) -> None:
+    def stop(event: Event) -> None:
+        if event.round == 8:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        train(nn.Linear(4, 2), data(), plan(), out=tmp_path / "run", progress=stop)
+    run = train(nn.Linear(4, 2), data(), plan(), out=tmp_path / "run", resume=True, micro_batch=3)
+    assert run.history[-1].round == 20
+
+
+def test_the_count_of_released_rounds_is_ahead_of_every_result(tmp_path: Path) -> None:
+    out, seen = tmp_path / "run", []
+
+    class Spy(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            path = out / "checkpoint" / "released"
+            if path.exists():
+                seen.append(int.from_bytes(path.read_bytes(), "little"))
+            return super().forward(x)
+
+    rounds: list[int] = []
+
+    def progress(event: Event) -> None:
+        assert not seen or seen[-1] == event.round
+        rounds.append(event.round)
+
+    train(Spy(4, 2), data(), plan(), out=out, progress=progress, diagnostics=False)
+    assert len(rounds) == 20 and seen == sorted(seen) and seen[-1] == 20
+
+
+def test_a_first_checkpoint_exists_before_the_first_round(tmp_path: Path) -> None:
+    out, found = tmp_path / "run", []
+
+    def look(event: Event) -> None:
+        found.append(Checkpoint.read(out / "checkpoint").round)
+
+    train(nn.Linear(4, 2), data(), plan(), out=out, progress=look)
+    assert set(found) == {0}
+
+
+def test_a_run_that_died_before_it_began_starts_afresh(stopped: Path) -> None:
+    (stopped / "checkpoint" / "state.safetensors").unlink()
+    run = train(nn.Linear(4, 2), data(), plan(), test=data(1), out=stopped, resume=True)
+    assert run.history[0].round == 1
+
+
+def test_nothing_to_resume_is_said(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no run to resume"):
+        train(nn.Linear(4, 2), data(), plan(), out=tmp_path / "nowhere", resume=True)
+
+
+def test_a_finished_run_is_not_resumed_under_another_plan(tmp_path: Path) -> None:
+    train(nn.Linear(4, 2), data(), plan(), out=tmp_path / "run")
+    with pytest.raises(CheckpointError, match="plan is not that"):
+        train(nn.Linear(4, 2), data(), plan(clip=Clip(2.0)), out=tmp_path / "run", resume=True)
