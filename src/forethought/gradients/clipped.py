@@ -1,17 +1,28 @@
-"""The sum of clipped gradients of a batch: what DP-SGD adds noise to."""
+"""The sum of clipped gradients of a batch: what DP-SGD adds noise to.
+
+Book-keeping (Bu et al. 2023): one backward pass catches every layer's input and output gradient;
+norms come from these, and the weighted sum of gradients is formed once, after the factors are
+known. Per layer the cost model decides whether gradients are written out or not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from forethought.gradients import clipping, fallback, trees
-from forethought.mechanism import real, whole
+from forethought.gradients import clipping, fallback, rules, survey, trees
+from forethought.gradients.capture import Site, Watch
+from forethought.gradients.groups import clipped_group_sum
+from forethought.gradients.place import Slot, combine
+from forethought.gradients.terms import Dense, Outer, Term
+from forethought.mechanism import real
 
 Loss = Callable[[Any, Any], Tensor]
+_ = rules  # importing the package registers the rules
 
 
 def clipped_sum(
@@ -57,92 +68,138 @@ def clipped_sum(
     inputs, targets = trees.detached(inputs), trees.detached(targets)
     size = trees.batch_size(inputs, targets)
     if groups is not None:
-        return _grouped(model, loss, inputs, targets, bound, groups, clip, group_count, trained)
-    if not size:
-        return _zeros(trained), _no_norms(trained, 0)
-    names = tuple(trained)
-    rows = fallback.per_example(model, loss, inputs, targets, names)
-    table = torch.stack(
-        [
-            torch.linalg.vector_norm(
-                rows[name].flatten(1), dim=1, dtype=trees.sum_dtype(rows[name].dtype)
+        with survey.undisturbed(model):
+            return clipped_group_sum(
+                model, loss, inputs, targets, bound, groups, clip, group_count, trained
             )
-            for name in names
-        ]
-    )
-    norms = clipping.Norms(names, table)
-    scale = clipping.factors(norms, bound, clip)
-    total = norms.total
-    if not bool(torch.isfinite(total).all()):
-        bad = ~torch.isfinite(total)
-        for name in names:
-            rows[name][bad] = 0
-    sums = {
-        name: torch.tensordot(row.to(rows[name].dtype), rows[name], dims=1).to(
-            trees.sum_dtype(rows[name].dtype)
+    if not size:
+        sums = {name: trees.zeros_for(p) for name, p in trained.items()}
+        return sums, trees.zeros_for(next(iter(trained.values())), 0)
+    with survey.undisturbed(model):
+        terms = per_example_terms(model, loss, inputs, targets, trained)
+    return _clip_and_sum(terms, trained, bound, clip)
+
+
+def per_example_terms(
+    model: nn.Module, loss: Loss, inputs: Any, targets: Any, trained: Mapping[str, nn.Parameter]
+) -> dict[str, Term]:
+    """Every trained parameter's per-example gradients, as terms."""
+    kind = survey.signature(model, inputs, targets)
+    known = survey.known(model, kind)
+    fresh = known is None
+    if known is None:
+        known = survey.survey(model, loss, inputs, targets)
+        survey.keep(model, kind, known)
+        _announce(known)
+    terms, strange = _book(model, loss, inputs, targets, trained, known)
+    if strange and not fresh:
+        # The pass took another way than the one surveyed: look again, once.
+        survey.keep(model, kind, None)
+        return per_example_terms(model, loss, inputs, targets, trained)
+    return terms
+
+
+def _announce(known: survey.Survey) -> None:
+    wrong = {n: why for n, why in known.unruled.items() if "disagrees" in why}
+    if wrong:
+        warnings.warn(
+            f"the rules disagree with autograd for {', '.join(sorted(wrong))}: vmap is used "
+            "instead; a hand-written rule may be mistaken, or the model mixes examples",
+            fallback.SlowGradientsWarning,
+            stacklevel=4,
         )
-        for name, row in zip(names, scale, strict=True)
-    }
-    return sums, total
 
 
-def _zeros(trained: dict[str, nn.Parameter]) -> dict[str, Tensor]:
-    return {
-        name: torch.zeros(p.shape, dtype=trees.sum_dtype(p.dtype), device=p.device)
-        for name, p in trained.items()
-    }
-
-
-def _no_norms(trained: dict[str, nn.Parameter], count: int) -> Tensor:
-    first = next(iter(trained.values()))
-    return torch.zeros(count, dtype=trees.sum_dtype(first.dtype), device=first.device)
-
-
-def _grouped(
+def _book(
     model: nn.Module,
     loss: Loss,
     inputs: Any,
     targets: Any,
-    bound: float,
-    groups: Tensor,
-    clip: clipping.ClippingRule,
-    group_count: int | None,
-    trained: dict[str, nn.Parameter],
-) -> tuple[dict[str, Tensor], Tensor]:
-    # Each group is one ordinary backward pass over its own examples: together they cost one pass
-    # over the batch, and only one group's gradient is held at a time.
+    trained: Mapping[str, nn.Parameter],
+    known: survey.Survey,
+) -> tuple[dict[str, Term], set[str]]:
     size = trees.batch_size(inputs, targets)
-    if groups.dtype != torch.long or tuple(groups.shape) != (size,):
-        raise TypeError(
-            f"groups must be a LongTensor of shape ({size},), one group number per example, not "
-            f"{groups.dtype} of shape {tuple(groups.shape)}"
-        )
-    highest = int(groups.max()) if size else -1
-    count = highest + 1 if group_count is None else whole("group_count", group_count)
-    if size and (int(groups.min()) < 0 or highest >= count):
-        raise ValueError(
-            f"group numbers must lie in 0 … {count - 1}, not {int(groups.min())} … {highest}"
-        )
-    names, parameters = tuple(trained), tuple(trained.values())
-    sums, norms = _zeros(trained), _no_norms(trained, count)
-    for group in range(count):
-        members = (groups == group).nonzero().flatten()
-        if not members.numel():
-            continue
-        outputs = trees.call(model, trees.select(inputs, members))
-        values = trees.losses(loss(outputs, trees.select(targets, members)), members.numel())
-        gradients = torch.autograd.grad(
-            values.mean(), parameters, allow_unused=True, materialize_grads=True
-        )
-        table = torch.stack(
-            [
-                torch.linalg.vector_norm(g, dtype=trees.sum_dtype(g.dtype)).to(norms)
-                for g in gradients
-            ]
-        ).unsqueeze(1)
-        scale = clipping.factors(clipping.Norms(names, table), bound, clip)
-        norms[group] = clipping.Norms(names, table).total[0]
-        if bool(torch.isfinite(norms[group])):
-            for name, gradient, row in zip(names, gradients, scale, strict=True):
-                sums[name].add_(gradient.to(sums[name].dtype) * row)
-    return sums, norms
+    uses: dict[str, list[tuple[Slot, Term]]] = {name: [] for name in trained}
+    strange: set[str] = set()
+
+    def report(site: Site, saved: Mapping[str, Tensor], gradient: Tensor) -> None:
+        frames = known.frames.get(site.key)
+        if frames is None:
+            strange.update(place.name for place in site.slots.values())
+            return
+        try:
+            use = survey.use_of(site, saved, gradient, frames, size)
+        except ValueError:
+            strange.update(place.name for place in site.slots.values())
+            return
+        for place, term in survey.terms_of(site, use):
+            # Linear uses of one weight are joined before it is decided how to keep them.
+            joined = known.uses[place] > 1 and isinstance(term, Outer)
+            uses[place.name].append((place, term if joined else term.settled()))
+
+    names = {id(parameter): name for name, parameter in trained.items()}
+    watch = Watch(names, frozenset(known.unruled), report)
+    left = survey.differentiate(watch, model, loss, inputs, targets, trained)
+    left |= strange | set(known.unruled)
+    if left and watch.random:
+        left = set(trained)  # another pass draws other numbers: all from the same one
+    rows = fallback.per_example(
+        model, loss, inputs, targets, tuple(n for n in trained if n in left)
+    )
+    terms: dict[str, Term] = {}
+    for name, parameter in trained.items():
+        if name in left:
+            terms[name] = Dense(rows[name])
+        elif uses[name]:
+            terms[name] = combine(uses[name])
+        else:
+            terms[name] = _Unused(size, parameter)
+    return terms, strange
+
+
+class _Unused:
+    """The gradient of a parameter that the loss does not depend on."""
+
+    def __init__(self, size: int, parameter: Tensor) -> None:
+        self._size, self._parameter = size, parameter
+
+    def squared_norms(self) -> Tensor:
+        return trees.zeros_for(self._parameter, self._size)
+
+    def weighted(self, factors: Tensor) -> Tensor:
+        return trees.zeros_for(self._parameter)
+
+    def rows(self) -> Tensor:
+        return trees.zeros_for(self._parameter, self._size, *self._parameter.shape)
+
+    def without(self, bad: Tensor) -> _Unused:
+        return self
+
+    def settled(self) -> _Unused:
+        return self
+
+    def way(self) -> str:
+        return "unused"
+
+
+def _clip_and_sum(
+    terms: dict[str, Term],
+    trained: Mapping[str, nn.Parameter],
+    bound: float,
+    clip: clipping.ClippingRule,
+) -> tuple[dict[str, Tensor], Tensor]:
+    precise = any(p.dtype == torch.float64 for p in trained.values())
+    dtype = torch.float64 if precise else torch.float32
+    squares = [term.squared_norms().to(dtype) for term in terms.values()]
+    norms = clipping.Norms(tuple(terms), torch.stack(squares).sqrt())
+    total = norms.total
+    factors = clipping.factors(norms, bound, clip)
+    finite = torch.isfinite(total)
+    if not bool(finite.all()):
+        terms = {name: term.without(~finite) for name, term in terms.items()}
+    sums = {}
+    for (name, term), row in zip(list(terms.items()), factors, strict=True):
+        kind = trees.sum_dtype(trained[name].dtype)
+        sums[name] = term.weighted(row).to(kind).reshape(trained[name].shape)
+        del terms[name]  # frees what it held
+    return sums, total

@@ -94,3 +94,9 @@ def losses(values: Any, batch: int) -> Tensor:
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     """The precision of norms and sums: float64 stays, everything else becomes float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def zeros_for(parameter: Tensor, *shape: int) -> Tensor:
+    """Zeros in the precision of sums, on the parameter's device; its shape unless one is given."""
+    size = shape or parameter.shape
+    return torch.zeros(size, dtype=sum_dtype(parameter.dtype), device=parameter.device)

@@ -1,0 +1,165 @@
+"""Where in a parameter a gradient belongs: whole, a view of it, or several views.
+
+``weight.t()``, one third of a packed projection, a reshaped kernel: all are strided views of the
+parameter, and their gradients go back to the same strided places.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from forethought.gradients.terms import Dense, Outer, Term
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A strided view of a parameter, in elements from its first one."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A parameter, or the part of it that a call used."""
+
+    name: str
+    shape: tuple[int, ...]
+    geometry: Geometry | None = None
+
+
+def slot(value: Tensor, parameters: dict[int, str]) -> Slot | None:
+    """The slot that ``value`` is, or None when it is no trained parameter and no view of one."""
+    name = parameters.get(id(value))
+    if name is not None:
+        return Slot(name, tuple(value.shape))
+    base = value._base if value._is_view() else None
+    if base is None:
+        return None
+    name = parameters.get(id(base))
+    repeated = any(s == 0 and n > 1 for s, n in zip(value.stride(), value.shape, strict=True))
+    if name is None or repeated or not base.is_contiguous() or value.dtype != base.dtype:
+        return None
+    offset = int(value.storage_offset()) - int(base.storage_offset())
+    geometry = Geometry(tuple(value.shape), value.stride(), offset)
+    return Slot(name, tuple(base.shape), geometry)
+
+
+@dataclass
+class Placed:
+    """A term of a view, as a term of the whole parameter."""
+
+    term: Term
+    shape: tuple[int, ...]
+    geometry: Geometry
+
+    def squared_norms(self) -> Tensor:
+        return self.term.squared_norms()
+
+    def weighted(self, factors: Tensor) -> Tensor:
+        return self._put(self.term.weighted(factors).unsqueeze(0))[0]
+
+    def rows(self) -> Tensor:
+        return self._put(self.term.rows())
+
+    def _put(self, values: Tensor) -> Tensor:
+        whole = values.new_zeros(values.shape[0], *self.shape)
+        step = whole[0].numel()
+        view = whole.as_strided(
+            (values.shape[0], *self.geometry.size),
+            (step, *self.geometry.stride),
+            self.geometry.offset,
+        )
+        view.copy_(values)
+        return whole
+
+    def without(self, bad: Tensor) -> Placed:
+        return Placed(self.term.without(bad), self.shape, self.geometry)
+
+    def settled(self) -> Placed:
+        return Placed(self.term.settled(), self.shape, self.geometry)
+
+    def way(self) -> str:
+        return self.term.way()
+
+
+@dataclass
+class Disjoint:
+    """Terms of parts of a parameter that do not overlap: their squared norms add."""
+
+    terms: Sequence[Term]
+
+    def squared_norms(self) -> Tensor:
+        return torch.stack([term.squared_norms() for term in self.terms]).sum(0)
+
+    def weighted(self, factors: Tensor) -> Tensor:
+        return torch.stack([term.weighted(factors) for term in self.terms]).sum(0)
+
+    def rows(self) -> Tensor:
+        total = self.terms[0].rows()
+        for term in self.terms[1:]:
+            total = total + term.rows()
+        return total
+
+    def without(self, bad: Tensor) -> Disjoint:
+        return Disjoint([term.without(bad) for term in self.terms])
+
+    def settled(self) -> Disjoint:
+        return Disjoint([term.settled() for term in self.terms])
+
+    def way(self) -> str:
+        return ", ".join(dict.fromkeys(term.way() for term in self.terms))
+
+
+@lru_cache(maxsize=1024)
+def _overlap(shape: tuple[int, ...], parts: tuple[Geometry, ...]) -> bool:
+    count = torch.Size(shape).numel()
+    hits = torch.zeros(count, dtype=torch.int32)
+    places = torch.arange(count)
+    for part in parts:
+        hits[places.as_strided(part.size, part.stride, part.offset).flatten()] += 1
+    return bool((hits > 1).any())
+
+
+def combine(uses: Iterable[tuple[Slot, Term]]) -> Term:
+    """The one term of a parameter from all its uses in a pass."""
+    by_place: dict[Slot, list[Term]] = defaultdict(list)
+    for place, term in uses:
+        by_place[place].append(term)
+    terms: list[Term] = []
+    for place, same in by_place.items():
+        merged = _merge(same)
+        if place.geometry is not None:
+            merged = Placed(merged, place.shape, place.geometry)
+        terms.append(merged)
+    if len(terms) == 1:
+        return terms[0]
+    parts = tuple(place.geometry for place in by_place)
+    shape = next(iter(by_place)).shape
+    known = tuple(part for part in parts if part is not None)
+    if len(known) == len(parts) and not _overlap(shape, known):
+        return Disjoint(terms)
+    return _sum(terms)
+
+
+def _merge(terms: list[Term]) -> Term:
+    if len(terms) == 1:
+        return terms[0]
+    outers = [term for term in terms if isinstance(term, Outer)]
+    if len(outers) == len(terms) and len({term.transposed for term in outers}) == 1:
+        return Outer([block for term in outers for block in term.blocks], outers[0].transposed)
+    return _sum(terms)
+
+
+def _sum(terms: list[Term]) -> Dense:
+    total = terms[0].rows()
+    for term in terms[1:]:
+        total = total + term.rows()
+    return Dense(total)

@@ -1,0 +1,138 @@
+"""Scales and shifts of layer, group, instance, RMS and (frozen) batch normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from forethought.gradients.place import Slot
+from forethought.gradients.registry import Rule, Use, register
+from forethought.gradients.terms import Dense, Term, wide
+
+
+def _affine(
+    normalised: Callable[[Use], Tensor], total: Callable[[Use, Tensor], Tensor]
+) -> Callable[[Use], Iterator[tuple[str, Term]]]:
+    # y = w·x̂ + b: ∇w = Σ g·x̂ and ∇b = Σ g. x̂ is computed again instead of being kept.
+    def gradients(use: Use) -> Iterator[tuple[str, Term]]:
+        gradient = wide(use.gradient)
+        if "weight" in use.parameters:
+            yield "weight", Dense(total(use, gradient * normalised(use)))
+        if "bias" in use.parameters:
+            yield "bias", Dense(total(use, gradient))
+
+    return gradients
+
+
+def _over_positions(use: Use, values: Tensor) -> Tensor:
+    shape = use.parameters.get("weight", use.parameters.get("bias"))
+    assert shape is not None  # the rule is asked only for parameters that are there
+    trailing = tuple(shape.shape)
+    return values.reshape(values.shape[0], -1, *trailing).sum(1)
+
+
+def _over_space(use: Use, values: Tensor) -> Tensor:
+    # (B, C, *space), or (B, several, C, *space)
+    if use.folded:
+        values = values.movedim(2, 1)
+    return values.flatten(2).sum(2) if values.dim() > 2 else values
+
+
+def _layer(use: Use) -> Tensor:
+    shape = use.arguments["normalized_shape"]
+    return F.layer_norm(wide(use.saved["input"]), shape, eps=use.arguments.get("eps", 1e-5))
+
+
+def _rms(use: Use) -> Tensor:
+    shape = use.arguments["normalized_shape"]
+    value = use.saved["input"]
+    eps = use.arguments.get("eps")
+    # Without eps the function takes that of the input's own precision.
+    eps = torch.finfo(value.dtype).eps if eps is None else eps
+    return F.rms_norm(wide(value), shape, eps=eps)
+
+
+def _each_image(use: Use, normalise: Callable[[Tensor], Tensor]) -> Tensor:
+    value = wide(use.saved["input"])
+    if not use.folded:
+        return normalise(value)
+    return normalise(value.flatten(0, 1)).reshape(value.shape)
+
+
+def _group(use: Use) -> Tensor:
+    groups, eps = use.arguments["num_groups"], use.arguments.get("eps", 1e-5)
+    return _each_image(use, lambda value: F.group_norm(value, groups, eps=eps))
+
+
+def _instance(use: Use) -> Tensor:
+    eps = use.arguments.get("eps", 1e-5)
+    return _each_image(use, lambda value: F.instance_norm(value, eps=eps))
+
+
+def _frozen_batch(use: Use) -> Tensor:
+    mean, var = use.arguments["running_mean"], use.arguments["running_var"]
+    eps = use.arguments.get("eps", 1e-5)
+    return _each_image(use, lambda v: F.batch_norm(v, wide(mean), wide(var), eps=eps))
+
+
+def _own_statistics(arguments: Mapping[str, Any], parameters: Mapping[str, Slot]) -> bool:
+    return bool(arguments.get("use_input_stats", True))
+
+
+def _given_statistics(arguments: Mapping[str, Any], parameters: Mapping[str, Slot]) -> bool:
+    return not arguments.get("training", False)
+
+
+_roles: dict[str, Any] = {"parameters": ("weight", "bias"), "saved": ("input",)}
+register(
+    Rule(
+        "layer_norm",
+        ("input", "normalized_shape", "weight", "bias", "eps"),
+        gradients=_affine(_layer, _over_positions),
+        **_roles,
+    ),
+    F.layer_norm,
+)
+register(
+    Rule(
+        "rms_norm",
+        ("input", "normalized_shape", "weight", "eps"),
+        gradients=_affine(_rms, _over_positions),
+        **_roles,
+    ),
+    F.rms_norm,
+)
+register(
+    Rule(
+        "group_norm",
+        ("input", "num_groups", "weight", "bias", "eps"),
+        gradients=_affine(_group, _over_space),
+        **_roles,
+    ),
+    F.group_norm,
+)
+_running = ("input", "running_mean", "running_var", "weight", "bias")
+register(
+    Rule(
+        "instance_norm",
+        (*_running, "use_input_stats", "momentum", "eps"),
+        gradients=_affine(_instance, _over_space),
+        accepts=_own_statistics,
+        **_roles,
+    ),
+    F.instance_norm,
+)
+register(
+    Rule(
+        "batch_norm",
+        (*_running, "training", "momentum", "eps"),
+        gradients=_affine(_frozen_batch, _over_space),
+        accepts=_given_statistics,
+        **_roles,
+    ),
+    F.batch_norm,
+)
