@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import tarfile
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forethought.data.dataset import DataError, Dataset, Split
-from forethought.data.files import DAMAGE, find, read
+from forethought.data.files import find, read
 from forethought.data.idx import scaled
 
 CLASSES = 10
@@ -64,14 +65,16 @@ def _from(found: Path) -> Iterator[tuple[str, NDArray[np.uint8]]]:
 
 
 def _from_archive(archive: Path) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+    # Decompressed in memory first: tarfile alone would never compare the checksum at the end.
+    content = read(archive)
     try:
-        with tarfile.open(archive, "r|*") as members:
+        with tarfile.open(fileobj=BytesIO(content)) as members:
             for member in members:
                 file = Path(member.name).name
-                content = members.extractfile(member) if member.isfile() else None
-                if content is not None and file in (*_TRAIN, _TEST):
-                    yield file, _rows(f"{archive}, {member.name}", content.read())
-    except (*DAMAGE, tarfile.TarError) as error:
+                batch = members.extractfile(member) if member.isfile() else None
+                if batch is not None and file in (*_TRAIN, _TEST):
+                    yield file, _rows(f"{archive}, {member.name}", batch.read())
+    except tarfile.TarError as error:
         raise DataError.unexpected(
             archive, f"a truncated or corrupt archive ({error})", "an intact one"
         ) from error

@@ -191,7 +191,8 @@ def _morlet(
     """A Gabor wave less the multiple of its envelope that makes its mean zero."""
     wave = _gabor(shape, sigma, theta, xi, slant)
     envelope = _gabor(shape, sigma, theta, 0.0, slant)
-    return wave - wave.sum() / envelope.sum() * envelope
+    morlet: NDArray[np.complex128] = wave - wave.sum() / envelope.sum() * envelope
+    return morlet
 
 
 def _gabor(
@@ -208,7 +209,8 @@ def _gabor(
     wave = np.exp(-square + 1j * xi * (y * cos + x * sin))
     periods = len(_REPEATS)
     wave = wave.reshape(periods, M, periods, N).sum((0, 2))
-    return np.divide(wave, 2 * _PI_OF_NORM * sigma**2 / slant)
+    gabor: NDArray[np.complex128] = np.divide(wave, 2 * _PI_OF_NORM * sigma**2 / slant)
+    return gabor
 
 
 def _periodised(spectrum: NDArray[np.float64], res: int, axis: int) -> NDArray[np.float64]:

@@ -57,10 +57,8 @@ def _read(path: Path) -> tuple[Any, NDArray[np.float64]]:
         raise DataError.unexpected(
             path, f"no svmlight text ({error})", "lines of the form: label index:value …"
         ) from error
-    if not features.shape[0] or not features.shape[1]:
+    if not features.nnz:
         raise DataError.unexpected(
-            path,
-            f"{features.shape[0]} examples of {features.shape[1]} features",
-            "at least one of each",
+            path, f"{features.shape[0]} examples with no feature at all", "index:value pairs"
         )
     return features, labels

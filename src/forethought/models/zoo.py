@@ -69,7 +69,7 @@ def build(
     if not isinstance(name, str):
         raise TypeError(f"a model is named by a string such as 'linear', not {name!r}")
     make = _imported(name) if ":" in name else _of_the_zoo(name)
-    _known_options(name, make, options)
+    _check_call(name, make, shape, classes, options)
     with torch.random.fork_rng(devices=[]):
         if seed is not None:
             torch.manual_seed(seed)
@@ -125,17 +125,27 @@ def _working_directory_importable() -> Iterator[None]:
         sys.path.remove(here)
 
 
-def _known_options(name: str, make: Callable[..., Any], options: dict[str, Any]) -> None:
+def _check_call(
+    name: str,
+    make: Callable[..., Any],
+    shape: tuple[int, ...],
+    classes: int,
+    options: dict[str, Any],
+) -> None:
+    """Refuse options that the model does not have, naming those it has."""
     try:
-        parameters = inspect.signature(make).parameters
+        signature = inspect.signature(make)
     except (TypeError, ValueError):  # a callable that tells no signature takes what it takes
         return
-    if any(kind.kind is inspect.Parameter.VAR_KEYWORD for kind in parameters.values()):
-        return
-    allowed = [option for option in parameters if option not in ("inputs", "classes")]
-    for option in options:
-        if option not in allowed:
-            near = difflib.get_close_matches(option, allowed, 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            choice = f"its options are {', '.join(allowed)}" if allowed else "it has no options"
-            raise ValueError(f"model {name!r} has no option {option!r}.{hint} Here {choice}")
+    try:
+        signature.bind(inputs=shape, classes=classes, **options)
+    except TypeError as error:
+        allowed = [option for option in signature.parameters if option not in ("inputs", "classes")]
+        unknown = [option for option in options if option not in allowed]
+        near = difflib.get_close_matches(unknown[0], allowed, 1) if unknown else []
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        choice = f"its options are {', '.join(allowed)}" if allowed else "it has no options"
+        raise ValueError(
+            f"model {name!r} cannot be built: {error}.{hint} It is called with inputs=, classes= "
+            f"and options; {choice}"
+        ) from None

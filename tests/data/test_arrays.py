@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from forethought.data import DataError, load
+
+
+@pytest.fixture
+def save(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def save(**arrays) -> str:
+        np.savez("t.npz", **arrays)
+        return "npz:t.npz"
+
+    return save
+
+
+def test_parts_of_their_own(save):
+    x, y = np.arange(12, dtype=np.float64).reshape(6, 2), np.array([3, 5, 3, 5, 9, 9])
+    data = load(save(x_train=x, y_train=y, x_test=x[:2], y_test=y[:2]))
+    assert data.train.inputs.dtype == np.float32
+    np.testing.assert_array_equal(data.train.inputs, x)
+    assert data.train.targets.tolist() == [0, 1, 0, 1, 2, 2]
+    assert data.test is not None
+    assert data.test.targets.tolist() == [0, 1]
+    assert data.classes == 3
+
+
+def test_one_part_is_split(save):
+    x, y = np.eye(10), np.arange(10) % 2
+    for keys in (("x", "y"), ("x_train", "y_train")):
+        data = load(save(**dict(zip(keys, (x, y), strict=True))), holdout=0.3)
+        assert data.test is not None
+        assert (len(data.train), len(data.test)) == (7, 3)
+
+
+def test_bytes_are_pixels(save):
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 5, 6), dtype=np.uint8)
+    grey = load(save(x=pixels, y=np.arange(8) % 2))
+    assert grey.train.inputs.shape[1:] == (1, 5, 6)
+    assert grey.train.inputs.max() <= 1
+    colour = load(save(x=np.stack([pixels] * 3, -1), y=np.arange(8) % 2))
+    assert colour.train.inputs.shape[1:] == (3, 5, 6)
+    np.testing.assert_array_equal(colour.train.inputs[:, 2], grey.train.inputs[:, 0])
+    first = load(save(x=np.stack([pixels] * 3, 1), y=np.arange(8) % 2))
+    np.testing.assert_array_equal(first.train.inputs, colour.train.inputs)
+
+
+def test_kinds_of_labels(save):
+    x = np.eye(4)
+    assert load(save(x=x, y=np.array(["b", "a", "b", "a"]))).classes == 2
+    assert load(save(x=x, y=np.array([[0], [1], [0], [1]]))).classes == 2
+    assert load(save(x=x, y=np.array([True, False, True, False]))).classes == 2
+    assert load(save(x=x, y=np.array([0.1, 0.2, 0.3, 0.4]))).classes is None
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"a": np.eye(2)}, "the arrays a, expected x_train and y_train"),
+        ({"x_train": np.eye(2)}, "expected x_train and y_train"),
+        (
+            {"x_train": np.eye(2), "y_train": np.arange(2), "x_test": np.eye(2)},
+            "expected x_train and y_train",
+        ),
+        ({"x": np.eye(3), "y": np.arange(2)}, "3 examples in x and 2 in y"),
+        ({"x": np.array([[1, np.nan], [2, 3]]), "y": np.arange(2)}, "found nan in example 0"),
+        ({"x": np.array([[1, 2], [np.inf, 3]]), "y": np.arange(2)}, "found inf in example 1"),
+        ({"x": np.arange(2), "y": np.arange(2)}, r"x: found int64 of shape \(2,\)"),
+        ({"x": np.array([["a"], ["b"]]), "y": np.arange(2)}, "x: found <U1"),
+        ({"x": np.eye(2), "y": np.eye(2)}, r"y: found float64 of shape \(2, 2\)"),
+        ({"x": np.eye(2), "y": np.array([1.0, np.nan])}, "found label nan in example 1"),
+        (
+            {
+                "x_train": np.eye(2),
+                "y_train": np.arange(2),
+                "x_test": np.eye(3),
+                "y_test": np.array([0, 1, 1]),
+            },
+            "examples of shapes",
+        ),
+    ],
+)
+def test_faults_are_named(save, arrays, message):
+    with pytest.raises(DataError, match=rf"t\.npz.*{message}"):
+        load(save(**arrays))
+
+
+@pytest.mark.parametrize("harm", ["truncated", "flipped", "text", "objects"])
+def test_damage_is_named(save, tmp_path: Path, harm):
+    source = save(x=np.random.default_rng(0).random((50, 4)), y=np.arange(50) % 2)
+    path = tmp_path / "t.npz"
+    content = bytearray(path.read_bytes())
+    if harm == "objects":
+        np.savez(path, x=np.array([{}, {}]), y=np.arange(2))
+    else:
+        if harm == "truncated":
+            del content[-30:]
+        elif harm == "flipped":
+            content[600] ^= 0xFF
+        else:
+            content = bytearray(b"hello")
+        path.write_bytes(bytes(content))
+    with pytest.raises(DataError, match=r"t\.npz: found no readable archive"):
+        load(source)
+
+
+def test_more_than_a_thousand_whole_numbers_are_values(save):
+    data = load(save(x=np.zeros((1500, 1)), y=np.arange(1500)))
+    assert data.classes is None
+    with pytest.raises(DataError, match="1500 different words as labels"):
+        load(save(x=np.zeros((1500, 1)), y=np.array([f"w{row}" for row in range(1500)])))

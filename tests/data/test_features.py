@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from forethought.data import DataError, Dataset, Split, features, load
+from forethought.data.scattering import group_normalised, scatter
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("FORETHOUGHT_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def images() -> NDArray[np.float32]:
+    return np.random.default_rng(0).random((6, 1, 12, 12), dtype=np.float32)
+
+
+@pytest.fixture
+def transforms(monkeypatch):
+    """How often the transform really ran."""
+    runs = []
+
+    def counted(*args, **options):
+        runs.append(1)
+        return scatter(*args, **options)
+
+    monkeypatch.setattr(features, "scatter", counted)
+    return runs
+
+
+def test_features_are_normalised_scattering(images):
+    expected = group_normalised(scatter(torch.from_numpy(images)), 27).numpy()
+    np.testing.assert_array_equal(features.cached(images), expected)
+
+
+def test_computed_once(images, transforms, cache):
+    first = features.cached(images)
+    np.testing.assert_array_equal(features.cached(images), first)
+    assert len(transforms) == 1
+    assert [path.suffix for path in cache.iterdir()] == [".npy"]
+
+
+def test_other_images_have_another_file(images, transforms):
+    features.cached(images)
+    changed = images.copy()
+    changed[3, 0, 5, 5] += 1e-3
+    features.cached(changed)
+    features.cached(images[:5])
+    assert len(transforms) == 3
+
+
+@pytest.mark.parametrize("harm", ["truncated", "flipped", "empty", "longer", "other shape"])
+def test_a_damaged_file_is_computed_again(images, transforms, cache, harm):
+    expected = features.cached(images)
+    (path,) = cache.iterdir()
+    content = bytearray(path.read_bytes())
+    if harm == "truncated":
+        del content[-100:]
+    elif harm == "flipped":
+        content[len(content) // 2] ^= 1
+    elif harm == "empty":
+        content.clear()
+    elif harm == "longer":
+        content += b"more"
+    else:
+        content = bytearray(path.read_bytes().replace(b"(6, 81, 3, 3)", b"(6, 27, 9, 3)"))
+    path.write_bytes(bytes(content))
+    np.testing.assert_array_equal(features.cached(images), expected)
+    assert len(transforms) == 2
+    features.cached(images)
+    assert len(transforms) == 2, "the file was not mended"
+
+
+def test_no_half_written_file_is_left(images, cache, monkeypatch):
+    def full(*_):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(features.zlib, "crc32", full)
+    assert features.cached(images).shape == (6, 81, 3, 3)
+    assert list(cache.iterdir()) == []
+
+
+def test_a_cache_folder_that_cannot_be_made_is_no_error(images, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("FORETHOUGHT_CACHE", str(tmp_path / "file" / "cache"))
+    assert features.cached(images).shape == (6, 81, 3, 3)
+
+
+def test_cache_folder_follows_the_platform(monkeypatch, tmp_path):
+    monkeypatch.delenv("FORETHOUGHT_CACHE")
+    monkeypatch.setattr(features.sys, "platform", "linux")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert features.cache_folder() == tmp_path / "forethought"
+    monkeypatch.setattr(features.sys, "platform", "win32")
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path))
+    assert features.cache_folder() == tmp_path / "forethought"
+    monkeypatch.setattr(features.sys, "platform", "darwin")
+    assert features.cache_folder().parts[-3:] == ("Library", "Caches", "forethought")
+
+
+def test_load_replaces_images_and_says_so():
+    plain, scattered = load("digits"), load("digits", features="scattering")
+    assert scattered.train.inputs.shape == (len(plain.train), 81, 2, 2)
+    assert scattered.test is not None
+    assert scattered.test.inputs.shape[1:] == (81, 2, 2)
+    np.testing.assert_array_equal(scattered.train.targets, plain.train.targets)
+    assert any("scattering" in note for note in scattered.notes)
+
+
+def test_refused_for_what_is_no_image():
+    with pytest.raises(DataError, match="scattering needs images"):
+        load("breast-cancer", features="scattering")
+    tiny = Split(np.zeros((3, 1, 4, 4), np.float32), np.zeros(3, np.int64))
+    with pytest.raises(DataError, match="more than 4 pixels"):
+        features.with_scattering(Dataset("tiny", tiny, None, 2))
+    with pytest.raises(DataError, match="unknown features 'wavelets'"):
+        load("digits", features="wavelets")

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from forethought.data import DataError, load
+
+TABLE = """age,sex,dose,outcome
+31,f,1.5,well
+44,m,2,ill
+27,f,0,well
+65, x ,1e1,ill
+50,m,3,well
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def write(text: str, name: str = "t.csv") -> str:
+        Path(name).write_text(text, encoding="utf-8")
+        return f"csv:{name}"
+
+    return write
+
+
+def both(data):
+    """All examples in one array each, whatever part they fell into."""
+    return (
+        np.concatenate([data.train.inputs, data.test.inputs]),
+        np.concatenate([data.train.targets, data.test.targets]),
+    )
+
+
+def test_numbers_and_categories(write):
+    data = load(write(TABLE), label="outcome", holdout=0.4)
+    inputs, targets = both(data)
+    assert (len(data.train), len(data.test)) == (3, 2)
+    assert data.classes == 2
+    rows = sorted(tuple(row) for row in inputs.tolist())
+    assert rows == [
+        (27, 1, 0, 0, 0),
+        (31, 1, 0, 0, 1.5),
+        (44, 0, 1, 0, 2),
+        (50, 0, 1, 0, 3),
+        (65, 0, 0, 1, 10),
+    ]
+    assert {row[0]: target for row, target in zip(inputs, targets, strict=True)} == {
+        31: 1,
+        44: 0,
+        27: 1,
+        65: 0,
+        50: 1,
+    }
+    assert any("categories" in what for what in data.not_covered)
+    assert any("ill, well" in what for what in data.not_covered)
+
+
+def test_a_file_without_names_and_a_numbered_label(write):
+    body = TABLE.partition("\n")[2]
+    for label in ("3", "-1"):
+        assert both(load(write(body), label=label))[0].shape == (5, 5)
+    with pytest.raises(DataError, match="found 4 columns, expected one numbered 4"):
+        load(write(body), label="4")
+
+
+def test_a_test_file_is_read_like_the_training_file(write):
+    source = write(TABLE)
+    write("outcome,dose,sex,age\nwell,7,m,20\nill,8,unseen,30\n", "test.csv")
+    data = load(source, label="outcome", test="test.csv")
+    assert len(data.train) == 5
+    assert data.test is not None
+    assert data.test.inputs.tolist() == [[20, 0, 1, 0, 7], [30, 0, 0, 0, 8]]
+    assert data.test.targets.tolist() == [1, 0]
+    write("outcome,dose,sex,age\ndead,7,m,20\n", "test.csv")
+    with pytest.raises(DataError, match=r"test\.csv: found label dead in example 0"):
+        load(source, label="outcome", test="test.csv")
+    write("outcome,dose,age\nwell,7,20\n", "test.csv")
+    with pytest.raises(DataError, match=r"test\.csv: found the columns outcome, dose, age"):
+        load(source, label="outcome", test="test.csv")
+
+
+def test_values_to_regress_on(write):
+    data = load(write("a,y\n1,0.5\n2,1.5\n3,2.25\n4,-1\n"), label="y")
+    assert data.classes is None
+    assert data.train.targets.dtype == np.float32
+    assert sorted(both(data)[1].tolist()) == [-1, 0.5, 1.5, 2.25]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b,y\n1,2,0\n3,1\n", "found 2 entries in line 3, expected 3"),
+        ("a,b,y\n1,2,0\n3,4,5,6\n", "found 4 entries in line 3"),
+        ("a,b,y\n1,2,0\n,4,1\n3,4,1\n", "found '' in column a, example 1, expected a number"),
+        ("a,b,y\n1,2,0\n3,?,1\n3,4,1\n", r"found '\?' in column b, example 1"),
+        ("a,b,y\n1,2,0\n3,nan,1\n", "found nan in example 1, feature b"),
+        ("a,b,y\n1,2,0\n3,inf,1\n", "found inf in example 1, feature b"),
+        ("a,b,y\n1,2,0\n3,4,\n5,6,x\n", "found no label in example 1"),
+        ("a,b,y\n1,2,0\n3,4,nan\n", "found label nan in example 1"),
+        ("a,b,y\n1,2,0\n3,4,0\n", "only the label 0.0, expected two or more"),
+        ("a,a,y\n1,2,0\n3,4,1\n", "two columns of one name"),
+        ("a,b,y\n", "0 examples"),
+        ("y\n1\n2\n", "in 1 columns"),
+        ("", "an empty file"),
+        ("a,b,z\n1,2,0\n", "expected one named 'y', the label"),
+        ("a,b,y\n1,\0,0\n", "a zero byte"),
+    ],
+)
+def test_faults_are_named(write, text, message):
+    with pytest.raises(DataError, match=rf"t\.csv.*{message}"):
+        load(write(text), label="y")
+
+
+def test_a_column_of_identifiers(write):
+    text = "id,a,y\n" + "".join(f"p{row},1,{row % 2}\n" for row in range(1001))
+    with pytest.raises(DataError, match=r"1001 different words in column id.*drop a column"):
+        load(write(text), label="y")
+
+
+def test_a_fault_deep_in_a_long_column(write):
+    rows = [f"{row},{row % 2}" for row in range(3000)]
+    rows[1234] = "missing,0"
+    with pytest.raises(DataError, match="found 'missing' in column a, example 1234"):
+        load(write("a,y\n" + "\n".join(rows)), label="y")
+
+
+def test_the_label_must_be_named(write):
+    with pytest.raises(DataError, match="which column is the label"):
+        load(write(TABLE))
+
+
+def test_compressed(write, tmp_path: Path):
+    (tmp_path / "t.csv.gz").write_bytes(gzip.compress(TABLE.encode()))
+    assert load("csv:t.csv.gz", label="outcome").train.inputs.shape == (4, 5)
+
+
+def test_original_files(real_data: Path):
+    iris = load("csv:uci/iris.data", folder=real_data, label="-1")
+    assert (len(iris.train), iris.classes) == (120, 3)
+    cancer = load("csv:uci/wdbc.data", folder=real_data, label="1")
+    assert (cancer.train.inputs.shape, cancer.classes) == ((455, 31), 2)
+    adult = load("csv:uci/adult.data.gz", folder=real_data, label="14")
+    assert adult.train.inputs.shape == (26_049, 6 + 102)
+    # 6 numbers; one of 9, 16, 7, 15, 6, 5, 2 and 42 categories from each of eight columns.
+    assert (adult.train.inputs[:, [0, 10]].sum() > 0) and adult.classes == 2
+
+
+def test_a_damaged_line_of_an_original_file(real_data: Path):
+    with pytest.raises(DataError, match=r"adult\.test\.gz: found 1 columns"):
+        load("csv:uci/adult.test.gz", folder=real_data, label="14")
