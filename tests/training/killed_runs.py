@@ -24,6 +24,7 @@ from torch import nn
 
 from forethought.mechanism import Mechanism, Poisson, Rounds, Shuffled, WithoutReplacement
 from forethought.plans import Averaging, Clip, Optimizer, Plan, Schedule
+from forethought.training.checkpoint import Checkpoint
 from forethought.training.metrics import Event
 from forethought.training.run import train
 
@@ -75,7 +76,8 @@ def go(name: str, out: Path, *, resume: bool, kill_at: int | None, log: Path | N
     targets = (inputs[:, 0] > 0).astype(np.int64)
     torch.set_num_threads(1)
     # A resumed run takes its weights from the checkpoint, whatever it is started with.
-    torch.manual_seed(1 if resume else 0)
+    begun = (out / "checkpoint" / "state.safetensors").exists()
+    torch.manual_seed(1 if begun else 0)
     model = network()
 
     def progress(event: Event) -> None:
@@ -137,18 +139,17 @@ def scenario(name: str, folder: Path, chooser: random.Random, blind: bool) -> di
     started = time.perf_counter()
     whole = in_child(partial(go, name, straight, resume=False, kill_at=None, log=reference))
     duration = time.perf_counter() - started
-    kills, resume = 0, False
-    for _ in range(6):
-        if blind:
-            status = in_child(
-                partial(go, name, killed, resume=resume, kill_at=None, log=log),
-                kill_after=chooser.uniform(0, duration),
-            )
-        else:
-            at = chooser.randrange(1, ROUNDS + 1)
-            status = in_child(partial(go, name, killed, resume=resume, kill_at=at, log=log))
+    kills, resume, done = 0, False, 0
+    for _ in range(4):
+        # Either at a random moment, or right after a random one of the next 15 rounds.
+        at = None if blind else min(done + chooser.randrange(1, 16), ROUNDS)
+        status = in_child(
+            partial(go, name, killed, resume=resume, kill_at=at, log=log),
+            kill_after=chooser.uniform(0, duration) if blind else None,
+        )
         kills += status == -signal.SIGKILL
-        resume = (killed / "plan.json").exists()
+        resume = (killed / "checkpoint").exists() or (killed / "plan.json").exists()
+        done = Checkpoint.read(killed / "checkpoint").round if at is not None else 0
     last = in_child(partial(go, name, killed, resume=resume, kill_at=None, log=log))
     rounds = dict(line.split() for line in reference.read_text().splitlines())
     repeated = [line.split() for line in log.read_text().splitlines()]
@@ -163,6 +164,10 @@ def scenario(name: str, folder: Path, chooser: random.Random, blind: bool) -> di
 
 
 if __name__ == "__main__":
+    # Warms up torch on one thread, which leaves nothing behind that a fork could not copy.
+    torch.set_num_threads(1)
+    warm = Plan(Mechanism(Rounds(1.0, 2, Poisson(0.5))), 4, 1e-5)
+    train(network(), (np.zeros((4, 6)), np.zeros(4, dtype=np.int64)), warm)
     root, seed = Path(sys.argv[1]), int(sys.argv[2])
     chooser = random.Random(seed)
     found = [

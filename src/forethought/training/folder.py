@@ -47,6 +47,15 @@ class RunFolder:
         """Whether there is a checkpoint file, readable or not."""
         return (self.checkpoint / STATE).exists()
 
+    @property
+    def _untouched(self) -> bool:
+        # A run that died while it set the folder up leaves an empty checkpoint folder at most.
+        entries = list(self.path.iterdir())
+        return not entries or (
+            entries == [self.checkpoint]
+            and all(path.name.startswith(".") for path in self.checkpoint.iterdir())
+        )
+
     def begin(self, *, overwrite: bool) -> None:
         """Make an empty run folder.
 
@@ -56,7 +65,7 @@ class RunFolder:
         """
         if self.path.exists() and not self.path.is_dir():
             raise RunFolderExistsError(f"{self.path} is a file; a run needs a folder")
-        if self.path.is_dir() and any(self.path.iterdir()):
+        if self.path.is_dir() and not self._untouched:
             if not overwrite:
                 raise RunFolderExistsError(
                     f"{self.path} is not empty: continue its run with resume (--resume), replace "

@@ -143,8 +143,11 @@ class Loop:
         groups = self._assign(indices, index)
         bound = self._clip_norm.value
         logged = index + 1 in self._epsilon
-        loss = self._batch_loss(indices) if logged and self._diagnostics else None
-        self.torch_generator.manual_seed(int(self._model.at(index).bit_generator.random_raw()) >> 1)
+        loss = None
+        if logged and self._diagnostics:
+            self._seed_model(index)
+            loss = self._batch_loss(indices)
+        self._seed_model(index)
         release = Release(bound, part.noise * bound, part.divisor)
         norms = self.step.sum_contributions(self._records, indices, release, groups)
         noise = self._noise.at(index)
@@ -156,6 +159,10 @@ class Loop:
             self._non_finite += torch.isfinite(norms).logical_not_().sum()
         if logged:
             self._log(index + 1, step_size, bound, loss, norms)
+
+    def _seed_model(self, index: int) -> None:
+        # Whether a round is logged must not move its dropout masks: both passes begin alike.
+        self.torch_generator.manual_seed(int(self._model.at(index).bit_generator.random_raw()) >> 1)
 
     def _assign(self, indices: Indices, index: int) -> Groups | None:
         count = self.plan.groups

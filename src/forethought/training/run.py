@@ -230,11 +230,13 @@ def _saved(folder: RunFolder, plan: Plan) -> Checkpoint | None:
     try:
         return Checkpoint.read(folder.checkpoint)
     except CheckpointError:
-        # The first checkpoint precedes the first round, so without one nothing was released.
+        # The first checkpoint precedes the first round: without one nothing was released, and
+        # what there is comes from a run that died while it set the folder up.
+        begun = folder.has_checkpoint or not folder.checkpoint.is_dir()
         path = folder.path / PLAN
-        if path.is_file() and not folder.has_checkpoint and Plan.load(path) == plan:
-            return None
-        raise
+        if begun or (path.is_file() and Plan.load(path) != plan):
+            raise
+        return None
 
 
 def _read_back(folder: RunFolder, model: torch.nn.Module, plan: Plan) -> Run:
