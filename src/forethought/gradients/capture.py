@@ -116,10 +116,17 @@ class _Tap(torch.autograd.Function):
         return gradient, *(None,) * (4 + len(ctx.names))
 
 
+# These also hand themselves over, and a checkpointed block runs again inside them.
+BACKWARDS = frozenset({torch.autograd.grad, torch.Tensor.backward})
+
+
 @cache
-def _opened(function: FunctionType) -> FunctionType:
-    # A Python function of torch.nn.functional hands itself over to the mode as a whole. This copy
-    # does not ask, so that the functions inside it are caught one by one.
+def opened(function: FunctionType) -> FunctionType:
+    """A copy of a Python function that does not hand itself over to the mode as a whole.
+
+    The functions inside it are then caught one by one.
+    """
+
     def never(*_: Any) -> bool:
         return False
 
@@ -168,11 +175,14 @@ class Watch(TorchFunctionMode):
                 return self.tap(func(*site.args, **site.kwargs), site, site.arguments)
         elif func in DRAWS or drops(func, args, kwargs):
             self.random = True
+        elif func in BACKWARDS:
+            with self:
+                return opened(func)(*args, **kwargs)
         elif isinstance(func, FunctionType) and func.__module__ == "torch.nn.functional":
             leaves = (*args, *kwargs.values())
             if any(isinstance(v, Tensor) and slot(v, self._parameters) for v in leaves):
                 with self:
-                    return _opened(func)(*args, **kwargs)
+                    return opened(func)(*args, **kwargs)
         return func(*args, **kwargs)
 
     def _site(self, rule: Rule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Site | None:

@@ -65,13 +65,13 @@ class Dense:
     values: Tensor
 
     def squared_norms(self) -> Tensor:
-        flat = wide(self.values).flatten(1)
+        flat = wide(self.values).reshape(self.values.shape[0], -1)
         squares: Tensor = torch.linalg.vector_norm(flat, dim=1).square()
         return squares + floor(flat)
 
     def weighted(self, factors: Tensor) -> Tensor:
         values = wide(self.values)
-        total = factors.to(values.dtype) @ values.flatten(1)
+        total = factors.to(values.dtype) @ values.reshape(values.shape[0], -1)
         return total.view(values.shape[1:])
 
     def rows(self) -> Tensor:
