@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 
@@ -72,10 +71,14 @@ def train(
     prepared = running.prepare(request, data_dir)
     terminal.show_plan(console, prepared.plan)
     start = time.perf_counter()
-    with terminal.progress_bar(console, prepared.plan.rounds) as progress:
-        run = running.run(
-            prepared, folder, resume=resume is not None, overwrite=overwrite, progress=progress
-        )
+    try:
+        with terminal.progress_bar(console, prepared.plan.rounds) as progress:
+            run = running.run(
+                prepared, folder, resume=resume is not None, overwrite=overwrite, progress=progress
+            )
+    except KeyboardInterrupt:
+        resume_with = f"forethought train --resume {folder}"
+        raise typer.Exit(_fail(f"interrupted; continue with: {resume_with}", 130)) from None
     seconds = time.perf_counter() - start
     accuracy = run.accuracy
     terminal.show_result(console, run.statement, accuracy, seconds, folder)
@@ -269,17 +272,11 @@ def _fail(message: object, status: int) -> int:
 def main() -> None:
     """Entry point: every expected failure is one clear line and an exit status."""
     try:
-        status = app(standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        status = error.exit_code
-    except (click.Abort, KeyboardInterrupt) as interrupt:
-        status = _fail(str(interrupt) or "interrupted", 130)
+        app()
     except ValueError as error:
-        status = _fail(error, 2)
+        raise SystemExit(_fail(error, 2)) from None
     except OSError as error:
-        status = _fail(error, 1)
-    raise SystemExit(status)
+        raise SystemExit(_fail(error, 1)) from None
 
 
 if __name__ == "__main__":

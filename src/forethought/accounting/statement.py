@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from forethought import __version__
 from forethought.accounting import exact
 from forethought.accounting.interval import Interval
+from forethought.accounting.pairs import theorem
 from forethought.mechanism import Mechanism, UnsupportedMechanismError, real, whole
 
 STATEMENT_SCHEMA = "forethought/statement/1"
@@ -360,7 +361,7 @@ def _attack(epsilon: float, delta: float) -> tuple[tuple[float, float], ...]:
 
 
 def _theorems(mechanism: Mechanism, group: int) -> tuple[str, ...]:
-    said = [exact.theorem(part, mechanism.adjacency, group) for part in mechanism]
+    said = [theorem(part, mechanism.adjacency, group) for part in mechanism]
     return tuple(dict.fromkeys(said))
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forethought.accounting import exact
-from forethought.accounting.tradeoff import tradeoff
 from forethought.mechanism import Mechanism
 
 if TYPE_CHECKING:
@@ -101,6 +100,8 @@ def draw_tradeoff(mechanism: Mechanism, path: Path, group: int = 1) -> Path | No
     """The least detection error an attacker can reach, at every false-alarm rate."""
     if any(part.noise_multiplier == 0 for part in mechanism):
         return None
+    from forethought.accounting.tradeoff import tradeoff
+
     curve = tradeoff(mechanism, group=group)
     alpha = np.linspace(0, 1, 401)
     figure, axes = new_axes(
