@@ -1,0 +1,149 @@
+"""Solve for any one unknown so that the certified ε meets a budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from forethought.accounting.exact import epsilon
+from forethought.mechanism import (
+    Adjacency,
+    Budget,
+    Clipping,
+    Mechanism,
+    Rounds,
+    Sampling,
+    real,
+)
+
+
+def calibrate(
+    make_mechanism: Callable[[float], Mechanism],
+    budget: Budget,
+    bracket: tuple[float, float],
+    *,
+    tolerance: float = 1e-3,
+    integer: bool = False,
+    group: int = 1,
+) -> float:
+    """The value in ``bracket`` at which the mechanism just meets the budget.
+
+    Whether ε grows or falls with the value is found out at the ends of the bracket.
+
+    Args:
+        make_mechanism: the unknown (noise multiplier, rounds, rate, epochs, …) → mechanism; ε must
+            be monotone in it.
+        budget: the target. The certified upper end of ε is at most ``budget.epsilon``.
+        bracket: two values, 0 ≤ low < high, of which one meets the budget and the other does not.
+        tolerance: the certified ε is at least (1 - tolerance) of the budget, where the unknown is
+            continuous.
+        integer: the unknown is a whole number: the last one that still meets the budget.
+        group: number of records in which neighbouring data sets differ.
+
+    Returns:
+        The value; an integral float when ``integer``.
+
+    Raises:
+        ValueError: both ends of the bracket meet the budget, or neither does.
+        UnsupportedMechanismError: as in :func:`forethought.accounting.exact.epsilon`.
+
+    >>> from forethought.mechanism import FullBatch
+    >>> sigma = calibrate(lambda s: Mechanism(Rounds(s, 1, FullBatch())), Budget(1, 1e-5), (0.5, 50))
+    >>> round(sigma, 2)
+    3.73
+    """
+    if not isinstance(budget, Budget):
+        raise TypeError(f"budget must be a Budget, not {type(budget).__name__}")
+    tolerance = real("tolerance", tolerance, above=0, most=0.1)
+    low = real("bracket's low end", bracket[0], least=0)
+    high = real("bracket's high end", bracket[1], above=low)
+    if integer:
+        low, high = float(math.ceil(low)), float(math.floor(high))
+
+    def spent(value: float, accuracy: float) -> float:
+        return epsilon(make_mechanism(value), budget.delta, group, accuracy=accuracy).upper
+
+    accuracy = min(1e-3, tolerance / 2)
+    ends = [spent(low, 0.03), spent(high, 0.03)]
+    meets = [end <= budget.epsilon for end in ends]
+    if meets[0] == meets[1]:
+        ends = [spent(low, accuracy), spent(high, accuracy)]
+        meets = [end <= budget.epsilon for end in ends]
+    if meets[0] == meets[1]:
+        raise ValueError(
+            f"no solution in the bracket ({low:g}, {high:g}): ε at δ={budget.delta:g} is "
+            f"{ends[0]:.4g} and {ends[1]:.4g} at its ends, and the budget is {budget.epsilon:g}; "
+            f"{'both meet it' if meets[0] else 'neither meets it'}. Widen the bracket"
+        )
+    # `good` meets the budget, `bad` does not. ε is close to a power of the unknown.
+    good, bad = (low, high) if meets[0] else (high, low)
+    at_good, at_bad = (ends[0], ends[1]) if meets[0] else (ends[1], ends[0])
+    target = budget.epsilon * (1 - tolerance / 2)
+    certified = False
+    stale = 0
+    for step in range(200):
+        if integer and abs(good - bad) <= 1:
+            break
+        if certified and at_good >= budget.epsilon * (1 - tolerance):
+            break
+        if abs(good - bad) <= 4e-16 * max(abs(good), abs(bad)):
+            break
+        value = _between(good, bad, at_good, at_bad, target, bisect=stale >= 2 or step > 60)
+        if integer:
+            value = float(round(value))
+            if value in (good, bad):
+                value = float(math.floor((good + bad) / 2))
+        rough = step < 60 and max(abs(math.log(max(at, 1e-300) / target)) if at < math.inf else 9 for at in (at_good, at_bad)) > 0.5
+        got = spent(value, 0.03 if rough else accuracy)
+        if got <= budget.epsilon:
+            stale = stale + 1 if at_good == good else 0
+            good, at_good, certified = value, got, not rough or got <= budget.epsilon
+        else:
+            bad, at_bad = value, got
+    return good
+
+
+def _between(
+    good: float, bad: float, at_good: float, at_bad: float, target: float, *, bisect: bool
+) -> float:
+    logs = good > 0 and bad > 0
+    x, y = (math.log(good), math.log(bad)) if logs else (good, bad)
+    share = 0.5
+    if not bisect and at_good > 0 and at_bad < math.inf:
+        u, v = math.log(at_good), math.log(at_bad)
+        if v > u:
+            share = min(0.98, max(0.02, (math.log(target) - u) / (v - u)))
+    point = x + share * (y - x)
+    return math.exp(point) if logs else point
+
+
+def noise_multiplier(
+    budget: Budget,
+    sampling: Sampling,
+    rounds: int,
+    clipping: Clipping = "example",
+    adjacency: Adjacency = "add-or-remove",
+) -> float:
+    """The smallest noise multiplier, within 0.1 % of ε, with which the rounds meet the budget.
+
+    Raises:
+        UnsupportedMechanismError: no theorem is known for the combination.
+        ValueError: no noise multiplier in [1e-3, 1e9] meets the budget.
+    """
+
+    def make(sigma: float) -> Mechanism:
+        return Mechanism(Rounds(sigma, rounds, sampling, clipping), adjacency=adjacency)
+
+    def meets(sigma: float) -> bool:
+        return epsilon(make(sigma), budget.delta, accuracy=0.03).upper <= budget.epsilon
+
+    low = high = 1.0
+    while not meets(high):
+        low, high = high, 3 * high
+        if high > 1e9:
+            raise ValueError(f"no noise multiplier up to 1e9 meets {budget} over {rounds} rounds")
+    while low == high or meets(low):
+        low, high = low / 2, low
+        if low < 1e-3:
+            return high
+    return calibrate(make, budget, (low, high))
