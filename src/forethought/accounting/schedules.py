@@ -67,7 +67,7 @@ def paper_iterations(
         real("lipschitz", lipschitz, above=0),
     )
     N, d = whole("examples", examples), whole("dimension", dimension)
-    return (8 * real("rho", rho, above=0) * N**2 * M**2 * S / (L**2 * d)) ** (1 / 3)
+    return float((8 * real("rho", rho, above=0) * N**2 * M**2 * S / (L**2 * d)) ** (1 / 3))
 
 
 def paper_strongly_convex_iterations(
@@ -152,7 +152,7 @@ def exact_inverse_iterations(
     allowed = gaussian_mu(budget.epsilon, budget.delta)
     # Σ t² ≤ (μ σ_1/Δ)²
     room = (allowed * real("first_sigma", first_sigma, above=0) / delta_one) ** 2
-    count = math.floor((3 * room) ** (1 / 3)) + 1
+    count: int = math.floor((3 * room) ** (1 / 3)) + 1
     while count and count * (count + 1) * (2 * count + 1) / 6 > room:
         count -= 1
     return count

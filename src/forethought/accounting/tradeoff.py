@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, ndtri
 
+from forethought.accounting import exact
 from forethought.accounting.gaussian import ROUNDING, gaussian_delta
+from forethought.accounting.pairs import parts
 from forethought.accounting.piecewise import (
     Half,
     Profile,
@@ -27,12 +29,20 @@ from forethought.accounting.piecewise import (
     half_below,
     repeated,
 )
-from forethought.mechanism import real, whole
+from forethought.accounting.renyi import zcdp
+from forethought.mechanism import Mechanism, real, whole
 
 Array = NDArray[np.float64]
 
 # Slopes beyond e^±700 leave the range of a double; f is bounded from below by what is inside.
 REACH = 700.0
+
+# Guarantees that :func:`tradeoff` joins: three per decade where an attacker can be told apart.
+DELTAS: tuple[float, ...] = (
+    *(0.999, 0.99, 0.9, 0.75, 0.5),
+    *(10.0 ** (-x / 3) for x in range(1, 30)),
+    *(1e-11, 1e-12),
+)
 
 
 @dataclass(frozen=True)
@@ -413,3 +423,39 @@ def lower_envelope(mass: float, mu: float, symmetric: bool = True) -> TradeOff:
         )
 
     return TradeOff(profile, profile, floor)
+
+
+def tradeoff(mechanism: Mechanism, group: int = 1, accuracy: float = 1e-3) -> TradeOff:
+    """A certified *lower* bound on the trade-off function of a mechanism: what it promises.
+
+    No attacker who tells apart data sets differing in ``group`` records has errors below it. A
+    Gaussian mechanism is exact. Otherwise the upper ends of certified ε at a grid of δ are joined
+    by :func:`from_points`, and raised to the Gaussian of the run without amplification where that
+    is higher (in the far tail), which is ``floor``.
+
+    Args:
+        mechanism: what is released. group: number of differing records.
+        accuracy: of each certified ε.
+
+    Raises:
+        UnsupportedMechanismError: no theorem covers a part of the mechanism.
+    """
+    size = whole("group", group)
+    rho = zcdp(mechanism)
+    if math.isinf(rho):
+        return from_epsilon_delta(0.0, 1.0)
+    # Unsampled, each record moves a release by its sensitivity; g of them by g times that.
+    unamplified = gaussian(size * math.sqrt(2 * rho) * (1 + 1e-14))
+    counts = parts(mechanism, size)
+    if len(counts) == 1 and next(iter(counts)).gaussian:
+        return gaussian(next(iter(counts)).up[0][0] * (1 + 1e-14))
+    start = exact.delta(mechanism, 0.0, size, accuracy=accuracy).upper
+    points = {0.0: start}
+    for target in DELTAS:
+        if target < start:
+            epsilon = exact.epsilon(mechanism, target, size, accuracy=accuracy).upper
+            if math.isfinite(epsilon):
+                points[epsilon] = min(target, points.get(epsilon, 1.0))
+    ordered = sorted(points.items())
+    joined = from_points([at for at, _ in ordered], [value for _, value in ordered])
+    return replace(maximum(joined, unamplified), floor=unamplified.floor)
