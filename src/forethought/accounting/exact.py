@@ -17,7 +17,7 @@ from scipy.special import log_ndtr
 
 from forethought.accounting.interval import Interval
 from forethought.accounting.pairs import parts
-from forethought.accounting.privacy_loss import LARGEST_GRID, Composition, Curve
+from forethought.accounting.privacy_loss import Answer, Composition
 from forethought.accounting.profiles import EPS, Pair
 from forethought.mechanism import Mechanism, real, whole
 
@@ -143,13 +143,19 @@ def _enclose(
     directions = [Composition(counts)]
     if not all(pair.two_sided for pair in counts):
         directions.append(Composition(counts, swapped=True))
-    found = [_refine(c, max(accuracy, _COARSE), delta, epsilon) for c in directions]
+    answers = [c.locate(delta=delta, epsilon=epsilon) for c in directions]
+    found = []
+    for i, composition in enumerate(directions):
+        bounds, answers[i] = _refine(
+            composition, answers[i], max(accuracy, _COARSE), delta, epsilon
+        )
+        found.append(bounds)
     best = max(bounds.lower for bounds in found)
     # Only a direction that may be the worse one needs the full accuracy.
     if accuracy < _COARSE:
         for i, bounds in enumerate(found):
             if bounds.upper >= best:
-                finer = _refine(directions[i], accuracy, delta, epsilon)
+                finer, _ = _refine(directions[i], answers[i], accuracy, delta, epsilon)
                 found[i] = Bounds(max(bounds.lower, finer.lower), min(bounds.upper, finer.upper))
     return Interval(max(b.lower for b in found), max(b.upper for b in found))
 
@@ -159,9 +165,12 @@ def _noisy(mechanism: Mechanism) -> bool:
 
 
 def _refine(
-    composition: Composition, accuracy: float, delta: float | None, epsilon: float | None
-) -> Bounds:
-    answer = composition.locate(delta=delta, epsilon=epsilon)
+    composition: Composition,
+    answer: Answer,
+    accuracy: float,
+    delta: float | None,
+    epsilon: float | None,
+) -> tuple[Bounds, Answer]:
     step = composition.step(answer, accuracy, of_delta=epsilon is not None)
     best = Bounds(0.0, math.inf if epsilon is None else 1.0)
     for _ in range(_REFINEMENTS):
@@ -169,17 +178,20 @@ def _refine(
         below, above = composition.curves(window)
         if delta is not None:
             got = Bounds(below.epsilon(delta), above.epsilon(delta))
+            if 0 < got.upper < math.inf:
+                answer = composition.relocate(answer, got.upper, delta)
         else:
-            got = Bounds(below.delta(float(epsilon or 0.0)), above.delta(float(epsilon or 0.0)))
+            wanted = float(epsilon or 0.0)
+            got = Bounds(below.delta(wanted), above.delta(wanted))
+            if got.upper > 0:
+                answer = answer._replace(log_delta=math.log(got.upper))
         better = Bounds(max(best.lower, got.lower), min(best.upper, got.upper))
         width = better.upper - better.lower
-        if width <= accuracy * better.upper or window.step > 1.01 * step:
-            return better
-        if width > 0.9 * (best.upper - best.lower):
-            return better
+        if width <= accuracy * better.upper:
+            return better, answer
         best = better
         step *= max(0.2, 0.6 * math.sqrt(accuracy * better.upper / width))
-    return best
+    return best, answer
 
 
 def gaussian_delta(distance: float, epsilon: float) -> Bounds:

@@ -186,6 +186,15 @@ class Composition:
             variance += float(counts @ second)
         return total, mean, variance
 
+    def _totals(self, tilts: Array) -> Array:
+        # The log moment generating function of the total loss at many points.
+        totals = np.zeros(tilts.size)
+        for (loss, log_mass), counts in self._samples:
+            exponent = log_mass[:, None, :] + tilts[None, :, None] * loss[:, None, :]
+            top = exponent.max(axis=2)
+            totals += counts @ (top + np.log(np.exp(exponent - top[..., None]).sum(axis=2)))
+        return totals
+
     def locate(self, *, delta: float | None = None, epsilon: float | None = None) -> Answer:
         """The tilt under which the loss that decides the answer is typical (saddle point)."""
 
@@ -210,6 +219,13 @@ class Composition:
         mean = self._cumulants(tilt)[1] if epsilon is None else epsilon
         return Answer(tilt, mean, log_delta(tilt) if delta is None else math.log(delta))
 
+    def relocate(self, answer: Answer, epsilon: float, delta: float) -> Answer:
+        """The same, once the answer is known better."""
+        if abs(epsilon - answer.epsilon) < 0.02 * answer.epsilon:
+            return answer
+        tilt = self.locate(epsilon=epsilon).tilt
+        return Answer(tilt, epsilon, math.log(delta))
+
     def step(self, answer: Answer, accuracy: float, *, of_delta: bool) -> float:
         """Grid step for which both bounds are about ``accuracy`` / 2 apart, relatively."""
         # Chords add n θ (θ + 1) h²/12 to the cumulant, lowered chords take half as much away.
@@ -224,28 +240,42 @@ class Composition:
         above lands below the loss in question, where it is not counted, and nothing wraps from
         below, but for a tilted mass that Chernoff's bound shows to be too small to matter.
         """
-        tilt = answer.tilt
-        base, _, variance = self._cumulants(tilt)
-        deviation = math.sqrt(variance)
+        deviation = math.sqrt(self._cumulants(answer.tilt)[2])
+        ladder = 2.0 ** np.arange(-2.0, 5.5, 0.5) / deviation
+        shares = np.linspace(0, 1, 11) * answer.tilt
+        tilts = np.unique(np.concatenate([answer.tilt - ladder, shares, answer.tilt + ladder]))
+        totals = self._totals(tilts)
         small = math.log(0.01 * accuracy) + answer.log_delta
-        decay = base - tilt * answer.epsilon  # log of δ, but for a factor
-        peak = tilt * math.log(tilt / (tilt + 1)) - math.log1p(tilt) if tilt > 0 else 0.0
-        log_tail = min(-7.0, small - decay - peak)
-        up, down = (math.inf, 1.0), (-math.inf, 1.0)
-        for power in np.arange(-2.0, 5.0, 0.5):
-            s = 2.0**power / deviation
-            up = min(up, ((self._cumulants(tilt + s)[0] - base - log_tail) / s, s))
-            down = max(down, (-(self._cumulants(tilt - s)[0] - base - log_tail) / s, s))
+        rounding = math.log(1e-13 * self.count + 1e-14)
         margin = 0.1 * deviation + 4 * step
-        high, low = up[0] + margin, down[0] - margin
-        top = high
-        if tilt > 0:
-            top = min(high, answer.epsilon + margin + max(0.0, decay - small) / tilt)
-        length = max(high - answer.epsilon + margin, top - low)
+        best: tuple[float, float, float, float, float, float] | None = None
+        for tilt in shares[::-1]:
+            # A smaller tilt shortens the window where the tilted losses have a heavy tail, until
+            # rounding is no longer small beside δ.
+            here = int(np.searchsorted(tilts, tilt))
+            decay = float(totals[here]) - tilt * answer.epsilon
+            peak = tilt * math.log(tilt / (tilt + 1)) - math.log1p(tilt) if tilt > 0 else 0.0
+            if best is not None and decay + peak + rounding > small:
+                break
+            log_tail = min(-7.0, small - decay - peak)
+            need = totals - totals[here] - log_tail
+            up = need[here + 1 :] / (tilts[here + 1 :] - tilt)
+            down = -need[:here] / (tilt - tilts[:here])
+            i, j = int(np.argmin(up)), int(np.argmax(down))
+            high, low = float(up[i]) + margin, float(down[j]) - margin
+            top = high
+            if tilt > 0:
+                top = min(high, answer.epsilon + margin + max(0.0, decay - small) / tilt)
+            length = max(high - answer.epsilon + margin, top - low)
+            s_up, s_down = float(tilts[here + 1 + i] - tilt), float(tilt - tilts[j])
+            if best is None or length < best[0]:
+                best = (length, float(tilt), top, high, s_up, s_down)
+        assert best is not None
+        length, tilt, top, high, s_up, s_down = best
         step = max(step, length / (LARGEST_GRID - 8))
         truncated = math.exp(max(small, -690.0)) / self.count
         nodes = self._nodes(tilt, step, truncated)
-        return Window(tilt, step, top - length, top, high, up[1], down[1], nodes)
+        return Window(tilt, step, top - length, top, high, s_up, s_down, nodes)
 
     def _nodes(self, tilt: float, step: float, truncated: float) -> NDArray[np.int64]:
         # Cells widen by factors of two where the tilted round has little mass.
@@ -351,7 +381,7 @@ def discretise(stack: Stack, nodes: NDArray[np.int64], step: float) -> Discrete:
     sag[:, 1:] = gap
     sag[:, :-1] = np.maximum(sag[:, :-1], gap)
     left, right = stack.tails(float(half[0]), float(half[-1]))
-    _keep_above_lines(sag, low, high, nodes * step, left, right, atom, origin)
+    straight = _keep_above_lines(sag, low, high, nodes * step, left, right, atom, origin)
     rise = np.diff(sag, axis=1)
     below = above.copy()
     below[:, :-1] -= rise / to_left
@@ -366,6 +396,7 @@ def discretise(stack: Stack, nodes: NDArray[np.int64], step: float) -> Discrete:
     doubt[:, :-1] += (sag[:, 1:] + sag[:, :-1]) / to_left
     doubt[:, 1:] += (sag[:, 1:] + sag[:, :-1]) / to_right
     below -= spread * doubt
+    below[straight] = 0
     below[:, :2] = 0
     below[:, -2:] = 0
     charge = _repair(below, nodes * step)
@@ -383,7 +414,7 @@ def _keep_above_lines(
     right: Array,
     atom: Array,
     origin: int,
-) -> None:
+) -> NDArray[np.bool_]:
     # Every profile lies above the lines 1 - α and 0. Where the density falls so fast that lowering
     # by the sag would cross them, the lowered profile follows the line; on the cell where it leaves
     # the line, it must also pass below the tangent at the line's end.
@@ -415,6 +446,10 @@ def _keep_above_lines(
     np.minimum(sag, np.minimum(over_one, over_zero), out=sag)
     sag[:, 1:] = np.where(leaves, np.maximum(sag[:, 1:], high), sag[:, 1:])
     sag[:, :-1] = np.where(enters, np.maximum(sag[:, :-1], low), sag[:, :-1])
+    straight = np.zeros(sag.shape, dtype=bool)
+    for line in (one, zero):
+        straight[:, 1:-1] |= line[:, :-2] & line[:, 1:-1] & line[:, 2:]
+    return straight
 
 
 def _repair(masses: Array, losses: Array) -> Array:

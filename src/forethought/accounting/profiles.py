@@ -115,22 +115,29 @@ class Stack:
         """Quadrature of the loss under P, good far into the tails but not certified."""
         right = max((float(c.max()) for c, _ in self.up), default=0.0)
         left = max((float(c.max()) for c, _ in self.down), default=0.0)
+        if self.symmetric:
+            return self._symmetric_sample(right + 14)
         z = np.linspace(-left - 14, right + 14, int((left + right + 28) * 8))[None, :]
         loss = self.loss(z)
         base = -0.5 * z * z - _LOG_NORMAL + np.log(z[0, 1] - z[0, 0])
         log_p = base + _log_mixture(z, self.up, self.up_mass, 1.0)
         log_q = base + _log_mixture(z, self.down, self.down_mass, -1.0)
-        if self.symmetric:
-            middle = np.log(np.maximum(self._atom(), 1e-300))
-            above = loss > 0
+        return Sample(-loss, log_q) if self.swapped else Sample(loss, log_p)
+
+    def _symmetric_sample(self, end: float) -> Sample:
+        # The density jumps at loss 0, so the quadrature starts there.
+        nodes, weights = np.polynomial.legendre.leggauss(160)
+        start = self.up[0][0] / 2
+        z = start + (end - start) * (nodes + 1) / 2
+        loss = self.loss(z)
+        base = -0.5 * z * z - _LOG_NORMAL + np.log(weights * (end - start) / 2)
+        log_p = base + _log_mixture(z, self.up, self.up_mass, 1.0)
+        middle = self._atom()
+        with np.errstate(divide="ignore"):
             return Sample(
                 np.concatenate([loss, -loss, np.zeros_like(middle)], axis=1),
-                np.concatenate(
-                    [np.where(above, log_p, -np.inf), np.where(above, log_q, -np.inf), middle],
-                    axis=1,
-                ),
+                np.concatenate([log_p, base, np.log(middle)], axis=1),
             )
-        return Sample(-loss, log_q) if self.swapped else Sample(loss, log_p)
 
     def gaps(self, edges: Array) -> Gaps:
         """Bregman gaps between neighbouring ``edges`` (increasing losses, one row for all)."""
