@@ -189,6 +189,10 @@ def account(
     verify: Annotated[
         bool, typer.Option("--verify", help="Recompute a statement; fail when it does not hold.")
     ] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Show what every other analysis says beside it.")
+    ] = False,
+    figure: Annotated[Path | None, typer.Option(help="Draw the figures into this folder.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -219,10 +223,16 @@ def account(
             }
         )
         statement = running.account_for(request, examples, group)
+    rows = running.compared(statement) if compare else []
     if as_json:
-        _print_json(json.loads(statement.to_json()))
+        said = {"comparison": [row.to_dict() for row in rows]} if compare else {}
+        _print_json({**json.loads(statement.to_json()), **said})
     else:
         terminal.show_statement(console, statement, verified=verify)
+        terminal.show_comparison(console, rows)
+    if figure is not None:
+        for drawn in running.draw_statement(statement, figure):
+            console.print(f"figure  {drawn}")
 
 
 @app.command(epilog="Example: forethought report runs/mnist")

@@ -22,11 +22,13 @@ from forethought.accounting.statement import verify as verified
 from forethought.job import Job, JobError, explain
 from forethought.planning.neighbours import neighbours as neighbours
 from forethought.plans import Plan
+from forethought.report.figures import draw_statement as draw_statement
 from forethought.report.plan_figures import draw_plan as draw_plan
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from forethought.accounting.comparison import Row
     from forethought.data import Dataset
     from forethought.planning.neighbours import Neighbour
     from forethought.planning.pareto import Front
@@ -225,6 +227,13 @@ def plan_report(
         ],
         **({} if front is None else {"front": [row.to_dict() for row in front.candidates]}),
     }
+
+
+def compared(statement: Statement) -> list[Row]:
+    """What every analysis says of a statement's mechanism, for one record."""
+    from forethought.accounting.comparison import compare
+
+    return compare(statement.mechanism, statement.delta, statement.examples)
 
 
 def account_for(request: Request, examples: int, group: int) -> Statement:

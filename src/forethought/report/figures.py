@@ -14,6 +14,7 @@ from forethought.mechanism import Mechanism
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from forethought.accounting.statement import Statement
     from forethought.running import Summary
 
 # Colour-blind safe (Okabe and Ito 2008).
@@ -41,10 +42,16 @@ def new_axes(title: str, x: str, y: str) -> tuple[Any, Axes]:
 def draw(summary: Summary, folder: Path) -> list[Path]:
     """Draw every figure of a run into ``folder`` as PNG and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
+    learning = draw_learning(summary.metrics, folder / "learning.png")
+    return [*([] if learning is None else [learning]), *draw_statement(summary.statement, folder)]
+
+
+def draw_statement(statement: Statement, folder: Path) -> list[Path]:
+    """Draw ε against rounds and the trade-off curve of a statement; return their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
     drawn = [
-        draw_learning(summary.metrics, folder / "learning.png"),
-        draw_epsilon(summary.statement.mechanism, summary.statement.delta, folder / "epsilon.png"),
-        draw_tradeoff(summary.statement.mechanism, folder / "tradeoff.png"),
+        draw_epsilon(statement.mechanism, statement.delta, folder / "epsilon.png", statement.group),
+        draw_tradeoff(statement.mechanism, folder / "tradeoff.png", statement.group),
     ]
     return [path for path in drawn if path is not None]
 
@@ -74,13 +81,13 @@ def _column(metrics: Sequence[Mapping[str, str]], name: str) -> list[tuple[int, 
     return [(int(row["round"]), float(row[name])) for row in metrics if row.get(name)]
 
 
-def draw_epsilon(mechanism: Mechanism, delta: float, path: Path) -> Path | None:
+def draw_epsilon(mechanism: Mechanism, delta: float, path: Path, group: int = 1) -> Path | None:
     """Certified ε against rounds; None when no noise was added."""
     total = len(mechanism)
     if any(part.noise_multiplier == 0 for part in mechanism):
         return None
     rounds = sorted({int(t) for t in np.linspace(1, total, min(POINTS, total))})
-    values = [interval.upper for interval in exact.epsilon_curve(mechanism, delta, rounds)]
+    values = [interval.upper for interval in exact.epsilon_curve(mechanism, delta, rounds, group)]
     figure, axes = new_axes("What it cost", "round", f"ε at δ = {delta:.2g}")
     axes.plot(rounds, values, color=ORANGE, linewidth=1.8)
     axes.set_ylim(bottom=0)

@@ -17,6 +17,7 @@ from forethought.mechanism import FullBatch, Sampling
 from forethought.plans import Plan
 
 if TYPE_CHECKING:
+    from forethought.accounting.comparison import Row
     from forethought.planning.neighbours import Neighbour
     from forethought.planning.pareto import Front
     from forethought.running import Summary
@@ -142,6 +143,21 @@ def show_statement(console: Console, statement: Statement, *, verified: bool = F
     console.print(table)
     if verified:
         console.print("[green]Verified[/green]: recomputed from the mechanism, and it holds.")
+
+
+def show_comparison(console: Console, rows: Sequence[Row]) -> None:
+    """Print what every analysis says as one table; nothing when there are no rows."""
+    if not rows:
+        return
+    table = Table(title="The same run by other analyses", title_justify="left")
+    table.add_column("analysis", style="cyan", no_wrap=True)
+    table.add_column("ε", justify="right")
+    table.add_column("guarantee")
+    table.add_column("")
+    for row in rows:
+        epsilon = "" if row.epsilon is None else f"{row.epsilon:.5g}"
+        table.add_row(row.name, epsilon, "yes" if row.guarantee else "no", row.note)
+    console.print(table)
 
 
 def _interval(statement: Statement) -> str:
