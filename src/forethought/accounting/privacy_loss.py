@@ -24,6 +24,8 @@ from forethought.accounting.profiles import EPS, Array, Pair, Sample, Stack
 
 LARGEST_GRID = 2**22
 _CELLS_AT_ONCE = 2**18
+# Rounds from which on errors of the transform are worth avoiding.
+_MANY = 1000
 
 
 @dataclass(frozen=True)
@@ -246,7 +248,7 @@ class Composition:
         tilts = np.unique(np.concatenate([answer.tilt - ladder, shares, answer.tilt + ladder]))
         totals = self._totals(tilts)
         small = math.log(0.01 * accuracy) + answer.log_delta
-        rounding = math.log(1e-13 * self.count + 1e-14)
+        rounding = math.log(1e-14 * self.count + 1e-11)
         margin = 0.1 * deviation + 4 * step
         best: tuple[float, float, float, float, float, float] | None = None
         for tilt in shares[::-1]:
@@ -296,7 +298,9 @@ class Composition:
         mass = np.concatenate(plain)[order]
         above = np.cumsum(weight[::-1])[::-1]
         below = np.cumsum(weight)
-        top = loss[min(loss.size - 1, int(np.count_nonzero(np.cumsum(mass[::-1])[::-1] > truncated)))]
+        top = loss[
+            min(loss.size - 1, int(np.count_nonzero(np.cumsum(mass[::-1])[::-1] > truncated)))
+        ]
         bottom = loss[max(0, int(np.count_nonzero(np.cumsum(mass) <= truncated)) - 1)]
         widest = max(0, int(math.log2(max(1.0, 0.25 / (step * (tilt + 1))))))
         right, left = [0], [0]
@@ -336,7 +340,7 @@ class Composition:
                 stack = Stack(pairs[at : at + rows], swapped=self.swapped)
                 here = counts[at : at + rows]
                 grid = discretise(stack, window.nodes, window.step)
-                shift += float(here.sum()) * grid.shift
+                shift += float(here @ grid.shift)
                 upper.include(grid.above, grid.infinity, here)
                 lower.include(grid.below, grid.charge, here)
         return lower.curve(shift, above=False), upper.curve(shift, above=True)
@@ -349,7 +353,7 @@ class Discrete(NamedTuple):
     below: Array
     infinity: Array
     charge: Array
-    shift: float
+    shift: Array
 
 
 def discretise(stack: Stack, nodes: NDArray[np.int64], step: float) -> Discrete:
@@ -363,7 +367,8 @@ def discretise(stack: Stack, nodes: NDArray[np.int64], step: float) -> Discrete:
     between = width / 2
     low1, low2 = gaps.low[:, ::2], gaps.low[:, 1::2]
     high1, high2 = gaps.high[:, ::2], gaps.high[:, 1::2]
-    error = np.maximum(gaps.error[:, ::2], gaps.error[:, 1::2]) + 4 * slip / between + 16 * EPS
+    error = np.maximum(gaps.error[:, ::2], gaps.error[:, 1::2]) + 16 * EPS
+    error += 2 * (slip[:, :-1:2] + 2 * slip[:, 1::2] + slip[:, 2::2]) / between
     # Whole cells from halves: the far half's mass is seen from the far edge.
     low = low1 + low2 + np.exp(-between) * (low2 + high2)
     high = high1 + high2 + np.exp(between) * (low1 + high1)
@@ -402,7 +407,7 @@ def discretise(stack: Stack, nodes: NDArray[np.int64], step: float) -> Discrete:
     charge = _repair(below, nodes * step)
     above *= 1 + worst
     above[:, 0] += left
-    return Discrete(above, below, right, charge, slip)
+    return Discrete(above, below, right, charge, slip.max(axis=1))
 
 
 def _keep_above_lines(
@@ -501,8 +506,8 @@ class _Product:
 
     def __init__(self, window: Window, size: int, start: int) -> None:
         self.window, self.size, self.start = window, size, start
-        self.log = np.zeros(size // 2 + 1, dtype=complex)
-        self.noise = np.zeros(size // 2 + 1)
+        self.total = np.ones(size // 2 + 1, dtype=complex)
+        self.wrong = np.zeros(size // 2 + 1)  # bounds how far `total` is off
         self.mass = 0.0  # log of the tilted mass of the product
         self.up = self.down = 0.0  # log moment generating functions for the two Chernoff bounds
         self.lost = 0.0
@@ -535,24 +540,50 @@ class _Product:
         spectrum = rfft(placed, axis=1)
         # Higham, Accuracy and Stability of Numerical Algorithms, Theorem 24.2.
         wrong = 8 * EPS * math.log2(self.size + 1) * math.sqrt(self.size)
-        norm = np.sqrt((placed * placed).sum(axis=1))
-        size = np.maximum(np.abs(spectrum), 1e-300)
-        self.noise += counts @ np.log1p((wrong * norm)[:, None] / size)
-        self.log += counts @ np.log(np.where(spectrum == 0, 1e-300, spectrum))
+        wrong = wrong * np.sqrt((placed * placed).sum(axis=1))[:, None]
+        size = np.abs(spectrum)
+        once = counts == 1
+        if once.any():
+            exact = np.multiply.reduce(size[once], axis=0)
+            most = np.multiply.reduce(size[once] + wrong[once], axis=0)
+            factor = np.multiply.reduce(spectrum[once], axis=0)
+            self._multiply(factor, most - exact + 16 * EPS * (1 + once.sum()) * most)
+        for row in np.nonzero(~once)[0]:
+            self._power(spectrum[row], size[row], float(wrong[row, 0]), tilted[row], counts[row])
+
+    def _power(
+        self, spectrum: Array, size: Array, wrong: float, tilted: Array, count: float
+    ) -> None:
+        # Where the power is below e^-80 it is replaced by 0; elsewhere a high power is taken of a
+        # directly summed transform, whose error is the rounding unit and not its multiple by the
+        # square root of the grid's size.
+        with np.errstate(divide="ignore"):
+            active = np.nonzero(count * np.log(size + wrong) > -80)[0]
+        values, sizes = spectrum[active], size[active]
+        nodes = self.window.nodes
+        if count > _MANY and active.size * nodes.size <= 8 * _CELLS_AT_ONCE:
+            angle = (2 * np.pi / self.size) * (active[:, None] * nodes % self.size)
+            values = (np.cos(angle) * tilted).sum(axis=1) - 1j * (np.sin(angle) * tilted).sum(
+                axis=1
+            )
+            sizes, wrong = np.abs(values), 64 * EPS
+        factor, doubt = np.zeros_like(spectrum), np.full(size.shape, math.exp(-80))
+        values = np.where(sizes > 0, values, 1e-300)
+        power = np.exp(count * np.log(values))
+        most = np.exp(count * np.log(sizes + wrong))
+        factor[active] = power
+        doubt[active] = most - np.abs(power) + 16 * EPS * (count + 80) * most
+        self._multiply(factor, np.maximum(doubt, 0))
+
+    def _multiply(self, factor: Array, doubt: Array) -> None:
+        self.wrong = self.wrong * (np.abs(factor) + doubt) + np.abs(self.total) * doubt
+        self.total = self.total * factor
 
     def curve(self, shift: float, *, above: bool) -> Curve:
         """Bring the product back and undo the tilt."""
         window, size = self.window, self.size
-        total = np.exp(self.log)
-        with np.errstate(over="ignore", divide="ignore"):
-            noise = self.noise + self.rounds * 16 * EPS
-            wrong = np.where(
-                noise < 30,
-                np.exp(self.log.real) * np.expm1(np.minimum(noise, 30)),
-                np.exp(np.minimum(self.log.real + noise, 0.0)),
-            )
-        density = np.roll(irfft(total, n=size), -(self.start % size))
-        floor = 2 * float(wrong.sum()) / size
+        density = np.roll(irfft(self.total, n=size), -(self.start % size))
+        floor = 2 * float(self.wrong.sum()) / size
         floor += 8 * EPS * math.log2(size + 1) * float(np.sqrt((density * density).sum()))
         losses = (self.start + np.arange(size)) * window.step
         exponent = np.minimum(self.mass - window.tilt * losses, 690.0)

@@ -103,7 +103,6 @@ class Stack:
         # Binomial weights may add up to 1 plus a rounding error.
         self.up_mass = np.minimum(sum((w for _, w in self.up), zero), 1.0)
         self.down_mass = np.minimum(sum((w for _, w in self.down), zero), 1.0)
-        self.reach = max((c for c, _ in self.up + self.down), key=np.max)
 
     def loss(self, z: Array) -> Array:
         """log(dP/dQ) at ``z``, shape (rows, points)."""
@@ -166,20 +165,25 @@ class Stack:
             above = self._masses(np.array([high]))[1]
         return below * (1 + 1e-9), above * (1 + 1e-9)
 
-    def shift_error(self, edges: Array) -> float:
-        """How far an edge may be off the loss it stands for, through rounding: at most this."""
-        span = np.abs(edges) if not self.swapped else np.abs(edges[::-1])
+    def shift_error(self, edges: Array) -> Array:
+        """How far each edge may be off the loss it stands for, through rounding; rows by pair."""
         if self.symmetric:
-            edges = edges[edges >= 0]
-            span = edges
-        forward = -edges[::-1] if self.swapped else edges
-        z = self._place(forward)
+            right = self._shift_error(edges[edges >= 0])
+            left = self._shift_error(-edges[edges <= 0][::-1])[:, ::-1]
+            return np.concatenate([left[:, :-1], right], axis=1)
+        if self.swapped:
+            return self._shift_error(-edges[::-1])[:, ::-1]
+        return self._shift_error(edges)
+
+    def _shift_error(self, edges: Array) -> Array:
+        z = self._place(edges)
         fine = np.isfinite(z)
-        size = np.minimum(1.0, span + self.up_mass + self.down_mass)
-        error = 8 * EPS * (1 + np.where(fine, np.abs(z), 0) * self.reach) * size
+        z = np.where(fine, z, 0)
+        size = np.minimum(1.0, np.abs(edges) + self.up_mass + self.down_mass)
+        error = 8 * EPS * (1 + np.abs(z) * self._reach()) * size
         if len(self.up) > 1 or self.down:
-            error = error + np.where(fine, np.abs(self.loss(np.where(fine, z, 0)) - forward), 0)
-        return float(error.max())
+            error = error + np.where(fine, np.abs(self.loss(z) - edges), 0)
+        return error
 
     def _atom(self) -> Array:
         shift, rate = self.up[0]
@@ -240,7 +244,7 @@ class Stack:
         a, b = z[:, :-1], z[:, 1:]
         with np.errstate(invalid="ignore"):
             width = b - a
-            slope = (np.abs(a) + self._reach_here() + 4) * width
+            slope = (np.abs(a) + self._reach() + 4) * width
         narrow = slope <= _NARROW
         low, high = np.zeros_like(a), np.zeros_like(a)
         error = np.zeros_like(a)
@@ -262,7 +266,7 @@ class Stack:
                 low[at], high[at], error[at] = got
         return Gaps(low, high, error)
 
-    def _reach_here(self) -> Array:
+    def _reach(self) -> Array:
         reach = np.zeros((self.rows, 1))
         for c, _ in self.up + self.down:
             reach = np.maximum(reach, c)
@@ -300,7 +304,9 @@ class Stack:
             high += (
                 scale
                 * np.exp(log_scale + right)
-                * _dot(bell, [(1 - down) * back for down, back in zip(fall, fall[::-1], strict=True)])
+                * _dot(
+                    bell, [(1 - down) * back for down, back in zip(fall, fall[::-1], strict=True)]
+                )
             )
         # Five-point Gauss-Legendre: the remainder is the tenth derivative times 4e-13 width^11.
         error = 32 * EPS * (2 + np.abs(a)) ** 2 + 1e-11 * slope**9
@@ -332,7 +338,7 @@ class Stack:
             # The cell in which the losses begin: its left edge lies below all of them.
             gap = (1 - self.up_mass[rows, 0]) - np.exp(left)
             low += np.where(bounded, 0, np.maximum(gap, 0) * np.exp(here))
-        unit = 32 * EPS * (2 + np.abs(finite_a) + np.abs(b) + self._reach_here()[rows, 0]) ** 2
+        unit = 32 * EPS * (2 + np.abs(finite_a) + np.abs(b) + self._reach()[rows, 0]) ** 2
         low, high = np.maximum(low, 0), np.maximum(high, 0)
         low, high = low + unit * noise_low, high + unit * noise_high
         with np.errstate(divide="ignore", invalid="ignore"):
