@@ -17,9 +17,7 @@ from forethought.mechanism import real
 
 Array = NDArray[np.float64]
 
-# The two log-tails below carry a few units in the last place each, scaled by their size: answers
-# that must not be too small are lifted by this much, relatively.
-ROUNDING = 1e-11
+_EPS = float(np.finfo(float).eps)
 
 
 def gaussian_delta(epsilon: ArrayLike, mu: ArrayLike) -> Array:
@@ -28,12 +26,30 @@ def gaussian_delta(epsilon: ArrayLike, mu: ArrayLike) -> Array:
     Args:
         epsilon, mu: broadcast against each other; mu ≥ 0 (at 0: max(0, 1 − e^ε)).
     """
+    return _delta(epsilon, mu, 0.0)
+
+
+def gaussian_delta_above(epsilon: ArrayLike, mu: ArrayLike) -> Array:
+    """An upper end of :func:`gaussian_delta`: its rounding is bounded and added."""
+    return np.asarray(np.minimum(1.0, _delta(epsilon, mu, 1.0)))
+
+
+def gaussian_delta_below(epsilon: ArrayLike, mu: ArrayLike) -> Array:
+    """A lower end of :func:`gaussian_delta`."""
+    return np.asarray(np.maximum(0.0, _delta(epsilon, mu, -1.0)))
+
+
+def _delta(epsilon: ArrayLike, mu: ArrayLike, side: float) -> Array:
     eps, size = np.broadcast_arrays(np.asarray(epsilon, dtype=float), np.asarray(mu, dtype=float))
     shift = np.where(size > 0, size, 1.0)
+    a, b = shift / 2 - eps / shift, -shift / 2 - eps / shift
+    first, second = log_ndtr(a), log_ndtr(b)
+    gap = eps + second - first
+    # Each log-tail is good to a few units in the last place; its argument's rounding moves it by
+    # about the argument's square.
+    noise = 16 * _EPS * (1 + np.abs(eps) - first - second + a * a + b * b)
     with np.errstate(over="ignore"):
-        first = log_ndtr(shift / 2 - eps / shift)
-        gap = eps + log_ndtr(-shift / 2 - eps / shift) - first
-        inside = -np.exp(first) * np.expm1(np.minimum(gap, 0.0))
+        inside = np.exp(first) * (1 + side * noise) * (side * noise - np.expm1(np.minimum(gap, 0)))
         still = -np.expm1(np.minimum(eps, 0.0))
     # δ(ε) ≥ 1 − e^ε always; the difference of two near-ones loses that for ε far below zero.
     return np.asarray(np.where(size > 0, np.maximum(inside, still), still))
@@ -61,7 +77,7 @@ def gaussian_epsilon(delta: float, mu: float) -> float:
     target, size = real("delta", delta, above=0, below=1), real("mu", mu, least=0)
 
     def holds(epsilon: float) -> bool:
-        return bool(gaussian_delta(epsilon, size) * (1 + ROUNDING) <= target)
+        return bool(gaussian_delta_above(epsilon, size) <= target)
 
     if holds(0.0):
         return 0.0
@@ -81,10 +97,10 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     if -math.expm1(min(eps, 0.0)) >= target:
         raise ValueError(f"no mu has delta {target} at epsilon {eps}: mu = 0 already has more")
     high = 1.0
-    while gaussian_delta(eps, high) * (1 + ROUNDING) <= target:
+    while gaussian_delta_above(eps, high) <= target:
         high *= 2
 
     def exceeds(mu: float) -> bool:
-        return bool(gaussian_delta(eps, mu) * (1 + ROUNDING) > target)
+        return bool(gaussian_delta_above(eps, mu) > target)
 
-    return _smallest(exceeds, 0.0, high) * (1 - 1e-15)
+    return math.nextafter(_smallest(exceeds, 0.0, high), 0.0)

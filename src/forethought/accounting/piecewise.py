@@ -34,10 +34,12 @@ class Half:
             steepness = np.log(np.diff(self.powers)) - np.log(np.diff(self.alphas))
         # Concave: steepness falls, and the best point is where it passes e^ε.
         best = np.searchsorted(-steepness, -epsilon, side="left")
+        first = self.alphas[best] == 0
         with np.errstate(over="ignore", invalid="ignore"):
             lost = np.exp(epsilon) * self.alphas[best]
-        value = self.powers[best] - np.where(self.alphas[best] > 0, lost, 0.0)
-        return np.asarray(np.maximum(value * (1 + 1e-15), self.powers[0]))
+        # Rounding of the difference is charged; at α = 0 there is none.
+        value = self.powers[best] * (1 + 1e-15) - lost
+        return np.asarray(np.where(first, self.powers[0], np.maximum(value, self.powers[0])))
 
 
 def half_below(profile: Profile) -> Half:

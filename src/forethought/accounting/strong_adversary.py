@@ -23,7 +23,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.accounting.gaussian import ROUNDING, gaussian_delta
+from forethought.accounting.gaussian import gaussian_delta_above, gaussian_delta_below
 from forethought.accounting.interval import Interval
 from forethought.accounting.occupancy import SquaredHits, shuffled_epoch, subsampled
 from forethought.accounting.tradeoff import (
@@ -43,6 +43,9 @@ from forethought.mechanism import (
 
 Array = NDArray[np.float64]
 Draw = Literal["shuffling", "subsampling"]
+
+# Relative accuracy of the weights q_E(c): logarithms of factorials are good to 1e-16 of their size.
+WEIGHTS = 1e-11
 
 
 @dataclass(frozen=True)
@@ -127,16 +130,16 @@ class StrongAdversary:
 
     @cached_property
     def _mixture(self) -> tuple[Array, Array]:
-        # The weights are good to 1e-11; what is cut of them is charged as disclosure.
         return self.hits.weights, np.sqrt(self.hits.squares) * self.shift
 
     def delta(self, epsilon: float) -> Interval:
         """δ at ε ≥ 0: Σ q_E(c) δ_Gauss(ε; c/σ)."""
         eps = real("epsilon", epsilon, least=0)
         weights, mus = self._mixture
-        value = float(weights @ gaussian_delta(eps, mus))
-        upper = min(1.0, value * (1 + ROUNDING) + self.hits.missing)
-        return Interval(min(upper, max(0.0, value * (1 - ROUNDING))), upper)
+        above = float(weights @ gaussian_delta_above(eps, mus)) * (1 + WEIGHTS)
+        below = float(weights @ gaussian_delta_below(eps, mus)) * (1 - WEIGHTS)
+        upper = min(1.0, above + self.hits.missing)
+        return Interval(min(upper, below), upper)
 
     def epsilon(self, delta: float) -> Interval:
         """ε at δ: infinite at the upper end where δ is below what was cut from q_E."""

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, ndtri
 
 from forethought.accounting import exact
-from forethought.accounting.gaussian import ROUNDING, gaussian_delta
+from forethought.accounting.gaussian import gaussian_delta_above
 from forethought.accounting.pairs import parts
 from forethought.accounting.piecewise import (
     Half,
@@ -51,11 +51,13 @@ class TradeOff:
 
     Build one with the functions of this module. ``forward`` is δ(ε) of f for ε ≥ 0,
     ``backward`` that of its inverse; ``floor`` is a μ for which G_μ ≤ f is known by a theorem.
+    ``over`` holds the curves of a pointwise maximum, whose profiles have more than one peak.
     """
 
     forward: Profile = field(repr=False)
     backward: Profile = field(repr=False)
     floor: float = math.inf
+    over: tuple[TradeOff, ...] = field(default=(), repr=False)
 
     @overload
     def __call__(self, alpha: float) -> float: ...
@@ -71,6 +73,14 @@ class TradeOff:
         if np.any(~((points >= 0) & (points <= 1))):
             raise ValueError(f"a type I error is between 0 and 1, not {alpha!r}")
         flat = points.reshape(-1)
+        value = self._convex(flat)
+        if math.isfinite(self.floor):
+            value = np.maximum(value, _gaussian_curve(flat, self.floor))
+        return float(value[0]) if points.ndim == 0 else value.reshape(points.shape)
+
+    def _convex(self, flat: Array) -> Array:
+        if self.over:
+            return np.asarray(np.max([c._convex(flat) for c in self.over], axis=0))
         # In e^ε the gap to maximise is concave, so in ε it has one peak: golden section.
         ratio = (math.sqrt(5) - 1) / 2
         low, high = np.full(flat.shape, -REACH), np.full(flat.shape, REACH)
@@ -91,10 +101,7 @@ class TradeOff:
             best = np.maximum(best, value)
         # At slope 0 and at the steepest one the line is known without a search.
         steepest = np.where(flat == 0, 1 - self.forward(np.array([REACH]))[0], 0.0)
-        value = np.clip(np.maximum(best, steepest) - 1e-15, 0.0, 1.0 - flat)
-        if math.isfinite(self.floor):
-            value = np.maximum(value, _gaussian_curve(flat, self.floor))
-        return float(value[0]) if points.ndim == 0 else value.reshape(points.shape)
+        return np.asarray(np.clip(np.maximum(best, steepest) - 1e-15, 0.0, 1.0 - flat))
 
     def _line(self, epsilon: Array, alpha: Array) -> Array:
         """1 − δ(ε) − e^ε α, on or below f for every real ε."""
@@ -158,11 +165,12 @@ class TradeOff:
                 mu = ndtri(power) - ndtri(np.minimum(half.alphas + give, 1.0))
             # No power left to match: any μ will do there.
             needed = max(needed, float(np.max(np.where(power > 0, mu, 0.0))))
-        return min(self.floor, needed * (1 + ROUNDING))
+        return min(self.floor, needed * (1 + 1e-12))
 
     def inverse(self) -> TradeOff:
         """f⁻¹: the attacker's errors exchanged."""
-        return TradeOff(self.backward, self.forward, self.floor)
+        over = tuple(curve.inverse() for curve in self.over)
+        return TradeOff(self.backward, self.forward, self.floor, over)
 
     def symmetrised(self) -> TradeOff:
         """min{f, f⁻¹}**: what holds for the pair in both orders."""
@@ -179,7 +187,8 @@ class TradeOff:
         left, right = half_below(self.forward), half_below(self.backward)
         forward = repeated(left, right, size).delta
         backward = repeated(right, left, size).delta
-        return _capped(TradeOff(forward, backward, size * self.floor))
+        curve = TradeOff(forward, backward, size * self.floor)
+        return maximum(curve, gaussian(curve.floor)) if math.isfinite(curve.floor) else curve
 
 
 def _gaussian_curve(alpha: Array, mu: float) -> Array:
@@ -187,25 +196,12 @@ def _gaussian_curve(alpha: Array, mu: float) -> Array:
         return np.asarray(np.where(alpha <= 0, 1.0, ndtr(ndtri(1 - alpha) - mu)))
 
 
-def _capped(curve: TradeOff) -> TradeOff:
-    """The same curve, its profiles no larger than those of the Gaussian floor."""
-    if not math.isfinite(curve.floor):
-        return curve
-
-    def cap(profile: Profile) -> Profile:
-        return lambda epsilon: np.minimum(
-            profile(epsilon), gaussian_delta(epsilon, curve.floor) * (1 + ROUNDING)
-        )
-
-    return TradeOff(cap(curve.forward), cap(curve.backward), curve.floor)
-
-
 def gaussian(mu: float) -> TradeOff:
     """G_μ = T(N(0, 1), N(μ, 1)): Φ(Φ⁻¹(1 − α) − μ)."""
     size = real("mu", mu, least=0)
 
     def profile(epsilon: Array) -> Array:
-        return gaussian_delta(epsilon, size)
+        return gaussian_delta_above(epsilon, size)
 
     return TradeOff(profile, profile, size)
 
@@ -301,6 +297,7 @@ def maximum(*curves: TradeOff) -> TradeOff:
         lambda epsilon: np.min([curve.forward(epsilon) for curve in curves], axis=0),
         lambda epsilon: np.min([curve.backward(epsilon) for curve in curves], axis=0),
         min(curve.floor for curve in curves),
+        curves,
     )
 
 
@@ -342,7 +339,7 @@ def gaussian_mixture(weights: ArrayLike, mus: ArrayLike) -> TradeOff:
         total = np.full(at.shape, rest)
         for start in range(0, len(q), chunk):
             part = slice(start, start + chunk)
-            total = total + gaussian_delta(at[..., None], sizes[part]) @ q[part]
+            total = total + gaussian_delta_above(at[..., None], sizes[part]) @ q[part]
         return total
 
     # Missing mass is a rounding error when it is below 1e-12; it stays in δ either way.
@@ -368,8 +365,8 @@ def upper_envelope(mass: float, mu: float) -> TradeOff:
     shift = -math.log1p(-u)
 
     def profile(epsilon: Array) -> Array:
-        ahead = (1 - u) * gaussian_delta(epsilon + shift, size)
-        behind = gaussian_delta(epsilon - shift, size) - u * np.exp(epsilon)
+        ahead = (1 - u) * gaussian_delta_above(epsilon + shift, size)
+        behind = gaussian_delta_above(epsilon - shift, size) - u * np.exp(epsilon)
         return np.asarray(np.maximum(np.maximum(ahead, behind), 0.0))
 
     return TradeOff(profile, profile, size)
@@ -395,12 +392,12 @@ def lower_envelope(mass: float, mu: float, symmetric: bool = True) -> TradeOff:
         with np.errstate(over="ignore", invalid="ignore"):
             bottom = 1 - np.exp(epsilon) * top
         return np.asarray(
-            np.where(touch(epsilon) <= top, tail + gaussian_delta(epsilon, size), bottom)
+            np.where(touch(epsilon) <= top, tail + gaussian_delta_above(epsilon, size), bottom)
         )
 
     def ahead(epsilon: Array) -> Array:
         with np.errstate(over="ignore"):
-            moved = np.exp(epsilon) * tail + gaussian_delta(epsilon, size)
+            moved = np.exp(epsilon) * tail + gaussian_delta_above(epsilon, size)
         return np.asarray(np.where(touch(epsilon) >= tail, moved, 1 - top))
 
     if not symmetric:
@@ -419,7 +416,7 @@ def lower_envelope(mass: float, mu: float, symmetric: bool = True) -> TradeOff:
         with np.errstate(over="ignore"):
             kink = 1 - (1 + np.exp(epsilon)) * corner
         return np.asarray(
-            np.where(touch(epsilon) <= corner, tail + gaussian_delta(epsilon, size), kink)
+            np.where(touch(epsilon) <= corner, tail + gaussian_delta_above(epsilon, size), kink)
         )
 
     return TradeOff(profile, profile, floor)

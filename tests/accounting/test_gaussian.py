@@ -1,0 +1,57 @@
+import math
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forethought.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
+
+
+def oracle(epsilon, mu):
+    with mpmath.workdps(60):
+        e, m = mpmath.mpf(epsilon), mpmath.mpf(mu)
+        return mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
+
+
+@pytest.mark.parametrize("mu", [1e-4, 0.1, 1.0, 7.0, 30.0])
+@pytest.mark.parametrize("spread", [0.0, 0.5, 2.0, 5.0, 8.0])
+def test_delta_agrees_with_sixty_digits(mu, spread):
+    epsilon = mu * mu / 2 + spread * mu
+    want = float(oracle(epsilon, mu))
+    assert float(gaussian_delta(epsilon, mu)) == pytest.approx(want, rel=1e-9)
+
+
+def test_delta_on_the_negative_axis_mirrors_the_positive_one():
+    epsilon = np.linspace(0.01, 5, 50)
+    mirrored = 1 - np.exp(-epsilon) * (1 - gaussian_delta(epsilon, 1.3))
+    assert np.allclose(gaussian_delta(-epsilon, 1.3), mirrored, atol=1e-14)
+
+
+def test_without_shift_only_negative_epsilon_costs_delta():
+    assert gaussian_delta(np.array([-1.0, 0.0, 1.0]), 0.0).tolist() == [1 - math.exp(-1), 0, 0]
+
+
+@given(st.floats(1e-3, 30), st.floats(-13, -0.1))
+def test_epsilon_is_the_least_that_holds(mu, log_delta):
+    delta = 10**log_delta
+    epsilon = gaussian_epsilon(delta, mu)
+    assert float(oracle(epsilon, mu)) <= delta
+    if epsilon > 1e-9:
+        assert float(oracle(epsilon * (1 - 1e-8) - 1e-12, mu)) > delta * (1 - 1e-6)
+
+
+@given(st.floats(1e-3, 50), st.floats(-13, -0.5))
+def test_mu_inverts_epsilon_from_below(epsilon, log_delta):
+    delta = 10**log_delta
+    mu = gaussian_mu(epsilon, delta)
+    assert float(oracle(epsilon, mu)) <= delta
+    assert float(oracle(epsilon, mu * (1 + 1e-8))) > delta * (1 - 1e-7)
+
+
+def test_impossible_targets_are_refused():
+    with pytest.raises(ValueError, match="no mu has delta"):
+        gaussian_mu(-1.0, 0.1)
+    with pytest.raises(ValueError, match="delta"):
+        gaussian_epsilon(0.0, 1.0)
