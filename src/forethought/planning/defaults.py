@@ -1,20 +1,26 @@
 """What the planner chooses when the user leaves a number out, and why.
 
 The rules look at the number of records, the number of parameters and the budget; never at data.
-Notation: N records, rate q, T rounds, noise multiplier σ, μ the Gaussian-DP parameter that the
-budget is worth. The central limit theorem for Poisson sampling (Bu et al. 2020), μ = q √(T
-(e^(1/σ²) − 1)), is accurate enough to *choose* with; the noise itself is always calibrated exactly.
+Notation: N records, p parameters, rate q, T rounds, noise multiplier σ, clip norm C, μ the
+Gaussian-DP parameter that the budget is worth. docs/defaults.md has the reasoning and the figures.
 
-- *Batch.* What a round's noise costs is σ/q. At given μ and T it falls with q towards the full
-  batch's √T/μ, and exceeds it by the factor √(x/log(1 + x)) with x = μ²/(q² T). A larger batch
-  never costs accuracy, only gradients, so the batch is the smallest one that wastes at most
-  :data:`WASTE`.
-- *Rounds.* With σ/q near its limit the total signal-to-noise ratio does not depend on T. T must
-  be large enough for the optimizer to arrive, and q T, the number of passes over the data, small
-  enough to pay for.
+- *Noise against signal.* Over the run the noise in the weights has, against the path that the
+  data's part of the steps may lead them along, the ratio ν = σ √(p/T)/(q N)
+  (:func:`forethought.planning.noise.noise_to_signal`). No plan gets below √p/(μ N).
+- *Step size.* A path of length L leaves noise of norm ν L in the weights. L is chosen so that this
+  norm is :data:`NOISE`: travel as far as the noise allows, at most :data:`STEP` clip norms a round.
+- *Rounds.* With σ/q near its limit ν does not depend on T, and neither does accuracy from 50
+  rounds on: :data:`ROUNDS`.
+- *Batch.* ν falls with q towards its limit. A larger batch never costs accuracy, only gradients:
+  the batch is the smallest whose ν is within :data:`WASTE` of the limit, or half of what the
+  longest path can use. At least :data:`BATCH` (a smaller one saves no time), at least one pass,
+  at most :data:`EPOCHS_LIMIT` passes.
 - *Clipping.* Automatic normalisation (Bu et al. 2022): there is no norm to tune.
-- *Step size.* Every normalised contribution moves the weights by at most η/(1 − momentum) a
-  round. η is set so that all rounds together may carry them :data:`REACH` far.
+- *Averaging, schedule.* The exponential average of the iterates takes most of the last rounds'
+  noise away, so a constant step size does as well as a decaying one.
+
+Poisson sampling's central limit theorem (Bu et al. 2020), μ = q √(T (e^(1/σ²) − 1)), is accurate
+enough to *choose* with; the noise itself is always calibrated exactly.
 """
 
 from __future__ import annotations
@@ -26,12 +32,19 @@ from scipy.optimize import brentq
 from scipy.special import ndtr
 
 from forethought.mechanism import Budget
+from forethought.planning.noise import noise_to_signal
+from forethought.plans import Plan
 
-ROUNDS = 100
+ROUNDS = 200
+FEWEST_ROUNDS = 50
+NOISE = 30.0
+STEP = 30.0
 WASTE = 0.1
-EPOCHS_LIMIT = 50.0
+BATCH = 256
+EPOCHS_LIMIT = 30.0
 MOMENTUM = 0.9
-REACH = 200.0
+# When nobody says how large the model is: a large linear model or a small network.
+PARAMETERS = 10_000
 
 
 def default_delta(examples: int) -> float:
@@ -51,40 +64,99 @@ def gaussian_mu(budget: Budget) -> float:
 
     if epsilon > 700:
         return math.sqrt(2 * epsilon)
-    return math.exp(float(brentq(excess, math.log(1e-9), math.log(2 * epsilon + 40))))
+    return math.exp(float(brentq(excess, math.log(1e-30), math.log(2 * epsilon + 40))))
 
 
 @lru_cache(maxsize=8)
 def _allowed_x(waste: float) -> float:
+    """The x = μ²/(q² T) at which ν is 1 + ``waste`` times its limit: √(x/log(1 + x)) times."""
     return float(brentq(lambda x: math.sqrt(x / math.log1p(x)) - 1 - waste, 1e-9, 1e6))
 
 
-def batch_for_rounds(examples: int, budget: Budget, rounds: int) -> int:
-    """The smallest batch whose noise per signal is within :data:`WASTE` of a full batch's."""
-    rate = gaussian_mu(budget) / math.sqrt(_allowed_x(WASTE) * rounds)
-    return min(examples, max(1, math.ceil(min(rate, EPOCHS_LIMIT / rounds, 1.0) * examples)))
+def _signal(examples: int, parameters: int, mu: float, rounds: float, rate: float) -> float:
+    """1/ν by the central limit theorem."""
+    inverse_sigma = math.sqrt(math.log1p(mu**2 / (rate**2 * rounds)))
+    return math.sqrt(rounds / parameters) * rate * examples * inverse_sigma
+
+
+def _enough(examples: int, parameters: int, mu: float, rounds: float, rate: float) -> float:
+    """The smallest rate, up to ``rate``, that has twice the signal the longest path can use."""
+    wanted = 2 * rounds * STEP / NOISE
+
+    def excess(log_rate: float) -> float:
+        return _signal(examples, parameters, mu, rounds, math.exp(log_rate)) - wanted
+
+    most, least = math.log(rate), math.log(rate) - 60
+    if excess(most) <= 0:
+        return rate
+    return math.exp(float(brentq(excess, least, most))) if excess(least) < 0 else math.exp(least)
+
+
+def _batch(examples: int, rate: float) -> int:
+    return min(examples, max(1, math.ceil(min(rate, 1.0) * examples)))
+
+
+def batch_for_rounds(
+    examples: int, budget: Budget, rounds: int, parameters: int = PARAMETERS
+) -> int:
+    """The batch for a given number of rounds: as large as it pays, see the module's text.
+
+    Returns:
+        Between 1 and ``examples``.
+    """
+    mu = gaussian_mu(budget)
+    rate = min(1.0, mu / math.sqrt(_allowed_x(WASTE) * rounds))
+    rate = _enough(examples, parameters, mu, rounds, rate)
+    rate = min(max(rate, 1 / rounds, BATCH / examples), max(EPOCHS_LIMIT, 1.0) / rounds)
+    # The limit of passes is about time, and the smallest sensible batch takes none.
+    return _batch(examples, max(rate, min(BATCH, examples) / examples))
 
 
 def batch_for_epochs(examples: int, budget: Budget, epochs: float) -> int:
-    """The same at a given number of passes: more rounds of smaller batches until they waste."""
+    """The batch for a given number of passes: the most rounds that their batches do not waste.
+
+    At least :data:`FEWEST_ROUNDS`, even where the batch then is below :data:`BATCH`.
+
+    Returns:
+        Between 1 and ``examples``.
+    """
     rate = gaussian_mu(budget) ** 2 / (_allowed_x(WASTE) * epochs)
-    rate = min(max(rate, 1 / examples), epochs / ROUNDS, 1.0)
-    return min(examples, max(1, math.ceil(rate * examples)))
+    rate = min(max(rate, BATCH / examples), epochs / FEWEST_ROUNDS)
+    return _batch(examples, rate)
 
 
 def rounds_for_batch(examples: int, budget: Budget, batch: int) -> int:
-    """As many rounds as the batch serves without waste, and at least :data:`ROUNDS`."""
+    """As many rounds as the batch serves without waste: between :data:`ROUNDS` and the limit."""
     rate = batch / examples
     useful = gaussian_mu(budget) ** 2 / (_allowed_x(WASTE) * rate**2)
-    return max(1, round(min(max(useful, ROUNDS), max(EPOCHS_LIMIT / rate, 1))))
+    return max(FEWEST_ROUNDS, round(min(max(useful, ROUNDS), EPOCHS_LIMIT / rate)))
 
 
 def batch_for_noise(examples: int, budget: Budget, noise_multiplier: float) -> int:
     """The batch for which the budget lasts about :data:`ROUNDS` rounds at a given σ."""
     spread = math.sqrt(ROUNDS * math.expm1(min(1 / noise_multiplier**2, 700)))
-    return min(examples, max(1, round(gaussian_mu(budget) / spread * examples)))
+    return _batch(examples, gaussian_mu(budget) / spread)
 
 
-def learning_rate(rounds: int, clip_norm: float, momentum: float) -> float:
-    """η for which ``rounds`` unit steps with this momentum reach :data:`REACH`."""
-    return REACH * (1 - momentum) / (rounds * clip_norm)
+def path_length(plan: Plan, parameters: int = PARAMETERS) -> float:
+    """How far, in all, the data's part of the steps may carry the weights.
+
+    As far as leaves noise of norm :data:`NOISE` in them, but at most :data:`STEP` a round.
+    """
+    most = STEP * plan.rounds
+    ratio = noise_to_signal(plan, parameters)
+    return most if ratio * most <= NOISE else NOISE / ratio
+
+
+def learning_rate(plan: Plan, parameters: int = PARAMETERS, momentum: float = 0.0) -> float:
+    """η for which the plan's rounds, contributions of norm C, follow :func:`path_length`.
+
+    With momentum m the weights have moved by η (T − m (1 − mᵀ)/(1 − m))/(1 − m) unit steps.
+
+    Args:
+        plan: all but its optimizer. parameters: how many are trained.
+        momentum: of torch's SGD, below 1.
+    """
+    rounds = plan.rounds
+    lag = momentum * (1 - momentum**rounds) / (1 - momentum)
+    return path_length(plan, parameters) * (1 - momentum) / ((rounds - lag) * plan.clip.norm)

@@ -7,6 +7,7 @@ the rest follows; what is neither given nor determined is chosen by `planning.de
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
@@ -70,6 +71,7 @@ def plan(
     averaging: Averaging | None = None,
     hyperparameters: str | None = None,
     not_covered: tuple[str, ...] = (),
+    parameters: int | None = None,
 ) -> Plan:
     """Everything a private run needs, from what is known of it.
 
@@ -93,6 +95,8 @@ def plan(
         optimizer, learning_rate, options, schedule, averaging: see `forethought.Optimizer`,
             `forethought.Schedule`, `forethought.Averaging`.
         hyperparameters, not_covered: for the Statement.
+        parameters: how many the model trains; the step size and the batch depend on it. Default:
+            a guess, `forethought.planning.defaults.PARAMETERS`.
 
     Returns:
         A Plan whose certified upper ε meets the budget.
@@ -113,6 +117,7 @@ def plan(
         epochs = real("epochs", epochs, above=0)
     if rounds is not None:
         rounds = whole("rounds", rounds, most=MOST_ROUNDS)
+    size = defaults.PARAMETERS if parameters is None else whole("parameters", parameters)
     if noise_multiplier is not None:
         noise_multiplier = real("noise_multiplier", noise_multiplier, least=0)
     one_of("sampling", sampling, get_args(SamplingName))
@@ -134,7 +139,14 @@ def plan(
     if budget is None and delta is None:
         why["delta"] = "one tenth of one over the number of examples, since none was given"
     delta = (budget.delta if budget else delta) or defaults.default_delta(examples)
-    mechanism = _mechanism(picture, budget, noise_multiplier, batch, rounds, epochs, why)
+    if delta > 1 / examples:
+        warnings.warn(
+            f"delta {delta:g} is larger than 1/{examples}, one over the number of examples: "
+            f"publishing a random record outright would be allowed. Use at most "
+            f"{defaults.default_delta(examples):.2g}",
+            stacklevel=2,
+        )
+    mechanism = _mechanism(picture, budget, noise_multiplier, batch, rounds, epochs, size, why)
     rule: ClipRule = clip_rule or ("automatic" if clip_norm is None else "flat")
     if rule == "quantile" and count_noise is None:
         # At 10 σ the count costs the gradients 1/800 of their precision (Clip.gradient_noise).
@@ -153,34 +165,38 @@ def plan(
     )
     if options is None:
         options = {"momentum": defaults.MOMENTUM} if optimizer == "sgd" else {}
-    if learning_rate is not None:
-        why["step size"] = "as given"
-    else:
-        why["step size"] = (
-            f"lets {len(mechanism):,} unit steps carry the weights {defaults.REACH:g} clip norms "
-            "far, momentum included"
-            if optimizer == "sgd"
-            else f"the usual one of {optimizer}"
-        )
-        learning_rate = (
-            defaults.learning_rate(len(mechanism), clip.norm, float(options.get("momentum", 0.0)))
-            if optimizer == "sgd"
-            else 1e-3
-        )
-    return Plan(
+    found = Plan(
         mechanism=mechanism,
         examples=examples,
         delta=delta,
         clip=clip,
         groups=groups,
-        optimizer=Optimizer(optimizer, learning_rate, tuple(options.items())),
         schedule=schedule or Schedule(),
         averaging=averaging or Averaging(),
         budget=budget,
         hyperparameters=hyperparameters or Plan.__dataclass_fields__["hyperparameters"].default,
         not_covered=not_covered,
-        reasons=tuple(why.items()),
     )
+    if learning_rate is not None:
+        why["step size"] = "as given"
+    elif optimizer == "sgd":
+        momentum = float(options.get("momentum", 0.0))
+        learning_rate = defaults.learning_rate(found, size, momentum)
+        length = defaults.path_length(found, size)
+        bound = (
+            f"further steps of {size:,} weights would only gather noise"
+            if length < defaults.STEP * found.rounds
+            else f"{defaults.STEP:g} a round, which longer steps would not make better"
+        )
+        why["step size"] = (
+            f"lets {found.rounds:,} unit steps carry the weights {length:,.0f} far, momentum "
+            f"included: {bound}"
+        )
+    else:
+        learning_rate = 1e-3
+        why["step size"] = f"the usual one of {optimizer}"
+    chosen = Optimizer(optimizer, learning_rate, tuple(options.items()))
+    return found.with_(optimizer=chosen, reasons=tuple(why.items()))
 
 
 class _Picture:
@@ -231,6 +247,7 @@ def _mechanism(
     batch: int | None,
     rounds: int | None,
     epochs: float | None,
+    parameters: int,
     why: dict[str, str],
 ) -> Mechanism:
     timed = rounds is not None or epochs is not None
@@ -247,7 +264,7 @@ def _mechanism(
         why["noise"] = "as given; ε follows from it, the batch and the length"
         return picture.mechanism(sigma, batch, picture.length(batch, rounds, epochs))
     if sigma is None:
-        batch, length = _batch_and_length(picture, budget, batch, rounds, epochs, why)
+        batch, length = _batch_and_length(picture, budget, batch, rounds, epochs, parameters, why)
         why["noise"] = (
             f"the least for which the certified ε of all {length:,} rounds stays within "
             f"{budget.epsilon:g} at δ = {budget.delta:.3g}"
@@ -281,12 +298,14 @@ def _batch_and_length(
     batch: int | None,
     rounds: int | None,
     epochs: float | None,
+    parameters: int,
     why: dict[str, str],
 ) -> tuple[int, int]:
     if batch is None:
         why["batch"] = (
             "the smallest whose noise, relative to what the batch says, is within "
-            f"{defaults.WASTE:.0%} of a full batch's; larger ones only cost more gradients"
+            f"{defaults.WASTE:.0%} of a full batch's, or low enough not to matter; larger ones "
+            "only cost more gradients"
         )
         if epochs is not None:
             batch = defaults.batch_for_epochs(picture.examples, budget, epochs)
@@ -297,7 +316,7 @@ def _batch_and_length(
                     "gain nothing in sum"
                 )
             rounds = rounds or defaults.ROUNDS
-            batch = defaults.batch_for_rounds(picture.examples, budget, rounds)
+            batch = defaults.batch_for_rounds(picture.examples, budget, rounds, parameters)
     if rounds is None and epochs is None:
         why["rounds"] = "as many as this batch serves before small batches waste noise"
         rounds = defaults.rounds_for_batch(picture.examples, budget, batch)
