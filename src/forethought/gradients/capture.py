@@ -9,7 +9,7 @@ be missed. Neither the model nor its parameters are changed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import FunctionType
@@ -21,7 +21,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from forethought.gradients.place import Slot, slot
-from forethought.gradients.registry import RULES, Rule
+from forethought.gradients.registry import PARTS, RULES, Rule
+from forethought.gradients.trees import tensors
 
 # Random functions: a second pass would draw other numbers.
 DROPOUTS = frozenset(
@@ -117,7 +118,7 @@ class _Tap(torch.autograd.Function):
 
 
 # These also hand themselves over, and a checkpointed block runs again inside them.
-BACKWARDS = frozenset({torch.autograd.grad, torch.Tensor.backward})
+BACKWARDS = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
 
 
 @cache
@@ -159,7 +160,10 @@ class Watch(TorchFunctionMode):
         self.anchor = torch.zeros(0, requires_grad=True)
         self.random = False
         self.hidden = False
-        self._parameters, self._skip, self._report = parameters, skip, report
+        self.report = report
+        self._parameters, self._skip = parameters, skip
+        self._sorted: tuple[Tensor, Tensor] | None = None
+        self._packings: list[tuple[Tensor, Tensor]] = []
         self._seen: Counter[tuple[Any, ...]] = Counter()
 
     def __torch_function__(
@@ -173,17 +177,38 @@ class Watch(TorchFunctionMode):
                 if rule.run is not None:
                     return rule.run(func, site, self)
                 return self.tap(func(*site.args, **site.kwargs), site, site.arguments)
+        elif func in PARTS and torch.is_grad_enabled():
+            if self._trains(args) or self._trains(kwargs.values()):
+                with self:
+                    return PARTS[func](self, *args, **kwargs)
         elif func in DRAWS or drops(func, args, kwargs):
             self.random = True
-        elif func in BACKWARDS:
+        elif func in BACKWARDS or (
+            isinstance(func, FunctionType)
+            and func.__module__ == "torch.nn.functional"
+            and (self._trains(args) or self._trains(kwargs.values()))
+        ):
             with self:
                 return opened(func)(*args, **kwargs)
-        elif isinstance(func, FunctionType) and func.__module__ == "torch.nn.functional":
-            leaves = (*args, *kwargs.values())
-            if any(isinstance(v, Tensor) and slot(v, self._parameters) for v in leaves):
-                with self:
-                    return opened(func)(*args, **kwargs)
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        self._follow_packing(func, args, result)
+        return result
+
+    def _trains(self, values: Iterable[Any]) -> bool:
+        return any(slot(leaf, self._parameters) is not None for leaf in tensors([*values]))
+
+    def _follow_packing(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+        # pack_padded_sequence sorts the examples by length; only these two calls show how.
+        if func is torch.Tensor.index_select:
+            self._sorted = (result, args[2])
+        elif func is torch._VF._pack_padded_sequence and self._sorted is not None:
+            value, order = self._sorted
+            if value is args[0]:
+                self._packings.append((result[1], order))
+
+    def packing_order(self, sizes: Tensor) -> Tensor | None:
+        """The example at each place of a packed sequence, known by its tensor of batch sizes."""
+        return next((order for known, order in self._packings if known is sizes), None)
 
     def _site(self, rule: Rule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Site | None:
         arguments = rule.bind(args, kwargs)
@@ -233,6 +258,6 @@ class Watch(TorchFunctionMode):
         )
         saved = [values[name].detach() for name in names]
         tapped: Tensor = _Tap.apply(  # type: ignore[no-untyped-call]
-            output, self.anchor, self._report, site, names, *saved
+            output, self.anchor, self.report, site, names, *saved
         )
         return tapped

@@ -14,7 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from forethought.gradients.terms import Dense, Outer, Term
+from forethought.gradients.terms import Dense, Outer, Term, joined
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,8 @@ def _merge(terms: list[Term]) -> Term:
         return terms[0]
     outers = [term for term in terms if isinstance(term, Outer)]
     if len(outers) == len(terms) and len({term.transposed for term in outers}) == 1:
-        return Outer([block for term in outers for block in term.blocks], outers[0].transposed)
+        blocks = [block for term in outers for block in term.blocks]
+        return Outer(joined(blocks), outers[0].transposed)
     return _sum(terms)
 
 

@@ -102,6 +102,19 @@ def register(rule: Rule, *functions: Any) -> Rule:
     return rule
 
 
+PARTS: dict[Any, Callable[..., Any]] = {}
+
+
+def register_parts(parts: Callable[..., Any], *functions: Any) -> None:
+    """Watch calls of ``functions`` as the torch functions that ``parts`` makes of them.
+
+    ``parts(watch, *args, **kwargs)`` must compute the same value; it is used only where a call
+    uses a trained parameter.
+    """
+    for function in functions:
+        PARTS[function] = parts
+
+
 @dataclass(frozen=True)
 class Frames:
     """The layouts of one use: of its output's gradient and of each saved argument."""

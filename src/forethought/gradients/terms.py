@@ -198,6 +198,20 @@ class Outer:
         return "per-example" if self._writing_wins() else "ghost"
 
 
+def joined(blocks: Sequence[Block]) -> list[Block]:
+    """The same sum with all dense blocks as one, and all one-hot blocks as one."""
+    dense = [(left, right) for left, right in blocks if isinstance(left, Tensor)]
+    hot = [(left, right) for left, right in blocks if isinstance(left, OneHot)]
+    result: list[Block] = []
+    if dense:
+        lefts, rights = zip(*dense, strict=True)
+        result.append((torch.cat(lefts, 1), torch.cat(rights, 1)))
+    if hot:
+        index = torch.cat([left.index for left, _ in hot], 1)
+        result.append((OneHot(index, hot[0][0].size), torch.cat([r for _, r in hot], 1)))
+    return result
+
+
 def _square(left: Left, right: Tensor) -> Tensor:
     right = wide(right)
     if isinstance(left, OneHot):

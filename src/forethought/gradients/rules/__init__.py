@@ -6,6 +6,7 @@ from forethought.gradients.rules import (
     embedding,
     linear,
     normalisation,
+    recurrent,
 )
 
-__all__ = ["broadcast", "convolution", "embedding", "linear", "normalisation"]
+__all__ = ["broadcast", "convolution", "embedding", "linear", "normalisation", "recurrent"]
