@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -279,10 +280,17 @@ def _fail(message: object, status: int) -> int:
     return status
 
 
+def _show_warning(message: Warning | str, *_where: object) -> None:
+    Console(stderr=True).print("[yellow]warning[/yellow]", end=": ")
+    print(message, file=sys.stderr)
+
+
 def main() -> None:
     """Entry point: every expected failure is one clear line and an exit status."""
     try:
-        app()
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            app()
     except ValueError as error:
         raise SystemExit(_fail(error, 2)) from None
     except OSError as error:

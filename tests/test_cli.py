@@ -1,0 +1,257 @@
+"""The command line as a person meets it: output, exit status, one clear line for each mistake."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import forethought as ft
+from forethought.cli import main
+
+Outcome = tuple[int, str, str]
+Command = Callable[..., Outcome]
+
+JOB = """\
+[data]
+source = "digits"
+
+[budget]
+epsilon = 3.0
+
+[training]
+batch = 200
+rounds = 5
+"""
+
+
+@pytest.fixture
+def forethought(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Command:
+    """Runs a command in an empty folder: exit status, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["forethought", *map(str, arguments)])
+        status = 0
+        try:
+            main()
+        except SystemExit as exit_:
+            status = int(exit_.code or 0)
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB)
+    return path
+
+
+def test_train_prints_plan_result_statement_and_folder_in_this_order(
+    forethought: Command, job: Path
+) -> None:
+    status, out, err = forethought("train", job, "--out", "run")
+    assert (status, err) == (0, "")
+    places = [out.index(word) for word in ("Plan", "expected ε", "Result", "Statement", "run")]
+    assert places[:4] == sorted(places[:4])
+    assert "Run folder  run" in out
+    assert "\x1b[" not in out  # no colours where there is no terminal
+    folder = Path("run")
+    for name in ("plan.json", "statement.json", "statement.md", "model.safetensors", "metrics.csv"):
+        assert (folder / name).is_file(), name
+    names = {path.name for path in (folder / "figures").glob("*.png")}
+    assert names == {"learning.png", "epsilon.png", "tradeoff.png"}
+
+
+def test_a_finished_run_verifies_and_an_edited_one_does_not(
+    forethought: Command, job: Path
+) -> None:
+    assert forethought("train", job, "--out", "run", "--quiet") == (0, "", "")
+    assert forethought("account", "--verify", "run")[0] == 0
+    path = Path("run/statement.json")
+    values = json.loads(path.read_text())
+    values["mechanism"]["rounds"][0]["noise_multiplier"] *= 2
+    path.write_text(json.dumps(values))
+    status, _, err = forethought("account", "--verify", "run")
+    assert status == 2
+    assert "edited" in err
+
+
+def test_a_statement_of_another_plan_is_noticed(forethought: Command, job: Path) -> None:
+    forethought("train", job, "--out", "run", "--quiet")
+    plan = ft.Plan.load("run/plan.json")
+    other = ft.Mechanism(ft.Rounds(9.0, plan.rounds, plan.sampling))
+    plan.with_(mechanism=other).save("run/plan.json")
+    status, _, err = forethought("account", "--verify", "run")
+    assert status == 2
+    assert "not that of the plan.json" in err
+
+
+def test_json_is_one_object_and_nothing_else(forethought: Command, job: Path) -> None:
+    status, out, err = forethought("train", job, "--json")
+    assert (status, err) == (0, "")
+    values = json.loads(out)
+    assert values["folder"] == str(Path("runs/job"))
+    assert ft.Plan.from_dict(values["plan"]).rounds == 5
+    for command in (
+        ["plan", job, "--json"],
+        ["account", "runs/job", "--json", "--compare"],
+        ["report", "runs/job", "--json"],
+    ):
+        status, out, err = forethought(*command)
+        assert (status, err) == (0, ""), command
+        assert isinstance(json.loads(out), dict)
+
+
+def test_account_from_flags_agrees_with_python(forethought: Command) -> None:
+    status, out, _ = forethought(
+        *[
+            "account",
+            "--examples",
+            "60000",
+            "--batch",
+            "256",
+            "--epochs",
+            "20",
+            "--noise-multiplier",
+            "1.1",
+        ],
+        *["--delta", "1e-5", "--json"],
+    )
+    assert status == 0
+    mechanism = ft.Mechanism(ft.Rounds(1.1, 4688, ft.Poisson(256 / 60000)))
+    assert json.loads(out)["epsilon"]["upper"] == ft.epsilon(mechanism, 1e-5).upper
+
+
+def test_plan_can_be_saved_explained_drawn_and_accounted(forethought: Command) -> None:
+    status, out, _ = forethought(
+        *[
+            "plan",
+            "--examples",
+            "1000",
+            "--epsilon",
+            "2",
+            "--rounds",
+            "20",
+            "--explain",
+            "--save",
+            "plan.json",
+        ],
+        *["--figure", "figures"],
+    )
+    assert status == 0
+    assert "cheaper" in out
+    assert "more accurate" in out
+    assert "noise: the least" in out
+    assert {path.name for path in Path("figures").glob("*.png")} == {"epsilon.png", "noise.png"}
+    assert ft.Plan.load("plan.json").rounds == 20
+    assert forethought("account", "plan.json")[0] == 0
+
+
+def test_group_and_delta_can_be_asked_of_a_finished_run(forethought: Command, job: Path) -> None:
+    forethought("train", job, "--out", "run", "--quiet")
+    one = json.loads(forethought("account", "run", "--json")[1])
+    four = json.loads(forethought("account", "run", "--json", "--group", "4")[1])
+    assert four["epsilon"]["upper"] > 2 * one["epsilon"]["upper"]
+    assert four["group"] == 4
+
+
+def test_an_existing_run_folder_asks_what_to_do(forethought: Command, job: Path) -> None:
+    assert forethought("train", job, "--out", "run", "--quiet")[0] == 0
+    status, _, err = forethought("train", job, "--out", "run")
+    assert status == 2
+    assert "resume" in err
+    assert "overwrite" in err
+    assert forethought("train", job, "--out", "run", "--overwrite", "--quiet")[0] == 0
+    assert forethought("train", "--resume", "run", "--quiet")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "status", "message"),
+    [
+        ("epsilon = 3.0", "epsilon = 0", 2, "line 5: budget.epsilon = 0"),
+        ("epsilon = 3.0", "epsilon = 3.0\ndelta = 1.5", 2, "line 6: budget.delta = 1.5"),
+        ("batch = 200", "batch = 2000", 2, "batch 2000 is larger than the data (1438 examples)"),
+        ("batch = 200", "bach = 200", 2, "line 8: unknown key 'training.bach'; did you mean"),
+        ('"digits"', '"digit"', 2, "digits"),
+        ('"digits"', '"mnist"', 2, "mnist"),
+        ('"digits"', '"csv:missing.csv"\nlabel = "y"', 2, "missing.csv"),
+        ("[budget]", '[model]\nname = "liner"\n[budget]', 2, "linear"),
+        ("[budget]", '[model]\nname = "nowhere:net"\n[budget]', 2, "nowhere"),
+    ],
+)
+def test_a_mistake_in_the_job_is_one_clear_line(
+    forethought: Command,
+    job: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    old: str,
+    new: str,
+    status: int,
+    message: str,
+) -> None:
+    monkeypatch.delenv("FORETHOUGHT_DATA", raising=False)
+    job.write_text(JOB.replace(old, new))
+    found, _, err = forethought("train", job, "--out", "run")
+    assert found == status
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("train", "exactly one of"),
+        ("train nothing.toml", "no job file nothing.toml"),
+        ("train --resume nothing", "no interrupted run"),
+        ("plan", "--examples"),
+        ("plan --examples 100", "too little is given"),
+        ("plan --examples 100 --epsilon 1 --sampling bernoulli", "poisson"),
+        ("plan --examples 100 --epsilon -1", "epsilon"),
+        ("account", "give a path"),
+        ("account nothing.json", "nothing.json"),
+        ("report nothing", "no finished run"),
+    ],
+)
+def test_a_mistake_in_the_arguments_is_one_clear_line(
+    forethought: Command, arguments: str, message: str
+) -> None:
+    status, _, err = forethought(*arguments.split())
+    assert status in (1, 2)
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_a_large_delta_warns(forethought: Command) -> None:
+    status, _, err = forethought(*["plan", "--examples", "100", "--epsilon", "1", "--delta", "0.1"])
+    assert status == 0
+    assert "delta" in err
+    assert "1/100" in err
+
+
+@pytest.mark.parametrize("command", ["", "train", "plan", "account", "report"])
+def test_help_shows_an_example(forethought: Command, command: str) -> None:
+    status, out, _ = forethought(*command.split(), "--help")
+    assert status == 0
+    assert "Example" in out or not command
+
+
+def test_import_and_help_do_not_load_torch() -> None:
+    code = (
+        "import sys, forethought, forethought.cli, forethought.accounting.statement,"
+        "forethought.planning.solve\n"
+        "assert 'torch' not in sys.modules, 'torch was imported'\n"
+        "import forethought as ft; ft.epsilon; ft.plan; ft.Plan\n"
+        "assert 'torch' not in sys.modules, 'torch was imported'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
