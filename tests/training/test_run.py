@@ -62,10 +62,12 @@ def weights(model: nn.Module) -> torch.Tensor:
 
 
 def test_a_model_learns_and_comes_with_its_statement() -> None:
-    run = train(network(), data(), plan(150, noise=0.8), test=data(1), seed=0, noise_seed=0)
+    run = train(
+        network(), data(), plan(150, noise=0.8), test=data(1), seed=0, noise_seed=0, log_every=30
+    )
     assert run.accuracy is not None and run.accuracy > 0.85
     assert run.history[-1].round == 150
-    assert run.history[-1].epsilon == pytest.approx(run.statement.epsilon.upper, rel=1e-6)
+    assert run.history[-1].epsilon == run.statement.epsilon.upper
     epsilons = [row.epsilon for row in run.history]
     assert epsilons == sorted(epsilons)
     assert run.statement.mechanism == run.plan.mechanism
@@ -124,8 +126,8 @@ def test_the_quantile_rule_pays_for_its_count(monkeypatch: pytest.MonkeyPatch) -
     assert len({row.clip_norm for row in run.history}) == 3
 
 
-def test_empty_batches_still_release_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = train(network(), data(), plan(5, Poisson(1e-12)), log_every=1)
+def test_empty_batches_still_release_noise() -> None:
+    run = train(network(), data(), plan(5, Poisson(1e-3)), log_every=1, seed=5)
     assert not torch.equal(weights(run.model), weights(network()))
     assert all(row.loss is None and row.clipped is None for row in run.history)
 
@@ -214,7 +216,7 @@ def test_floating_targets_are_regressed() -> None:
     inputs, _ = data()
     model = nn.Linear(6, 1)
     chosen = plan(200, noise=0.3, optimizer=Optimizer(learning_rate=0.3))
-    run = train(model, (inputs, inputs[:, 2]), chosen, test=(inputs, inputs[:, 2]))
+    run = train(model, (inputs, inputs[:, 2]), chosen, test=(inputs, inputs[:, 2]), log_every=50)
     assert run.history[-1].test_loss is not None and run.history[-1].test_loss < 0.2
     assert run.accuracy is None
 

@@ -70,8 +70,12 @@ def parts(plan: Plan, stream: Stream) -> list[Part]:
     return found
 
 
-def epsilon_at(plan: Plan, rounds: Sequence[int]) -> dict[int, float]:
-    """Certified upper end of ε after each of some numbers of rounds, at the plan's δ."""
+def epsilon_at(plan: Plan, rounds: Sequence[int], total: float) -> dict[int, float]:
+    """Certified upper end of ε after each of some numbers of rounds, at the plan's δ.
+
+    Args:
+        total: that of the whole plan. It bounds every prefix, which is a part of what was released.
+    """
     noisy, found = 0, dict.fromkeys(rounds, math.inf)
     for part in plan.mechanism:
         if part.noise_multiplier == 0:
@@ -81,7 +85,10 @@ def epsilon_at(plan: Plan, rounds: Sequence[int]) -> dict[int, float]:
     finite = [count for count in rounds if count <= noisy]
     if finite:
         curve = exact.epsilon_curve(plan.mechanism, plan.delta, finite)
-        found.update((n, interval.upper) for n, interval in zip(finite, curve, strict=True))
+        for count, interval in zip(finite, curve, strict=True):
+            found[count] = min(interval.upper, total)
+    if plan.rounds in found:
+        found[plan.rounds] = total
     return found
 
 
@@ -94,6 +101,7 @@ class Loop:
         secrets: keys of sampling and noise.
         log_every: rounds between rows of the history; the last round always has one.
         diagnostics: whether to look at private batches for the operator.
+        epsilon: certified upper end of the whole plan's ε.
     """
 
     def __init__(
@@ -105,6 +113,7 @@ class Loop:
         secrets: Secrets,
         log_every: int,
         diagnostics: bool,
+        epsilon: float,
     ) -> None:
         self.plan, self.step, self.done = plan, step, 0
         self.history: list[Metrics] = []
@@ -118,7 +127,7 @@ class Loop:
         self._step_size = step_sizes(plan)
         self._examples = examples_before(plan)
         logged = [*range(log_every, plan.rounds, log_every), plan.rounds]
-        self._epsilon = epsilon_at(plan, logged)
+        self._epsilon = epsilon_at(plan, logged, epsilon)
         device = next(iter(step.parameters.values())).device
         self._non_finite = torch.zeros((), dtype=torch.int64, device=device)
         # Dropout and the like draw from torch's own generator of the model's device.
@@ -156,7 +165,7 @@ class Loop:
         self._clip_norm.follow(norms, part.divisor, noise)
         self.average.update(index + 1)
         if self._diagnostics:
-            self._non_finite += torch.isfinite(norms).logical_not_().sum()
+            self._non_finite += (norms < math.inf).logical_not_().sum()  # not a number included
         if logged:
             self._log(index + 1, step_size, bound, loss, norms)
 

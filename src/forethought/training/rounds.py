@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map
 
 from forethought.gradients import clipped_sum, clipping
 from forethought.gradients.trees import call
@@ -105,6 +106,18 @@ class PrivateStep:
         self._noise = GaussianNoise(self._flat.vector.shape[0])
         self._no_norms = torch.zeros(0, device=self._flat.vector.device)
 
+    def prepare(self, records: Records) -> None:
+        """Let the gradients find their way through the model on the first records, made finite.
+
+        What is found is kept for the rounds to come. On the batch that happens to be first, a
+        resumed run could find another way, which rounds differently. Nothing is released.
+        """
+        inputs, targets = records.take(np.arange(min(3, len(records))))
+        inputs, targets = tree_map(_finite, (inputs, targets))
+        device = self._flat.vector.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            clipped_sum(self.model, self.loss, inputs, targets, 1.0, clip=self._rule)
+
     def sum_contributions(
         self, records: Records, indices: Indices, release: Release, groups: Groups | None
     ) -> torch.Tensor:
@@ -197,3 +210,9 @@ class PrivateStep:
         """Take the gradients off the parameters: the model is as it was, but for its weights."""
         for parameter in self.parameters.values():
             parameter.grad = None
+
+
+def _finite(leaf: object) -> object:
+    if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+        return leaf.nan_to_num(0.0, 0.0, 0.0)
+    return leaf

@@ -173,6 +173,8 @@ def train(
     step = PrivateStep(
         model, chosen_loss, plan.clip, make_optimizer(plan.optimizer, parameters), micro_batch
     )
+    if plan.groups is None:
+        step.prepare(records)
     # Before the first round: a mechanism that no theorem covers is refused here.
     statement = account(
         plan,
@@ -182,7 +184,8 @@ def train(
             *((NOT_COVERED_DIAGNOSTICS,) if diagnostics else ()),
         ),
     )
-    loop = Loop(plan, records, held_out, step, secrets, log_every, diagnostics)
+    epsilon = statement.epsilon.upper
+    loop = Loop(plan, records, held_out, step, secrets, log_every, diagnostics, epsilon)
     keeper = None
     if folder is not None:
         keeper = _Keeper(folder, loop, checkpoint_every)

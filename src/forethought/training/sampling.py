@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from forethought.mechanism import FullBatch, Poisson, Sampling, Shuffled, WithoutReplacement
 from forethought.training.randomness import Stream
 
+# Up to so many records several halvings are drawn at once.
+FEW = 1 << 14
+
 Indices = NDArray[np.int64]
 Sampler = Callable[[int], Indices]
 
@@ -30,16 +33,21 @@ def poisson_count(examples: int, rate: float, generator: np.random.Generator) ->
     mantissa, exponent = math.frexp(rate)
     if exponent > 0:  # rate is 1
         return examples
-    for _ in range(-exponent):
-        if not examples:
-            return 0
-        examples = _heads(examples, generator)
+    left = -exponent
+    while left and examples:
+        # One halving at a time draws the fewest bits, several the fewest calls.
+        halvings = 1 if examples > FEW else min(left, 8)
+        examples = _survivors(examples, halvings, generator)
+        left -= halvings
     return int(np.count_nonzero(generator.random(examples) < mantissa))
 
 
-def _heads(flips: int, generator: np.random.Generator) -> int:
-    words, rest = divmod(flips, 64)
-    raw = generator.bit_generator.random_raw(words + 1)
+def _survivors(examples: int, halvings: int, generator: np.random.Generator) -> int:
+    """How many of some records come up heads in each of ``halvings`` fair flips."""
+    words, rest = divmod(examples, 64)
+    raw = generator.bit_generator.random_raw((words + 1) * halvings)
+    if halvings > 1:
+        raw = np.bitwise_and.reduce(raw.reshape(halvings, words + 1))
     raw[words] &= np.uint64((1 << rest) - 1)
     return int(np.bitwise_count(raw).sum(dtype=np.int64))
 
