@@ -33,7 +33,9 @@ from forethought.mechanism import (
 )
 
 FILTER_SCHEMA = "forethought/renyi-filter/1"
-FILTER_ORDERS: tuple[float, ...] = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 512.0)
+FILTER_ORDERS: tuple[float, ...] = tuple(
+    map(float, (3, 5, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256))
+)
 
 
 class BudgetExceededError(RuntimeError):

@@ -79,7 +79,11 @@ def paper_strongly_convex_iterations(
     examples: int,
     dimension: int,
 ) -> float:
-    """T = ln(ρμ(F(θ_0) − F*)N²/(2dL²))/ln(2κ/(2κ − 1)), κ = M/μ, Proposition 4(c)."""
+    """T = ln(ρμ(F(θ_0) − F*)N²/(2dL²))/ln(2κ/(2κ − 1)), κ = M/μ, Proposition 4(c), as published.
+
+    The proof loses a factor κ between ρ ≤ 2aκ r^T and the line after it, so this many iterations
+    spend about κ·ρ. :func:`strongly_convex_iterations` is right.
+    """
     M, mu = real("smoothness", smoothness, above=0), real("convexity", convexity, above=0)
     L, N = real("lipschitz", lipschitz, above=0), whole("examples", examples)
     inside = real("rho", rho, above=0) * mu * real("gap", gap, above=0) * N**2
@@ -87,6 +91,27 @@ def paper_strongly_convex_iterations(
     return math.log(inside / (2 * whole("dimension", dimension) * L**2)) / math.log(
         2 * kappa / (2 * kappa - 1)
     )
+
+
+def strongly_convex_iterations(
+    rho: float,
+    smoothness: float,
+    convexity: float,
+    gap: float,
+    lipschitz: float,
+    examples: int,
+    dimension: int,
+) -> int:
+    """Most iterations of Proposition 3(c)'s schedule within ρ, from the exact geometric sum.
+
+    ρ_T = 2aκ(r^T − 1), a = dΔ²/(4μ(F(θ_0) − F*)), r = 2κ/(2κ − 1).
+    """
+    M, mu = real("smoothness", smoothness, above=0), real("convexity", convexity, above=0)
+    delta = 2 * real("lipschitz", lipschitz, above=0) / whole("examples", examples)
+    a = whole("dimension", dimension) * delta**2 / (4 * mu * real("gap", gap, above=0))
+    kappa = M / mu
+    grown = math.log1p(real("rho", rho, above=0) / (2 * a * kappa))
+    return math.floor(grown / math.log(2 * kappa / (2 * kappa - 1)))
 
 
 @dataclass(frozen=True)
