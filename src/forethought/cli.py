@@ -289,7 +289,7 @@ def main() -> None:
     """Entry point: every expected failure is one clear line and an exit status."""
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _show_warning
+            warnings.showwarning = _show_warning  # type: ignore[assignment]
             app()
     except ValueError as error:
         raise SystemExit(_fail(error, 2)) from None

@@ -26,6 +26,7 @@ from forethought.mechanism import (
 )
 
 PLAN_SCHEMA = "forethought/plan/1"
+FIXED_IN_ADVANCE = "fixed in advance, without looking at the private data"
 
 ClipRule = Literal["flat", "automatic", "per-layer", "quantile"]
 ScheduleKind = Literal["constant", "inverse", "inverse-sqrt", "cosine"]
@@ -185,7 +186,7 @@ class Plan:
     schedule: Schedule = Schedule()
     averaging: Averaging = Averaging()
     budget: Budget | None = None
-    hyperparameters: str = "fixed in advance, without looking at the private data"
+    hyperparameters: str = FIXED_IN_ADVANCE
     not_covered: tuple[str, ...] = ()
     reasons: tuple[tuple[str, str], ...] = ()
 

@@ -6,7 +6,16 @@ from dataclasses import dataclass
 
 from forethought.accounting import exact
 from forethought.accounting.calibration import noise_multiplier
-from forethought.mechanism import Budget, Mechanism, Rounds, Sampling
+from forethought.mechanism import (
+    Budget,
+    FullBatch,
+    Mechanism,
+    Poisson,
+    Rounds,
+    Sampling,
+    Shuffled,
+    WithoutReplacement,
+)
 from forethought.planning.noise import gradient_computations, noise_to_signal
 from forethought.plans import Plan
 
@@ -48,20 +57,18 @@ def neighbours(plan: Plan) -> tuple[Neighbour, ...]:
 
 
 def _resized(plan: Plan, factor: float, budget: Budget) -> Plan | None:
-    sampling = plan.sampling
-    match sampling.kind:
-        case "poisson":
-            rate = plan.batch / plan.examples * factor
-            if rate > 1 or rate * plan.examples < 1:
-                return None
-            resized: Sampling = type(sampling)(rate)  # type: ignore[call-arg]
-        case "full-batch":
+    batch = plan.batch * factor
+    if not 1 <= batch <= plan.examples:
+        return None
+    match plan.sampling:
+        case Poisson():
+            resized: Sampling = Poisson(batch / plan.examples)
+        case WithoutReplacement():
+            resized = WithoutReplacement(int(batch), plan.examples)
+        case Shuffled():
+            resized = Shuffled(int(batch), plan.examples)
+        case FullBatch():
             return None
-        case _:
-            batch = int(plan.batch * factor)
-            if not 1 <= batch <= plan.examples:
-                return None
-            resized = type(sampling)(batch, plan.examples)  # type: ignore[call-arg]
     return _with_noise(plan, resized, budget)
 
 

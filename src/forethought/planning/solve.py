@@ -30,7 +30,15 @@ from forethought.mechanism import (
     whole,
 )
 from forethought.planning import defaults
-from forethought.plans import Averaging, Clip, ClipRule, Optimizer, Plan, Schedule
+from forethought.plans import (
+    FIXED_IN_ADVANCE,
+    Averaging,
+    Clip,
+    ClipRule,
+    Optimizer,
+    Plan,
+    Schedule,
+)
 
 SamplingName = Literal["poisson", "without-replacement", "shuffled", "full-batch"]
 
@@ -161,7 +169,7 @@ def plan(
         norm=1.0 if clip_norm is None else clip_norm,
         rule=rule,
         count_noise=count_noise,
-        **({} if quantile is None else {"quantile": quantile}),
+        quantile=0.5 if quantile is None else quantile,
     )
     if options is None:
         options = {"momentum": defaults.MOMENTUM} if optimizer == "sgd" else {}
@@ -174,7 +182,7 @@ def plan(
         schedule=schedule or Schedule(),
         averaging=averaging or Averaging(),
         budget=budget,
-        hyperparameters=hyperparameters or Plan.__dataclass_fields__["hyperparameters"].default,
+        hyperparameters=hyperparameters or FIXED_IN_ADVANCE,
         not_covered=not_covered,
     )
     if learning_rate is not None:
