@@ -275,7 +275,12 @@ def statement_of(
         statement = verified(statement)
     if (group, delta) == (1, None) or (group, delta) == (statement.group, statement.delta):
         return statement
-    again = exact_account(statement.mechanism, delta or statement.delta, group=group)
+    again = exact_account(
+        statement.mechanism,
+        delta or statement.delta,
+        group=group,
+        accountant=statement.accountant,
+    )
     return replace(
         statement,
         delta=again.delta,

@@ -17,19 +17,23 @@ from typing import Any, Protocol
 
 from forethought import __version__
 from forethought.accounting import exact
+from forethought.accounting.adaptive import (
+    FILTER,
+    SELECTION,
+    filter_interval,
+    selection_interval,
+)
 from forethought.accounting.interval import Interval
-from forethought.accounting.pairs import theorem
+from forethought.accounting.wording import ADVERSARY, EXACT, WORDINGS
 from forethought.mechanism import Mechanism, UnsupportedMechanismError, real, whole
 
 STATEMENT_SCHEMA = "forethought/statement/1"
 
+# By how much ε may be above what is recomputed, where the accountant is not exact.
+TOLERANCE = 1e-3
 # False-positive rates at which the statement bounds an attacker's true-positive rate.
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
 
-ADVERSARY = (
-    "sees every noised sum that was released (hence every intermediate and the final model), "
-    "knows the plan and all other records, and does not see which records were sampled"
-)
 ASSUMPTIONS = (
     "the number of records is public",
     "batches are drawn as stated, and the random choices stay secret",
@@ -92,7 +96,7 @@ class Statement:
     epsilon: Interval
     group: int
     attack: tuple[tuple[float, float], ...]
-    accountant: Mapping[str, Any] = field(default_factory=lambda: {"kind": "exact"})
+    accountant: Mapping[str, Any] = field(default_factory=lambda: {"kind": EXACT})
     examples: int | None = None
     hyperparameters: str = "not stated"
     assumptions: tuple[str, ...] = ASSUMPTIONS
@@ -117,7 +121,8 @@ class Statement:
             )
         first = (
             f"This model is ({self.epsilon.upper:.4g}, {self.delta:.3g})-differentially private "
-            f"for {who} ({self.mechanism.adjacency}), proven for everything the run released."
+            f"for {who} ({self.mechanism.adjacency}), proven for "
+            f"{WORDINGS[self.accountant['kind']].covered}."
         )
         rate, power = self.attack[min(1, len(self.attack) - 1)]
         second = (
@@ -181,6 +186,7 @@ class Statement:
                     f"{STATEMENT_SCHEMA!r}"
                 )
             mechanism = Mechanism.from_dict(values["mechanism"])
+            _kind(values["accountant"])
             statement = cls(
                 mechanism=mechanism,
                 delta=real("delta", values["delta"], above=0, below=1),
@@ -248,6 +254,7 @@ def account(
     released: int | None = None,
     seeded: bool = False,
     not_covered: tuple[str, ...] = (),
+    accountant: Mapping[str, Any] | None = None,
 ) -> Statement:
     """The guarantee of a plan or a mechanism.
 
@@ -258,9 +265,11 @@ def account(
         released: account only for the first so many rounds, as for a run that stopped early.
         seeded: the noise came from a generator that the user seeded; the statement says so.
         not_covered: uses of private data outside the mechanism, besides those of the plan.
+        accountant: a kind of :data:`ACCOUNTANTS` with what it needs. Default: the exact one, for
+            rounds that were fixed before the run.
 
     Returns:
-        A Statement with the exact accountant's certified interval.
+        A Statement with the accountant's certified interval.
 
     Raises:
         UnsupportedMechanismError: no theorem covers the mechanism.
@@ -282,18 +291,22 @@ def account(
         mechanism = mechanism.first(released)
     delta = real("delta", delta, above=0, below=1)
     group = whole("group", group)
-    epsilon, attack = _recompute(mechanism, delta, group, {"kind": "exact"})
+    accountant = {"kind": EXACT} if accountant is None else dict(accountant)
+    epsilon, attack = _recompute(mechanism, delta, group, accountant)
+    words = WORDINGS[accountant["kind"]]
     return Statement(
         mechanism=mechanism,
         delta=delta,
         epsilon=epsilon,
         group=group,
         attack=attack,
+        accountant=accountant,
         examples=examples,
         hyperparameters=hyperparameters,
         assumptions=(*ASSUMPTIONS, SEEDED) if seeded else ASSUMPTIONS,
         not_covered=tuple(not_covered),
-        theorems=_theorems(mechanism, group),
+        adversary=words.adversary,
+        theorems=words.theorems(mechanism, group),
     )
 
 
@@ -313,6 +326,10 @@ def verify(statement: Statement) -> Statement:
         )
     except UnsupportedMechanismError as error:
         raise StatementError(f"no theorem covers the stated mechanism: {error}") from error
+    except StatementError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise StatementError(f"the statement does not hold: {error!s}") from error
     claimed = statement.epsilon
     slack = 1 + 1e-9
     if claimed.upper * slack < epsilon.upper or claimed.lower > epsilon.upper * slack:
@@ -320,6 +337,12 @@ def verify(statement: Statement) -> Statement:
             f"the statement does not hold: it claims ε in [{claimed.lower:.6g}, "
             f"{claimed.upper:.6g}] at δ = {statement.delta:g}; its mechanism has ε in "
             f"[{epsilon.lower:.6g}, {epsilon.upper:.6g}]"
+        )
+    # Outside the exact accountant the interval is wide: another mechanism's may overlap it.
+    if statement.accountant["kind"] != EXACT and claimed.upper > epsilon.upper * (1 + TOLERANCE):
+        raise StatementError(
+            f"the statement claims ε = {claimed.upper:.6g} where its mechanism and trials have "
+            f"{epsilon.upper:.6g}: they are not those it was made for"
         )
     for (rate, stated), (_, true) in zip(statement.attack, attack, strict=False):
         if stated + 1e-9 < true:
@@ -333,19 +356,25 @@ def verify(statement: Statement) -> Statement:
 Recompute = Callable[[Mechanism, float, int, Mapping[str, Any]], Interval]
 # How ε is recomputed, by the accountant's kind. Rooms that account in another way register here.
 ACCOUNTANTS: dict[str, Recompute] = {
-    "exact": lambda mechanism, delta, group, _details: exact.epsilon(mechanism, delta, group)
+    EXACT: lambda mechanism, delta, group, _details: exact.epsilon(mechanism, delta, group),
+    SELECTION: selection_interval,
+    FILTER: filter_interval,
 }
 
 
-def _recompute(
-    mechanism: Mechanism, delta: float, group: int, accountant: Mapping[str, Any]
-) -> tuple[Interval, tuple[tuple[float, float], ...]]:
+def _kind(accountant: Mapping[str, Any]) -> str:
     kind = accountant.get("kind")
     if kind not in ACCOUNTANTS:
         raise StatementError(
             f"unknown accountant {kind!r}; this version knows {', '.join(ACCOUNTANTS)}"
         )
-    epsilon = ACCOUNTANTS[kind](mechanism, delta, group, accountant)
+    return str(kind)
+
+
+def _recompute(
+    mechanism: Mechanism, delta: float, group: int, accountant: Mapping[str, Any]
+) -> tuple[Interval, tuple[tuple[float, float], ...]]:
+    epsilon = ACCOUNTANTS[_kind(accountant)](mechanism, delta, group, accountant)
     return epsilon, _attack(epsilon.upper, delta)
 
 
@@ -358,11 +387,6 @@ def _attack(epsilon: float, delta: float) -> tuple[tuple[float, float], ...]:
         power = min(grown * rate + delta, 1 - (1 - rate - delta) / grown, 1.0)
         rows.append((rate, max(power, 0.0)))
     return tuple(rows)
-
-
-def _theorems(mechanism: Mechanism, group: int) -> tuple[str, ...]:
-    said = [theorem(part, mechanism.adjacency, group) for part in mechanism]
-    return tuple(dict.fromkeys(said))
 
 
 def _number(value: float) -> float | str:
@@ -387,6 +411,7 @@ def json_schema() -> dict[str, Any]:
 
 def _markdown(statement: Statement) -> str:
     s = statement
+    words = WORDINGS[_kind(s.accountant)]
     lines = ["# Privacy statement", ""]
     lines += [" ".join(s.sentences()), ""]
     records = "one record" if s.group == 1 else f"any {s.group} records together"
@@ -409,7 +434,7 @@ def _markdown(statement: Statement) -> str:
         f"| adjacency | {s.mechanism.adjacency} |",
         f"| records protected together | {s.group} |",
         f"| records in the data | {'not stated' if s.examples is None else f'{s.examples:,}'} |",
-        f"| rounds released | {len(s.mechanism):,} |",
+        f"| {words.rounds} | {len(s.mechanism):,} |",
         f"| accountant | {s.accountant['kind']}, forethought {s.version} |",
         "",
         "## What they mean",
@@ -435,7 +460,9 @@ def _markdown(statement: Statement) -> str:
     ]
     if len(s.mechanism.rounds) > len(shown):
         lines.append(f"| … {len(s.mechanism.rounds) - len(shown)} more parts | | | |")
-    lines += ["", f"Hyperparameters: {s.hyperparameters}.", ""]
+    lines += [""]
+    lines += [f"{text}." for text in words.done(s.accountant)]
+    lines += [f"Hyperparameters: {s.hyperparameters}.", ""]
     lines += ["## What it rests on", "", *(f"- {text}." for text in s.assumptions)]
     lines += [f"- Theorem: {text}" for text in s.theorems]
     lines += ["", "## What is not covered", ""]

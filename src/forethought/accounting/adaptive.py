@@ -1,0 +1,192 @@
+"""ε of what looked at results: the best of a random number of trials, and filtered runs.
+
+Both are recomputed from a mechanism and a few public details, so that a Statement can hold them:
+``selection_interval`` and ``filter_interval`` are accountants of
+:mod:`forethought.accounting.statement`. Sources: Papernot and Steinke 2022, Theorems 2 and 6;
+Feldman and Zrnic 2021, Theorem 4.3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from forethought.accounting import exact
+from forethought.accounting.interval import Interval
+from forethought.accounting.renyi import RenyiCurve, canonne_epsilon, rdp
+from forethought.accounting.renyi_filter import RenyiFilter
+from forethought.accounting.selection import (
+    NegativeBinomialTrials,
+    PoissonTrials,
+    Trials,
+    best_of,
+)
+from forethought.mechanism import (
+    FullBatch,
+    Mechanism,
+    Rounds,
+    UnsupportedMechanismError,
+    real,
+)
+
+SELECTION, FILTER = "selection", "renyi-filter"
+# So many orders are looked at with exact deltas; a minimum over fewer orders stays sound.
+_ORDERS = 6
+_SAME = 1e-9
+
+
+def trials_to_dict(trials: Trials) -> dict[str, Any]:
+    """A JSON-ready mapping; :func:`trials_from_dict` reads it back."""
+    if isinstance(trials, PoissonTrials):
+        return {"kind": "poisson", "mean": trials.mean}
+    return {"kind": "negative-binomial", "stopping": trials.stopping, "shape": trials.shape}
+
+
+def trials_from_dict(values: Mapping[str, Any]) -> Trials:
+    """The inverse of :func:`trials_to_dict`. Raises ValueError for anything else."""
+    match dict(values):
+        case {"kind": "poisson", "mean": mean, **rest} if not rest:
+            return PoissonTrials(mean)
+        case {"kind": "negative-binomial", "stopping": stopping, "shape": shape, **rest} if (
+            not rest
+        ):
+            return NegativeBinomialTrials(stopping, shape)
+    raise ValueError(f"not a distribution of the number of trials: {dict(values)!r}")
+
+
+def count_mechanism(score_noise: float, mechanism: Mechanism) -> Mechanism:
+    """What a noised count costs the records it counts, under the adjacency of ``mechanism``.
+
+    One record moves the count by at most 1, also when it is replaced: the sensitivity of 2 that
+    is then charged is more than enough.
+
+    Args:
+        score_noise: standard deviation of the noise, in records.
+    """
+    return Mechanism(Rounds(score_noise, 1, FullBatch()), adjacency=mechanism.adjacency)
+
+
+def search_epsilon(candidates: Sequence[Mechanism], trials: Trials, delta: float) -> float:
+    """ε at δ of the best of ``trials`` runs, each of a candidate drawn by a public rule.
+
+    A trial is then a mixture with public weights; its divergence is at most the largest of the
+    candidates' at every order (quasi-convexity of the Rényi divergence), and so is its δ at any ε.
+    """
+    target = real("delta", delta, above=0, below=1)
+    if any(part.noise_multiplier == 0 for mechanism in candidates for part in mechanism):
+        return math.inf
+    curves = [rdp(mechanism) for mechanism in dict.fromkeys(candidates)]
+    values = np.max([curve.values for curve in curves], axis=0)
+    curve = RenyiCurve(curves[0].orders, tuple(values))
+    if isinstance(trials, NegativeBinomialTrials):
+        return best_of(curve, trials).epsilon(target)
+    # Theorem 6 needs a δ of one trial at each order. The exact one is far below the curve's, and
+    # slow: it is computed at the few orders that would win if it were 0.
+    orders = np.array(curve.orders)
+    least = values + np.maximum(math.log(trials.mean), 0.0) / (orders - 1)
+    chosen = np.sort(np.argsort(canonne_epsilon(orders, least, target), kind="stable")[:_ORDERS])
+    whole_grid = best_of(curve, trials)
+    few = RenyiCurve(tuple(orders[chosen]), tuple(values[chosen]))
+
+    def profile(epsilon: float) -> float:
+        return max(exact.delta(mechanism, epsilon).upper for mechanism in dict.fromkeys(candidates))
+
+    return min(found.epsilon(target) for found in (best_of(few, trials, profile), whole_grid))
+
+
+def selection_interval(
+    mechanism: Mechanism, delta: float, group: int, details: Mapping[str, Any]
+) -> Interval:
+    """ε of a search of which only the best trial is shown.
+
+    Args:
+        mechanism: of the trial that is shown.
+        delta: in (0, 1). group: 1.
+        details: ``trials``, ``candidates`` (mechanisms that other trials may have run) and
+            ``score_noise`` (of the count of right answers on held-out records, or None).
+
+    Returns:
+        Upper end: the larger of what the search costs a training record and what the noised count
+        costs a held-out one. Lower end: what one trial costs when the scores say nothing.
+
+    Raises:
+        UnsupportedMechanismError: a group of several records. ValueError: details that make no
+            sense.
+    """
+    if group != 1:
+        raise UnsupportedMechanismError(
+            "the theorem on the best of a random number of trials is known here for one record "
+            "only: account with group=1"
+        )
+    trials = trials_from_dict(details["trials"])
+    others = [Mechanism.from_dict(values) for values in details["candidates"]]
+    if any(other.adjacency != mechanism.adjacency for other in others):
+        raise ValueError("all candidates of a search must be stated under one adjacency")
+    upper = search_epsilon([mechanism, *others], trials, delta)
+    if details["score_noise"] is not None:
+        count = count_mechanism(real("score_noise", details["score_noise"], least=0), mechanism)
+        upper = max(upper, search_epsilon([count], trials, delta))
+    # With scores that are all equal the search is one trial, or with Poisson trials at times none.
+    some = -math.expm1(-trials.mean) if isinstance(trials, PoissonTrials) else 1.0
+    if delta >= some:
+        return Interval(0.0, upper)
+    lower = exact.epsilon(mechanism, min(delta / some, 1 - 1e-16)).lower
+    return Interval(min(lower, upper), upper)
+
+
+def filter_details(ledger: RenyiFilter) -> dict[str, Any]:
+    """What a Statement has to hold of a filter that a run kept to."""
+    return {
+        "kind": FILTER,
+        "epsilon": ledger.budget.epsilon,
+        "delta": ledger.budget.delta,
+        "orders": list(ledger.orders),
+        "spent": list(ledger.spent.values),
+    }
+
+
+def filter_interval(
+    mechanism: Mechanism, delta: float, group: int, details: Mapping[str, Any]
+) -> Interval:
+    """ε of a run whose rounds were chosen by results, within a Rényi filter.
+
+    Args:
+        mechanism: what was released in the end.
+        delta: at least the filter's. group: 1.
+        details: the filter, as :func:`filter_details` gives it.
+
+    Returns:
+        Upper end: the filter's budget, which holds whatever would have been chosen. Lower end:
+        the cost of the same rounds, had they been fixed in advance.
+
+    Raises:
+        UnsupportedMechanismError: a group of several records.
+        ValueError: the rounds do not fit, are not those that the filter was charged for, or δ is
+            smaller than the filter's.
+    """
+    if group != 1:
+        raise UnsupportedMechanismError(
+            "a Rényi filter keeps its budget for one record: account with group=1"
+        )
+    state = {**details, "schema": "forethought/renyi-filter/1", "adjacency": mechanism.adjacency}
+    ledger = RenyiFilter.from_state({**state, "spent": [0.0] * len(details["orders"])})
+    budget = ledger.budget
+    if delta < budget.delta:
+        raise ValueError(
+            f"the filter kept delta = {budget.delta:g}: nothing is proven at {delta:g}. Account at "
+            f"{budget.delta:g} or more"
+        )
+    if ledger.would_exceed(mechanism):
+        raise ValueError(
+            f"the stated rounds do not fit into a filter of epsilon {budget.epsilon:g} at delta "
+            f"{budget.delta:g}"
+        )
+    spent = rdp(mechanism, ledger.orders).values
+    charged = [real("spent", value, least=0) for value in details["spent"]]
+    if len(charged) != len(spent) or not np.allclose(charged, spent, rtol=_SAME, atol=0):
+        raise ValueError("the filter was charged for other rounds than the stated ones")
+    lower = exact.epsilon(mechanism, delta).lower
+    return Interval(min(lower, budget.epsilon), budget.epsilon)
