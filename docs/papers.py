@@ -1,0 +1,116 @@
+"""Prints the tables of docs/papers.md: python docs/papers.py."""
+
+from __future__ import annotations
+
+import math
+
+from forethought.accounting.asynchronous import theorem_2
+from forethought.accounting.calculators import phase_calculator, rounds_calculator
+from forethought.accounting.closed_form import SampleSizes, closed_form_epsilon, theorem_b_4
+from forethought.accounting.schedules import (
+    GaussianSchedule,
+    convex_sigma,
+    exact_inverse_iterations,
+    paper_epsilon,
+    paper_iterations,
+    strongly_convex_iterations,
+)
+from forethought.accounting.strong_adversary import StrongAdversary
+from forethought.mechanism import Budget
+
+TABLES = (
+    ("6", 10000, 5, ((0.04945, 26), (0.1, 55), (0.25, 103), (0.5, 168), (1, 265), (2, 400))),
+    (
+        "7",
+        60000,
+        6,
+        ((0.15007, 370), (0.2, 460), (0.25, 543), (0.5, 889), (0.75, 1168), (1, 1409), (2, 2159)),
+    ),
+    (
+        "8",
+        50000,
+        7,
+        ((0.25, 417), (0.5, 689), (0.75, 909), (1, 1099), (1.5, 1267), (2, 1690), (3, 1994)),
+    ),
+)
+
+
+def proactive() -> None:
+    print("### Closed form of Theorem B.4 against the exact ε\n")
+    print("| N | σ | s | T | ε, closed form | ε, exact |\n| --- | --- | --- | --- | --- | --- |")
+    for N, sigma, size, rounds in (
+        (10000, 19.29962, 26, 1923),
+        (60000, 12.10881, 288, 1250),
+        (50000, 6.572, 406, 862),
+    ):
+        epsilon = closed_form_epsilon(sigma, 1 / N)
+        result = theorem_b_4(epsilon, 1 / N, sigma, SampleSizes.constant(size, rounds, N))
+        print(f"| {N} | {sigma} | {size} | {rounds} | {epsilon:.4f} | {result.exact.upper:.5f} |")
+    print("\n### Sample sizes of the published calculators\n")
+    print("| table | ε | paper | its rules, converged |\n| --- | --- | --- | --- |")
+    for name, N, epochs, rows in TABLES:
+        for target, paper in rows:
+            print(
+                f"| {name} | {target} | {paper} | {phase_calculator(N, epochs * N, target).size} |"
+            )
+    for name, N, sigma, epochs, paper in (
+        ("9", 10000, 19.29962, 5, 26),
+        ("10", 60000, 12.10881, 6, 288),
+        ("11", 50000, 6.572, 7, 406),
+    ):
+        found = rounds_calculator(N, sigma, epochs)
+        print(f"| {name} | {found.epsilon:.4f} | {paper} | {math.floor(found.s_max)} |")
+
+
+def strong() -> None:
+    print("\n### Strong adversary, δ = 1e-5\n")
+    print("| setting | ε, exact | published bound | its ε | verdict |")
+    print("| --- | --- | --- | --- | --- |")
+    for name, run in (
+        (
+            "subsampling, N 60000, m 256, E 20, paper σ 8",
+            StrongAdversary(60000, 20, 16.0, 256, 1, "subsampling"),
+        ),
+        ("subsampling, s 256, g 4", StrongAdversary(60000, 20, 16.0, 1, 256, "subsampling", 4)),
+        ("shuffling, m 256, g 1", StrongAdversary(60000, 20, 16.0, 256, 1)),
+        (
+            "shuffling, N 1000, s 50, g 4, E 1, paper σ 2",
+            StrongAdversary(1000, 1, 4.0, 1, 50, group=4),
+        ),
+    ):
+        exact = run.epsilon(1e-5).upper
+        for bound in run.paper_bounds():
+            claimed = bound.curve.epsilon(1e-5)
+            print(
+                f"| {name} | {exact:.4f} | {bound.name} ({bound.kind}) | {claimed:.4f} "
+                f"| {bound.verdict} |"
+            )
+
+
+def others() -> None:
+    case = theorem_2(5.0, 1e-5, 40000, 16, 16, 3000)
+    print("\n### A(DP)²SGD, Theorem 2: ε 5, δ 1e-5, T 40000, B 16, K 16, n 3000\n")
+    print(
+        f"σ on the sum, in units of G: {case.noise_multiplier:.4f}; exact ε with the paper's "
+        f"rate B/(Kn): {case.as_published.upper:.4f}; of one worker's own steps: "
+        f"{case.exact.upper:.4f}."
+    )
+    print("\n### Adaptive schedules\n")
+    sigmas = tuple(convex_sigma(t, 0.25, 1.0, 10) for t in range(1, 80))
+    run = GaussianSchedule(sigmas, 1.0, 10000)
+    budget = Budget(paper_epsilon(0.1, 1e-5), 1e-5)
+    published = paper_iterations(0.1, 0.25, 1.0, 1.0, 10000, 10)
+    print(
+        f"Convex, M 0.25, R 1, d 10, L 1, N 10000, T 79: ρ {run.rho:.5f}, published ε "
+        f"{run.paper_epsilon(1e-5):.4f}, exact ε {run.exact(1e-5).upper:.4f}. Iterations for "
+        f"ε {budget.epsilon:.4f}: published {published:.0f}, "
+        f"exact {exact_inverse_iterations(budget, sigmas[0], 1.0, 10000)}."
+    )
+    count = strongly_convex_iterations(0.05, 1.0, 0.2, 0.7, 1.0, 50000, 5)
+    print(f"Strongly convex, κ 5, ρ 0.05: {count} iterations by the exact sum.")
+
+
+if __name__ == "__main__":
+    proactive()
+    strong()
+    others()
