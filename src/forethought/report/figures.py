@@ -87,7 +87,10 @@ def draw_epsilon(mechanism: Mechanism, delta: float, path: Path, group: int = 1)
     if any(part.noise_multiplier == 0 for part in mechanism):
         return None
     rounds = sorted({int(t) for t in np.linspace(1, total, min(POINTS, total))})
-    values = [interval.upper for interval in exact.epsilon_curve(mechanism, delta, rounds, group)]
+    values = [
+        interval.upper
+        for interval in exact.epsilon_curve(mechanism, delta, rounds, group, accuracy=1e-3)
+    ]
     figure, axes = new_axes("What it cost", "round", f"ε at δ = {delta:.2g}")
     axes.plot(rounds, values, color=ORANGE, linewidth=1.8)
     axes.set_ylim(bottom=0)
@@ -95,7 +98,7 @@ def draw_epsilon(mechanism: Mechanism, delta: float, path: Path, group: int = 1)
         f"ε = {values[-1]:.3g}",
         (rounds[-1], values[-1]),
         textcoords="offset points",
-        xytext=(-4, -14),
+        xytext=(-14, 2),
         ha="right",
         color=ORANGE,
     )
@@ -115,7 +118,7 @@ def draw_tradeoff(mechanism: Mechanism, path: Path, group: int = 1) -> Path | No
         "What an attacker can reach", "false alarms (type I error)", "misses (type II error)"
     )
     axes.plot(alpha, 1 - alpha, color=GREY, linestyle=":", label="blind guessing")
-    axes.plot(alpha, curve(alpha), color=GREEN, linewidth=1.8, label="best possible attack")
+    axes.plot(alpha, curve(alpha), color=GREEN, linewidth=1.8, label="no attack gets below")
     axes.fill_between(alpha, curve(alpha), 1 - alpha, color=GREEN, alpha=0.12)
     axes.set_aspect("equal")
     axes.legend(frameon=False)
