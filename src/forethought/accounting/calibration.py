@@ -16,6 +16,8 @@ from forethought.mechanism import (
     real,
 )
 
+_ROUGH = 0.03
+
 
 def calibrate(
     make_mechanism: Callable[[float], Mechanism],
@@ -48,7 +50,9 @@ def calibrate(
         UnsupportedMechanismError: as in :func:`forethought.accounting.exact.epsilon`.
 
     >>> from forethought.mechanism import FullBatch
-    >>> sigma = calibrate(lambda s: Mechanism(Rounds(s, 1, FullBatch())), Budget(1, 1e-5), (0.5, 50))
+    >>> def once(sigma: float) -> Mechanism:
+    ...     return Mechanism(Rounds(sigma, 1, FullBatch()))
+    >>> sigma = calibrate(once, Budget(1, 1e-5), (0.5, 50))
     >>> round(sigma, 2)
     3.73
     """
@@ -60,15 +64,18 @@ def calibrate(
     if integer:
         low, high = float(math.ceil(low)), float(math.floor(high))
 
-    def spent(value: float, accuracy: float) -> float:
-        return epsilon(make_mechanism(value), budget.delta, group, accuracy=accuracy).upper
-
     accuracy = min(1e-3, tolerance / 2)
-    ends = [spent(low, 0.03), spent(high, 0.03)]
+
+    def spent(value: float) -> float:
+        mechanism = make_mechanism(value)
+        rough = epsilon(mechanism, budget.delta, group, accuracy=_ROUGH)
+        # Far from the budget a rough answer decides.
+        if rough.lower > 1.05 * budget.epsilon or rough.upper < 0.95 * budget.epsilon:
+            return rough.upper
+        return epsilon(mechanism, budget.delta, group, accuracy=accuracy).upper
+
+    ends = (spent(low), spent(high))
     meets = [end <= budget.epsilon for end in ends]
-    if meets[0] == meets[1]:
-        ends = [spent(low, accuracy), spent(high, accuracy)]
-        meets = [end <= budget.epsilon for end in ends]
     if meets[0] == meets[1]:
         raise ValueError(
             f"no solution in the bracket ({low:g}, {high:g}): ε at δ={budget.delta:g} is "
@@ -77,27 +84,19 @@ def calibrate(
         )
     # `good` meets the budget, `bad` does not. ε is close to a power of the unknown.
     good, bad = (low, high) if meets[0] else (high, low)
-    at_good, at_bad = (ends[0], ends[1]) if meets[0] else (ends[1], ends[0])
+    at_good, at_bad = ends if meets[0] else ends[::-1]
     target = budget.epsilon * (1 - tolerance / 2)
-    certified = False
-    stale = 0
     for step in range(200):
-        if integer and abs(good - bad) <= 1:
+        finished = abs(good - bad) <= (1 if integer else 4e-16 * max(good, bad))
+        if finished or (not integer and at_good >= budget.epsilon * (1 - tolerance)):
             break
-        if certified and at_good >= budget.epsilon * (1 - tolerance):
-            break
-        if abs(good - bad) <= 4e-16 * max(abs(good), abs(bad)):
-            break
-        value = _between(good, bad, at_good, at_bad, target, bisect=stale >= 2 or step > 60)
+        # Every fourth step halves the bracket, so that a kink cannot stall the search.
+        value = _between(good, bad, at_good, at_bad, target, bisect=step % 4 == 3)
         if integer:
-            value = float(round(value))
-            if value in (good, bad):
-                value = float(math.floor((good + bad) / 2))
-        rough = step < 60 and max(abs(math.log(max(at, 1e-300) / target)) if at < math.inf else 9 for at in (at_good, at_bad)) > 0.5
-        got = spent(value, 0.03 if rough else accuracy)
+            value = float(min(max(round(value), min(good, bad) + 1), max(good, bad) - 1))
+        got = spent(value)
         if got <= budget.epsilon:
-            stale = stale + 1 if at_good == good else 0
-            good, at_good, certified = value, got, not rough or got <= budget.epsilon
+            good, at_good = value, got
         else:
             bad, at_bad = value, got
     return good

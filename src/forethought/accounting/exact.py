@@ -17,12 +17,12 @@ from scipy.special import log_ndtr
 
 from forethought.accounting.interval import Interval
 from forethought.accounting.pairs import parts
-from forethought.accounting.privacy_loss import Answer, Composition
-from forethought.accounting.profiles import EPS, Pair
+from forethought.accounting.privacy_loss import Answer, Composition, Curve
+from forethought.accounting.profiles import EPS
 from forethought.mechanism import Mechanism, real, whole
 
 _COARSE = 0.03
-_REFINEMENTS = 6
+_REFINEMENTS = 10
 
 
 class Bounds(NamedTuple):
@@ -105,6 +105,42 @@ def epsilon_curve(
     ]
 
 
+def privacy_loss(
+    mechanism: Mechanism, group: int = 1, *, accuracy: float = 1e-3
+) -> list[tuple[Curve, Curve]]:
+    """The composed privacy loss distribution, as bounds on the whole profile δ(ε).
+
+    Args:
+        mechanism: what is released.
+        group: number of records in which neighbouring data sets differ.
+        accuracy: wanted relative accuracy of typical losses.
+
+    Returns:
+        For each direction of the dominating pair (one where both are the same) a lower and an
+        upper :class:`~forethought.accounting.privacy_loss.Curve`. Both hold for every real ε and
+        resolve δ down to about 1e-12; use :func:`epsilon` below that.
+
+    Raises:
+        UnsupportedMechanismError: no theorem is known for a part of the mechanism.
+        ValueError: some round has no noise, so that there is no distribution.
+    """
+    group, accuracy = _arguments(mechanism, group, accuracy)
+    if not _noisy(mechanism):
+        raise ValueError(
+            "a round without noise (noise_multiplier=0) has no privacy loss distribution: ε is ∞"
+        )
+    counts = parts(mechanism, group)
+    both = all(pair.two_sided for pair in counts)
+    curves = []
+    for swapped in (False,) if both else (False, True):
+        composition = Composition(counts, swapped=swapped)
+        mean, variance = composition.spread()
+        answer = Answer(0.0, mean, math.log(1e-10))
+        step = math.sqrt(4 * accuracy * variance / composition.count)
+        curves.append(composition.curves(composition.window(answer, step, accuracy)))
+    return curves
+
+
 def _arguments(mechanism: Mechanism, group: int, accuracy: float) -> tuple[int, float]:
     if not isinstance(mechanism, Mechanism):
         raise TypeError(f"mechanism must be a Mechanism, not {type(mechanism).__name__}")
@@ -143,55 +179,61 @@ def _enclose(
     directions = [Composition(counts)]
     if not all(pair.two_sided for pair in counts):
         directions.append(Composition(counts, swapped=True))
-    answers = [c.locate(delta=delta, epsilon=epsilon) for c in directions]
-    found = []
-    for i, composition in enumerate(directions):
-        bounds, answers[i] = _refine(
-            composition, answers[i], max(accuracy, _COARSE), delta, epsilon
-        )
-        found.append(bounds)
-    best = max(bounds.lower for bounds in found)
+    searches = [_Search(c, delta, epsilon) for c in directions]
+    for search in searches:
+        search.refine(max(accuracy, _COARSE))
+    best = max(search.lower for search in searches)
     # Only a direction that may be the worse one needs the full accuracy.
-    if accuracy < _COARSE:
-        for i, bounds in enumerate(found):
-            if bounds.upper >= best:
-                finer, _ = _refine(directions[i], answers[i], accuracy, delta, epsilon)
-                found[i] = Bounds(max(bounds.lower, finer.lower), min(bounds.upper, finer.upper))
-    return Interval(max(b.lower for b in found), max(b.upper for b in found))
+    for search in searches:
+        if search.upper >= best:
+            search.refine(accuracy)
+    return Interval(max(s.lower for s in searches), max(s.upper for s in searches))
 
 
 def _noisy(mechanism: Mechanism) -> bool:
     return all(part.noise_multiplier > 0 for part in mechanism)
 
 
-def _refine(
-    composition: Composition,
-    answer: Answer,
-    accuracy: float,
-    delta: float | None,
-    epsilon: float | None,
-) -> tuple[Bounds, Answer]:
-    step = composition.step(answer, accuracy, of_delta=epsilon is not None)
-    best = Bounds(0.0, math.inf if epsilon is None else 1.0)
-    for _ in range(_REFINEMENTS):
-        window = composition.window(answer, step, accuracy)
-        below, above = composition.curves(window)
-        if delta is not None:
-            got = Bounds(below.epsilon(delta), above.epsilon(delta))
+class _Search:
+    """One direction's bounds on ε or δ, refined step by step."""
+
+    def __init__(
+        self, composition: Composition, delta: float | None, epsilon: float | None
+    ) -> None:
+        self.composition, self.delta, self.epsilon = composition, delta, epsilon
+        self.answer = composition.locate(delta=delta, epsilon=epsilon)
+        self.lower, self.upper = 0.0, math.inf if epsilon is None else 1.0
+        self.step = 0.0
+
+    def refine(self, accuracy: float) -> None:
+        """Halve the grid and halve again until the bounds are ``accuracy`` apart, relatively."""
+        for _ in range(_REFINEMENTS):
+            width = self.upper - self.lower
+            if width <= accuracy * self.upper and width < math.inf:
+                return
+            if self.step == 0:
+                of_delta = self.epsilon is not None
+                self.step = self.composition.step(self.answer, accuracy, of_delta=of_delta)
+            else:
+                # The gap between the bounds goes with the square of the step.
+                wanted = 0.7 * accuracy * self.upper / width if width < math.inf else 0.1
+                self.step *= max(0.15, min(0.9, math.sqrt(wanted)))
+            self._evaluate(accuracy)
+
+    def _evaluate(self, accuracy: float) -> None:
+        window = self.composition.window(self.answer, self.step, accuracy)
+        self.step = window.step
+        below, above = self.composition.curves(window)
+        if self.delta is not None:
+            got = Bounds(below.epsilon(self.delta), above.epsilon(self.delta))
             if 0 < got.upper < math.inf:
-                answer = composition.relocate(answer, got.upper, delta)
+                self.answer = self.composition.relocate(self.answer, got.upper, self.delta)
         else:
-            wanted = float(epsilon or 0.0)
+            wanted = float(self.epsilon or 0.0)
             got = Bounds(below.delta(wanted), above.delta(wanted))
             if got.upper > 0:
-                answer = answer._replace(log_delta=math.log(got.upper))
-        better = Bounds(max(best.lower, got.lower), min(best.upper, got.upper))
-        width = better.upper - better.lower
-        if width <= accuracy * better.upper:
-            return better, answer
-        best = better
-        step *= max(0.2, 0.6 * math.sqrt(accuracy * better.upper / width))
-    return best, answer
+                self.answer = self.answer._replace(log_delta=math.log(got.upper))
+        self.lower, self.upper = max(self.lower, got.lower), min(self.upper, got.upper)
 
 
 def gaussian_delta(distance: float, epsilon: float) -> Bounds:

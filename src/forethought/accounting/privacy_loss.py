@@ -56,7 +56,7 @@ class Curve:
     @property
     def losses(self) -> Array:
         """The grid, in increasing order."""
-        return self.first + self.step * np.arange(self.masses.size)
+        return np.asarray(self.first + self.step * np.arange(self.masses.size, dtype=float))
 
     def _values(self) -> tuple[Array, Array]:
         # δ at each grid point, and Σ_{i ≥ j} m_i e^{-(l_i - l_j)}: sums of positive terms only.
@@ -83,9 +83,8 @@ class Curve:
         if place >= self.masses.size:
             value = 0.0
         elif place <= 0:
-            total = float(values[0] - math.expm1(-self.step) * 0 + 0)
-            total += float(discounted[0]) * -math.expm1(epsilon - self.first)
-            value = total
+            value = float(values[0])
+            value += float(discounted[0]) * -math.expm1(epsilon - self.first)
         else:
             ahead = self.first + place * self.step
             value = float(values[place] + discounted[place] * -math.expm1(epsilon - ahead))
@@ -197,6 +196,10 @@ class Composition:
             totals += counts @ (top + np.log(np.exp(exponent - top[..., None]).sum(axis=2)))
         return totals
 
+    def spread(self) -> tuple[float, float]:
+        """Mean and variance of the total loss (approximate)."""
+        return self._cumulants(0.0)[1:]
+
     def locate(self, *, delta: float | None = None, epsilon: float | None = None) -> Answer:
         """The tilt under which the loss that decides the answer is typical (saddle point)."""
 
@@ -250,14 +253,14 @@ class Composition:
         small = math.log(0.01 * accuracy) + answer.log_delta
         rounding = math.log(1e-14 * self.count + 1e-11)
         margin = 0.1 * deviation + 4 * step
-        best: tuple[float, float, float, float, float, float] | None = None
+        best = (math.inf, 0.0, 0.0, 0.0, 1.0, 1.0)
         for tilt in shares[::-1]:
             # A smaller tilt shortens the window where the tilted losses have a heavy tail, until
             # rounding is no longer small beside δ.
             here = int(np.searchsorted(tilts, tilt))
             decay = float(totals[here]) - tilt * answer.epsilon
             peak = tilt * math.log(tilt / (tilt + 1)) - math.log1p(tilt) if tilt > 0 else 0.0
-            if best is not None and decay + peak + rounding > small:
+            if best[0] < math.inf and decay + peak + rounding > small:
                 break
             log_tail = min(-7.0, small - decay - peak)
             need = totals - totals[here] - log_tail
@@ -270,9 +273,8 @@ class Composition:
                 top = min(high, answer.epsilon + margin + max(0.0, decay - small) / tilt)
             length = max(high - answer.epsilon + margin, top - low)
             s_up, s_down = float(tilts[here + 1 + i] - tilt), float(tilt - tilts[j])
-            if best is None or length < best[0]:
+            if length < best[0]:
                 best = (length, float(tilt), top, high, s_up, s_down)
-        assert best is not None
         length, tilt, top, high, s_up, s_down = best
         step = max(step, length / (LARGEST_GRID - 8))
         truncated = math.exp(max(small, -690.0)) / self.count
@@ -358,8 +360,9 @@ class Discrete(NamedTuple):
 
 def discretise(stack: Stack, nodes: NDArray[np.int64], step: float) -> Discrete:
     """Bound each pair by a distribution on ``nodes`` (in units of ``step``) from both sides."""
+    losses = np.asarray(nodes * step, dtype=float)
     half = np.empty(2 * nodes.size - 1)
-    half[::2] = nodes * step
+    half[::2] = losses
     half[1::2] = (nodes[:-1] + nodes[1:]) * (step / 2)
     gaps = stack.gaps(half)
     slip = stack.shift_error(half)
@@ -386,7 +389,7 @@ def discretise(stack: Stack, nodes: NDArray[np.int64], step: float) -> Discrete:
     sag[:, 1:] = gap
     sag[:, :-1] = np.maximum(sag[:, :-1], gap)
     left, right = stack.tails(float(half[0]), float(half[-1]))
-    straight = _keep_above_lines(sag, low, high, nodes * step, left, right, atom, origin)
+    straight = _keep_above_lines(sag, low, high, losses, left, right, atom, origin)
     rise = np.diff(sag, axis=1)
     below = above.copy()
     below[:, :-1] -= rise / to_left
@@ -404,7 +407,7 @@ def discretise(stack: Stack, nodes: NDArray[np.int64], step: float) -> Discrete:
     below[straight] = 0
     below[:, :2] = 0
     below[:, -2:] = 0
-    charge = _repair(below, nodes * step)
+    charge = _repair(below, losses)
     above *= 1 + worst
     above[:, 0] += left
     return Discrete(above, below, right, charge, slip.max(axis=1))
@@ -548,7 +551,7 @@ class _Product:
             most = np.multiply.reduce(size[once] + wrong[once], axis=0)
             factor = np.multiply.reduce(spectrum[once], axis=0)
             self._multiply(factor, most - exact + 16 * EPS * (1 + once.sum()) * most)
-        for row in np.nonzero(~once)[0]:
+        for row in np.nonzero(~once)[0].tolist():
             self._power(spectrum[row], size[row], float(wrong[row, 0]), tilted[row], counts[row])
 
     def _power(

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import log_ndtr, ndtr, ndtri
+from scipy.special import log_ndtr, ndtr
 
 Array = NDArray[np.float64]
 
@@ -170,9 +170,9 @@ class Stack:
         if self.symmetric:
             right = self._shift_error(edges[edges >= 0])
             left = self._shift_error(-edges[edges <= 0][::-1])[:, ::-1]
-            return np.concatenate([left[:, :-1], right], axis=1)
+            return np.asarray(np.concatenate([left[:, :-1], right], axis=1))
         if self.swapped:
-            return self._shift_error(-edges[::-1])[:, ::-1]
+            return np.asarray(self._shift_error(-edges[::-1])[:, ::-1])
         return self._shift_error(edges)
 
     def _shift_error(self, edges: Array) -> Array:
@@ -183,7 +183,7 @@ class Stack:
         error = 8 * EPS * (1 + np.abs(z) * self._reach()) * size
         if len(self.up) > 1 or self.down:
             error = error + np.where(fine, np.abs(self.loss(z) - edges), 0)
-        return error
+        return np.asarray(error)
 
     def _atom(self) -> Array:
         shift, rate = self.up[0]
@@ -388,8 +388,3 @@ def _log_interval(a: Array, b: Array) -> tuple[Array, Array]:
     low, high = log_ndtr(left), log_ndtr(right)
     with np.errstate(divide="ignore", invalid="ignore"):
         return high + np.log(-np.expm1(np.minimum(low - high, 0))), high
-
-
-def upper_quantile(tail: float) -> float:
-    """The point that N(0, 1) exceeds with probability ``tail``."""
-    return -float(ndtri(tail))

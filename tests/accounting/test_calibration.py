@@ -1,0 +1,87 @@
+"""Solving for one unknown: never above the budget, and close to it."""
+
+from __future__ import annotations
+
+import pytest
+
+from forethought.accounting.calibration import calibrate, noise_multiplier
+from forethought.accounting.exact import epsilon
+from forethought.mechanism import (
+    Budget,
+    FullBatch,
+    Mechanism,
+    Poisson,
+    Rounds,
+    Shuffled,
+    UnsupportedMechanismError,
+    WithoutReplacement,
+)
+
+
+def _close(mechanism: Mechanism, budget: Budget) -> None:
+    spent = epsilon(mechanism, budget.delta, accuracy=5e-4).upper
+    assert budget.epsilon * (1 - 1e-3) <= spent <= budget.epsilon
+
+
+@pytest.mark.parametrize("budget", [Budget(0.01, 1e-6), Budget(1, 1e-5), Budget(50, 1e-8)])
+@pytest.mark.parametrize("sampling", [Poisson(256 / 60_000), FullBatch()], ids=str)
+def test_noise_meets_the_budget_within_a_thousandth(budget, sampling):
+    sigma = noise_multiplier(budget, sampling, 470)
+    _close(Mechanism(Rounds(sigma, 470, sampling)), budget)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "clipping", "adjacency"),
+    [
+        (WithoutReplacement(256, 60_000), "example", "replace-one"),
+        (Poisson(0.01), "group", "replace-one"),
+        (Shuffled(100, 1000), "example", "zero-out"),
+    ],
+    ids=str,
+)
+def test_noise_under_other_sampling_and_adjacency(sampling, clipping, adjacency):
+    budget = Budget(2.0, 1e-5)
+    sigma = noise_multiplier(budget, sampling, 100, clipping, adjacency)
+    _close(Mechanism(Rounds(sigma, 100, sampling, clipping), adjacency=adjacency), budget)
+
+
+def test_rate_is_an_increasing_unknown():
+    budget = Budget(2.0, 1e-5)
+    rate = calibrate(lambda q: Mechanism(Rounds(1.0, 1000, Poisson(q))), budget, (1e-5, 0.5))
+    _close(Mechanism(Rounds(1.0, 1000, Poisson(rate))), budget)
+
+
+def test_rounds_are_the_last_whole_number_that_fits():
+    budget = Budget(1.0, 1e-5)
+
+    def make(rounds: float) -> Mechanism:
+        return Mechanism(Rounds(1.0, int(rounds), Poisson(0.01)))
+
+    rounds = calibrate(make, budget, (1, 100_000), integer=True)
+    assert rounds == int(rounds)
+    assert epsilon(make(rounds), budget.delta, accuracy=5e-4).upper <= budget.epsilon
+    assert epsilon(make(rounds + 1), budget.delta, accuracy=5e-4).upper > budget.epsilon
+
+
+def test_calibrating_undoes_epsilon():
+    for sigma in (0.7, 1.5, 9.0):
+        spent = epsilon(Mechanism(Rounds(sigma, 300, Poisson(0.02))), 1e-6).upper
+        again = noise_multiplier(Budget(spent, 1e-6), Poisson(0.02), 300)
+        assert again == pytest.approx(sigma, rel=3e-3)
+
+
+def test_a_bracket_without_a_solution_is_refused():
+    def make(sigma: float) -> Mechanism:
+        return Mechanism(Rounds(sigma, 10, FullBatch()))
+
+    with pytest.raises(ValueError, match="neither meets it"):
+        calibrate(make, Budget(0.1, 1e-5), (0.5, 2))
+    with pytest.raises(ValueError, match="both meet it"):
+        calibrate(make, Budget(100, 1e-5), (5, 20))
+    with pytest.raises(TypeError, match="budget must be a Budget"):
+        calibrate(make, 1.0, (5, 20))
+
+
+def test_an_unsupported_combination_is_refused():
+    with pytest.raises(UnsupportedMechanismError):
+        noise_multiplier(Budget(1, 1e-5), Shuffled(10, 100), 10)
