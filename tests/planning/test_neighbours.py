@@ -1,0 +1,47 @@
+"""The plans beside a plan keep its promise and do what their reason says."""
+
+from __future__ import annotations
+
+import pytest
+
+import forethought as ft
+from forethought.planning.neighbours import neighbours
+from forethought.planning.noise import gradient_computations, noise_to_signal
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "without-replacement", "shuffled"])
+def test_cheaper_halves_the_gradients_and_more_accurate_lowers_the_noise(sampling: str) -> None:
+    plan = ft.plan(
+        examples=2000,
+        budget=ft.Budget(2.0, 1e-5),
+        batch=100,
+        rounds=50,
+        sampling=sampling,  # type: ignore[arg-type]
+    )
+    cheaper, better = (near.plan for near in neighbours(plan))
+    for near in (cheaper, better):
+        assert 0.99 * 2.0 <= ft.epsilon(near.mechanism, near.delta).upper <= 2.0
+    assert gradient_computations(cheaper) == pytest.approx(gradient_computations(plan) / 2)
+    assert noise_to_signal(cheaper) > noise_to_signal(plan)
+    assert noise_to_signal(better) < noise_to_signal(plan)
+
+
+def test_a_full_batch_gets_more_accurate_only_with_a_larger_epsilon() -> None:
+    plan = ft.plan(examples=100, budget=ft.Budget(2.0, 1e-4), rounds=10, sampling="full-batch")
+    (better,) = neighbours(plan)
+    assert "twice ε" in better.reason
+    assert ft.epsilon(better.plan.mechanism, better.plan.delta).upper == pytest.approx(4, rel=1e-2)
+
+
+def test_a_plan_without_noise_or_with_several_parts_has_none() -> None:
+    silent = ft.plan(examples=100, noise_multiplier=0.0, batch=10, rounds=5)
+    assert neighbours(silent) == ()
+
+
+def test_noise_to_signal_follows_its_formula() -> None:
+    plan = ft.plan(examples=1000, noise_multiplier=2.0, batch=50, rounds=100)
+    assert noise_to_signal(plan, 400) == pytest.approx(2.0 * 20 / (50 * 10))
+    grouped = ft.plan(
+        examples=1000, noise_multiplier=2.0, batch=50, rounds=100, clipping="group", groups=5
+    )
+    assert noise_to_signal(grouped) == pytest.approx(2.0 / (5 * 10))
