@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from forethought.mechanism import Shuffled as Shuffled
     from forethought.mechanism import UnsupportedMechanismError as UnsupportedMechanismError
     from forethought.mechanism import WithoutReplacement as WithoutReplacement
+    from forethought.planning.rehearsal import Rehearsal as Rehearsal
+    from forethought.planning.rehearsal import rehearse as rehearse
     from forethought.planning.solve import plan as plan
     from forethought.plans import Averaging as Averaging
     from forethought.plans import Clip as Clip
@@ -61,6 +63,7 @@ _HOME = {
     **dict.fromkeys(("TradeOff", "tradeoff"), "accounting.tradeoff"),
     **dict.fromkeys(("Statement", "account"), "accounting.statement"),
     "plan": "planning.solve",
+    **dict.fromkeys(("Rehearsal", "rehearse"), "planning.rehearsal"),
     **dict.fromkeys(("Run", "train"), "training.run"),
 }
 
