@@ -30,9 +30,11 @@ if TYPE_CHECKING:
     from forethought.mechanism import Shuffled as Shuffled
     from forethought.mechanism import UnsupportedMechanismError as UnsupportedMechanismError
     from forethought.mechanism import WithoutReplacement as WithoutReplacement
+    from forethought.planning.perturbing import utility_graph as utility_graph
     from forethought.planning.rehearsal import Rehearsal as Rehearsal
     from forethought.planning.rehearsal import rehearse as rehearse
     from forethought.planning.solve import plan as plan
+    from forethought.planning.utility import UtilityGraph as UtilityGraph
     from forethought.plans import Averaging as Averaging
     from forethought.plans import Clip as Clip
     from forethought.plans import Optimizer as Optimizer
@@ -65,6 +67,8 @@ _HOME = {
     "plan": "planning.solve",
     **dict.fromkeys(("Rehearsal", "rehearse"), "planning.rehearsal"),
     **dict.fromkeys(("Run", "train"), "training.run"),
+    "UtilityGraph": "planning.utility",
+    "utility_graph": "planning.perturbing",
 }
 
 __all__ = ["__version__", "gradients", *sorted(_HOME)]  # noqa: PLE0604 (all strings)
