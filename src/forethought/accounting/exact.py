@@ -9,7 +9,7 @@ pair named by :func:`forethought.accounting.pairs.theorem`; its upper end is alw
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -18,11 +18,13 @@ from scipy.special import log_ndtr
 from forethought.accounting.interval import Interval
 from forethought.accounting.pairs import parts
 from forethought.accounting.privacy_loss import Answer, Composition, Curve
-from forethought.accounting.profiles import EPS
+from forethought.accounting.profiles import EPS, Pair, Stack
 from forethought.mechanism import Mechanism, real, whole
 
 _COARSE = 0.03
-_REFINEMENTS = 10
+_REFINEMENTS = 6
+# Nobody needs ε or δ resolved below these, absolutely.
+_SMALLEST_EPSILON, _SMALLEST_DELTA = 1e-8, 1e-18
 
 
 class Bounds(NamedTuple):
@@ -176,6 +178,8 @@ def _enclose(
             else gaussian_delta(distance, float(epsilon or 0.0))
         )
         return Interval(*bounds)
+    if sum(counts.values()) == 1:
+        return Interval(*_single(next(iter(counts)), delta, epsilon))
     directions = [Composition(counts)]
     if not all(pair.two_sided for pair in counts):
         directions.append(Composition(counts, swapped=True))
@@ -187,7 +191,19 @@ def _enclose(
     for search in searches:
         if search.upper >= best:
             search.refine(accuracy)
-    return Interval(max(s.lower for s in searches), max(s.upper for s in searches))
+    upper = max(s.upper for s in searches)
+    # Without sampling every round is one Gaussian: looser, and always finite.
+    most = math.sqrt(
+        math.fsum(
+            n * (max(c for c, _ in p.up) + max((c for c, _ in p.down), default=0.0)) ** 2
+            for p, n in counts.items()
+        )
+    )
+    if delta is not None:
+        upper = min(upper, _gaussian_epsilon(most, delta).upper)
+    else:
+        upper = min(upper, gaussian_delta(most, float(epsilon or 0.0)).upper)
+    return Interval(min(upper, max(s.lower for s in searches)), upper)
 
 
 def _noisy(mechanism: Mechanism) -> bool:
@@ -204,12 +220,14 @@ class _Search:
         self.answer = composition.locate(delta=delta, epsilon=epsilon)
         self.lower, self.upper = 0.0, math.inf if epsilon is None else 1.0
         self.step = 0.0
+        self.exhausted = False  # no finer grid fits into memory
 
     def refine(self, accuracy: float) -> None:
         """Halve the grid and halve again until the bounds are ``accuracy`` apart, relatively."""
         for _ in range(_REFINEMENTS):
             width = self.upper - self.lower
-            if width <= accuracy * self.upper and width < math.inf:
+            floor = _SMALLEST_EPSILON if self.epsilon is None else _SMALLEST_DELTA
+            if self.exhausted or (width <= max(accuracy * self.upper, floor) and width < math.inf):
                 return
             if self.step == 0:
                 of_delta = self.epsilon is not None
@@ -222,6 +240,7 @@ class _Search:
 
     def _evaluate(self, accuracy: float) -> None:
         window = self.composition.window(self.answer, self.step, accuracy)
+        self.exhausted = window.step > 1.01 * self.step
         self.step = window.step
         below, above = self.composition.curves(window)
         if self.delta is not None:
@@ -255,16 +274,35 @@ def gaussian_delta(distance: float, epsilon: float) -> Bounds:
 
 
 def _gaussian_epsilon(distance: float, delta: float) -> Bounds:
+    return _inverted(lambda level: gaussian_delta(distance, level), delta)
+
+
+def _single(pair: Pair, delta: float | None, epsilon: float | None) -> Bounds:
+    """One round: its profile is P(loss > ε) - e^ε Q(loss > ε), with no grid at all."""
+    forward = Stack([pair])
+
+    def profile(level: float) -> Bounds:
+        ends = [forward.direct(level)]
+        if not pair.two_sided:
+            ends.append(Stack([pair], swapped=True).direct(level))
+        return Bounds(max(e[0] for e in ends), max(e[1] for e in ends))
+
+    if delta is None:
+        return profile(float(epsilon or 0.0))
+    return _inverted(profile, delta)
+
+
+def _inverted(profile: Callable[[float], Bounds], delta: float) -> Bounds:
     def smallest(end: int) -> tuple[float, float]:
-        # gaussian_delta falls with ε, up to rounding: bisection keeps both sides.
+        # The profile falls with ε, up to rounding: bisection keeps both sides.
         low, high = 0.0, 1.0
-        if gaussian_delta(distance, 0.0)[end] <= delta:
+        if profile(0.0)[end] <= delta:
             return 0.0, 0.0
-        while gaussian_delta(distance, high)[end] > delta:
+        while profile(high)[end] > delta:
             low, high = high, 2 * high
         for _ in range(80):
             middle = (low + high) / 2
-            if gaussian_delta(distance, middle)[end] > delta:
+            if profile(middle)[end] > delta:
                 low = middle
             else:
                 high = middle

@@ -22,7 +22,7 @@ from scipy.fft import irfft, next_fast_len, rfft
 
 from forethought.accounting.profiles import EPS, Array, Pair, Sample, Stack
 
-LARGEST_GRID = 2**22
+LARGEST_GRID = 2**21
 _CELLS_AT_ONCE = 2**18
 # Rounds from which on errors of the transform are worth avoiding.
 _MANY = 1000

@@ -9,6 +9,7 @@ positive functions: nothing cancels, however small the rate or large the noise.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -165,6 +166,15 @@ class Stack:
             above = self._masses(np.array([high]))[1]
         return below * (1 + 1e-9), above * (1 + 1e-9)
 
+    def direct(self, level: float) -> tuple[float, float]:
+        """The first pair's profile at ``level`` ≥ 0, less and plus a bound on rounding."""
+        p_low, p_high, q_low, q_high = self._masses(np.array([-level if self.swapped else level]))
+        p, q = (q_low[0], p_low[0]) if self.swapped else (p_high[0], q_high[0])
+        taken = math.exp(min(level, 700.0)) * float(q)
+        value = float(p) - taken
+        noise = 1e-13 * (float(p) + taken)
+        return max(0.0, value - noise), min(1.0, max(0.0, value) + noise)
+
     def shift_error(self, edges: Array) -> Array:
         """How far each edge may be off the loss it stands for, through rounding; rows by pair."""
         if self.symmetric:
@@ -188,7 +198,7 @@ class Stack:
     def _atom(self) -> Array:
         shift, rate = self.up[0]
         tail = ndtr(-shift / 2)
-        return np.maximum(1 - (1 - rate) * tail - rate * ndtr(shift / 2) - tail, 0)
+        return np.asarray(np.maximum(1 - (1 - rate) * tail - rate * ndtr(shift / 2) - tail, 0))
 
     def _masses(self, loss: Array) -> tuple[Array, Array, Array, Array]:
         # P below, P above, Q below, Q above the loss; Q above for mirrored tails.
