@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -33,9 +34,19 @@ from forethought.mechanism import (
 )
 
 SELECTION, FILTER = "selection", "renyi-filter"
+SEARCH_ALONE = (
+    "the private search that this plan comes from: an account of the plan alone leaves it out, "
+    "the statement of the search does not"
+)
+PHASES_ALONE = (
+    "the choice of these phases by results: an account of the plan alone takes them as fixed in "
+    "advance, the statement of the run does not"
+)
 # So many orders are looked at with exact deltas; a minimum over fewer orders stays sound.
 _ORDERS = 6
 _SAME = 1e-9
+# By how much a search's ε may differ when it is recomputed, by another version for example.
+TOLERANCE = 1e-3
 
 
 def trials_to_dict(trials: Trials) -> dict[str, Any]:
@@ -75,10 +86,14 @@ def search_epsilon(candidates: Sequence[Mechanism], trials: Trials, delta: float
     A trial is then a mixture with public weights; its divergence is at most the largest of the
     candidates' at every order (quasi-convexity of the Rényi divergence), and so is its δ at any ε.
     """
-    target = real("delta", delta, above=0, below=1)
+    return _search_epsilon(frozenset(candidates), trials, real("delta", delta, above=0, below=1))
+
+
+@lru_cache(maxsize=1024)
+def _search_epsilon(candidates: frozenset[Mechanism], trials: Trials, target: float) -> float:
     if any(part.noise_multiplier == 0 for mechanism in candidates for part in mechanism):
         return math.inf
-    curves = [rdp(mechanism) for mechanism in dict.fromkeys(candidates)]
+    curves = [rdp(mechanism) for mechanism in candidates]
     values = np.max([curve.values for curve in curves], axis=0)
     curve = RenyiCurve(curves[0].orders, tuple(values))
     if isinstance(trials, NegativeBinomialTrials):
@@ -92,9 +107,58 @@ def search_epsilon(candidates: Sequence[Mechanism], trials: Trials, delta: float
     few = RenyiCurve(tuple(orders[chosen]), tuple(values[chosen]))
 
     def profile(epsilon: float) -> float:
-        return max(exact.delta(mechanism, epsilon).upper for mechanism in dict.fromkeys(candidates))
+        return max(exact.delta(mechanism, epsilon).upper for mechanism in candidates)
 
     return min(found.epsilon(target) for found in (best_of(few, trials, profile), whole_grid))
+
+
+def matching_score_noise(candidates: Sequence[Mechanism], trials: Trials, delta: float) -> float:
+    """The least noise on the count of right answers that costs a held-out record no more than the
+    search costs a training record, within 0.1 %; 0 where the search has no guarantee at all.
+    """
+    target = search_epsilon(candidates, trials, delta)
+    if math.isinf(target):
+        return 0.0
+
+    def fits(noise: float) -> bool:
+        return search_epsilon([count_mechanism(noise, candidates[0])], trials, delta) <= target
+
+    low, high = 0.0, 1.0
+    while not fits(high):
+        low, high = high, 2 * high
+    while high - low > 1e-3 * high:
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
+def selection_details(
+    mechanism: Mechanism,
+    candidates: Sequence[Mechanism],
+    trials: Trials,
+    score_noise: float | None,
+    delta: float,
+) -> dict[str, Any]:
+    """What a Statement has to hold of a search.
+
+    Args:
+        mechanism: of the trial that is shown.
+        candidates: what any trial may have run.
+        trials: how their number was drawn.
+        score_noise: of the count of right answers on held-out records; None where these are public
+            or not covered.
+        delta: the Statement's.
+    """
+    epsilon = search_epsilon([mechanism, *candidates], trials, delta)
+    return {
+        "kind": SELECTION,
+        "trials": trials_to_dict(trials),
+        "candidates": [
+            other.to_dict() for other in dict.fromkeys(candidates) if other != mechanism
+        ],
+        "score_noise": score_noise,
+        "training_epsilon": epsilon if math.isfinite(epsilon) else "infinity",
+    }
 
 
 def selection_interval(
@@ -105,16 +169,15 @@ def selection_interval(
     Args:
         mechanism: of the trial that is shown.
         delta: in (0, 1). group: 1.
-        details: ``trials``, ``candidates`` (mechanisms that other trials may have run) and
-            ``score_noise`` (of the count of right answers on held-out records, or None).
+        details: as :func:`selection_details` gives them.
 
     Returns:
         Upper end: the larger of what the search costs a training record and what the noised count
         costs a held-out one. Lower end: what one trial costs when the scores say nothing.
 
     Raises:
-        UnsupportedMechanismError: a group of several records. ValueError: details that make no
-            sense.
+        UnsupportedMechanismError: a group of several records.
+        ValueError: details that make no sense, or of another mechanism.
     """
     if group != 1:
         raise UnsupportedMechanismError(
@@ -126,6 +189,13 @@ def selection_interval(
     if any(other.adjacency != mechanism.adjacency for other in others):
         raise ValueError("all candidates of a search must be stated under one adjacency")
     upper = search_epsilon([mechanism, *others], trials, delta)
+    stated = details["training_epsilon"]
+    number = math.inf if stated == "infinity" else real("training_epsilon", stated, least=0)
+    if not math.isclose(number, upper, rel_tol=TOLERANCE):
+        raise ValueError(
+            f"the search costs a training record ε = {upper:.6g}, the details say {stated!r}: "
+            "mechanism, trials, candidates and delta are not those they were made for"
+        )
     if details["score_noise"] is not None:
         count = count_mechanism(real("score_noise", details["score_noise"], least=0), mechanism)
         upper = max(upper, search_epsilon([count], trials, delta))
@@ -133,7 +203,7 @@ def selection_interval(
     some = -math.expm1(-trials.mean) if isinstance(trials, PoissonTrials) else 1.0
     if delta >= some:
         return Interval(0.0, upper)
-    lower = exact.epsilon(mechanism, min(delta / some, 1 - 1e-16)).lower
+    lower = exact.epsilon(mechanism, delta / some).lower
     return Interval(min(lower, upper), upper)
 
 

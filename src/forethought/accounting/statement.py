@@ -20,6 +20,7 @@ from forethought.accounting import exact
 from forethought.accounting.adaptive import (
     FILTER,
     SELECTION,
+    TOLERANCE,
     filter_interval,
     selection_interval,
 )
@@ -29,8 +30,6 @@ from forethought.mechanism import Mechanism, UnsupportedMechanismError, real, wh
 
 STATEMENT_SCHEMA = "forethought/statement/1"
 
-# By how much ε may be above what is recomputed, where the accountant is not exact.
-TOLERANCE = 1e-3
 # False-positive rates at which the statement bounds an attacker's true-positive rate.
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
 

@@ -72,7 +72,8 @@ def _search(details: Mapping[str, Any]) -> tuple[str, ...]:
         "Trials were compared by a score that is public or named below as not covered"
         if noise is None
         else "Trials were compared by their number of right answers on held-out records, each "
-        f"count with Gaussian noise of standard deviation {noise:g}; ε covers those records too"
+        f"count with Gaussian noise of standard deviation {noise:g}. ε covers those records too; "
+        f"for a training record it is {float(details['training_epsilon']):.4g}"
     )
     others = len(details["candidates"])
     return (

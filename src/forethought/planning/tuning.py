@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from forethought.accounting.adaptive import search_epsilon
+from forethought.accounting.adaptive import SEARCH_ALONE, search_epsilon
 from forethought.accounting.selection import NegativeBinomialTrials, Trials
 from forethought.mechanism import Budget, Mechanism, Rounds
 from forethought.planning.solve import PlanError, plan
@@ -30,10 +30,6 @@ FREE = (
     "averaging",
 )
 TOLERANCE = 1e-3
-SEARCH_ALONE = (
-    "the private search that this plan comes from: an account of the plan alone leaves it out, "
-    "the statement of the search does not"
-)
 
 
 def plan_tuning(
