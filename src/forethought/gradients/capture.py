@@ -33,6 +33,7 @@ DROPOUTS = frozenset(
         F.dropout3d,
         F.alpha_dropout,
         F.feature_alpha_dropout,
+        F.scaled_dot_product_attention,
     }
 )
 DRAWS = frozenset(
@@ -113,12 +114,17 @@ class _Tap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         saved = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
-        ctx.report(ctx.site, saved, gradient.detach())
+        with torch._C.DisableTorchFunction():  # the rules' own arithmetic is not watched
+            ctx.report(ctx.site, saved, gradient.detach())
         return gradient, *(None,) * (4 + len(ctx.names))
 
 
 # These also hand themselves over, and a checkpointed block runs again inside them.
 BACKWARDS = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
+
+
+_PLAIN: set[Any] = set()  # functions seen to need nothing; there are a few hundred
+_PACKING = frozenset({torch.Tensor.index_select, torch._VF._pack_padded_sequence})
 
 
 @cache
@@ -177,22 +183,29 @@ class Watch(TorchFunctionMode):
                 if rule.run is not None:
                     return rule.run(func, site, self)
                 return self.tap(func(*site.args, **site.kwargs), site, site.arguments)
-        elif func in PARTS and torch.is_grad_enabled():
-            if self._trains(args) or self._trains(kwargs.values()):
+            return func(*args, **kwargs)
+        if func in PARTS:
+            if torch.is_grad_enabled() and self._trains((*args, *kwargs.values())):
                 with self:
                     return PARTS[func](self, *args, **kwargs)
-        elif func in DRAWS or drops(func, args, kwargs):
-            self.random = True
-        elif func in BACKWARDS or (
-            isinstance(func, FunctionType)
-            and func.__module__ == "torch.nn.functional"
-            and (self._trains(args) or self._trains(kwargs.values()))
-        ):
+        elif func in _PLAIN:
+            return func(*args, **kwargs)
+        elif func in BACKWARDS:
             with self:
                 return opened(func)(*args, **kwargs)
-        result = func(*args, **kwargs)
-        self._follow_packing(func, args, result)
-        return result
+        elif func in DRAWS or func in DROPOUTS:
+            self.random = self.random or func in DRAWS or drops(func, args, kwargs)
+        elif func in _PACKING:
+            result = func(*args, **kwargs)
+            self._follow_packing(func, args, result)
+            return result
+        elif isinstance(func, FunctionType) and func.__module__ == "torch.nn.functional":
+            if self._trains((*args, *kwargs.values())):
+                with self:
+                    return opened(func)(*args, **kwargs)
+        else:
+            _PLAIN.add(func)
+        return func(*args, **kwargs)
 
     def _trains(self, values: Iterable[Any]) -> bool:
         return any(slot(leaf, self._parameters) is not None for leaf in tensors([*values]))

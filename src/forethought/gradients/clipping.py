@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ class Norms:
     names: tuple[str, ...]
     by_parameter: Tensor
 
-    @property
+    @cached_property
     def total(self) -> Tensor:
         """Shape (contributions,): the L2 norm over all parameters."""
         total: Tensor = torch.linalg.vector_norm(self.by_parameter, dim=0)

@@ -20,7 +20,7 @@ class Rates:
     rows: float  # a byte of per-example gradient written by a grouped convolution
 
 
-CPU = Rates(product=1 / 120e9, move=1 / 10e9, rows=1 / 1.8e9)
+CPU = Rates(product=1 / 120e9, move=1 / 20e9, rows=1 / 1.8e9)
 CUDA = Rates(product=1 / 10e12, move=1 / 1.0e12, rows=1 / 60e9)
 
 

@@ -135,7 +135,7 @@ class Outer:
         # Written once, read for the norm, read for the sum; thin products run at a fraction.
         thin = 2 * time * m * n * rate.product * min(4.0, 16 / time)
         writing = 3 * written * rate.move + thin
-        return written <= 2 * held and batch * writing < batch * ghost
+        return 4 * written <= 5 * held and batch * writing < batch * ghost
 
     def squared_norms(self) -> Tensor:
         if len(self.blocks) == 1:
@@ -239,7 +239,8 @@ def gram_product(one: Tensor, other: Tensor) -> Tensor:
     slack = (trace * traces).sum(1) * (16 * torch.finfo(one.dtype).eps)
     lost = torch.finfo(one.dtype).tiny * one.shape[1]
     slack = slack + lost * (trace.sum(1) + traces.sum(1))
-    return torch.einsum("bts,bts->b", one, other).clamp(min=0) + slack
+    # An elementwise product is several times faster here than a batched dot product.
+    return (one * other).sum((1, 2)).clamp(min=0) + slack
 
 
 def in_chunks(

@@ -25,7 +25,8 @@ def _linear(use: Use) -> Iterator[tuple[str, Term]]:
     if "weight" in use.parameters:
         yield "weight", Outer([(gradient, _rows(use.saved["input"]))])
     if "bias" in use.parameters:
-        yield "bias", Dense(wide(gradient).sum(1))
+        wider = wide(gradient)
+        yield "bias", Dense(wider.squeeze(1) if wider.shape[1] == 1 else wider.sum(1))
 
 
 def _matmul(use: Use) -> Iterator[tuple[str, Term]]:
