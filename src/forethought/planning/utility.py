@@ -178,7 +178,7 @@ class UtilityGraph:
             row, column = np.unravel_index(kept.argmax(), kept.shape)
             raise ValueError(
                 f"no pair of this graph loses at most {tolerance:.0%}: the best, C = "
-                f"{self.clip_norms[row]:g} with σ = {self.noise_multipliers[column]:g}, loses "
+                f"{self.clip_norms[row]:.3g} with σ = {self.noise_multipliers[column]:.3g}, loses "
                 f"{1 - kept[row, column]:.1%}. Tolerate more, or draw the graph with smaller noise "
                 "multipliers"
             )
@@ -187,9 +187,9 @@ class UtilityGraph:
         at = self.clip_norms.index(clip_norm), self.noise_multipliers.index(sigma)
         accuracy = float(self.accuracy[at].mean())
         reason = (
-            f"σ = {sigma:g} is the largest noise multiplier at which a clip norm loses at most "
+            f"σ = {sigma:.3g} is the largest noise multiplier at which a clip norm loses at most "
             f"{tolerance:.0%} of the best noise-free accuracy ({self.noiseless.max():.1%}), and "
-            f"C = {clip_norm:g} is the smallest norm that bears it, with {accuracy:.1%} left"
+            f"C = {clip_norm:.3g} is the smallest norm that bears it, with {accuracy:.1%} left"
         )
         if sigma == self.noise_multipliers[-1]:
             reason += ". It is the largest σ of the graph: more may do"
