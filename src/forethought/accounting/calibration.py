@@ -134,15 +134,20 @@ def noise_multiplier(
         return Mechanism(Rounds(sigma, rounds, sampling, clipping), adjacency=adjacency)
 
     def meets(sigma: float) -> bool:
-        return epsilon(make(sigma), budget.delta, accuracy=0.03).upper <= budget.epsilon
+        return epsilon(make(sigma), budget.delta, accuracy=_ROUGH).upper <= budget.epsilon
 
-    low = high = 1.0
+    high = 1.0
     while not meets(high):
-        low, high = high, 3 * high
+        high *= 3
         if high > 1e9:
             raise ValueError(f"no noise multiplier up to 1e9 meets {budget} over {rounds} rounds")
-    while low == high or meets(low):
-        low, high = low / 2, low
+    low = high / 3
+    # By a twentieth: the rough answer may have turned down a noise that just meets the budget.
+    while epsilon(make(low), budget.delta, accuracy=_ROUGH).lower <= 1.05 * budget.epsilon:
+        low /= 2
         if low < 1e-3:
-            return high
+            raise ValueError(
+                f"{budget} over {rounds} rounds is met with a noise multiplier of {low:g} already: "
+                "the budget asks for no noise worth the name"
+            )
     return calibrate(make, budget, (low, high))

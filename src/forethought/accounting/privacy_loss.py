@@ -37,7 +37,8 @@ class Curve:
         masses: P-mass at each loss.
         constant: added to δ in an upper bound, subtracted in a lower one.
         relative: relative error charged to δ.
-        wrapped: log of what bounds the tilted mass that may have wrapped around (lower bounds).
+        wrapped: log of what bounds the tilted mass that is not where it belongs: in a lower bound
+            what may have wrapped around, in an upper one what lies below the first loss.
         tilt: exponent under which ``wrapped`` counts.
         shift: added to ε in an upper bound, subtracted in a lower one.
         above: whether this is an upper bound.
@@ -89,7 +90,10 @@ class Curve:
             ahead = self.first + place * self.step
             value = float(values[place] + discounted[place] * -math.expm1(epsilon - ahead))
         if self.above:
-            return min(1.0, max(0.0, value * (1 + self.relative) + self.constant))
+            missing = 0.0
+            if epsilon < self.first:
+                missing = math.exp(min(0.0, self.wrapped - self.tilt * epsilon))
+            return min(1.0, max(0.0, value * (1 + self.relative) + self.constant) + missing)
         wrapped = float(self._wrapped(np.array([epsilon]))[0])
         return min(1.0, max(0.0, value * (1 - self.relative) - self.constant - wrapped))
 
@@ -115,13 +119,14 @@ class Curve:
             if place >= self.masses.size:
                 return max(0.0, self.first + (place - 1) * self.step - self.shift)
             missing = float(needed[place - 1] - values[place])
+        if place == 0:
+            # The window holds nothing below its first loss.
+            return max(0.0, self.first + self.shift) if self.above else 0.0
         ahead = self.first + place * self.step
         weight = float(discounted[place])
         share = missing / weight if weight > 0 else 0.0
-        # Below the first grid point the whole distribution lies ahead.
         loss = ahead + math.log1p(-min(share, 1 - 1e-16)) if share > 0 else ahead
-        if place > 0:
-            loss = max(loss, ahead - self.step)
+        loss = max(loss, ahead - self.step)
         return max(0.0, loss + self.shift if self.above else loss - self.shift)
 
 
@@ -606,7 +611,7 @@ class _Product:
         relative = EPS * (8 * size + 64 * self.rounds + 8 * abs(self.mass))
         if above:
             beyond = math.exp(min(up + self.mass - window.tilt * high, 0.0))
-            constant, wrapped = self.lost + beyond, -math.inf
+            constant, wrapped = self.lost + beyond, down + self.mass
         else:
             constant, wrapped = self.lost, float(np.logaddexp(up, down)) + self.mass
         return Curve(
