@@ -7,6 +7,14 @@ from forethought.gradients.clipping import next_clip_norm as next_clip_norm
 from forethought.gradients.clipping import noised_fraction_below as noised_fraction_below
 from forethought.gradients.clipping import quantile_update as quantile_update
 from forethought.gradients.clipping import rule as rule
+from forethought.gradients.explain import Choice as Choice
+from forethought.gradients.explain import explain as explain
 from forethought.gradients.fallback import SlowGradientsWarning as SlowGradientsWarning
 from forethought.gradients.mixing import check_model as check_model
 from forethought.gradients.mixing import replace_mixing_layers as replace_mixing_layers
+from forethought.gradients.registry import Rule as Rule
+from forethought.gradients.registry import Use as Use
+from forethought.gradients.registry import register as register
+from forethought.gradients.terms import Dense as Dense
+from forethought.gradients.terms import Outer as Outer
+from forethought.gradients.terms import Term as Term

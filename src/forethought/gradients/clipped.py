@@ -22,6 +22,7 @@ from forethought.gradients.terms import Dense, Outer, Term
 from forethought.mechanism import real
 
 Loss = Callable[[Any, Any], Tensor]
+Observer = Callable[[str, str, Term], None]
 _ = rules  # importing the package registers the rules
 
 
@@ -81,9 +82,17 @@ def clipped_sum(
 
 
 def per_example_terms(
-    model: nn.Module, loss: Loss, inputs: Any, targets: Any, trained: Mapping[str, nn.Parameter]
+    model: nn.Module,
+    loss: Loss,
+    inputs: Any,
+    targets: Any,
+    trained: Mapping[str, nn.Parameter],
+    observe: Observer | None = None,
 ) -> dict[str, Term]:
-    """Every trained parameter's per-example gradients, as terms."""
+    """Every trained parameter's per-example gradients, as terms.
+
+    ``observe(name, rule, term)`` is told of every use before it is decided how to keep it.
+    """
     kind = survey.signature(model, inputs, targets)
     known = survey.known(model, kind)
     fresh = known is None
@@ -91,11 +100,11 @@ def per_example_terms(
         known = survey.survey(model, loss, inputs, targets)
         survey.keep(model, kind, known)
         _announce(known)
-    terms, strange = _book(model, loss, inputs, targets, trained, known)
+    terms, strange = _book(model, loss, inputs, targets, trained, known, observe)
     if strange and not fresh:
         # The pass took another way than the one surveyed: look again, once.
         survey.keep(model, kind, None)
-        return per_example_terms(model, loss, inputs, targets, trained)
+        return per_example_terms(model, loss, inputs, targets, trained, observe)
     return terms
 
 
@@ -117,6 +126,7 @@ def _book(
     targets: Any,
     trained: Mapping[str, nn.Parameter],
     known: survey.Survey,
+    observe: Observer | None,
 ) -> tuple[dict[str, Term], set[str]]:
     size = trees.batch_size(inputs, targets)
     uses: dict[str, list[tuple[Slot, Term]]] = {name: [] for name in trained}
@@ -133,6 +143,8 @@ def _book(
             strange.update(place.name for place in site.slots.values())
             return
         for place, term in survey.terms_of(site, use):
+            if observe is not None:
+                observe(place.name, site.rule.name, term)
             # Linear uses of one weight are joined before it is decided how to keep them.
             joined = known.uses[place] > 1 and isinstance(term, Outer)
             uses[place.name].append((place, term if joined else term.settled()))

@@ -1,7 +1,7 @@
 """What a way of taking norms costs: floating-point operations and bytes, turned into seconds.
 
-The rates are round figures of a machine, not of a run: they only have to order the ways. Measured
-by ``benchmarks/gradients.py --rates``.
+The rates are round figures of a machine (two cores with AVX-512; a data-centre GPU), not of a run:
+they only have to put the ways in order.
 """
 
 from __future__ import annotations

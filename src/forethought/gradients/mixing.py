@@ -16,6 +16,11 @@ def _mixes(module: nn.Module) -> str | None:
         if module.track_running_stats and module.training:
             return "the same InstanceNorm with track_running_stats=False"
         return None
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        # Frequencies are counted over the batch; max_norm rewrites rows that the batch uses.
+        if module.scale_grad_by_freq:
+            return "scale_grad_by_freq=False"
+        return "max_norm=None" if module.max_norm is not None else None
     if not isinstance(module, _BatchNorm):
         return None
     if module.training or not module.track_running_stats:
@@ -58,7 +63,8 @@ def replace_mixing_layers(model: nn.Module) -> nn.Module:
     """A model in which every layer that mixes examples is replaced, in place where possible.
 
     Batch normalisation becomes GroupNorm with the same weight and bias (shapes and values);
-    instance normalisation loses its running statistics. Call it before building the optimizer.
+    instance normalisation loses its running statistics; embeddings lose ``max_norm`` and
+    ``scale_grad_by_freq``. Call it before building the optimizer.
 
     Returns:
         The same model, or the replacement when the model itself is such a layer.
@@ -73,6 +79,8 @@ def replace_mixing_layers(model: nn.Module) -> nn.Module:
         new: nn.Module = module
         if isinstance(module, _BatchNorm):
             new = _group_norm(module)
+        elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            module.scale_grad_by_freq, module.max_norm = False, None
         elif isinstance(module, _InstanceNorm) and module.track_running_stats:
             module.track_running_stats = False
             for name in ("running_mean", "running_var", "num_batches_tracked"):

@@ -142,8 +142,9 @@ class Convolved:
             reach = (out[at] - 1) * window.stride[at] + 1
             image = image.unfold(2 + at, reach, window.dilation[at])
             image = image.narrow(2 + at, 0, window.size[at])
-        steps = (slice(None, None, s) for s in window.stride)
-        return image[(..., *steps)]
+        steps = [slice(None), slice(None), *(slice(None),) * dims]
+        steps += [slice(None, None, s) for s in window.stride]
+        return image[tuple(steps)]
 
     def _patch_rows(self) -> Tensor:
         image, gradient = wide(self.image), wide(self.gradient).flatten(2)
