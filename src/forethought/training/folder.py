@@ -19,7 +19,9 @@ CHECKPOINT, FIGURES = "checkpoint", "figures"
 PLAN, MODEL = "plan.json", "model.safetensors"
 STATEMENT, STATEMENT_TEXT = "statement.json", "statement.md"
 METRICS, DIAGNOSTICS = "metrics.csv", "diagnostics.csv"
-WRITTEN = (PLAN, MODEL, STATEMENT, STATEMENT_TEXT, METRICS, DIAGNOSTICS)
+# A run in phases has a run folder for each, until it ends, and then a record of them.
+PHASES, RECORD = "phases", "phases.json"
+WRITTEN = (PLAN, MODEL, STATEMENT, STATEMENT_TEXT, METRICS, DIAGNOSTICS, RECORD)
 
 
 class RunFolderExistsError(ValueError):
@@ -76,6 +78,7 @@ class RunFolder:
 
     def _clear(self) -> None:
         # Only what runs write: the folder may hold a person's own files too. Secrets go first.
+        self.erase_phases()
         self.erase_secrets()
         for name in WRITTEN:
             (self.path / name).unlink(missing_ok=True)
@@ -113,7 +116,7 @@ class RunFolder:
             ValueError: a name that is a path, or that the run itself writes.
         """
         for name, text in files.items():
-            if Path(name).name != name or name in (*WRITTEN, CHECKPOINT, FIGURES):
+            if Path(name).name != name or name in (*WRITTEN, CHECKPOINT, FIGURES, PHASES):
                 raise ValueError(f"files: {name!r} must be a plain name that no run writes itself")
             replace_file(self.path / name, text.encode())
 
@@ -147,6 +150,14 @@ class RunFolder:
                 private.read_text(encoding="utf-8") if private.is_file() else None,
             )
         )
+
+    def erase_phases(self) -> None:
+        """Delete the folders of a run's phases, the keys in them first."""
+        phases = self.path / PHASES
+        if phases.is_dir():
+            for path in phases.iterdir():
+                RunFolder(path).erase_secrets()
+            shutil.rmtree(phases)
 
     def erase_secrets(self) -> None:
         """Delete the checkpoint and with it the keys of noise and sampling.

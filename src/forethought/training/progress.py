@@ -1,0 +1,29 @@
+"""What a rule that chooses the next phase gets to see. No torch in here: planners write rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from forethought.accounting.renyi_filter import RenyiFilter
+from forethought.mechanism import Rounds
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A run in phases, between two of them.
+
+    Args:
+        examples: records in the training set.
+        wanted: the accuracy that would end the run.
+        done: the phases so far, each with the accuracy after it; at least one.
+        filter: a copy of the run's filter: ask it what fits, spending from it changes nothing.
+    """
+
+    examples: int
+    wanted: float
+    done: tuple[tuple[Rounds, float], ...]
+    filter: RenyiFilter
+
+
+NextPhaseRule = Callable[[Progress], Rounds | None]
