@@ -224,20 +224,27 @@ class Stack:
         return self._solve(loss)
 
     def _solve(self, loss: Array) -> Array:
+        # Far out the loss is linear in z with the largest shift, or, left of a pair without `down`,
+        # within e^-40 of its infimum.
         reach = sum(float(c.max()) for c, _ in self.up + self.down)
-        grid = np.linspace(-40 - reach, 40 + reach, 2000)
+        most = 40 + float(np.abs(loss).max())
+        right = 40 + reach + most / max(float(c.min()) for c, _ in self.up)
+        slopes = [float(c.min()) for c, _ in self.down or self.up]
+        left = 40 + reach + most / (max(slopes) if self.down else min(slopes))
+        grid = np.linspace(-left, right, 4000)
         table = self.loss(grid[None, :])
         z = np.empty((self.rows, loss.size))
         for row in range(self.rows):
             z[row] = np.interp(loss, *_increasing(table[row], grid))
         bottom = np.log1p(-self.up_mass) if not self.down and self.up_mass.max() < 1 else -np.inf
         inside = (loss > bottom) & (z > grid[0]) & (z < grid[-1])
+        most_step = 4 * float(grid[1] - grid[0])
         for _ in range(8):
             slope = self._slope(z)
             with np.errstate(divide="ignore", invalid="ignore"):
                 step = (self.loss(z) - loss) / slope
-            # A tenth beyond the table's cell keeps a Newton step from leaving a flat stretch.
-            z = z - np.where(inside & np.isfinite(step), np.clip(step, -1, 1), 0)
+            # A bounded Newton step cannot leave a flat stretch for good.
+            z = z - np.where(inside & np.isfinite(step), np.clip(step, -most_step, most_step), 0)
         return np.where(loss > bottom, z, -np.inf)
 
     def _slope(self, z: Array) -> Array:
