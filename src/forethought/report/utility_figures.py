@@ -49,11 +49,11 @@ def draw_utility_curves(graph: UtilityGraph, path: Path, tolerance: float = 0.1)
     axes.axhline(1 - tolerance, color=GREY, linestyle=":", linewidth=1.2)
     axes.annotate(
         f"loses {tolerance:.0%}",
-        (1.0, 1 - tolerance),
+        (0.0, 1 - tolerance),
         xycoords=("axes fraction", "data"),
         textcoords="offset points",
-        xytext=(-2, 3),
-        ha="right",
+        xytext=(3, -3),
+        va="top",
         fontsize=8,
         color=GREY,
     )
