@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -53,6 +54,10 @@ class _Event:
     gradient: Tensor
 
 
+# The only number with a fraction among their arguments is the chance of dropout.
+_LAYERS_WITH_DROPOUT = frozenset({torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu})
+
+
 class _Quiet(TorchFunctionMode):
     """Dropout keeps everything and random draws are constant, so that passes can be compared."""
 
@@ -66,9 +71,12 @@ class _Quiet(TorchFunctionMode):
             args, kwargs = (*args[:4], *args[5:]), {**kwargs, "dropout_p": 0.0}
             kwargs.update(zip(("is_causal", "scale"), args[4:], strict=False))
             args = args[:4]
-        if func in BACKWARDS:
-            with self:
+        inside = isinstance(func, FunctionType) and func.__module__ == "torch.nn.functional"
+        if inside or func in BACKWARDS:
+            with self:  # attention draws inside one such function
                 return opened(func)(*args, **kwargs)
+        if func in _LAYERS_WITH_DROPOUT:
+            args = tuple(0.0 if isinstance(value, float) else value for value in args)
         result = func(*args, **kwargs)
         if func in DRAWS and isinstance(result, Tensor) and not result.requires_grad:
             result.zero_()

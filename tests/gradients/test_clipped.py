@@ -1,0 +1,402 @@
+"""The contract of clipped_sum: sensitivity, hostile inputs, groups, precision, no traces."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from forethought.gradients import clipped_sum
+from forethought.gradients.clipping import automatic, per_layer
+
+
+def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def squares(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.flatten(1) - targets.unsqueeze(1)).square().sum(1)
+
+
+def small() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def images() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 16, 3, padding=1),
+        nn.GroupNorm(2, 16),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(16, 24, 3, padding=1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(24, 3),
+    )
+
+
+def sequences() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 24), nn.GELU(), nn.Linear(24, 24), nn.Flatten(), Head())
+
+
+class Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LazyLinear(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+def flat(gradients: dict[str, Tensor]) -> Tensor:
+    return torch.cat([value.flatten() for value in gradients.values()]).double()
+
+
+def by_graph(
+    model: nn.Module, inputs: Tensor, targets: Tensor, function: Callable[..., Tensor] = loss
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Per-example gradients from the graph of one batched pass (so dropout masks are shared)."""
+    names = [n for n, p in model.named_parameters() if p.requires_grad]
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    values = function(model(inputs), targets)
+    rows = [torch.autograd.grad(v, parameters, retain_graph=True) for v in values]
+    stacked = {n: torch.stack([r[i].float() for r in rows]) for i, n in enumerate(names)}
+    norms = torch.stack([v.flatten(1).norm(dim=1) for v in stacked.values()]).norm(dim=0)
+    return stacked, norms
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "small": (small, (4,)),
+    "images": (images, (2, 6, 6)),
+    "sequences": (sequences, (9, 4)),
+}
+
+
+def ready(name: str) -> tuple[nn.Module, Tensor, Tensor]:
+    torch.manual_seed(7)
+    make, shape = MODELS[name]
+    model, x, y = make(), torch.randn(8, *shape), torch.randint(0, 3, (8,))
+    model(x)  # lazy layers
+    return model, x, y
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_one_example_more_moves_the_sum_by_at_most_c(name: str, scale: float) -> None:
+    model, x, y = ready(name)
+    x = x * scale
+    for clip_norm in (1e-3, 0.3, 50.0):
+        whole, norms = clipped_sum(model, loss, x, y, clip_norm)
+        for out in (0, 5):
+            keep = [i for i in range(8) if i != out]
+            less, _ = clipped_sum(model, loss, x[keep], y[keep], clip_norm)
+            moved = float((flat(whole) - flat(less)).norm())
+            # The sums themselves are rounded to float32.
+            rounding = 1e-5 * float(flat(whole).norm())
+            assert moved <= clip_norm + rounding
+            assert moved >= min(clip_norm, float(norms[out])) * 0.999 - rounding
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_one_contribution_alone_never_exceeds_c(name: str) -> None:
+    model, x, y = ready(name)
+    for scale in (1e-30, 1e-8, 1.0, 1e8, 1e18, 1e30):
+        for i in range(2):
+            alone, _ = clipped_sum(model, loss, x[i : i + 1] * scale, y[i : i + 1], 0.1)
+            assert float(flat(alone).norm()) <= 0.1
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf, 3e38, 1e-45])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_poisoned_example_leaves_the_others_untouched(name: str, poison: float) -> None:
+    model, x, y = ready(name)
+    clean, clean_norms = clipped_sum(model, loss, x[1:], y[1:], 0.5)
+    bad = x.clone()
+    bad[0] = poison
+    gradients, norms = clipped_sum(model, loss, bad, y, 0.5)
+    assert all(bool(torch.isfinite(value).all()) for value in gradients.values())
+    torch.testing.assert_close(norms[1:], clean_norms, rtol=1e-4, atol=0)
+    moved = float((flat(gradients) - flat(clean)).norm())
+    if torch.isfinite(norms[0]):
+        assert moved <= 0.5 + 1e-5
+    else:
+        assert moved <= 1e-5 * float(flat(clean).norm())
+    if not math.isfinite(poison):
+        assert not torch.isfinite(norms[0])
+
+
+def test_a_gradient_whose_squares_vanish_is_still_clipped() -> None:
+    # |x| is huge and |g| so small that |g|² is zero in float32: the product is far above C.
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) * 1e-24
+
+    model = Scaled()
+    x = torch.full((3, 3), 1e17)
+    gradients, norms = clipped_sum(model, lambda o, t: o.sum(1), x, torch.zeros(3), 1e-9)
+    assert float(flat(gradients).norm()) <= 3e-9
+    assert bool((norms >= 1e-7).all())
+
+
+def test_a_gradient_that_cancels_over_time_is_still_clipped() -> None:
+    # Σ_t g_t x_tᵀ is a small difference of large terms; its norm must not come out too small.
+    layer = nn.Linear(64, 64, bias=False)
+    x = torch.randn(4, 2, 64) * 1e3
+    x[:, 1] = x[:, 0] * (1 + 1e-6)
+    sign = torch.tensor([1.0, -1.0]).view(1, 2, 1)
+
+    def difference(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs * sign).sum((1, 2))
+
+    for i in range(4):
+        gradients, _ = clipped_sum(layer, difference, x[i : i + 1], torch.zeros(1), 1e-3)
+        assert float(flat(gradients).norm()) <= 1e-3 * 1.01
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8])
+def test_groups_clip_the_mean_gradient_of_each(groups: int) -> None:
+    model, x, y = ready("images")
+    assigned = torch.arange(8) % groups
+    rows, _ = by_graph(model, x, y)
+    means = [flat({n: r[assigned == k].mean(0) for n, r in rows.items()}) for k in range(groups)]
+    norms = torch.stack([mean.norm() for mean in means])
+    clip_norm = float(norms.min()) * 1.1
+    gradients, got = clipped_sum(model, loss, x, y, clip_norm, groups=assigned)
+    torch.testing.assert_close(got.double(), norms, rtol=1e-4, atol=0)
+    wanted = sum(m * min(1.0, clip_norm / float(m.norm())) for m in means)
+    torch.testing.assert_close(flat(gradients), wanted, rtol=1e-3, atol=1e-6)
+
+
+def test_one_record_moves_grouped_sums_by_at_most_2c() -> None:
+    model, x, y = ready("small")
+    for record in range(8):
+        groups = torch.arange(8) % 3
+        whole, _ = clipped_sum(model, loss, x * 50, y, 0.2, groups=groups)
+        keep = [i for i in range(8) if i != record]
+        less, _ = clipped_sum(
+            model, loss, x[keep] * 50, y[keep], 0.2, groups=groups[keep], group_count=3
+        )
+        assert float((flat(whole) - flat(less)).norm()) <= 0.4 * (1 + 1e-5)
+
+
+def test_empty_batches_and_groups_give_zeros() -> None:
+    model, x, y = ready("small")
+    gradients, norms = clipped_sum(model, loss, x[:0], y[:0], 1.0)
+    assert norms.shape == (0,) and norms.dtype == torch.float32
+    assert all(not value.any() for value in gradients.values())
+    assert {n: v.shape for n, v in gradients.items()} == {
+        n: p.shape for n, p in model.named_parameters()
+    }
+    none = torch.zeros(0, dtype=torch.long)
+    gradients, norms = clipped_sum(model, loss, x[:0], y[:0], 1.0, groups=none, group_count=2)
+    assert norms.tolist() == [0.0, 0.0] and not flat(gradients).any()
+    groups = torch.tensor([0, 0, 2, 2, 2, 0, 0, 0])
+    gradients, norms = clipped_sum(model, loss, x, y, 1.0, groups=groups, group_count=4)
+    assert norms[1] == norms[3] == 0 and norms[0] > 0
+
+
+@pytest.mark.parametrize("rule", ["flat", "automatic", "per-layer"])
+def test_every_clipping_rule_against_the_written_out_gradients(rule: str) -> None:
+    model, x, y = ready("images")
+    rows, norms = by_graph(model, x, y)
+    clip_norm = float(norms.median())
+    clip = {"flat": None, "automatic": automatic(0.05), "per-layer": per_layer()}[rule]
+    got, _ = clipped_sum(model, loss, x, y, clip_norm, **({} if clip is None else {"clip": clip}))
+    for name, row in rows.items():
+        if rule == "per-layer":
+            own = row.flatten(1).norm(dim=1)
+            factors = (clip_norm / math.sqrt(len(rows)) / own).clamp(max=1)
+        elif rule == "automatic":
+            factors = clip_norm / (norms + 0.05)
+        else:
+            factors = (clip_norm / norms).clamp(max=1)
+        wanted = torch.tensordot(factors, row, 1)
+        torch.testing.assert_close(got[name], wanted, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_micro_batches_give_the_same_sum(name: str) -> None:
+    model, x, y = ready(name)
+    model, x = model.double(), x.double()
+    whole, norms = clipped_sum(model, loss, x, y, 0.5)
+    parts = [clipped_sum(model, loss, x[i : i + 3], y[i : i + 3], 0.5) for i in (0, 3, 6)]
+    torch.testing.assert_close(norms, torch.cat([n for _, n in parts]), rtol=1e-6, atol=0)
+    total = sum(flat(g) for g, _ in parts)
+    assert float((flat(whole) - total).norm()) <= 1e-6 * float(total.norm())
+
+
+@pytest.mark.filterwarnings("error")
+def test_dropout_draws_once_and_the_same_as_an_ordinary_pass() -> None:
+    torch.manual_seed(3)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True)
+    model = nn.Sequential(layer, nn.Dropout(0.4), nn.Flatten(), nn.Linear(40, 3))
+    x, y = torch.randn(6, 5, 8), torch.randint(0, 3, (6,))
+    for _ in range(2):
+        torch.manual_seed(11)
+        rows, norms = by_graph(model, x, y)
+        after = torch.get_rng_state()
+        torch.manual_seed(11)
+        gradients, got = clipped_sum(model, loss, x, y, 1e6)
+        assert torch.equal(torch.get_rng_state(), after)
+        torch.testing.assert_close(got, norms, rtol=1e-4, atol=0)
+        for name, row in rows.items():
+            torch.testing.assert_close(gradients[name], row.sum(0), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_bfloat16_autocast_keeps_norms_and_sums_in_float32(name: str) -> None:
+    model, x, y = ready(name)
+    with torch.autocast("cpu", torch.bfloat16):
+        rows, norms = by_graph(model, x, y)
+        gradients, got = clipped_sum(model, loss, x, y, 1e6)
+    assert got.dtype == torch.float32
+    assert all(value.dtype == torch.float32 for value in gradients.values())
+    torch.testing.assert_close(got, norms, rtol=2e-2, atol=0)
+    wanted = flat({n: row.sum(0) for n, row in rows.items()})
+    assert float((flat(gradients) - wanted).norm()) <= 0.03 * float(wanted.norm())
+
+
+def test_bfloat16_autocast_of_a_recurrent_layer() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.head = nn.LSTM(4, 5, batch_first=True), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.lstm(x)[0][:, -1])
+
+    torch.manual_seed(0)
+    model, x, y = Model(), torch.randn(6, 3, 4), torch.randint(0, 3, (6,))
+    _, exact = clipped_sum(model, loss, x, y, 1.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        gradients, norms = clipped_sum(model, loss, x, y, 1.0)
+    assert norms.dtype == gradients["lstm.weight_hh_l0"].dtype == torch.float32
+    torch.testing.assert_close(norms, exact, rtol=5e-2, atol=0)
+
+
+def test_the_model_is_untouched_and_trains_and_saves_as_before() -> None:
+    model, x, y = ready("images")
+    twin = copy.deepcopy(model)
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    state, attributes = io.BytesIO(), [set(vars(p)) for p in model.parameters()]
+    modules = [{**vars(m)} for m in model.modules()]
+    clipped_sum(model, loss, x, y, 1.0)
+    torch.save(model.state_dict(), state)
+    for before, module in zip(modules, model.modules(), strict=True):
+        assert vars(module) == before
+    assert [set(vars(p)) for p in model.parameters()] == attributes
+    assert bool((model[0].weight.grad == 1).all()) and model[3].weight.grad is None
+    assert all(p.requires_grad and p.is_leaf for p in model.parameters())
+    assert not any(p._backward_hooks for p in model.parameters())
+    model.zero_grad()
+    for one in (model, twin):
+        optimizer = torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9)
+        loss(one(x), y).mean().backward()
+        optimizer.step()
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_what_a_pass_writes_into_buffers_is_put_back() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+            self.register_buffer("mean", torch.zeros(4))
+            self.register_buffer("seen", torch.tensor(0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.mean.mul_(0.9).add_(x.mean(0))
+            self.seen = self.seen + len(x)
+            return self.layer(x)
+
+    model = Counting()
+    mean, seen = model.mean, model.seen
+    clipped_sum(model, loss, torch.randn(5, 4), torch.zeros(5, dtype=torch.long), 1.0)
+    assert model.mean is mean and not mean.any() and model.seen is seen and int(seen) == 0
+
+
+def test_random_noise_with_a_parameter_that_has_no_rule_uses_one_draw() -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+            self.mix = nn.Parameter(torch.randn(3, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = F.dropout(self.layer(x), 0.5)
+            return torch.einsum("bi,ij->bj", y, self.mix)
+
+    model = Noisy()
+    x, y = torch.randn(5, 4), torch.randint(0, 3, (5,))
+    for _ in range(5):
+        gradients, _ = clipped_sum(model, loss, x[:1] * 100, y[:1], 0.1)
+        assert float(flat(gradients).norm()) <= 0.1 * (1 + 1e-5)
+
+
+def test_a_single_example_and_a_single_pair() -> None:
+    model, x, y = ready("sequences")
+    for size in (1, 2):
+        rows, norms = by_graph(model, x[:size], y[:size])
+        gradients, got = clipped_sum(model, loss, x[:size], y[:size], 1e6)
+        torch.testing.assert_close(got, norms, rtol=1e-4, atol=0)
+        wanted = flat({n: r.sum(0) for n, r in rows.items()})
+        assert float((flat(gradients) - wanted).norm()) <= 1e-4 * float(wanted.norm())
+
+
+def test_weight_norm_is_refused_nothing_but_slow() -> None:
+    model = nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))
+    x, y = torch.randn(5, 4), torch.randint(0, 3, (5,))
+    gradients, _ = clipped_sum(model, loss, x, y, 1.0)
+    assert len(gradients) == 3 and all(bool(v.any()) for v in gradients.values())
+
+
+def test_norm_gradients_follow_a_change_of_requires_grad() -> None:
+    model, x, y = ready("small")
+    everything, _ = clipped_sum(model, loss, x, y, 1e6)
+    model[0].requires_grad_(False)
+    some, _ = clipped_sum(model, loss, x, y, 1e6)
+    assert set(some) == {"2.weight", "2.bias"}
+    torch.testing.assert_close(some["2.weight"], everything["2.weight"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"clip_norm": 0.0}, "clip_norm"),
+        ({"clip_norm": math.nan}, "clip_norm"),
+        ({"targets": torch.zeros(7, dtype=torch.long)}, "dimension 0"),
+        ({"loss": lambda o, t: o.mean()}, "one value per example"),
+        ({"groups": torch.full((8,), 9), "group_count": 4}, "0 … 3"),
+        ({"groups": torch.full((8,), -1)}, "group numbers"),
+        ({"inputs": "text", "targets": None}, "no tensor"),
+    ],
+)
+def test_bad_arguments_are_refused_in_the_users_words(change: dict[str, Any], message: str) -> None:
+    model, x, y = ready("small")
+    given = {"inputs": x, "targets": y, "clip_norm": 1.0, "loss": loss, **change}
+    with pytest.raises(ValueError, match=message):
+        clipped_sum(model, **given)
+
+
+def test_float_groups_are_refused() -> None:
+    model, x, y = ready("small")
+    with pytest.raises(TypeError, match="LongTensor"):
+        clipped_sum(model, loss, x, y, 1.0, groups=torch.zeros(8))
+
+
+def test_a_fully_frozen_model_is_refused() -> None:
+    model, x, y = ready("small")
+    with pytest.raises(ValueError, match="requires_grad"):
+        clipped_sum(model.requires_grad_(False), loss, x, y, 1.0)
