@@ -49,11 +49,11 @@ def draw_utility_curves(graph: UtilityGraph, path: Path, tolerance: float = 0.1)
     axes.axhline(1 - tolerance, color=GREY, linestyle=":", linewidth=1.2)
     axes.annotate(
         f"loses {tolerance:.0%}",
-        (0.0, 1 - tolerance),
+        (1.0, 1 - tolerance),
         xycoords=("axes fraction", "data"),
         textcoords="offset points",
-        xytext=(3, -3),
-        va="top",
+        xytext=(4, 0),
+        va="center",
         fontsize=8,
         color=GREY,
     )
@@ -66,8 +66,8 @@ def draw_utility_curves(graph: UtilityGraph, path: Path, tolerance: float = 0.1)
         title="C  (F(w))",
         fontsize=8,
         title_fontsize=8,
-        loc="upper left",
-        bbox_to_anchor=(1.0, 1.0),
+        loc="lower left",
+        bbox_to_anchor=(1.0, 0.0),
     )
     figure.savefig(path)
     return path
