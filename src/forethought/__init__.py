@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from forethought.accounting.exact import delta as delta
     from forethought.accounting.exact import epsilon as epsilon
     from forethought.accounting.interval import Interval as Interval
+    from forethought.accounting.selection import NegativeBinomialTrials as NegativeBinomialTrials
+    from forethought.accounting.selection import PoissonTrials as PoissonTrials
     from forethought.accounting.statement import Statement as Statement
     from forethought.accounting.statement import account as account
     from forethought.accounting.tradeoff import TradeOff as TradeOff
@@ -31,17 +33,23 @@ if TYPE_CHECKING:
     from forethought.mechanism import UnsupportedMechanismError as UnsupportedMechanismError
     from forethought.mechanism import WithoutReplacement as WithoutReplacement
     from forethought.planning.perturbing import utility_graph as utility_graph
+    from forethought.planning.phases import plan_phases as plan_phases
     from forethought.planning.rehearsal import Rehearsal as Rehearsal
     from forethought.planning.rehearsal import rehearse as rehearse
     from forethought.planning.solve import plan as plan
+    from forethought.planning.tuning import plan_tuning as plan_tuning
     from forethought.planning.utility import UtilityGraph as UtilityGraph
     from forethought.plans import Averaging as Averaging
     from forethought.plans import Clip as Clip
     from forethought.plans import Optimizer as Optimizer
     from forethought.plans import Plan as Plan
     from forethought.plans import Schedule as Schedule
+    from forethought.training.phases import PhasedRun as PhasedRun
+    from forethought.training.phases import train_until as train_until
     from forethought.training.run import Run as Run
     from forethought.training.run import train as train
+    from forethought.training.tuning import Tuned as Tuned
+    from forethought.training.tuning import tune as tune
 
 # Public name → the file that says it.
 _HOME = {
@@ -63,10 +71,15 @@ _HOME = {
     **dict.fromkeys(("epsilon", "delta"), "accounting.exact"),
     **dict.fromkeys(("calibrate", "noise_multiplier"), "accounting.calibration"),
     **dict.fromkeys(("TradeOff", "tradeoff"), "accounting.tradeoff"),
+    **dict.fromkeys(("NegativeBinomialTrials", "PoissonTrials"), "accounting.selection"),
     **dict.fromkeys(("Statement", "account"), "accounting.statement"),
     "plan": "planning.solve",
     **dict.fromkeys(("Rehearsal", "rehearse"), "planning.rehearsal"),
+    "plan_phases": "planning.phases",
+    "plan_tuning": "planning.tuning",
     **dict.fromkeys(("Run", "train"), "training.run"),
+    **dict.fromkeys(("PhasedRun", "train_until"), "training.phases"),
+    **dict.fromkeys(("Tuned", "tune"), "training.tuning"),
     "UtilityGraph": "planning.utility",
     "utility_graph": "planning.perturbing",
 }

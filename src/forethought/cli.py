@@ -51,6 +51,13 @@ def train(
     ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace an existing run folder.")] = False,
     demo: Annotated[bool, typer.Option("--demo", help="Run the built-in job.")] = False,
+    until_accuracy: Annotated[
+        float | None,
+        typer.Option(help="Go on in phases of less noise until this accuracy on held-out data."),
+    ] = None,
+    max_epsilon: Annotated[
+        float | None, typer.Option(help="Limit on ε of all phases. Default: the job's budget.")
+    ] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -64,12 +71,18 @@ def train(
     if resume is not None:
         if out is not None or overwrite:
             raise UsageError("--resume names the run folder itself: drop --out and --overwrite")
+        if until_accuracy is not None:
+            raise UsageError("--resume goes on to the accuracy that the run began with")
         request, folder = running.resumed(resume), resume
     else:
         request = running.demo() if demo else running.from_file(job_file or Path())
         folder = out or Path("runs") / request.name
+    if max_epsilon is not None and until_accuracy is None:
+        raise UsageError("--max-epsilon goes with --until-accuracy; a job has its own budget")
     console = _console(quiet or as_json)
-    prepared = running.prepare(request, data_dir)
+    prepared = running.prepare(
+        request, data_dir, until=until_accuracy, max_epsilon=max_epsilon, resume=resume
+    )
     terminal.show_plan(console, prepared.plan)
     start = time.perf_counter()
     try:
@@ -83,6 +96,7 @@ def train(
     seconds = time.perf_counter() - start
     accuracy = run.accuracy
     terminal.show_result(console, run.statement, accuracy, seconds, folder)
+    terminal.show_phases(console, run)
     if as_json:
         _print_json(
             {
@@ -234,6 +248,48 @@ def account(
     if figure is not None:
         for drawn in running.draw_statement(statement, figure):
             console.print(f"figure  {drawn}")
+
+
+@app.command(
+    epilog="Example: forethought calculator --examples 10000 --epochs 5 --epsilon 0.1"
+)
+def calculator(
+    examples: Annotated[int, typer.Option(help="Records, N.")],
+    epochs: Annotated[float, typer.Option(help="Passes over the data, k = K/N.")],
+    epsilon: Annotated[
+        float | None, typer.Option(help="Target: finds σ and the sample size (Appendix E.1).")
+    ] = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="σ; alone: finds ε and the rounds (Appendix D.4).")
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="Default: 1/examples.")] = None,
+    power: Annotated[float, typer.Option(help="Sample sizes grow as q N i^power.")] = 0.0,
+    steps: Annotated[int, typer.Option(help="In so many steps at most.")] = 16,
+    after: Annotated[
+        list[str] | None,
+        typer.Option(help="An earlier phase, SIZE:ROUNDS; repeat for several.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """The published DP calculators, with conditions, margins and the exact figures beside."""
+    from forethought.planning.calculator import calculate, earlier_phase
+    from forethought.report.calculator import show
+
+    plans = calculate(
+        examples=examples,
+        epochs=epochs,
+        epsilon=epsilon,
+        noise_multiplier=noise_multiplier,
+        delta=delta,
+        power=power,
+        steps=steps,
+        earlier=[earlier_phase(text) for text in after or ()],
+    )
+    if as_json:
+        _print_json([plan.to_dict() for plan in plans])
+    else:
+        show(_console(quiet), plans)
 
 
 @app.command(epilog="Example: forethought report runs/mnist")

@@ -20,6 +20,7 @@ from forethought.accounting.statement import Statement
 from forethought.accounting.statement import account as exact_account
 from forethought.accounting.statement import verify as verified
 from forethought.job import Job, JobError, explain
+from forethought.mechanism import real
 from forethought.planning.neighbours import neighbours as neighbours
 from forethought.plans import Plan
 from forethought.report.figures import draw_statement as draw_statement
@@ -48,12 +49,16 @@ class Request:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A job with its data loaded, its plan made and its model built."""
+    """A job with its data loaded, its plan made and its model built.
+
+    ``until`` is the accuracy at which a run in phases stops; None runs the whole plan.
+    """
 
     request: Request
     dataset: Dataset
     plan: Plan
     model: nn.Module
+    until: float | None = None
 
 
 @dataclass(frozen=True)
@@ -99,14 +104,53 @@ def resumed(folder: Path) -> Request:
     return replace(from_file(path), name=folder.name)
 
 
-def prepare(request: Request, data_dir: Path | None = None) -> Prepared:
-    """Load the data, make the plan, build the model; nothing private is released yet."""
+def prepare(
+    request: Request,
+    data_dir: Path | None = None,
+    *,
+    until: float | None = None,
+    max_epsilon: float | None = None,
+    resume: Path | None = None,
+) -> Prepared:
+    """Load the data, make the plan, build the model; nothing private is released yet.
+
+    Args:
+        until: run in phases until this accuracy on held-out data.
+        max_epsilon: their budget together; the job's by default.
+        resume: folder of a run whose plan and accuracy are taken over if it is in phases.
+
+    Raises:
+        JobError: a run until an accuracy without a budget, or without held-out data.
+    """
+    if max_epsilon is not None:
+        if until is None:
+            raise JobError("a largest epsilon goes with an accuracy to run until")
+        limit = real("max_epsilon", max_epsilon, above=0)
+        budget = request.job.budget.model_copy(update={"epsilon": limit})
+        request = replace(request, job=request.job.model_copy(update={"budget": budget}))
     job = request.job
     dataset = job.load_data(data_dir)
+    begun = None
+    if resume is not None:
+        from forethought.training.phases import phases_of
+
+        begun = phases_of(resume)
+    if begun is not None:
+        plan, until = begun
+        return Prepared(request, dataset, plan, job.build_model(dataset), until)
+    if until is not None and (job.budget.epsilon is None or dataset.test is None):
+        raise JobError(
+            "a run until an accuracy needs a budget (--max-epsilon) and held-out data (test or "
+            "holdout in the job's [data]) to measure it on"
+        )
     plan = job.make_plan(len(dataset.train.targets))
     if dataset.not_covered:
         plan = plan.with_(not_covered=(*plan.not_covered, *dataset.not_covered))
-    return Prepared(request, dataset, plan, job.build_model(dataset))
+    if until is not None:
+        from forethought.planning.phases import plan_phases
+
+        plan = plan_phases(plan)
+    return Prepared(request, dataset, plan, job.build_model(dataset), until)
 
 
 def run(
@@ -119,26 +163,31 @@ def run(
 ) -> Run:
     """Train what was prepared and leave a complete run folder."""
     from forethought.report.figures import draw
+    from forethought.training.phases import train_until
     from forethought.training.run import train
 
     settings = prepared.request.job.run
+    data = (prepared.dataset.train.inputs, prepared.dataset.train.targets)
     test = prepared.dataset.test
-    result = train(
-        prepared.model,
-        (prepared.dataset.train.inputs, prepared.dataset.train.targets),
-        prepared.plan,
-        test=None if test is None else (test.inputs, test.targets),
-        out=folder,
-        files={JOB_NAME: prepared.request.text},
-        resume=resume,
-        overwrite=overwrite,
-        progress=progress,
-        seed=settings.seed,
-        noise_seed=settings.noise_seed,
-        micro_batch=settings.micro_batch,
-        device=settings.device,
-        checkpoint_every=settings.checkpoint_every,
-    )
+    options: dict[str, Any] = {
+        "test": None if test is None else (test.inputs, test.targets),
+        "out": folder,
+        "files": {JOB_NAME: prepared.request.text},
+        "resume": resume,
+        "overwrite": overwrite,
+        "progress": progress,
+        "seed": settings.seed,
+        "noise_seed": settings.noise_seed,
+        "micro_batch": settings.micro_batch,
+        "device": settings.device,
+        "checkpoint_every": settings.checkpoint_every,
+    }
+    if prepared.until is None:
+        result = train(prepared.model, data, prepared.plan, **options)
+    else:
+        result = train_until(
+            prepared.model, data, prepared.plan, accuracy=prepared.until, **options
+        )
     draw(report_data(folder), folder / "figures")
     return result
 

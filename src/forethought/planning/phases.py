@@ -112,6 +112,8 @@ def next_phase(
             f"{smallest}: raise the noise multiplier, run fewer rounds, or stop here"
         )
     size = N if fits(N) else int(calibrate(total, budget, (smallest, N), integer=True))
+    while not fits(size):  # the interval that a Statement shows is wider than the solver's
+        size -= 1
     part = Rounds(sigma, count, resized(like.sampling, size, N), like.clipping)
     found, remark = _closed_form(earlier, part, N, size, budget)
     return NextPhase(part, exact.epsilon(total(size), budget.delta).upper, found, remark)
@@ -235,6 +237,8 @@ def _solved(
     while fits(least):
         least /= 1.5
     sigma = calibrate(total, within, (least, most))
+    while exact.epsilon(total(sigma), within.delta).upper > within.epsilon:
+        sigma *= 1 + 1e-4  # the interval that a Statement shows is wider than the solver's
     part = Rounds(sigma, length, sampling, like.clipping)
     form, remark = _closed_form(done, part, N, size or N, within)
     return NextPhase(part, exact.epsilon(total(sigma), within.delta).upper, form, remark)

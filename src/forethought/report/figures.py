@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forethought.accounting import exact
+from forethought.accounting.wording import EXACT
 from forethought.mechanism import Mechanism
 
 if TYPE_CHECKING:
@@ -47,7 +48,12 @@ def draw(summary: Summary, folder: Path) -> list[Path]:
 
 
 def draw_statement(statement: Statement, folder: Path) -> list[Path]:
-    """Draw ε against rounds and the trade-off curve of a statement; return their paths."""
+    """Draw ε against rounds and the trade-off curve of a statement; return their paths.
+
+    Nothing is drawn for a search or a filtered run: these are curves of rounds fixed in advance.
+    """
+    if statement.accountant["kind"] != EXACT:
+        return []
     folder.mkdir(parents=True, exist_ok=True)
     drawn = [
         draw_epsilon(statement.mechanism, statement.delta, folder / "epsilon.png", statement.group),

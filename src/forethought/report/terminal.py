@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from forethought.planning.neighbours import Neighbour
     from forethought.planning.pareto import Front
     from forethought.running import Summary
+    from forethought.training.run import Run
 
 
 def sampling_text(sampling: Sampling) -> str:
@@ -126,6 +127,17 @@ def show_result(
         console.print(f"  {sentence}")
     if folder is not None:
         console.print(f"\n[bold]Run folder[/bold]  {folder}")
+
+
+def show_phases(console: Console, run: Run) -> None:
+    """Print why a run in phases stopped, and how accurate each phase left the model."""
+    stopped = getattr(run, "stopped", "")
+    if not stopped:
+        return
+    console.print(f"\n[bold]Phases[/bold]  stopped because {stopped}")
+    for number, phase in enumerate(getattr(run, "phases", ()), start=1):
+        noise, rounds = phase.rounds.noise_multiplier, phase.rounds.rounds
+        console.print(f"  {number}: {rounds:,} rounds with σ {noise:.4g}, {phase.accuracy:.1%}")
 
 
 def show_statement(console: Console, statement: Statement, *, verified: bool = False) -> None:

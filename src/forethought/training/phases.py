@@ -207,6 +207,20 @@ def train_until(
     return result
 
 
+def phases_of(path: str | Path) -> tuple[Plan, float] | None:
+    """The plan and the wanted accuracy of a run in phases, finished or not; None for any other."""
+    folder = RunFolder(path)
+    if folder.has_checkpoint:
+        saved = Checkpoint.read(folder.checkpoint).values
+        if "settings" not in saved:
+            return None
+        return Plan.from_dict(saved["plan"]), float(saved["settings"]["accuracy"])
+    if folder.finished and (folder.path / RECORD).is_file():
+        record = json.loads((folder.path / RECORD).read_text(encoding="utf-8"))
+        return Plan.load(folder.path / PLAN), float(record["accuracy"])
+    return None
+
+
 @dataclass
 class _Phase:
     rounds: Rounds
