@@ -117,7 +117,8 @@ def terms_of(site: Site, use: Use) -> Iterator[tuple[Slot, Term]]:
     Raises:
         ValueError: the rule left a role out or named one twice.
     """
-    given = list(site.rule.gradients(use))
+    # Terms of parameters that are not trained here are dropped.
+    given = [(role, term) for role, term in site.rule.gradients(use) if role in site.slots]
     if sorted(role for role, _ in given) != sorted(site.slots):
         raise ValueError(
             f"rule {site.rule.name!r} must yield each of {sorted(site.slots)} once, "
@@ -342,7 +343,10 @@ def _rows(
     rows = {}
     for name, terms in uses.items():
         if name not in found.unruled:
-            rows[name] = combine(terms).rows() if terms else torch.zeros(())
+            try:
+                rows[name] = combine(terms).rows() if terms else torch.zeros(())
+            except (ValueError, RuntimeError) as error:
+                found.unruled[name] = f"the rules of its uses do not fit together: {error}"
     return rows
 
 
@@ -367,6 +371,9 @@ def _compare(
         got = rows[name]
         if got.dim() == 0:
             got = torch.zeros_like(expected)
+        if got.shape != expected.shape:
+            found.unruled[name] = f"the rule disagrees with autograd: shape {tuple(got.shape)}"
+            continue
         tolerance = _tolerance(parameters[name], expected)
         wrong = (got[finite].double() - expected[finite].double()).abs().max()
         own = float(expected[finite].abs().max()) if expected.numel() else 0.0

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from forethought.gradients import explain
+
+
+_PARTS = ("weight", "bias")
+
+
+class Odd(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(64, 128, 3, padding=1)
+        self.first = nn.Conv2d(1, 4, 5, padding=2)
+        self.wide = nn.Conv2d(4, 64, 1)
+        self.mix = nn.Parameter(torch.randn(128, 4))
+        self.out = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(self.wide(self.first(x)).relu()).mean((2, 3))
+        return self.out(torch.einsum("bc,cd->bd", y, self.mix))
+
+
+def test_the_table_names_every_parameter_and_its_way(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {row.parameter: row for row in explain(Odd(), torch.randn(16, 1, 4, 4))}
+    printed = capsys.readouterr().out
+    layers = [f"{name}.{part}" for name in ("conv", "first", "wide", "out") for part in _PARTS]
+    assert set(rows) == {*layers, "mix"}
+    assert all(name in printed for name in rows)
+    assert rows["conv.weight"].way == "ghost, pixel Gram"
+    assert rows["first.weight"].way == "per-example, patches"
+    assert rows["out.weight"].way == "product of norms"
+    assert rows["mix"].way == "vmap" and "no rule" in rows["mix"].reason
+    # The ghost norm holds far less than batch × parameter.
+    assert rows["conv.weight"].held < rows["conv.weight"].written / 5
+
+
+def test_an_empty_example_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one example"):
+        explain(nn.Linear(2, 2), torch.randn(0, 2))

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from forethought.gradients import check_model, clipped_sum, replace_mixing_layers
+
+
+def network() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 48, 3, padding=1), nn.BatchNorm2d(48), nn.Flatten(), nn.LazyLinear(2)
+    )
+
+
+def test_batch_normalisation_is_refused_with_its_replacement() -> None:
+    with pytest.raises(ValueError, match=r"1 \(BatchNorm2d\): use nn.GroupNorm\(16, 48\)"):
+        check_model(network())
+
+
+def test_replacing_keeps_shapes_values_and_modes() -> None:
+    model = network()
+    nn.init.uniform_(model[1].weight)
+    weight, bias = model[1].weight, model[1].bias
+    assert replace_mixing_layers(model) is model
+    check_model(model)
+    assert isinstance(model[1], nn.GroupNorm) and model[1].training
+    assert model[1].weight is weight and model[1].bias is bias
+    x, y = torch.randn(4, 3, 5, 5), torch.tensor([0, 1, 0, 1])
+    model(x)
+    sums, _ = clipped_sum(model, lambda o, t: F.cross_entropy(o, t, reduction="none"), x, y, 1.0)
+    assert sums["1.weight"].shape == (48,)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.BatchNorm1d(6),
+        nn.BatchNorm3d(5, affine=False),
+        nn.SyncBatchNorm(4),
+        nn.BatchNorm1d(6, track_running_stats=False).eval(),
+        nn.InstanceNorm2d(4, track_running_stats=True),
+        nn.Embedding(4, 3, max_norm=1.0),
+        nn.Embedding(4, 3, scale_grad_by_freq=True),
+        nn.EmbeddingBag(4, 3, max_norm=1.0),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_every_mixing_layer_is_refused_and_replaced(layer: nn.Module) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), copy.deepcopy(layer))
+    with pytest.raises(ValueError, match="replace_mixing_layers"):
+        check_model(model)
+    check_model(replace_mixing_layers(model))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.BatchNorm2d(4).eval(),
+        nn.InstanceNorm2d(4),
+        nn.GroupNorm(2, 4),
+        nn.LayerNorm(4),
+        nn.LSTM(3, 4),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_layers_that_keep_examples_apart_are_accepted(layer: nn.Module) -> None:
+    check_model(nn.Sequential(nn.Linear(2, 2), layer))
+
+
+def test_a_shared_layer_stays_shared_and_a_bare_one_is_returned() -> None:
+    norm = nn.BatchNorm1d(4)
+    model = nn.ModuleDict({"a": norm, "b": nn.Sequential(norm)})
+    replace_mixing_layers(model)
+    assert model["a"] is model["b"][0] and isinstance(model["a"], nn.GroupNorm)
+    assert isinstance(replace_mixing_layers(nn.BatchNorm2d(8)), nn.GroupNorm)
+
+
+def test_what_is_no_trainable_module_is_refused() -> None:
+    with pytest.raises(TypeError, match="Module"):
+        check_model("model")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="requires_grad"):
+        check_model(nn.Linear(2, 2).requires_grad_(False))

@@ -1,0 +1,110 @@
+"""Random small networks against autograd, one example at a time."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from forethought.gradients import SlowGradientsWarning, clipped_sum
+
+B = 4
+
+
+class Net(nn.Module):
+    """A chain of layers on (batch, channels, length) values, some used again at the end."""
+
+    def __init__(self, plan: list[str], again: list[int], frozen: list[int]) -> None:
+        super().__init__()
+        channels, layers = 4, []
+        for kind in plan:
+            layers.append(self.layer(kind, channels))
+        self.layers = nn.ModuleList(layers)
+        self.plan, self.again = plan, [i for i in again if i < len(plan)]
+        for i in frozen:
+            if i < len(plan):
+                self.layers[i].requires_grad_(False)
+
+    @staticmethod
+    def layer(kind: str, n: int) -> nn.Module:
+        made: dict[str, nn.Module] = {
+            "conv": nn.Conv1d(n, n, 3, padding=1),
+            "strided": nn.Conv1d(n, n, 2, stride=1, padding="same", bias=False),
+            "grouped": nn.Conv1d(n, n, 3, padding=2, dilation=2, groups=2),
+            "transposed": nn.ConvTranspose1d(n, n, 3, padding=1),
+            "linear": nn.Linear(6, 6),
+            "channels": nn.Linear(n, n),
+            "group": nn.GroupNorm(2, n),
+            "layer": nn.LayerNorm([n, 6]),
+            "instance": nn.InstanceNorm1d(n, affine=True),
+            "rms": nn.RMSNorm(6),
+            "prelu": nn.PReLU(n),
+            "rnn": nn.GRU(n, n, batch_first=True),
+            "attention": nn.MultiheadAttention(n, 2, batch_first=True),
+        }
+        return made[kind]
+
+    def step(self, i: int, x: Tensor) -> Tensor:
+        layer, kind = self.layers[i], self.plan[i]
+        if kind in ("channels", "rnn", "attention"):
+            y = x.transpose(1, 2)
+            if kind == "rnn":
+                y = layer(y)[0]
+            elif kind == "attention":
+                y = layer(y, y, y, need_weights=False)[0]
+            else:
+                y = layer(y)
+            return y.transpose(1, 2)
+        return layer(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i in range(len(self.layers)):
+            x = x + torch.tanh(self.step(i, x))
+        for i in self.again:
+            x = torch.tanh(self.step(i, x)) * x
+        return x
+
+
+KINDS = [
+    "conv", "strided", "grouped", "transposed", "linear", "channels", "group", "layer", "instance",
+    "rms", "prelu", "rnn", "attention",
+]  # fmt: skip
+
+
+def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.flatten(1) - targets.unsqueeze(1)).square().mean(1)
+
+
+@given(
+    st.lists(st.sampled_from(KINDS), min_size=1, max_size=5),
+    st.lists(st.integers(0, 4), max_size=3),
+    st.lists(st.integers(1, 4), max_size=2),
+    st.integers(0, 2**31),
+)
+@settings(max_examples=60, deadline=None)
+def test_random_networks_equal_one_example_at_a_time(
+    plan: list[str], again: list[int], frozen: list[int], seed: int
+) -> None:
+    torch.manual_seed(seed)
+    model = Net(plan, again, frozen).double()
+    x, y = torch.randn(B, 4, 6).double(), torch.randn(B).double()
+    trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    rows = []
+    for i in range(B):
+        value = loss(model(x[i : i + 1]), y[i : i + 1]).sum()
+        found = torch.autograd.grad(
+            value, [p for _, p in trained], allow_unused=True, materialize_grads=True
+        )
+        rows.append(torch.cat([g.flatten() for g in found]))
+    norms = torch.stack(rows).norm(dim=1)
+    clip_norm = float(norms.median())
+    wanted = sum(row * min(1.0, clip_norm / float(n)) for row, n in zip(rows, norms, strict=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SlowGradientsWarning)
+        gradients, got = clipped_sum(model, loss, x, y, clip_norm)
+    torch.testing.assert_close(got, norms, rtol=1e-6, atol=0)
+    found = torch.cat([gradients[n].flatten() for n, _ in trained])
+    assert float((found - wanted).norm()) <= 1e-6 * float(wanted.norm())

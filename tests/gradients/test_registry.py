@@ -1,0 +1,139 @@
+"""A rule of one's own, and what happens when a rule is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from forethought.gradients import Dense, Outer, Rule, SlowGradientsWarning, Term, Use, clipped_sum
+from forethought.gradients import survey as surveys
+from forethought.gradients.registry import RULES, register
+
+
+def squares(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.flatten(1) - targets.unsqueeze(1)).square().sum(1)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.out = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.layer(x)))
+
+
+def expected(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    values = squares(model(x), y)
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    rows = [torch.autograd.grad(v, parameters, retain_graph=True) for v in values]
+    norms = torch.stack([torch.cat([g.flatten() for g in row]).norm() for row in rows])
+    factors = (float(norms.median()) / norms).clamp(max=1)
+    sums = [
+        sum(f * row[i] for f, row in zip(factors, rows, strict=True)) for i in range(len(names))
+    ]
+    return {"norm": norms.median(), **dict(zip(names, sums, strict=True))}
+
+
+def close(model: nn.Module, x: Tensor, y: Tensor) -> bool:
+    wanted = expected(model, x, y)
+    got, _ = clipped_sum(model, squares, x, y, float(wanted.pop("norm")))
+    return all(torch.allclose(got[n], wanted[n], rtol=1e-3, atol=1e-4) for n in wanted)
+
+
+def _rows(values: Tensor) -> Tensor:
+    return values.reshape(values.shape[0], -1, values.shape[-1])
+
+
+def _forgets_the_bias(use: Use) -> Iterator[tuple[str, Term]]:
+    yield "weight", Outer([(_rows(use.gradient), _rows(use.saved["input"]))])
+
+
+def _bias_of_the_last_position(use: Use) -> Iterator[tuple[str, Term]]:
+    yield "weight", Outer([(_rows(use.gradient), _rows(use.saved["input"]))])
+    yield "bias", Dense(_rows(use.gradient)[:, -1])
+
+
+def _wrong_shape(use: Use) -> Iterator[tuple[str, Term]]:
+    yield "weight", Outer([(_rows(use.saved["input"]), _rows(use.gradient))])
+    yield "bias", Dense(_rows(use.gradient).sum(1))
+
+
+@pytest.fixture
+def linear_rule(request: pytest.FixtureRequest) -> Iterator[None]:
+    kept = RULES[F.linear]
+    parameters = ("input", "weight", "bias"), ("weight", "bias"), ("input",)
+    register(Rule("linear", *parameters, request.param), F.linear)
+    yield
+    register(kept, F.linear)
+
+
+FAULTS = [_forgets_the_bias, _bias_of_the_last_position, _wrong_shape]
+
+
+@pytest.mark.filterwarnings("ignore::forethought.gradients.SlowGradientsWarning")
+@pytest.mark.parametrize("linear_rule", FAULTS, indirect=True)
+@pytest.mark.usefixtures("linear_rule")
+def test_a_faulty_rule_is_found_out_before_it_is_used() -> None:
+    model, x, y = Net(), torch.randn(5, 3, 4), torch.randn(5)
+    assert close(model, x, y)
+
+
+@pytest.mark.parametrize("linear_rule", FAULTS[1:2], indirect=True)
+@pytest.mark.usefixtures("linear_rule")
+def test_a_faulty_rule_is_named_in_a_warning() -> None:
+    model, x, y = Net(), torch.randn(5, 3, 4), torch.randn(5)
+    with pytest.warns(SlowGradientsWarning, match=r"disagree with autograd for .*layer\.bias"):
+        clipped_sum(model, squares, x, y, 1.0)
+
+
+@pytest.mark.parametrize("linear_rule", FAULTS[1:2], indirect=True)
+@pytest.mark.usefixtures("linear_rule")
+def test_the_comparison_with_autograd_would_catch_a_fault_that_slipped_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The same fault with the survey's own comparison switched off: the oracle must see it.
+    monkeypatch.setattr(surveys, "_compare", lambda *_: None)
+    model, x, y = Net(), torch.randn(5, 3, 4), torch.randn(5)
+    assert not close(model, x, y)
+
+
+def test_a_rule_for_a_function_of_ones_own() -> None:
+    def scaled_shift(input: Tensor, scale: Tensor) -> Tensor:
+        if torch.overrides.has_torch_function((input, scale)):
+            return torch.overrides.handle_torch_function(scaled_shift, (input, scale), input, scale)
+        return input * scale.exp()
+
+    def gradients(use: Use) -> Iterator[tuple[str, Term]]:
+        product = use.gradient * use.saved["input"] * use.parameters["scale"].exp()
+        yield "scale", Dense(use.reduced(product, "scale"))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.out = nn.Parameter(torch.randn(4)), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(scaled_shift(x, self.scale))
+
+    register(
+        Rule("scaled shift", ("input", "scale"), ("scale",), ("input",), gradients), scaled_shift
+    )
+    try:
+        model, x, y = Model(), torch.randn(5, 3, 4), torch.randn(5)
+        assert close(model, x, y)
+        kind = surveys.signature(model, x, y)
+        known = surveys.known(model, kind)
+        assert known is not None and not known.unruled
+    finally:
+        del RULES[scaled_shift]
+
+
+def test_registering_nothing_is_refused() -> None:
+    with pytest.raises(TypeError, match="function"):
+        register(RULES[F.linear])
