@@ -250,9 +250,7 @@ def account(
             console.print(f"figure  {drawn}")
 
 
-@app.command(
-    epilog="Example: forethought calculator --examples 10000 --epochs 5 --epsilon 0.1"
-)
+@app.command(epilog="Example: forethought calculator --examples 10000 --epochs 5 --epsilon 0.1")
 def calculator(
     examples: Annotated[int, typer.Option(help="Records, N.")],
     epochs: Annotated[float, typer.Option(help="Passes over the data, k = K/N.")],
