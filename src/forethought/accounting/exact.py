@@ -180,17 +180,19 @@ def _enclose(
         return Interval(*bounds)
     if sum(counts.values()) == 1:
         return Interval(*_single(next(iter(counts)), delta, epsilon))
-    directions = [Composition(counts)]
+    rough = max(accuracy, _COARSE)
+    searches = [_Search(Composition(counts), delta, epsilon)]
+    searches[0].refine(rough)
     if not all(pair.two_sided for pair in counts):
-        directions.append(Composition(counts, swapped=True))
-    searches = [_Search(c, delta, epsilon) for c in directions]
-    for search in searches:
-        search.refine(max(accuracy, _COARSE))
+        # In the other direction no loss is above this one.
+        largest = math.fsum(n * _largest_reverse_loss(p) for p, n in counts.items())
+        if largest > (searches[0].lower if epsilon is None else epsilon):
+            searches.append(_Search(Composition(counts, swapped=True), delta, epsilon))
+            searches[1].refine(rough, beaten_by=searches[0].lower)
     best = max(search.lower for search in searches)
     # Only a direction that may be the worse one needs the full accuracy.
     for search in searches:
-        if search.upper >= best:
-            search.refine(accuracy)
+        search.refine(accuracy, beaten_by=best)
     upper = max(s.upper for s in searches)
     # Without sampling every round is one Gaussian: looser, and always finite.
     most = math.sqrt(
@@ -204,6 +206,12 @@ def _enclose(
     else:
         upper = min(upper, gaussian_delta(most, float(epsilon or 0.0)).upper)
     return Interval(min(upper, max(s.lower for s in searches)), upper)
+
+
+def _largest_reverse_loss(pair: Pair) -> float:
+    # log Q/P where P is largest beside Q: far left, where only P's idle component is left.
+    idle = 1 - math.fsum(w for _, w in pair.up)
+    return math.inf if pair.down or pair.symmetric or idle < 1e-12 else -math.log(idle)
 
 
 def _noisy(mechanism: Mechanism) -> bool:
@@ -222,12 +230,16 @@ class _Search:
         self.step = 0.0
         self.exhausted = False  # no finer grid fits into memory
 
-    def refine(self, accuracy: float) -> None:
+    def refine(self, accuracy: float, *, beaten_by: float = -1.0) -> None:
         """Halve the grid and halve again until the bounds are ``accuracy`` apart, relatively."""
         for _ in range(_REFINEMENTS):
             width = self.upper - self.lower
             floor = _SMALLEST_EPSILON if self.epsilon is None else _SMALLEST_DELTA
-            if self.exhausted or (width <= max(accuracy * self.upper, floor) and width < math.inf):
+            if (
+                self.upper < beaten_by
+                or self.exhausted
+                or (width <= max(accuracy * self.upper, floor) and width < math.inf)
+            ):
                 return
             if self.step == 0:
                 of_delta = self.epsilon is not None
