@@ -6,6 +6,7 @@ import torch
 from numpy.typing import NDArray
 
 from forethought.data import DataError, Dataset, Split, features, load
+from forethought.data.decorrelation import decorrelation, strokes
 from forethought.data.scattering import group_normalised, scatter
 
 
@@ -34,9 +35,32 @@ def transforms(monkeypatch):
     return runs
 
 
-def test_features_are_normalised_scattering(images):
-    expected = group_normalised(scatter(torch.from_numpy(images)), 27).numpy()
-    np.testing.assert_array_equal(features.cached(images), expected)
+def test_features_are_normalised_decorrelated_scattering(images):
+    normalised = group_normalised(scatter(torch.from_numpy(images)), 27)
+    mean, matrix = decorrelation(12, 12, 2, 8, 27)
+    expected = torch.einsum("cd,ndhw->nchw", matrix, normalised - mean)
+    np.testing.assert_allclose(features.cached(images), expected.numpy(), atol=1e-4)
+
+
+def test_each_example_is_transformed_by_itself(images):
+    together = features.cached(images)
+    for index in range(len(images)):
+        alone = features.cached(images[index : index + 1])
+        np.testing.assert_allclose(alone[0], together[index], atol=1e-4)
+
+
+def test_decorrelation_reads_no_data_and_flattens_the_spectrum():
+    mean, matrix = decorrelation(16, 16, 2, 8, 27)
+    decorrelation.cache_clear()
+    again, matrix_again = decorrelation(16, 16, 2, 8, 27)
+    torch.testing.assert_close(mean, again)
+    torch.testing.assert_close(matrix, matrix_again)
+    other = group_normalised(scatter(strokes(16, 16, images=300, seed=1)), 27)
+    plain = (other - mean).movedim(1, -1).reshape(-1, 81)
+    flat = plain @ matrix
+    spread = [torch.linalg.eigvalsh(rows.T @ rows / len(rows))[-1] for rows in (plain, flat)]
+    assert spread[1] < 1.5, "no direction may stand out after decorrelation"
+    assert spread[0] > 5 * spread[1]
 
 
 def test_computed_once(images, transforms, cache):

@@ -15,13 +15,14 @@ import torch
 from numpy.typing import NDArray
 
 from forethought.data.dataset import DataError, Dataset, Split
+from forethought.data.decorrelation import POWER, RIDGE, SEED, decorrelated
 from forethought.data.scattering import channels, group_normalised, scatter
 
 SCALES, ANGLES = 2, 8
 GROUP = 3  # channels normalised together: 27 groups for each plane of the image
 CACHE_VARIABLE = "FORETHOUGHT_CACHE"
 # Changed whenever the numbers change: old files are then never found.
-_KIND = f"scattering/1 J={SCALES} L={ANGLES} group={GROUP}"
+_KIND = f"scattering/2 J={SCALES} L={ANGLES} group={GROUP} strokes={SEED} {RIDGE} {POWER}"
 _TRAILER = struct.Struct("<4sI")  # marks the end of a whole file; then a CRC-32 of what is before
 _MARK = b"end\n"
 
@@ -41,7 +42,7 @@ def cache_folder() -> Path:
 
 
 def with_scattering(dataset: Dataset) -> Dataset:
-    """The data set with images replaced by group-normalised scattering coefficients.
+    """The data set with images replaced by normalised, decorrelated scattering coefficients.
 
     Images (N, C, H, W) become (N, 81·C, H/4, W/4). Each example is transformed by itself and with
     constants only, so this costs no privacy.
@@ -57,7 +58,8 @@ def with_scattering(dataset: Dataset) -> Dataset:
         )
     note = (
         f"inputs replaced by scattering coefficients (J={SCALES}, L={ANGLES}), each example "
-        f"normalised by itself in groups of {GROUP} channels"
+        f"normalised by itself in groups of {GROUP} channels, then decorrelated by constants "
+        "computed on synthetic strokes"
     )
     test = dataset.test
     return Dataset(
@@ -86,7 +88,9 @@ def cached(images: NDArray[np.float32]) -> NDArray[np.float32]:
     if known is not None:
         return known
     coefficients = scatter(torch.from_numpy(images), scales=SCALES, angles=ANGLES)
-    features = group_normalised(coefficients, coefficients.shape[1] // GROUP).numpy()
+    groups = channels(SCALES, ANGLES) // GROUP
+    normalised = group_normalised(coefficients, C * groups)
+    features = decorrelated(normalised, H, W, scales=SCALES, angles=ANGLES, groups=groups).numpy()
     _store(path, features)
     return features
 
