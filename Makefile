@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint experiments clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -25,6 +25,15 @@ lint: .venv/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The small presets of every experiment, one after the other. DATA is the folder with the data sets.
+DATA ?= ../shared/data
+experiments: export FORETHOUGHT_DATA := $(DATA)
+experiments: .venv/installed
+	set -e; for script in experiments/proactive_dp/tables.py \
+	  experiments/proactive_dp/logistic_regression.py experiments/proactive_dp/lenet.py \
+	  experiments/proactive_dp/utility_graph.py experiments/*/run.py; do \
+	  echo "$$script"; $(BIN)/python $$script; done
 
 clean:
 	rm -rf .venv runs
