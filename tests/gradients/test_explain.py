@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 from forethought.gradients import explain
 
-
 _PARTS = ("weight", "bias")
 
 
