@@ -157,7 +157,10 @@ def selection_details(
             other.to_dict() for other in dict.fromkeys(candidates) if other != mechanism
         ],
         "score_noise": score_noise,
-        "training_epsilon": epsilon if math.isfinite(epsilon) else "infinity",
+        "training": {
+            "epsilon": epsilon if math.isfinite(epsilon) else "infinity",
+            "delta": delta,
+        },
     }
 
 
@@ -189,12 +192,13 @@ def selection_interval(
     if any(other.adjacency != mechanism.adjacency for other in others):
         raise ValueError("all candidates of a search must be stated under one adjacency")
     upper = search_epsilon([mechanism, *others], trials, delta)
-    stated = details["training_epsilon"]
-    number = math.inf if stated == "infinity" else real("training_epsilon", stated, least=0)
-    if not math.isclose(number, upper, rel_tol=TOLERANCE):
+    stated, at = details["training"]["epsilon"], real("delta", details["training"]["delta"])
+    number = math.inf if stated == "infinity" else real("training epsilon", stated, least=0)
+    spent = search_epsilon([mechanism, *others], trials, at)
+    if not math.isclose(number, spent, rel_tol=TOLERANCE):
         raise ValueError(
-            f"the search costs a training record ε = {upper:.6g}, the details say {stated!r}: "
-            "mechanism, trials, candidates and delta are not those they were made for"
+            f"the search costs a training record ε = {spent:.6g} at δ = {at:g}, the details say "
+            f"{stated!r}: mechanism, trials and candidates are not those they were made for"
         )
     if details["score_noise"] is not None:
         count = count_mechanism(real("score_noise", details["score_noise"], least=0), mechanism)

@@ -73,7 +73,7 @@ def _search(details: Mapping[str, Any]) -> tuple[str, ...]:
         if noise is None
         else "Trials were compared by their number of right answers on held-out records, each "
         f"count with Gaussian noise of standard deviation {noise:g}. ε covers those records too; "
-        f"for a training record it is {float(details['training_epsilon']):.4g}"
+        f"for a training record it is {float(details['training']['epsilon']):.4g}"
     )
     others = len(details["candidates"])
     return (

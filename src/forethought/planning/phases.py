@@ -228,7 +228,7 @@ def _solved(
         return part if done is None else done + part
 
     def fits(sigma: float) -> bool:
-        return exact.epsilon(total(sigma), within.delta, accuracy=0.03).upper <= within.epsilon
+        return exact.epsilon(total(sigma), within.delta).upper <= within.epsilon
 
     most = found[-1].rounds.noise_multiplier if found else like.noise_multiplier
     while not fits(most):
@@ -236,7 +236,7 @@ def _solved(
     least = most / 1.5
     while fits(least):
         least /= 1.5
-    sigma = calibrate(total, within, (least, most))
+    sigma = calibrate(total, within, (0.9 * least, most))
     while exact.epsilon(total(sigma), within.delta).upper > within.epsilon:
         sigma *= 1 + 1e-4  # the interval that a Statement shows is wider than the solver's
     part = Rounds(sigma, length, sampling, like.clipping)

@@ -121,8 +121,8 @@ def _noise(
 
     low, high = single, single
     while not fits(high):
-        low, high = high, 1.5 * high
-        if high > 1e6 * single:
+        low, high = high, 2 * high
+        if high > 1e4 * single:
             least = _floor(trials)
             raise PlanError(
                 f"no noise keeps the search within ε = {budget.epsilon:g}: {least}. Raise epsilon, "
