@@ -38,11 +38,9 @@ Array = NDArray[np.float64]
 REACH = 700.0
 
 # Guarantees that :func:`tradeoff` joins: three per decade where an attacker can be told apart.
-DELTAS: tuple[float, ...] = (
-    *(0.999, 0.99, 0.9, 0.75, 0.5),
-    *(10.0 ** (-x / 3) for x in range(1, 30)),
-    *(1e-11, 1e-12),
-)
+# Where a mechanism's certified profile is read off: so many ε, up to the one at this δ.
+POINTS = 40
+TAIL = 1e-8
 
 
 @dataclass(frozen=True)
@@ -422,17 +420,17 @@ def lower_envelope(mass: float, mu: float, symmetric: bool = True) -> TradeOff:
     return TradeOff(profile, profile, floor)
 
 
-def tradeoff(mechanism: Mechanism, group: int = 1, accuracy: float = 1e-3) -> TradeOff:
+def tradeoff(mechanism: Mechanism, group: int = 1, accuracy: float = 5e-3) -> TradeOff:
     """A certified *lower* bound on the trade-off function of a mechanism: what it promises.
 
     No attacker who tells apart data sets differing in ``group`` records has errors below it. A
-    Gaussian mechanism is exact. Otherwise the upper ends of certified ε at a grid of δ are joined
+    Gaussian mechanism is exact. Otherwise upper ends of certified δ at a grid of ε are joined
     by :func:`from_points`, and raised to the Gaussian of the run without amplification where that
     is higher (in the far tail), which is ``floor``.
 
     Args:
         mechanism: what is released. group: number of differing records.
-        accuracy: of each certified ε.
+        accuracy: of each certified δ.
 
     Raises:
         UnsupportedMechanismError: no theorem covers a part of the mechanism.
@@ -446,13 +444,12 @@ def tradeoff(mechanism: Mechanism, group: int = 1, accuracy: float = 1e-3) -> Tr
     counts = parts(mechanism, size)
     if len(counts) == 1 and next(iter(counts)).gaussian:
         return gaussian(next(iter(counts)).up[0][0] * (1 + 1e-14))
-    start = exact.delta(mechanism, 0.0, size, accuracy=accuracy).upper
-    points = {0.0: start}
-    for target in DELTAS:
-        if target < start:
-            epsilon = exact.epsilon(mechanism, target, size, accuracy=accuracy).upper
-            if math.isfinite(epsilon):
-                points[epsilon] = min(target, points.get(epsilon, 1.0))
-    ordered = sorted(points.items())
-    joined = from_points([at for at, _ in ordered], [value for _, value in ordered])
+    last = exact.epsilon(mechanism, TAIL, size, accuracy=accuracy).upper
+    if not 0 < last < math.inf:
+        return unamplified
+    epsilons = last * np.concatenate([[1e-3], np.linspace(0, 1, POINTS)[1:]])
+    deltas = [exact.delta(mechanism, float(at), size, accuracy=accuracy).upper for at in epsilons]
+    # δ(0) is at most (e^ε − 1) above δ(ε): a bound that needs no grid through the kink at 0.
+    start = min(1.0, deltas[0] + math.expm1(epsilons[0]))
+    joined = from_points([0.0, *epsilons], [start, *deltas])
     return replace(maximum(joined, unamplified), floor=unamplified.floor)
