@@ -29,7 +29,7 @@ import forethought as ft
 from forethought.models import build
 from forethought.planning.defaults import default_delta
 
-HERE = Path(__file__).parent
+RESULTS = Path(__file__).with_name("results.csv")
 EPSILONS = (0.5, 1.0, 3.0, 8.0)
 ROUNDS = (50, 200, 800)
 SHARES = (1 / 64, 1 / 16, 1 / 4, 1)  # of the examples, in a batch
@@ -90,11 +90,17 @@ def trained(
     return 100 * float(run.accuracy or 0.0)
 
 
-def grid(task: Task, budget: ft.Budget, passes: float, seeds: range) -> list[tuple[float, Point]]:
-    """Mean accuracy and plan of every point of the grid, best first."""
+def grid(
+    task: Task, budget: ft.Budget, passes: float, seeds: range, coarse: bool
+) -> list[tuple[float, Point]]:
+    """Mean accuracy and plan of every point of the grid, best first.
+
+    A coarse grid, for images without --full, leaves out what is never best on the small sets: the
+    longest runs, the shortest and longest paths.
+    """
     found = []
     examples = len(task.targets)
-    for rounds in ROUNDS:
+    for rounds in ROUNDS[:2] if coarse else ROUNDS:
         for share in SHARES:
             batch = max(1, round(share * examples))
             if batch * rounds > passes * examples:
@@ -104,8 +110,8 @@ def grid(task: Task, budget: ft.Budget, passes: float, seeds: range) -> list[tup
             sigma = ft.noise_multiplier(budget, sampling, rounds)
             columns = [
                 Column(path * (1 - MOMENTUM) / rounds / (clip or 1.0), clip)
-                for path in PATHS
-                for clip in CLIPS
+                for path in (PATHS[1:5] if coarse else PATHS)
+                for clip in (CLIPS[:2] if coarse else CLIPS)
             ]
             total = sum(measure(task, rate, rounds, sigma, columns, seed) for seed in seeds)
             points = [Point(batch, rounds, sigma, column) for column in columns]
@@ -131,7 +137,9 @@ def measure(
     return accuracies(weights, task.test_inputs, task.test_targets)
 
 
-def compare(task: Task, epsilon: float, passes: float, chosen: int, fresh: int) -> Row:
+def compare(
+    task: Task, epsilon: float, passes: float, chosen: int, fresh: int, coarse: bool
+) -> Row:
     """Default and grid on one data set at one ε, for a linear model."""
     examples = len(task.targets)
     budget = ft.Budget(epsilon, default_delta(examples))
@@ -142,7 +150,7 @@ def compare(task: Task, epsilon: float, passes: float, chosen: int, fresh: int) 
         trained(task, plan, build("linear", inputs=shape, classes=task.classes), shape, seed)
         for seed in seeds
     ]
-    points = grid(task, budget, passes, range(chosen))
+    points = grid(task, budget, passes, range(chosen), coarse)
     when_chosen, best = points[0]
     rate = best.batch / examples
     again = [
@@ -200,7 +208,9 @@ def compare_network(task: Task, model: str, epsilon: float, fresh: int) -> Row:
     points = []
     for rounds in ROUNDS[:2]:
         for share in SHARES[1:3]:
-            for path in PATHS[1:]:
+            if rounds * share > 15:
+                continue
+            for path in PATHS[2:]:
                 for clip in (None, 1.0):
                     step = path * (1 - MOMENTUM) / rounds / (clip or 1.0)
                     batch = round(share * examples)
@@ -248,51 +258,68 @@ def table(rows: list[Row]) -> str:
 
 
 def main() -> None:
-    """Run what the command line asks for and write results.csv and results.md."""
+    """Run what the command line asks for; results.csv and results.md keep the other cases."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="folder with the data sets")
     parser.add_argument("--full", action="store_true", help="all images, more seeds, two networks")
     parser.add_argument("--only", nargs="+", choices=NAMES, default=list(NAMES))
     parser.add_argument("--epsilon", nargs="+", type=float, default=list(EPSILONS))
-    parser.add_argument("--no-networks", action="store_true")
-    parser.add_argument("--no-linear", action="store_true")
+    parser.add_argument("--models", choices=["linear", "networks", "all"], default="all")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--name", default="results", help="stem of the files written")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     np.seterr(all="ignore")
-    rows: list[Row] = []
-    for name in [] if args.no_linear else args.only:
+    for name in [] if args.models == "networks" else args.only:
         images = name in ("mnist", "fashion-mnist")
-        limit = None if args.full else 10_000
+        limit = None if args.full else 4_000
         task = fetch(name, args.data, limit, "scattering" if images else None)
-        small = len(task.targets) < 5_000
+        small = not images and len(task.targets) < 5_000
         chosen = (3 if small else 1 if images else 2) * (2 if args.full else 1)
         passes = 15 if images else 200 if small else 50
         for epsilon in args.epsilon:
             start = time.monotonic()
-            rows.append(compare(task, epsilon, passes, chosen, 10 if small else 3))
-            report(rows, args.name, time.monotonic() - start)
-    networks = [] if args.no_networks else ["mlp", "lenet5"] if args.full else ["mlp"]
-    for model in networks:
-        for name in ("mnist", "fashion-mnist"):
-            task = fetch(name, args.data, None if args.full else 5_000, None)
-            for epsilon in args.epsilon if args.full else (1.0, 8.0):
+            found = compare(
+                task, epsilon, passes, chosen, 10 if small else 3, images and not args.full
+            )
+            report(found, time.monotonic() - start)
+    networks = ["mlp", "lenet5"] if args.full else ["mlp"]
+    for model in [] if args.models == "linear" else networks:
+        for name in [n for n in ("mnist", "fashion-mnist") if n in args.only]:
+            task = fetch(name, args.data, None if args.full else 3_000, None)
+            for epsilon in args.epsilon if args.full else (3.0,):
                 start = time.monotonic()
-                rows.append(compare_network(task, model, epsilon, 3))
-                report(rows, args.name, time.monotonic() - start)
+                found = compare_network(task, model, epsilon, 3)
+                report(found, time.monotonic() - start)
 
 
-def report(rows: list[Row], name: str, seconds: float) -> None:
-    """Write what there is so far, and say how the last case went."""
-    with (HERE / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
+def report(new: Row, seconds: float) -> None:
+    """Put a case in place of its older result, if any, and write all there is."""
+    known = {(r.model, r.data, r.epsilon): r for r in saved()}
+    known[new.model, new.data, new.epsilon] = new
+    order = ["linear", "mlp", "lenet5"]
+    rows = sorted(
+        known.values(), key=lambda r: (order.index(r.model), NAMES.index(r.data), r.epsilon)
+    )
+    with RESULTS.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(field.name for field in fields(Row))
         writer.writerows(
             [f"{v:.6g}" if isinstance(v, float) else v for v in astuple(r)] for r in rows
         )
-    (HERE / f"{name}.md").write_text(table(rows), encoding="utf-8")
-    print(table(rows[-1:]).splitlines()[2], f"{seconds:.0f} s", flush=True)
+    RESULTS.with_suffix(".md").write_text(table(rows), encoding="utf-8")
+    print(table([new]).splitlines()[2], f"{seconds:.0f} s", flush=True)
+
+
+def saved() -> list[Row]:
+    """The cases in results.csv."""
+    if not RESULTS.is_file():
+        return []
+    kinds = {"str": str, "int": int, "float": float}
+    with RESULTS.open(encoding="utf-8", newline="") as file:
+        return [
+            Row(**{f.name: kinds[str(f.type)](line[f.name]) for f in fields(Row)})
+            for line in csv.DictReader(file)
+        ]
 
 
 if __name__ == "__main__":
