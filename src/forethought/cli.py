@@ -121,13 +121,33 @@ def plan(
     sampling: Annotated[str, typer.Option(help="How batches are drawn.")] = "poisson",
     clipping: Annotated[str, typer.Option(help="example or group.")] = "example",
     adjacency: Annotated[str | None, typer.Option(help="What a neighbour is.")] = None,
-    explain: Annotated[bool, typer.Option(help="Say why each number is what it is.")] = False,
+    parameters: Annotated[int | None, typer.Option(help="Numbers the model trains.")] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say why each number is what it is.")
+    ] = False,
     pareto: Annotated[
         bool, typer.Option("--pareto", help="Search many plans for those that none beats.")
     ] = False,
     max_epsilon: Annotated[float | None, typer.Option(help="Limit for --pareto.")] = None,
     max_rounds: Annotated[int | None, typer.Option(help="Limit for --pareto.")] = None,
     max_gradients: Annotated[float | None, typer.Option(help="Limit for --pareto.")] = None,
+    weight: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VALUE of an objective (epsilon, noise, rounds, gradients)."),
+    ] = None,
+    utility: Annotated[
+        Path | None, typer.Option(help="Take noise and clip norm from this utility graph.")
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(help="Share of accuracy that --utility may lose.")
+    ] = 0.1,
+    rehearse: Annotated[
+        bool, typer.Option("--rehearse", help="Run the plan on stand-in data; predict accuracy.")
+    ] = False,
+    stand_in: Annotated[
+        str | None, typer.Option(help="Public data set for --rehearse. Default: synthetic.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Runs of a rehearsal.")] = 5,
     figure: Annotated[Path | None, typer.Option(help="Draw the figures into this folder.")] = None,
     save: Annotated[Path | None, typer.Option(help="Write the plan here.")] = None,
     data_dir: DataDir = None,
@@ -158,28 +178,88 @@ def plan(
                 },
             }
         )
-    count = examples or running.count_examples(request, data_dir)
+    if examples is None:
+        examples, parameters = running.sizes(request, data_dir)
     front = None
     if pareto:
         limits = {"epsilon": max_epsilon, "rounds": max_rounds, "gradients": max_gradients}
-        front = running.front(request, count, limits)
-        chosen = front.best().plan
+        front = running.front(request, examples, parameters, limits, utility)
+        chosen = front.best(_weights(weight)).plan
         beside = []
     else:
-        chosen = request.job.make_plan(count)
+        chosen = running.chosen_plan(request, examples, parameters, utility, tolerance)
         beside = list(running.neighbours(chosen))
     if save is not None:
         chosen.save(save)
+    rehearsal = None
+    if rehearse:
+        if job_file is None:
+            raise UsageError("--rehearse needs a job file: it trains the job's model")
+        with terminal.counting(console, "Rehearsing", repeats) as progress:
+            rehearsal = running.rehearse(request, chosen, stand_in, repeats, data_dir, progress)
     if as_json:
-        _print_json(running.plan_report(chosen, beside, front))
+        _print_json(running.plan_report(chosen, beside, front, rehearsal))
     else:
         if front is not None:
             terminal.show_front(console, front)
         terminal.show_plan_beside(console, chosen, beside)
         if explain:
             console.print(chosen.explain())
+        if rehearsal is not None:
+            console.print(rehearsal.text())
     if figure is not None:
         for path in running.draw_plan(chosen, figure, front):
+            console.print(f"figure  {path}")
+
+
+@app.command(
+    epilog="Example: forethought utility job.toml --stand-in fashion-mnist --save graph.json"
+)
+def utility(
+    job_file: JobFile,
+    stand_in: Annotated[
+        str | None, typer.Option(help="Public data set, or 'synthetic'. None: the job's own data.")
+    ] = None,
+    leaks: Annotated[
+        str | None, typer.Option(help="'accept' allows the job's own, private data.")
+    ] = None,
+    clip_norm: Annotated[list[float] | None, typer.Option(help="C to try; repeatable.")] = None,
+    noise_multiplier: Annotated[
+        list[float] | None, typer.Option(help="σ to try; repeatable.")
+    ] = None,
+    draws: Annotated[int, typer.Option(help="Perturbations of every model.")] = 20,
+    batch: Annotated[int, typer.Option(help="Expected batch size.")] = 128,
+    epochs: Annotated[float, typer.Option(help="Length of each training.")] = 5,
+    tolerance: Annotated[float, typer.Option(help="Share of accuracy that may be lost.")] = 0.1,
+    save: Annotated[Path | None, typer.Option(help="Write the graph here.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw the figures into this folder.")] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """See how much noise the job's model bears at each clip norm, on data that costs nothing."""
+    from forethought import running
+    from forethought.report import terminal
+
+    request = running.from_file(job_file or Path())
+    console = _console(quiet or as_json)
+    settings: dict[str, Any] = {"draws": draws, "batch": batch, "epochs": epochs}
+    grids = {"clip_norms": clip_norm, "noise_multipliers": noise_multiplier}
+    settings |= {name: grid or list(running.UTILITY_GRID[name]) for name, grid in grids.items()}
+    if leaks not in (None, "accept"):
+        raise UsageError(f"--leaks knows only 'accept', not {leaks!r}")
+    with terminal.counting(console, "Measuring", 0) as progress:
+        graph = running.utility_of(
+            request, stand_in, settings, data_dir, leaks=leaks is not None, progress=progress
+        )
+    if save is not None:
+        graph.save(save)
+    if as_json:
+        _print_json(graph.to_dict())
+    else:
+        terminal.show_utility(console, graph, tolerance)
+    if figure is not None:
+        for path in running.draw_utility(graph, figure, tolerance):
             console.print(f"figure  {path}")
 
 
@@ -305,6 +385,19 @@ def report(
         _print_json(summary.to_dict())
     else:
         terminal.show_summary(_console(quiet), summary)
+
+
+def _weights(said: list[str] | None) -> dict[str, float] | None:
+    weights = {}
+    for text in said or []:
+        name, _, value = text.partition("=")
+        try:
+            weights[name] = float(value)
+        except ValueError:
+            raise UsageError(
+                f"--weight takes NAME=VALUE, for example epsilon=2, not {text!r}"
+            ) from None
+    return weights or None
 
 
 def _version(wanted: bool) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +22,26 @@ if TYPE_CHECKING:  # both import torch or scikit-learn, which a job file alone d
     from torch import nn
 
     from forethought.data import Dataset
+
+
+# Keys of [training] that are arguments of forethought.plan by the same name.
+_PLAN_KEYS = (
+    "epochs",
+    "rounds",
+    "batch",
+    "noise_multiplier",
+    "sampling",
+    "adjacency",
+    "clipping",
+    "groups",
+    "clip_norm",
+    "clip_rule",
+    "quantile",
+    "count_noise",
+    "optimizer",
+    "learning_rate",
+    "options",
+)
 
 
 class JobError(ValueError):
@@ -146,8 +167,18 @@ class Job(_Section):
             test=section.test,
         )
 
-    def make_plan(self, examples: int) -> Plan:
-        """The plan that the job asks for, on ``examples`` training records.
+    def make_plan(
+        self,
+        examples: int,
+        parameters: int | None = None,
+        chosen: Mapping[str, Any] | None = None,
+    ) -> Plan:
+        """The plan that the job asks for.
+
+        Args:
+            examples: training records. parameters: how many the model trains, if known.
+            chosen: arguments of :func:`forethought.plan` that come from elsewhere, such as a
+                utility graph; they go before the job's own.
 
         Raises:
             forethought.planning.solve.PlanError: too much or too little is asked for.
@@ -169,28 +200,16 @@ class Job(_Section):
             "decay": wish.averaging_decay,
             "fraction": wish.averaging_fraction,
         }
-        return plan(
-            examples=examples,
-            budget=budget,
-            delta=None if budget else delta,
-            epochs=wish.epochs,
-            rounds=wish.rounds,
-            batch=wish.batch,
-            noise_multiplier=wish.noise_multiplier,
-            sampling=wish.sampling,
-            adjacency=wish.adjacency,
-            clipping=wish.clipping,
-            groups=wish.groups,
-            clip_norm=wish.clip_norm,
-            clip_rule=wish.clip_rule,
-            quantile=wish.quantile,
-            count_noise=wish.count_noise,
-            optimizer=wish.optimizer,
-            learning_rate=wish.learning_rate,
-            options=wish.options,
-            schedule=Schedule(**_given(schedule)) if _given(schedule) else None,
-            averaging=Averaging(**_given(averaging)) if _given(averaging) else None,
-        )
+        wanted: dict[str, Any] = {
+            "examples": examples,
+            "parameters": parameters,
+            "budget": budget,
+            "delta": None if budget else delta,
+            "schedule": Schedule(**_given(schedule)) if _given(schedule) else None,
+            "averaging": Averaging(**_given(averaging)) if _given(averaging) else None,
+            **{name: getattr(wish, name) for name in _PLAN_KEYS},
+        }
+        return plan(**{**wanted, **(chosen or {})})
 
     def build_model(self, dataset: Dataset) -> nn.Module:
         """The model that the job names, shaped for ``dataset``.

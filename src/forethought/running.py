@@ -25,6 +25,7 @@ from forethought.planning.neighbours import neighbours as neighbours
 from forethought.plans import Plan
 from forethought.report.figures import draw_statement as draw_statement
 from forethought.report.plan_figures import draw_plan as draw_plan
+from forethought.report.utility_figures import draw_utility as draw_utility
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,9 +34,16 @@ if TYPE_CHECKING:
     from forethought.data import Dataset
     from forethought.planning.neighbours import Neighbour
     from forethought.planning.pareto import Front
+    from forethought.planning.rehearsal import Rehearsal
+    from forethought.planning.utility import UtilityGraph
     from forethought.training.run import Run
 
 JOB_NAME = "job.toml"
+# Clip norms and noise that a utility graph tries when none are given.
+UTILITY_GRID = {
+    "clip_norms": (0.01, 0.03, 0.1, 0.3, 1.0),
+    "noise_multipliers": (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0),
+}
 
 
 @dataclass(frozen=True)
@@ -138,19 +146,20 @@ def prepare(
     if begun is not None:
         plan, until = begun
         return Prepared(request, dataset, plan, job.build_model(dataset), until)
+    model = job.build_model(dataset)
     if until is not None and (job.budget.epsilon is None or dataset.test is None):
         raise JobError(
             "a run until an accuracy needs a budget (--max-epsilon) and held-out data (test or "
             "holdout in the job's [data]) to measure it on"
         )
-    plan = job.make_plan(len(dataset.train.targets))
+    plan = job.make_plan(len(dataset.train), parameters=count_parameters(model))
     if dataset.not_covered:
         plan = plan.with_(not_covered=(*plan.not_covered, *dataset.not_covered))
     if until is not None:
         from forethought.planning.phases import plan_phases
 
         plan = plan_phases(plan)
-    return Prepared(request, dataset, plan, job.build_model(dataset), until)
+    return Prepared(request, dataset, plan, model, until)
 
 
 def run(
@@ -235,14 +244,48 @@ def from_tables(tables: Mapping[str, Mapping[str, Any]]) -> Request:
         raise JobError("; ".join(explain("", "", row) for row in error.errors())) from None
 
 
-def count_examples(request: Request, data_dir: Path | None = None) -> int:
-    """How many training records the job's data has: the one thing a plan reads of it."""
-    return len(request.job.load_data(data_dir).train.targets)
+def count_parameters(model: nn.Module) -> int:
+    """How many numbers a model trains."""
+    return sum(weights.numel() for weights in model.parameters() if weights.requires_grad)
 
 
-def front(request: Request, examples: int, limits: Mapping[str, float | None]) -> Front:
-    """The non-dominated plans for a job; what it fixes is kept, its budget is a limit."""
+def sizes(request: Request, data_dir: Path | None = None) -> tuple[int, int]:
+    """Training records of a job's data and parameters of its model: all that a plan reads."""
+    dataset = request.job.load_data(data_dir)
+    return len(dataset.train), count_parameters(request.job.build_model(dataset))
+
+
+def chosen_plan(
+    request: Request,
+    examples: int,
+    parameters: int | None = None,
+    utility: Path | None = None,
+    tolerance: float = 0.1,
+) -> Plan:
+    """The plan of a job; noise and clip norm from a saved utility graph, if there is one."""
+    if utility is None:
+        return request.job.make_plan(examples, parameters)
+    from forethought.planning.utility import UtilityGraph
+
+    chosen = UtilityGraph.load(utility).plan_arguments(tolerance)
+    return request.job.make_plan(examples, parameters, chosen)
+
+
+def front(
+    request: Request,
+    examples: int,
+    parameters: int | None,
+    limits: Mapping[str, float | None],
+    utility: Path | None = None,
+) -> Front:
+    """The non-dominated plans for a job; what it fixes is kept, its budget is a limit.
+
+    With a saved utility graph the predicted loss of accuracy takes the place of the noise.
+    """
     from forethought.planning.pareto import pareto
+    from forethought.planning.utility import UtilityGraph
+
+    graph = None if utility is None else UtilityGraph.load(utility)
 
     wish = request.job.training
     wanted = {name: most for name, most in limits.items() if most is not None}
@@ -254,7 +297,10 @@ def front(request: Request, examples: int, limits: Mapping[str, float | None]) -
         batches=None if wish.batch is None else [wish.batch],
         rounds=None if wish.rounds is None else [wish.rounds],
         noise_multipliers=None if wish.noise_multiplier is None else [wish.noise_multiplier],
+        clip_norms=None if graph is None else graph.clip_norms,
+        loss_of_utility=None if graph is None else graph.loss,
         limits=wanted,
+        parameters=parameters or 1,
         sampling=wish.sampling,
         clipping=wish.clipping,
         adjacency=wish.adjacency,
@@ -262,10 +308,80 @@ def front(request: Request, examples: int, limits: Mapping[str, float | None]) -
     )
 
 
+def rehearse(
+    request: Request,
+    plan: Plan,
+    stand_in: str | None,
+    repeats: int,
+    data_dir: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Rehearsal:
+    """Run a job's plan on a stand-in for its data: a named public data set, or synthetic data."""
+    from forethought.planning import rehearsal
+
+    private = request.job.load_data(data_dir)
+    shape = private.train.inputs.shape[1:]
+    return rehearsal.rehearse(
+        plan,
+        lambda: request.job.build_model(private),
+        rehearsal.synthetic(shape, private.classes or 2, plan.examples)
+        if stand_in is None
+        else _stand_in(request, stand_in, data_dir),
+        repeats=repeats,
+        progress=progress,
+    )
+
+
+def utility_of(
+    request: Request,
+    stand_in: str | None,
+    settings: Mapping[str, Any],
+    data_dir: Path | None = None,
+    leaks: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> UtilityGraph:
+    """The utility graph of a job's model on a stand-in for its data.
+
+    Args:
+        stand_in: a named public data set; ``"synthetic"`` draws one of the job's shape; None
+            takes the private data itself, which needs ``leaks``.
+        settings: clip_norms, noise_multipliers, draws, batch, epochs, optimizer, seed.
+    """
+    from forethought.data.synthetic import like
+    from forethought.planning.perturbing import utility_graph
+
+    private = request.job.load_data(data_dir)
+    if stand_in is None:
+        data, source = private, "private"
+    elif stand_in == "synthetic":
+        shape = private.train.inputs.shape[1:]
+        data, source = like(shape, private.classes or 2, len(private.train)), "synthetic"
+    else:
+        data, source = _stand_in(request, stand_in, data_dir), "public"
+    test = data.test
+    return utility_graph(
+        lambda: request.job.build_model(private),
+        (data.train.inputs, data.train.targets),
+        source=source,  # type: ignore[arg-type]
+        leaks="accept" if leaks else None,
+        test=None if test is None else (test.inputs, test.targets),
+        progress=progress,
+        **settings,
+    )
+
+
+def _stand_in(request: Request, name: str, data_dir: Path | None) -> Dataset:
+    data = request.job.data.model_copy(update={"source": name, "test": None})
+    return request.job.model_copy(update={"data": data}).load_data(data_dir)
+
+
 def plan_report(
-    plan: Plan, beside: Sequence[Neighbour], front: Front | None = None
+    plan: Plan,
+    beside: Sequence[Neighbour],
+    front: Front | None = None,
+    rehearsal: Rehearsal | None = None,
 ) -> dict[str, Any]:
-    """A plan, its exact ε, its neighbours and the front it came from, JSON-ready."""
+    """A plan, its exact ε, its neighbours, front and rehearsal, JSON-ready."""
     epsilon = exact.epsilon(plan.mechanism, plan.delta)
     return {
         "plan": plan.to_dict(),
@@ -275,6 +391,7 @@ def plan_report(
             for near in beside
         ],
         **({} if front is None else {"front": [row.to_dict() for row in front.candidates]}),
+        **({} if rehearsal is None else {"rehearsal": rehearsal.to_dict()}),
     }
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from forethought.accounting.comparison import Row
     from forethought.planning.neighbours import Neighbour
     from forethought.planning.pareto import Front
+    from forethought.planning.utility import UtilityGraph
     from forethought.running import Summary
     from forethought.training.run import Run
 
@@ -98,6 +99,24 @@ def progress_bar(console: Console, rounds: int) -> Iterator[Callable[[Any], None
         yield update
 
 
+@contextmanager
+def counting(console: Console, what: str, total: int) -> Iterator[Callable[[int, int], None]]:
+    """A bar for work that reports (done, total); without a terminal nothing is shown."""
+    if not console.is_terminal:
+        yield lambda _done, _total: None
+        return
+    bar = Progress(
+        TextColumn(f"[bold]{what}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+        TimeRemainingColumn(),
+        console=console,
+    )
+    with bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done, of: bar.update(task, completed=done, total=of)
+
+
 def facts(event: Any) -> str:
     """What is known at a round, in a few words."""
     said = []
@@ -170,6 +189,24 @@ def show_comparison(console: Console, rows: Sequence[Row]) -> None:
         epsilon = "" if row.epsilon is None else f"{row.epsilon:.5g}"
         table.add_row(row.name, epsilon, "yes" if row.guarantee else "no", row.note)
     console.print(table)
+
+
+def show_utility(console: Console, graph: UtilityGraph, tolerance: float) -> None:
+    """Print which noise every clip norm bears, and the choice."""
+    table = Table(
+        title=f"Noise that loses at most {tolerance:.0%} of the accuracy ({graph.source} data)",
+        title_justify="left",
+    )
+    table.add_column("clip norm", justify="right")
+    table.add_column("σ up to", justify="right")
+    for row in graph.admissible(tolerance):
+        table.add_row(f"{row.clip_norm:g}", f"{row.noise_multipliers[1]:.3g}")
+    console.print(table)
+    choice = graph.choose(tolerance)
+    console.print(
+        f"Choice: clip norm {choice.clip_norm:g}, noise multiplier {choice.noise_multiplier:.3g}. "
+        f"{choice.reason}"
+    )
 
 
 def _interval(statement: Statement) -> str:
