@@ -340,10 +340,10 @@ def lenet5() -> Case:
     model = nn.Sequential(
         nn.Conv2d(1, 6, 5, padding=2),
         nn.Tanh(),
-        nn.AvgPool2d(2),
+        nn.MaxPool2d(2),
         nn.Conv2d(6, 16, 5),
         nn.Tanh(),
-        nn.AvgPool2d(2),
+        nn.AdaptiveMaxPool2d(2),
         nn.Flatten(),
         nn.Linear(64, 20),
         nn.Tanh(),

@@ -199,7 +199,7 @@ class Watch(TorchFunctionMode):
             result = func(*args, **kwargs)
             self._follow_packing(func, args, result)
             return result
-        elif isinstance(func, FunctionType) and func.__module__ == "torch.nn.functional":
+        elif isinstance(func, FunctionType) and func.__globals__ is vars(F):
             if self._trains((*args, *kwargs.values())):
                 with self:
                     return opened(func)(*args, **kwargs)

@@ -109,14 +109,17 @@ def per_example_terms(
 
 
 def _announce(known: survey.Survey) -> None:
-    wrong = {n: why for n, why in known.unruled.items() if "disagrees" in why}
+    wrong = sorted(name for name, why in known.unruled.items() if "disagrees" in why)
+    said = ""
     if wrong:
-        warnings.warn(
-            f"the rules disagree with autograd for {', '.join(sorted(wrong))}: vmap is used "
-            "instead; a hand-written rule may be mistaken, or the model mixes examples",
-            fallback.SlowGradientsWarning,
-            stacklevel=4,
+        said = (
+            f"the rules disagree with autograd for {', '.join(wrong)}: vmap is used instead; a "
+            "hand-written rule may be mistaken, or the model mixes examples"
         )
+    elif known.failure:
+        said = f"vmap is used for the whole model, since {known.failure}"
+    if said:
+        warnings.warn(said, fallback.SlowGradientsWarning, stacklevel=4)
 
 
 def _book(

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -39,12 +38,14 @@ class Survey:
         unruled: parameter → why it is left to the fallback.
         uses: how often a pass uses each slot.
         certain: whether it may be kept: False when the examples did not tell enough.
+        failure: why there was no survey, if there was none.
     """
 
     frames: dict[tuple[Any, ...], Frames] = field(default_factory=dict)
     unruled: dict[str, str] = field(default_factory=dict)
     uses: Counter[Slot] = field(default_factory=Counter)
     certain: bool = True
+    failure: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,8 @@ class _Quiet(TorchFunctionMode):
             args, kwargs = (*args[:4], *args[5:]), {**kwargs, "dropout_p": 0.0}
             kwargs.update(zip(("is_causal", "scale"), args[4:], strict=False))
             args = args[:4]
-        inside = isinstance(func, FunctionType) and func.__module__ == "torch.nn.functional"
-        if inside or func in BACKWARDS:
-            with self:  # attention draws inside one such function
+        if func in BACKWARDS or func is nn.functional.multi_head_attention_forward:
+            with self:  # what runs or draws inside
                 return opened(func)(*args, **kwargs)
         if func in _LAYERS_WITH_DROPOUT:
             args = tuple(0.0 if isinstance(value, float) else value for value in args)
@@ -203,8 +203,9 @@ def survey(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Survey:
             three, left = _run(model, loss, inputs, targets, index, parameters)
             two, also = _run(model, loss, inputs, targets, index[[2, 1]], parameters)
         except Exception as error:  # the model's own: whatever it is, the fallback will meet it
-            reason = f"a pass over two or three examples failed: {error}"
-            return Survey(unruled=dict.fromkeys(parameters, reason))
+            said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            reason = f"a pass over two or three examples failed: {said}"
+            return Survey(unruled=dict.fromkeys(parameters, reason), failure=reason)
         for name in left | also:
             found.unruled[name] = "used in an expression that no rule covers"
         _lay_out(found, three, two)
