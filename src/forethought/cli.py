@@ -254,13 +254,13 @@ def utility(
         )
     if save is not None:
         graph.save(save)
+    if figure is not None:
+        for path in running.draw_utility(graph, figure, tolerance):
+            console.print(f"figure  {path}")
     if as_json:
         _print_json(graph.to_dict())
     else:
         terminal.show_utility(console, graph, tolerance)
-    if figure is not None:
-        for path in running.draw_utility(graph, figure, tolerance):
-            console.print(f"figure  {path}")
 
 
 @app.command(

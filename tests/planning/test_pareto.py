@@ -23,18 +23,19 @@ def test_non_dominated_agrees_with_the_definition(costs: np.ndarray) -> None:
         assert keep[i] == (not beaten)
 
 
-def test_rows_are_exact_and_can_be_run() -> None:
+def test_rows_are_certified_and_can_be_run() -> None:
     front = pareto(examples=2000, delta=1e-5, **GRID)
     assert front.considered == 27
     for candidate in front.candidates:
-        exact = ft.epsilon(candidate.plan.mechanism, 1e-5).upper
-        assert candidate.epsilon == pytest.approx(exact, rel=2e-3)
+        exact = ft.epsilon(candidate.plan.mechanism, 1e-5)
+        assert exact.lower <= candidate.epsilon <= 1.01 * exact.upper
         assert ft.Plan.from_json(candidate.plan.to_json()) == candidate.plan
 
 
 def test_limits_hold_and_weights_choose() -> None:
     front = pareto(examples=2000, delta=1e-5, limits={"epsilon": 3, "rounds": 100}, **GRID)
     assert all(c.epsilon <= 3 and c.rounds <= 100 for c in front.candidates)
+    assert front.best().noise < 4 * min(c.noise for c in front.candidates)
     private = front.best({"epsilon": 1})
     assert private.epsilon == min(c.epsilon for c in front.candidates)
     cheap = front.best({"gradients": 1})

@@ -1,7 +1,7 @@
 """Many targets at once: the plans that no other plan beats in every respect.
 
 Batch × rounds × σ (× C) are searched for the plans that are non-dominated in privacy, predicted
-utility, communication and computation. ε is exact in every row.
+utility, communication and computation. ε is certified in every row, to 1 %.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ from forethought.plans import Plan
 
 # What is minimised. Utility from a utility graph enters as the loss 1 − F(w + n)/F(w).
 OBJECTIVES = ("epsilon", "noise", "rounds", "gradients")
+# What :meth:`Front.best` weighs by: ε and noise trade one for one whatever the plan, so noise must
+# count more or the emptiest plan wins; cost decides between plans that are otherwise alike.
+WEIGHTS = {"epsilon": 1.0, "noise": 2.0, "rounds": 0.1, "gradients": 0.1}
+LEAST_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -57,12 +61,12 @@ class Front:
         """The plan with the least weighted sum of log costs.
 
         Args:
-            weights: objective → weight; those left out count 0. Default: all 1.
+            weights: objective → weight; those left out count 0. Default: :data:`WEIGHTS`.
 
         Raises:
             ValueError: an unknown objective, a negative weight, or an empty front.
         """
-        weights = dict.fromkeys(OBJECTIVES, 1.0) if weights is None else dict(weights)
+        weights = WEIGHTS if weights is None else dict(weights)
         _known(weights, "weights")
         if not self.candidates:
             raise ValueError("the front is empty: loosen the limits")
@@ -119,7 +123,8 @@ def pareto(
     delta = default_delta(examples) if delta is None else real("delta", delta, above=0, below=1)
     if options.get("sampling") == "full-batch":
         batches = [examples]
-    batches = batches or _spread(max(1, examples / 1000), examples / 4)
+    least = min(examples, max(LEAST_BATCH, examples / 1000))
+    batches = batches or _spread(least, max(least, examples / 4))
     rounds = rounds or _spread(30, 3000)
     sigmas = list(noise_multipliers or np.geomspace(0.6, 30, 10))
     most_epsilon = limits.get("epsilon", math.inf)
