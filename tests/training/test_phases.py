@@ -23,10 +23,10 @@ from forethought.planning.phases import next_by_shortfall, plan_phases
 from forethought.planning.solve import plan as solve
 from forethought.plans import Plan
 from forethought.training.checkpoint import CheckpointError
-from forethought.training.folder import RunFolderExistsError
+from forethought.training.folder import RunFolder, RunFolderExistsError
 from forethought.training.interruption import Interrupted
 from forethought.training.metrics import Event
-from forethought.training.phases import PhasedRun, train_until
+from forethought.training.phases import PhasedRun, _Keeper, train_until
 from forethought.training.progress import Progress
 from forethought.training.run import train
 from forethought.training.tuning import derived
@@ -262,6 +262,7 @@ def test_a_finished_folder_is_complete_and_keeps_no_secret(plan: Plan, tmp_path:
         adaptive(plan, 0.5, out=tmp_path / "run", resume=True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("mode", ["fixed", "filter"])
 def test_a_killed_run_ends_exactly_like_one_that_was_not(
@@ -301,6 +302,63 @@ def test_a_killed_run_ends_exactly_like_one_that_was_not(
     assert set(contents(killed)) == FINISHED
 
 
+def dying(place: str, time: int) -> Callable[..., None]:
+    """Make the ``time``-th call of a function that writes or deletes the last thing done."""
+    owner: type = {"write": _Keeper}.get(place, RunFolder)
+    function = getattr(owner, place)
+    calls = [0]
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == -time:
+            os.kill(os.getpid(), signal.SIGKILL)
+        found = function(*arguments, **options)
+        if calls[0] == time:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+    setattr(owner, place, call)
+    return call
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_run_killed_between_its_steps_ends_the_same(plan: Plan, tmp_path: Path) -> None:
+    """After the n-th write of the state (n > 0) or before it (n < 0), and while it ends."""
+    go(plan, next_phase=next_by_shortfall, out=tmp_path / "straight")
+    places = [("write", n) for n in (1, 2, 3, -3, 4, -5)]
+    # Results and secrets of each of the phases come first: the fourth time is the whole run's.
+    phases = len(json.loads((tmp_path / "straight" / "phases.json").read_text())["phases"])
+    places += [("save_results", phases + 1), ("erase_secrets", phases + 1), ("erase_phases", -1)]
+    for number, (place, time) in enumerate(places):
+        killed = tmp_path / f"killed {number}"
+        child = os.fork()
+        if child == 0:
+            dying(place, time)
+            torch.set_num_threads(1)
+            go(plan, next_phase=next_by_shortfall, out=killed)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, place
+        # Before the first phase began there are no weights on disk: they are the caller's again.
+        seed = 0 if place == "write" and time in (1, 2) else 9
+        go(plan, next_phase=next_by_shortfall, out=killed, resume=True, model=model(seed))
+        assert contents(killed) == contents(tmp_path / "straight"), (place, time)
+
+
+def test_a_lost_state_is_not_made_up(plan: Plan, tmp_path: Path) -> None:
+    """Phases that were begun cannot be begun again with other noise under the same claim."""
+
+    def stop(event: Event) -> None:
+        if event.round == 10:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        go(plan, out=tmp_path / "run", progress=stop)
+    (tmp_path / "run" / "checkpoint" / "state.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="no run to resume"):
+        go(plan, out=tmp_path / "run", resume=True)
+
+
 def test_an_interrupted_run_resumes_and_another_is_refused(plan: Plan, tmp_path: Path) -> None:
     def stop(event: Event) -> None:
         if event.round == 10:
@@ -335,4 +393,6 @@ def test_bad_arguments_are_refused_before_anything(plan: Plan, tmp_path: Path) -
         adaptive(plan.with_(mechanism=loud), out=out)
     with pytest.raises(CheckpointError, match="no run to resume"):
         go(plan, out=out, resume=True)
+    with pytest.raises(ValueError, match="no labels"):
+        go(plan, test=(data(1)[0], data(1)[0][:, :2]), out=out)
     assert not out.exists()

@@ -42,8 +42,6 @@ PHASES_ALONE = (
     "the choice of these phases by results: an account of the plan alone takes them as fixed in "
     "advance, the statement of the run does not"
 )
-# So many orders are looked at with exact deltas; a minimum over fewer orders stays sound.
-_ORDERS = 6
 _SAME = 1e-9
 # By how much a search's ε may differ when it is recomputed, by another version for example.
 TOLERANCE = 1e-3
@@ -99,17 +97,26 @@ def _search_epsilon(candidates: frozenset[Mechanism], trials: Trials, target: fl
     if isinstance(trials, NegativeBinomialTrials):
         return best_of(curve, trials).epsilon(target)
     # Theorem 6 needs a δ of one trial at each order. The exact one is far below the curve's, and
-    # slow: it is computed at the few orders that would win if it were 0.
-    orders = np.array(curve.orders)
-    least = values + np.maximum(math.log(trials.mean), 0.0) / (orders - 1)
-    chosen = np.sort(np.argsort(canonne_epsilon(orders, least, target), kind="stable")[:_ORDERS])
-    whole_grid = best_of(curve, trials)
-    few = RenyiCurve(tuple(orders[chosen]), tuple(values[chosen]))
+    # slow: it is computed only where a search for the best order looks. Any order is sound.
+    found: dict[int, RenyiCurve] = {}
 
     def profile(epsilon: float) -> float:
         return max(exact.delta(mechanism, epsilon).upper for mechanism in candidates)
 
-    return min(found.epsilon(target) for found in (best_of(few, trials, profile), whole_grid))
+    def at(index: int) -> float:
+        if index not in found:
+            one = RenyiCurve((curve.orders[index],), (curve.values[index],))
+            found[index] = best_of(one, trials, profile)
+        order, value = found[index].orders[0], found[index].values[0]
+        return float(canonne_epsilon(np.array([order]), np.array([value]), target)[0])
+
+    low, high = 0, len(curve.orders) - 1
+    while high - low > 3:
+        third = (high - low) // 3
+        left, right = low + third, high - third
+        low, high = (low, right) if at(left) <= at(right) else (left, high)
+    best = min(range(low, high + 1), key=at)
+    return min(found[best].epsilon(target), best_of(curve, trials).epsilon(target))
 
 
 def matching_score_noise(candidates: Sequence[Mechanism], trials: Trials, delta: float) -> float:

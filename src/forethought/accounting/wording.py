@@ -95,7 +95,7 @@ def _filtered(details: Mapping[str, Any]) -> tuple[str, ...]:
 
 WORDINGS: dict[str, Wording] = {
     EXACT: Wording(
-        "everything the run released", "rounds released", ADVERSARY, _exact, lambda _details: ()
+        "everything the run released", "rounds accounted", ADVERSARY, _exact, lambda _details: ()
     ),
     SELECTION: Wording(
         "the best of a random number of private trials, the search for it included",

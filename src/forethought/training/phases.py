@@ -40,7 +40,7 @@ from forethought.training.checkpoint import Checkpoint, CheckpointError, replace
 from forethought.training.folder import MODEL, PHASES, PLAN, RECORD, STATEMENT, RunFolder
 from forethought.training.identity import identity, require_same
 from forethought.training.losses import Loss, default_loss
-from forethought.training.metrics import Event, Metrics, from_values, to_values
+from forethought.training.metrics import Event, Metrics, evaluate, from_values, to_values
 from forethought.training.progress import NextPhaseRule, Progress
 from forethought.training.randomness import SECRET_BYTES
 from forethought.training.records import as_records
@@ -192,10 +192,8 @@ def train_until(
             progress=None if progress is None else _shifted(progress, before, total),
             **options,
         )
-        if run.accuracy is None:
-            raise ValueError("test has no labels: accuracy cannot be measured on it")
         state.finish(run)
-        if run.accuracy >= wanted:
+        if run.accuracy is not None and run.accuracy >= wanted:
             state.stopped = REACHED
         if keeper is not None:
             keeper.write(state)
@@ -318,10 +316,11 @@ class _State:
                 seeded=self.seeded,
                 accountant=filter_details(self.filter),
             )
+        others = "" if self.filter is None else "all but the later phases "
         more = (PUBLIC_TEST,) if self.decide_on == "public" else ()
         return replace(
             statement,
-            hyperparameters=f"{self.plan.hyperparameters}. {how[:1].upper()}{how[1:]}",
+            hyperparameters=f"{others}{self.plan.hyperparameters}. {how[:1].upper()}{how[1:]}",
             assumptions=(*statement.assumptions, *more),
         )
 
@@ -428,7 +427,8 @@ class _Keeper:
             self._fixed = {"key": saved["key"], "identity": saved["identity"]}
             state.restore(saved)
             return state
-        if resume and not self.folder.checkpoint.is_dir():
+        begun = (self.folder.path / PHASES).exists()
+        if resume and (begun or not self.folder.checkpoint.is_dir()):
             raise CheckpointError(f"there is no run to resume in {self.folder.path}")
         # Without a state nothing was released: a resumed run that died before it starts afresh.
         self.folder.begin(overwrite=overwrite or resume)
@@ -514,6 +514,9 @@ def _checked(
         )
     held_out = as_records(test, first.dtype, first.device, "test")
     chosen = default_loss(records.take(np.arange(1))[1]) if loss is None else loss
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    if evaluate(model, parameters, chosen, held_out)[1] is None:
+        raise ValueError("test has no labels: there is no accuracy to run until")
     return lambda key: identity(model, records, held_out, plan, chosen, key)
 
 
