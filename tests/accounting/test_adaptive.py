@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 
+import jsonschema
 import numpy as np
 import pytest
 from scipy.special import ndtr
@@ -24,7 +26,13 @@ from forethought.accounting.adaptive import (
 )
 from forethought.accounting.renyi_filter import RenyiFilter
 from forethought.accounting.selection import NegativeBinomialTrials, PoissonTrials, Trials, draw
-from forethought.accounting.statement import account, verify
+from forethought.accounting.statement import (
+    Statement,
+    StatementError,
+    account,
+    json_schema,
+    verify,
+)
 from forethought.mechanism import (
     Budget,
     FullBatch,
@@ -164,6 +172,22 @@ def test_trials_round_trip() -> None:
     for values in ({}, {"kind": "fixed"}, {"kind": "poisson", "mean": 1, "more": 2}):
         with pytest.raises(ValueError, match="not a distribution"):
             trials_from_dict(values)
+
+
+def test_statements_meet_the_published_schema_and_round_trip() -> None:
+    ledger = RenyiFilter(Budget(3.0, DELTA), orders=(6.0,))
+    ledger.spend(MECHANISM)
+    for details in (
+        selection_details(MECHANISM, [MECHANISM], DISTRIBUTIONS[2], 5.0, DELTA),
+        filter_details(ledger),
+    ):
+        statement = account(MECHANISM, DELTA, accountant=details)
+        jsonschema.validate(json.loads(statement.to_json()), json_schema())
+        again = Statement.from_json(statement.to_json())
+        assert again.to_markdown() == statement.to_markdown()
+        assert verify(again).epsilon == statement.epsilon
+    with pytest.raises(StatementError, match="unknown accountant"):
+        account(MECHANISM, DELTA, accountant={"kind": "guess"})
 
 
 def test_groups_are_refused() -> None:

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from forethought.accounting import exact
+from forethought.accounting.adaptive import PHASES_ALONE, SEARCH_ALONE
 from forethought.accounting.statement import Statement
 from forethought.mechanism import FullBatch, Sampling
 from forethought.plans import Plan
@@ -52,12 +53,16 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
             ("rounds", f"{plan.rounds:,} in {len(noise)} parts  ({plan.epochs:.3g} epochs)"),
             ("noise multiplier σ", f"{min(noise):.4g} to {max(noise):.4g}"),
         ]
+    alone = SEARCH_ALONE in plan.not_covered or PHASES_ALONE in plan.not_covered
     clip = f"{plan.clip_norm:g}, {plan.clip.rule}, per {plan.mechanism.rounds[0].clipping}"
     rows += [
         ("clip norm", clip),
         ("step size", f"{plan.optimizer.learning_rate:.4g}, {plan.schedule.kind}"),
         ("adjacency", plan.mechanism.adjacency),
-        ("expected ε", f"{epsilon:.4g} at δ = {plan.delta:.3g}"),
+        (
+            "ε of this plan alone" if alone else "expected ε",
+            f"{epsilon:.4g} at δ = {plan.delta:.3g}",
+        ),
     ]
     return rows
 
@@ -135,12 +140,14 @@ def show_result(
     console: Console,
     statement: Statement,
     accuracy: float | None,
-    seconds: float,
+    seconds: float | None,
     folder: Path | None,
 ) -> None:
     """Print the result, the statement in three sentences, and where the run folder is."""
-    said = "" if accuracy is None else f"accuracy on held-out data {accuracy:.1%}, "
-    console.print(f"\n[bold]Result[/bold]  {said}trained in {seconds:.1f} s")
+    said = [] if accuracy is None else [f"accuracy on held-out data {accuracy:.1%}"]
+    said += [] if seconds is None else [f"trained in {seconds:.1f} s"]
+    if said:
+        console.print(f"\n[bold]Result[/bold]  {', '.join(said)}")
     console.print("\n[bold]Statement[/bold]")
     for sentence in statement.sentences():
         console.print(f"  {sentence}")
