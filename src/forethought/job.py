@@ -167,6 +167,38 @@ class Job(_Section):
             test=section.test,
         )
 
+    def wish(self, examples: int, parameters: int | None = None) -> dict[str, Any]:
+        """The arguments of :func:`forethought.plan` that the job amounts to.
+
+        Args:
+            examples: training records. parameters: how many the model trains, if known.
+        """
+        from forethought.planning import defaults
+
+        asked = self.training
+        delta = self.budget.delta or defaults.default_delta(examples)
+        budget = None if self.budget.epsilon is None else Budget(self.budget.epsilon, delta)
+        schedule = {
+            "kind": asked.schedule,
+            "decay": asked.decay,
+            "warmup": asked.warmup,
+            "unit": asked.schedule_unit,
+        }
+        averaging = {
+            "kind": asked.averaging,
+            "decay": asked.averaging_decay,
+            "fraction": asked.averaging_fraction,
+        }
+        return {
+            "examples": examples,
+            "parameters": parameters,
+            "budget": budget,
+            "delta": None if budget else delta,
+            "schedule": Schedule(**_given(schedule)) if _given(schedule) else None,
+            "averaging": Averaging(**_given(averaging)) if _given(averaging) else None,
+            **{name: getattr(asked, name) for name in _PLAN_KEYS},
+        }
+
     def make_plan(
         self,
         examples: int,
@@ -176,40 +208,16 @@ class Job(_Section):
         """The plan that the job asks for.
 
         Args:
-            examples: training records. parameters: how many the model trains, if known.
+            examples, parameters: as for :meth:`wish`.
             chosen: arguments of :func:`forethought.plan` that come from elsewhere, such as a
                 utility graph; they go before the job's own.
 
         Raises:
             forethought.planning.solve.PlanError: too much or too little is asked for.
         """
-        from forethought.planning import defaults
         from forethought.planning.solve import plan
 
-        wish = self.training
-        delta = self.budget.delta or defaults.default_delta(examples)
-        budget = None if self.budget.epsilon is None else Budget(self.budget.epsilon, delta)
-        schedule = {
-            "kind": wish.schedule,
-            "decay": wish.decay,
-            "warmup": wish.warmup,
-            "unit": wish.schedule_unit,
-        }
-        averaging = {
-            "kind": wish.averaging,
-            "decay": wish.averaging_decay,
-            "fraction": wish.averaging_fraction,
-        }
-        wanted: dict[str, Any] = {
-            "examples": examples,
-            "parameters": parameters,
-            "budget": budget,
-            "delta": None if budget else delta,
-            "schedule": Schedule(**_given(schedule)) if _given(schedule) else None,
-            "averaging": Averaging(**_given(averaging)) if _given(averaging) else None,
-            **{name: getattr(wish, name) for name in _PLAN_KEYS},
-        }
-        return plan(**{**wanted, **(chosen or {})})
+        return plan(**{**self.wish(examples, parameters), **(chosen or {})})
 
     def build_model(self, dataset: Dataset) -> nn.Module:
         """The model that the job names, shaped for ``dataset``.

@@ -20,7 +20,7 @@ from forethought.accounting.statement import Statement
 from forethought.accounting.statement import account as exact_account
 from forethought.accounting.statement import verify as verified
 from forethought.job import Job, JobError, explain
-from forethought.mechanism import real
+from forethought.mechanism import one_of, real
 from forethought.planning.neighbours import neighbours as neighbours
 from forethought.plans import Plan
 from forethought.report.figures import draw_statement as draw_statement
@@ -31,12 +31,14 @@ if TYPE_CHECKING:
     from torch import nn
 
     from forethought.accounting.comparison import Row
+    from forethought.accounting.selection import Trials
     from forethought.data import Dataset
     from forethought.planning.neighbours import Neighbour
     from forethought.planning.pareto import Front
     from forethought.planning.rehearsal import Rehearsal
     from forethought.planning.utility import UtilityGraph
     from forethought.training.run import Run
+    from forethought.training.tuning import Tuned
 
 JOB_NAME = "job.toml"
 # Clip norms and noise that a utility graph tries when none are given.
@@ -201,6 +203,69 @@ def run(
     return result
 
 
+def trials_of(distribution: str, mean: float) -> Trials:
+    """A distribution of the number of trials by name, with its mean."""
+    from forethought.accounting.selection import NegativeBinomialTrials, PoissonTrials
+
+    one_of("distribution", distribution, ("negative-binomial", "poisson"))
+    if distribution == "poisson":
+        return PoissonTrials(mean)
+    return NegativeBinomialTrials.of_mean(mean, shape=0)
+
+
+def tune(
+    request: Request,
+    folder: Path,
+    learning_rates: Sequence[float],
+    trials: Trials,
+    *,
+    scoring: str = "noised",
+    overwrite: bool = False,
+    data_dir: Path | None = None,
+) -> Tuned:
+    """A private search for the best step size of a job; its budget covers the whole search.
+
+    Raises:
+        JobError: no budget, or no held-out data to score on.
+    """
+    from forethought.planning.tuning import plan_tuning
+    from forethought.training.tuning import tune as search
+
+    job = request.job
+    dataset = job.load_data(data_dir)
+    if job.budget.epsilon is None or dataset.test is None:
+        raise JobError("a private search needs a budget, and held-out data to score trials on")
+    parameters = count_parameters(job.build_model(dataset))
+    wish = _without_none(job.wish(len(dataset.train), parameters))
+    candidates = plan_tuning(
+        trials=trials,
+        candidates=[{"learning_rate": rate} for rate in learning_rates],
+        **wish,
+    )
+    if dataset.not_covered:
+        candidates = tuple(
+            plan.with_(not_covered=(*plan.not_covered, *dataset.not_covered)) for plan in candidates
+        )
+    return search(
+        lambda: job.build_model(dataset),
+        (dataset.train.inputs, dataset.train.targets),
+        candidates,
+        trials=trials,
+        holdout=(dataset.test.inputs, dataset.test.targets),
+        scoring=scoring,  # type: ignore[arg-type]
+        out=folder,
+        overwrite=overwrite,
+        seed=job.run.seed,
+        noise_seed=job.run.noise_seed,
+        micro_batch=job.run.micro_batch,
+        device=job.run.device,
+    )
+
+
+def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def report_data(folder: Path) -> Summary:
     """Read a finished run folder.
 
@@ -234,10 +299,7 @@ def from_tables(tables: Mapping[str, Mapping[str, Any]]) -> Request:
     Raises:
         JobError: an unknown key or a value that is not allowed.
     """
-    given = {
-        name: {key: value for key, value in table.items() if value is not None}
-        for name, table in tables.items()
-    }
+    given = {name: _without_none(table) for name, table in tables.items()}
     try:
         return Request("", "", Job.model_validate({"data": {"source": "none"}, **given}))
     except ValidationError as error:
