@@ -255,3 +255,42 @@ def test_import_and_help_do_not_load_torch() -> None:
         "assert 'torch' not in sys.modules, 'torch was imported'"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_plan_is_rehearsed_weighed_and_taken_from_a_utility_graph(
+    forethought: Command, job: Path
+) -> None:
+    status, out, err = forethought("plan", job, "--rehearse", "--repeats", "2", "--json")
+    assert (status, err) == (0, "")
+    assert len(json.loads(out)["rehearsal"]["accuracies"]) == 2
+    status, out, _ = forethought(
+        *["plan", job, "--pareto", "--max-rounds", "100", "--weight", "gradients=1", "--json"]
+    )
+    assert status == 0
+    front = json.loads(out)["front"]
+    assert json.loads(out)["plan"] == min(front, key=lambda row: row["gradients"])["plan"]
+    grid = ["--clip-norm", "0.1", "--clip-norm", "1", "--noise-multiplier", "2"]
+    training = ["--draws", "2", "--epochs", "3", "--batch", "100", "--quiet"]
+    utility = ["utility", job, *grid, *training, "--save", "graph.json", "--tolerance", "0.99"]
+    status, _, err = forethought(*utility)
+    assert status == 2  # the job's own data, unless its leak is accepted
+    assert "leaks" in err
+    assert forethought(*utility, "--leaks", "accept")[0] == 0
+    job.write_text(JOB.replace("rounds = 5\n", ""))
+    status, out, err = forethought(
+        *["plan", job, "--utility", "graph.json", "--tolerance", "0.99", "--json"]
+    )
+    assert (status, err) == (0, "")
+    plan = ft.Plan.from_dict(json.loads(out)["plan"])
+    assert plan.noise_multiplier == 2
+    assert any("private data" in text for text in plan.not_covered)
+
+
+def test_a_private_search_leaves_one_run_and_a_statement_that_covers_it(
+    forethought: Command, job: Path
+) -> None:
+    rates = ["--learning-rate", "0.1", "--learning-rate", "1"]
+    status, out, err = forethought("tune", job, *rates, "--trials", "2", "--out", "run")
+    assert (status, err) == (0, "")
+    assert "the search for it included" in out
+    assert forethought("account", "--verify", "run")[0] == 0
