@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -55,20 +55,18 @@ def _single(leaf: Any) -> Any:
     return leaf.unsqueeze(0) if isinstance(leaf, Tensor) else leaf
 
 
-def one_at_a_time(
+def each(
     model: nn.Module, loss: Loss, inputs: Any, targets: Any, names: tuple[str, ...]
-) -> dict[str, Tensor]:
-    """Per-example gradients by one ordinary backward pass an example, shapes as :func:`by_vmap`.
+) -> Iterator[dict[str, Tensor]]:
+    """The gradient of one example after another, by ordinary backward passes.
 
     ``.grad`` of every parameter is left as it was.
     """
     parameters = dict(model.named_parameters())
-    rows: dict[str, list[Tensor]] = {name: [] for name in names}
-    kept = {name: parameter.grad for name, parameter in parameters.items()}
-    size = trees.batch_size(inputs, targets)
-    try:
-        for i in range(size):
-            index = torch.tensor([i])
+    for i in range(trees.batch_size(inputs, targets)):
+        index = torch.tensor([i])
+        kept = {name: parameter.grad for name, parameter in parameters.items()}
+        try:
             for parameter in parameters.values():
                 parameter.grad = None
             outputs = trees.call(model, trees.select(inputs, index))
@@ -76,15 +74,22 @@ def one_at_a_time(
             if value.requires_grad:
                 # backward, not autograd.grad: reentrant checkpointing allows nothing else.
                 value.backward()  # type: ignore[no-untyped-call]
-            for name in names:
-                gradient = parameters[name].grad
-                rows[name].append(
-                    torch.zeros_like(parameters[name]) if gradient is None else gradient.to_dense()
-                )
-    finally:
-        for name, parameter in parameters.items():
-            parameter.grad = kept[name]
-    return {name: torch.stack(values) for name, values in rows.items()}
+            found = {name: parameters[name].grad for name in names}
+        finally:
+            for name, parameter in parameters.items():
+                parameter.grad = kept[name]
+        yield {
+            name: torch.zeros_like(parameters[name]) if g is None else g.to_dense()
+            for name, g in found.items()
+        }
+
+
+def one_at_a_time(
+    model: nn.Module, loss: Loss, inputs: Any, targets: Any, names: tuple[str, ...]
+) -> dict[str, Tensor]:
+    """Per-example gradients by one backward pass an example, shapes as :func:`by_vmap`."""
+    rows = list(each(model, loss, inputs, targets, names))
+    return {name: torch.stack([row[name].detach() for row in rows]) for name in names}
 
 
 def per_example(

@@ -8,6 +8,7 @@ time. A parameter whose gradients differ, or whose layout cannot be told, is lef
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -209,15 +210,16 @@ def survey(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Survey:
         for name in left | also:
             found.unruled[name] = "used in an expression that no rule covers"
         _lay_out(found, three, two)
-        rows = _rows(found, three, parameters)
-        oracle = fallback.one_at_a_time(
-            model,
-            loss,
-            trees.select(inputs, index),
-            trees.select(targets, index),
-            tuple(parameters),
-        )
-    _compare(found, rows, oracle, parameters)
+        terms = _terms(found, three, parameters)
+        del three, two
+        chosen = (trees.select(inputs, index), trees.select(targets, index))
+        # One example's gradients at a time: three of everything could be more than a step holds.
+        truth = fallback.each(model, loss, *chosen, tuple(parameters))
+        finite = [_compare(found, terms, i, row) for i, row in enumerate(truth)]
+    found.certain = all(finite)
+    if not any(finite):
+        for name in parameters:
+            found.unruled.setdefault(name, "no finite example to compare the rules with")
     return found
 
 
@@ -324,9 +326,9 @@ def _frames(event: _Event, other: _Event) -> Frames | None:
     return Frames(gradient[0], saved)
 
 
-def _rows(
+def _terms(
     found: Survey, events: list[_Event], parameters: Mapping[str, nn.Parameter]
-) -> dict[str, Tensor]:
+) -> dict[str, Term | None]:
     uses: dict[str, list[tuple[Slot, Term]]] = {name: [] for name in parameters}
     for event in events:
         frames = found.frames.get(event.site.key)
@@ -341,42 +343,55 @@ def _rows(
                 found.unruled.setdefault(
                     place.name, f"rule {event.site.rule.name!r} does not fit: {error}"
                 )
-    rows = {}
-    for name, terms in uses.items():
+    terms: dict[str, Term | None] = {}
+    for name, of_name in uses.items():
         if name not in found.unruled:
             try:
-                rows[name] = combine(terms).rows() if terms else torch.zeros(())
+                terms[name] = combine(of_name) if of_name else None
             except (ValueError, RuntimeError) as error:
                 found.unruled[name] = f"the rules of its uses do not fit together: {error}"
-    return rows
+    return terms
 
 
 def _compare(
-    found: Survey,
-    rows: dict[str, Tensor],
-    oracle: dict[str, Tensor],
-    parameters: Mapping[str, nn.Parameter],
-) -> None:
+    found: Survey, terms: dict[str, Term | None], example: int, truth: dict[str, Tensor]
+) -> bool:
+    """Whether the example was finite; parameters that disagree on it become unruled."""
+    if not all(bool(torch.isfinite(expected).all()) for expected in truth.values()):
+        return False
     # A parameter that normalisation makes irrelevant has a gradient of rounding errors only, which
     # the largest gradient of the model puts in proportion.
-    scale = max(float(torch.nan_to_num(o, 0.0, 0.0, 0.0).abs().max()) for o in oracle.values())
-    for name, expected in oracle.items():
-        if name not in rows:
+    scale = max(float(expected.abs().max()) for expected in truth.values() if expected.numel())
+    for name, expected in truth.items():
+        if name in found.unruled or name not in terms:
             continue
-        finite = torch.isfinite(expected.reshape(expected.shape[0], -1)).all(1)
-        if not bool(finite.all()):
-            found.certain = False
-            if not bool(finite.any()):
-                found.unruled[name] = "no finite example to compare the rule with"
-                continue
-        got = rows[name]
-        if got.dim() == 0:
-            got = torch.zeros_like(expected)
-        if got.shape != expected.shape:
-            found.unruled[name] = f"the rule disagrees with autograd: shape {tuple(got.shape)}"
+        term = terms[name]
+        tolerance = _tolerance(expected)
+        own = float(expected.abs().max()) if expected.numel() else 0.0
+        allowed = max(tolerance * own, 1e-3 * tolerance * scale)
+        if term is None:
+            if own > allowed:
+                found.unruled[name] = "the pass disagrees with autograd: no use was seen"
             continue
-        tolerance = _tolerance(parameters[name], expected)
-        wrong = (got[finite].double() - expected[finite].double()).abs().max()
-        own = float(expected[finite].abs().max()) if expected.numel() else 0.0
-        if float(wrong) > tolerance * own and float(wrong) > 1e-3 * tolerance * scale:
+        only = torch.zeros(3, dtype=trees.sum_dtype(expected.dtype), device=expected.device)
+        only[example] = 1
+        try:
+            wrong = _largest_error(term, only, example, expected)
+        except (ValueError, RuntimeError) as error:
+            found.unruled[name] = f"the rule disagrees with autograd: {error}"
+            continue
+        if not wrong <= allowed:
             found.unruled[name] = "the rule disagrees with autograd"
+    return True
+
+
+def _largest_error(term: Term, only: Tensor, example: int, expected: Tensor) -> float:
+    # Of the weighted sum, entry by entry, and of the norm on the scale of one entry.
+    term = term.without(only == 0)  # another example may not be finite
+    got = term.weighted(only)
+    if got.shape != expected.shape:
+        raise ValueError(f"shape {tuple(got.shape)} instead of {tuple(expected.shape)}")
+    entries = float((got - expected).abs().max()) if expected.numel() else 0.0
+    norm = float(term.squared_norms()[example].sqrt())
+    truth = float(torch.linalg.vector_norm(expected, dtype=torch.float64))
+    return max(entries, abs(norm - truth) / math.sqrt(max(1, expected.numel())))
