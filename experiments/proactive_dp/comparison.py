@@ -302,7 +302,7 @@ def draw(problem: Problem, rows: Sequence[Row], over: str, path: Path) -> None:
     if not rows:
         return
     x = "ε" if over == "epsilon" else f"sample size s (K = {problem.gradients:,})"
-    title = f"{problem.name}: test accuracy" + (
+    title = f"{problem.name[0].upper()}{problem.name[1:]}: test accuracy" + (
         "" if over == "epsilon" else f" at ε = {problem.table[0][0]:g}"
     )
     figure, axes = new_axes(title, x, "test accuracy, %")
@@ -332,6 +332,7 @@ def draw(problem: Problem, rows: Sequence[Row], over: str, path: Path) -> None:
             fontsize=8,
             color=GREY,
         )
+    axes.margins(y=0.12)  # room for the words above the line
     axes.set_xscale("log")
     ticks = sorted({getattr(row, over) for row in rows if row.kind == EXACT})
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
