@@ -64,15 +64,15 @@ def calibrate(
     if integer:
         low, high = float(math.ceil(low)), float(math.floor(high))
 
-    accuracy = min(1e-3, tolerance / 2)
-
     def spent(value: float) -> float:
         mechanism = make_mechanism(value)
         rough = epsilon(mechanism, budget.delta, group, accuracy=_ROUGH)
         # Far from the budget a rough answer decides.
         if rough.lower > 1.05 * budget.epsilon or rough.upper < 0.95 * budget.epsilon:
             return rough.upper
-        return epsilon(mechanism, budget.delta, group, accuracy=accuracy).upper
+        # At the default accuracy, as in a Statement: a finer grid could call a mechanism within
+        # budget that the Statement then finds above it.
+        return epsilon(mechanism, budget.delta, group).upper
 
     ends = (spent(low), spent(high))
     meets = [end <= budget.epsilon for end in ends]
