@@ -1,6 +1,6 @@
 """LeNet-5 on MNIST of van Dijk et al., "Proactive DP": Figures 3(b, c), 9 and 13.
 
-    python experiments/proactive_dp/lenet.py --data ../shared/data         # 2 minutes
+    python experiments/proactive_dp/lenet.py --data ../shared/data         # 1 minute
     python experiments/proactive_dp/lenet.py --data ../shared/data --full  # a day
 
 C, η₀, β, s, ε and δ of Tables 2, 4 and 7. The small preset computes K = 36,000 gradients, a tenth

@@ -1,6 +1,6 @@
 """Logistic regression of van Dijk et al., "Proactive DP": Figures 1(b, c), 2(b, c), 7 and 11.
 
-    python experiments/proactive_dp/logistic_regression.py --data ../shared/data         # 2 minutes
+    python experiments/proactive_dp/logistic_regression.py --data ../shared/data         # 3 minutes
     python experiments/proactive_dp/logistic_regression.py --data ../shared/data --full  # hours
 
 Phishing data of the LIBSVM collection: N = 10,000 records to train on, the other 1,055 to test on.
