@@ -1,0 +1,1 @@
+"""One file a command; forethought.cli puts them together."""

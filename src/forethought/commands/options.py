@@ -1,0 +1,40 @@
+"""What every command shares: options, the console, JSON output, one-line errors."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+JobFile = Annotated[Path | None, typer.Argument(help="Job file (TOML).", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--data-dir", envvar="FORETHOUGHT_DATA", help="Folder with the data sets."),
+]
+
+
+class UsageError(ValueError):
+    """A combination of arguments that makes no sense; the message says what to give."""
+
+
+def console_for(quiet: bool) -> Console:
+    """Where a command prints; nowhere when quiet."""
+    return Console(quiet=quiet, highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+def print_json(values: Any) -> None:
+    """One JSON object on standard output."""
+    print(json.dumps(values, indent=2))
+
+
+def fail(message: object, status: int) -> int:
+    """Print one line on standard error and hand back the exit status."""
+    Console(stderr=True).print("[bold red]error[/bold red]", end=": ")
+    print(message, file=sys.stderr)
+    return status

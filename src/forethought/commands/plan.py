@@ -1,0 +1,138 @@
+"""`forethought plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forethought.commands.options import (
+    DataDir,
+    JobFile,
+    Json,
+    Quiet,
+    UsageError,
+    console_for,
+    print_json,
+)
+
+EPILOG = "Example: forethought plan --examples 60000 --epsilon 1 --epochs 20"
+
+
+def plan(
+    job_file: JobFile = None,
+    examples: Annotated[int | None, typer.Option(help="Records to train on.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Budget.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Default: 1/(10 · examples).")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the data.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Releases.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Expected batch size.")] = None,
+    noise_multiplier: Annotated[float | None, typer.Option(help="σ.")] = None,
+    sampling: Annotated[str, typer.Option(help="How batches are drawn.")] = "poisson",
+    clipping: Annotated[str, typer.Option(help="example or group.")] = "example",
+    adjacency: Annotated[str | None, typer.Option(help="What a neighbour is.")] = None,
+    parameters: Annotated[int | None, typer.Option(help="Numbers the model trains.")] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say why each number is what it is.")
+    ] = False,
+    pareto: Annotated[
+        bool, typer.Option("--pareto", help="Search many plans for those that none beats.")
+    ] = False,
+    max_epsilon: Annotated[float | None, typer.Option(help="Limit for --pareto.")] = None,
+    max_rounds: Annotated[int | None, typer.Option(help="Limit for --pareto.")] = None,
+    max_gradients: Annotated[float | None, typer.Option(help="Limit for --pareto.")] = None,
+    weight: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VALUE of an objective (epsilon, noise, rounds, gradients)."),
+    ] = None,
+    utility: Annotated[
+        Path | None, typer.Option(help="Take noise and clip norm from this utility graph.")
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(help="Share of accuracy that --utility may lose.")
+    ] = 0.1,
+    rehearse: Annotated[
+        bool, typer.Option("--rehearse", help="Run the plan on stand-in data; predict accuracy.")
+    ] = False,
+    stand_in: Annotated[
+        str | None, typer.Option(help="Public data set for --rehearse. Default: synthetic.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Runs of a rehearsal.")] = 5,
+    figure: Annotated[Path | None, typer.Option(help="Draw the figures into this folder.")] = None,
+    save: Annotated[Path | None, typer.Option(help="Write the plan here.")] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Choose everything before touching private data."""
+    from forethought import preview, wishes
+    from forethought.planning.neighbours import neighbours
+    from forethought.report import terminal
+    from forethought.report.plan_figures import draw_plan
+
+    if (job_file is None) == (examples is None):
+        raise UsageError("give a job file, or --examples and what is known (see --help)")
+    console = console_for(quiet or as_json)
+    if job_file is not None:
+        request = wishes.from_file(job_file)
+    else:
+        request = wishes.from_tables(
+            {
+                "budget": {"epsilon": epsilon, "delta": delta},
+                "training": {
+                    "epochs": epochs,
+                    "rounds": rounds,
+                    "batch": batch,
+                    "noise_multiplier": noise_multiplier,
+                    "sampling": sampling,
+                    "clipping": clipping,
+                    "adjacency": adjacency,
+                },
+            }
+        )
+    if examples is None:
+        examples, parameters = preview.sizes(request, data_dir)
+    front = None
+    if pareto:
+        limits = {"epsilon": max_epsilon, "rounds": max_rounds, "gradients": max_gradients}
+        front = preview.front(request, examples, parameters, limits, utility)
+        chosen = front.best(_weights(weight)).plan
+        beside = []
+    else:
+        chosen = preview.chosen_plan(request, examples, parameters, utility, tolerance)
+        beside = list(neighbours(chosen))
+    if save is not None:
+        chosen.save(save)
+    rehearsal = None
+    if rehearse:
+        if job_file is None:
+            raise UsageError("--rehearse needs a job file: it trains the job's model")
+        with terminal.counting(console, "Rehearsing", repeats) as progress:
+            rehearsal = preview.rehearse(request, chosen, stand_in, repeats, data_dir, progress)
+    if as_json:
+        print_json(preview.plan_report(chosen, beside, front, rehearsal))
+    else:
+        if front is not None:
+            terminal.show_front(console, front)
+        terminal.show_plan_beside(console, chosen, beside)
+        if explain:
+            console.print(chosen.explain())
+        if rehearsal is not None:
+            console.print(rehearsal.text())
+    if figure is not None:
+        for path in draw_plan(chosen, figure, front):
+            console.print(f"figure  {path}")
+
+
+def _weights(said: list[str] | None) -> dict[str, float] | None:
+    weights = {}
+    for text in said or []:
+        name, _, value = text.partition("=")
+        try:
+            weights[name] = float(value)
+        except ValueError:
+            raise UsageError(
+                f"--weight takes NAME=VALUE, for example epsilon=2, not {text!r}"
+            ) from None
+    return weights or None

@@ -1,0 +1,88 @@
+"""`forethought train`."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forethought.commands.options import (
+    DataDir,
+    JobFile,
+    Json,
+    Quiet,
+    UsageError,
+    console_for,
+    fail,
+    print_json,
+)
+
+EPILOG = "Example: forethought train job.toml --out runs/mnist"
+
+
+def train(
+    job_file: JobFile = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder. Default: runs/NAME.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Continue the interrupted run in this folder.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace an existing run folder.")] = False,
+    demo: Annotated[bool, typer.Option("--demo", help="Run the built-in job.")] = False,
+    until_accuracy: Annotated[
+        float | None,
+        typer.Option(help="Go on in phases of less noise until this accuracy on held-out data."),
+    ] = None,
+    max_epsilon: Annotated[
+        float | None, typer.Option(help="Limit on ε of all phases. Default: the job's budget.")
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Plan and train a model privately; leave it with a statement of what was guaranteed."""
+    from forethought import running, wishes
+    from forethought.report import terminal
+
+    if (job_file is not None) + demo + (resume is not None) != 1:
+        raise UsageError("give exactly one of: a job file, --demo, --resume RUN_FOLDER")
+    if resume is not None:
+        if out is not None or overwrite:
+            raise UsageError("--resume names the run folder itself: drop --out and --overwrite")
+        if until_accuracy is not None:
+            raise UsageError("--resume goes on to the accuracy that the run began with")
+        request, folder = wishes.resumed(resume), resume
+    else:
+        request = wishes.demo() if demo else wishes.from_file(job_file or Path())
+        folder = out or Path("runs") / request.name
+    if max_epsilon is not None and until_accuracy is None:
+        raise UsageError("--max-epsilon goes with --until-accuracy; a job has its own budget")
+    console = console_for(quiet or as_json)
+    prepared = running.prepare(
+        request, data_dir, until=until_accuracy, max_epsilon=max_epsilon, resume=resume
+    )
+    terminal.show_plan(console, prepared.plan)
+    start = time.perf_counter()
+    try:
+        with terminal.progress_bar(console, prepared.plan.rounds) as progress:
+            run = running.run(
+                prepared, folder, resume=resume is not None, overwrite=overwrite, progress=progress
+            )
+    except KeyboardInterrupt:
+        resume_with = f"forethought train --resume {folder}"
+        raise typer.Exit(fail(f"interrupted; continue with: {resume_with}", 130)) from None
+    seconds = time.perf_counter() - start
+    accuracy = run.accuracy
+    terminal.show_result(console, run.statement, accuracy, seconds, folder)
+    terminal.show_phases(console, run)
+    if as_json:
+        print_json(
+            {
+                "folder": str(folder),
+                "accuracy": accuracy,
+                "plan": prepared.plan.to_dict(),
+                "statement": json.loads(run.statement.to_json()),
+            }
+        )

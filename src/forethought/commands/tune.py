@@ -1,0 +1,70 @@
+"""`forethought tune`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forethought.commands.options import (
+    DataDir,
+    JobFile,
+    Json,
+    Quiet,
+    UsageError,
+    console_for,
+    print_json,
+)
+
+EPILOG = "Example: forethought tune job.toml --learning-rate 0.1 --learning-rate 1 --trials 8"
+
+
+def tune(
+    job_file: JobFile,
+    learning_rate: Annotated[
+        list[float] | None, typer.Option(help="Step size to try; repeatable.")
+    ] = None,
+    trials: Annotated[float, typer.Option(help="Mean number of trials.")] = 8,
+    distribution: Annotated[
+        str, typer.Option(help="Of the number of trials: negative-binomial or poisson.")
+    ] = "negative-binomial",
+    scoring: Annotated[
+        str, typer.Option(help="Held-out records: noised, public or unprotected.")
+    ] = "noised",
+    out: Annotated[Path | None, typer.Option(help="Run folder of the best trial.")] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace an existing run folder.")] = False,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Search for the best step size privately: one budget pays for the whole search."""
+    from forethought import running, wishes
+    from forethought.report import terminal
+
+    if not learning_rate:
+        raise UsageError("give the step sizes to try: --learning-rate 0.1 --learning-rate 1")
+    request = wishes.from_file(job_file or Path())
+    folder = out or Path("runs") / request.name
+    console = console_for(quiet or as_json)
+    found = running.tune(
+        request,
+        folder,
+        learning_rate,
+        running.trials_of(distribution, trials),
+        scoring=scoring,
+        overwrite=overwrite,
+        data_dir=data_dir,
+    )
+    if as_json:
+        print_json(
+            {
+                "folder": str(folder),
+                "plan": found.plan.to_dict(),
+                "statement": json.loads(found.statement.to_json()),
+            }
+        )
+    else:
+        terminal.show_plan(console, found.plan)
+        terminal.show_result(console, found.statement, None, None, folder)

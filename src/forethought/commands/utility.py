@@ -1,0 +1,69 @@
+"""`forethought utility`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from forethought.commands.options import (
+    DataDir,
+    JobFile,
+    Json,
+    Quiet,
+    UsageError,
+    console_for,
+    print_json,
+)
+
+EPILOG = "Example: forethought utility job.toml --stand-in fashion-mnist --save graph.json"
+
+
+def utility(
+    job_file: JobFile,
+    stand_in: Annotated[
+        str | None, typer.Option(help="Public data set, or 'synthetic'. None: the job's own data.")
+    ] = None,
+    leaks: Annotated[
+        str | None, typer.Option(help="'accept' allows the job's own, private data.")
+    ] = None,
+    clip_norm: Annotated[list[float] | None, typer.Option(help="C to try; repeatable.")] = None,
+    noise_multiplier: Annotated[
+        list[float] | None, typer.Option(help="σ to try; repeatable.")
+    ] = None,
+    draws: Annotated[int, typer.Option(help="Perturbations of every model.")] = 20,
+    batch: Annotated[int, typer.Option(help="Expected batch size.")] = 128,
+    epochs: Annotated[float, typer.Option(help="Length of each training.")] = 5,
+    tolerance: Annotated[float, typer.Option(help="Share of accuracy that may be lost.")] = 0.1,
+    save: Annotated[Path | None, typer.Option(help="Write the graph here.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw the figures into this folder.")] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """See how much noise the job's model bears at each clip norm, on data that costs nothing."""
+    from forethought import preview, wishes
+    from forethought.report import terminal
+    from forethought.report.utility_figures import draw_utility
+
+    request = wishes.from_file(job_file or Path())
+    console = console_for(quiet or as_json)
+    settings: dict[str, Any] = {"draws": draws, "batch": batch, "epochs": epochs}
+    grids = {"clip_norms": clip_norm, "noise_multipliers": noise_multiplier}
+    settings |= {name: grid or list(preview.UTILITY_GRID[name]) for name, grid in grids.items()}
+    if leaks not in (None, "accept"):
+        raise UsageError(f"--leaks knows only 'accept', not {leaks!r}")
+    with terminal.counting(console, "Measuring", 0) as progress:
+        graph = preview.utility_of(
+            request, stand_in, settings, data_dir, leaks=leaks is not None, progress=progress
+        )
+    if save is not None:
+        graph.save(save)
+    if figure is not None:
+        for path in draw_utility(graph, figure, tolerance):
+            console.print(f"figure  {path}")
+    if as_json:
+        print_json(graph.to_dict())
+    else:
+        terminal.show_utility(console, graph, tolerance)
