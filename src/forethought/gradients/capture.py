@@ -123,6 +123,12 @@ class _Tap(torch.autograd.Function):
 BACKWARDS = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
 
 
+def _hooked() -> bool:
+    """Whether hooks on saved tensors are in force; taken to be where torch cannot tell."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return top is None or top(True) is not None
+
+
 _PLAIN: set[Any] = set()  # functions seen to need nothing; there are a few hundred
 _PACKING = frozenset({torch.Tensor.index_select, torch._VF._pack_padded_sequence})
 
@@ -159,6 +165,8 @@ class Watch(TorchFunctionMode):
         random: whether the pass drew random numbers.
         hidden: whether parameters were used where no graph is recorded, as reentrant
             checkpointing does.
+        repeats: whether parts of the pass may run again on the way back (checkpointing), where
+            they must be watched too.
     """
 
     def __init__(self, parameters: dict[int, str], skip: frozenset[str], report: Report) -> None:
@@ -166,6 +174,7 @@ class Watch(TorchFunctionMode):
         self.anchor = torch.zeros(0, requires_grad=True)
         self.random = False
         self.hidden = False
+        self.repeats = False
         self.report = report
         self._parameters, self._skip = parameters, skip
         self._sorted: tuple[Tensor, Tensor] | None = None
@@ -235,15 +244,18 @@ class Watch(TorchFunctionMode):
         if not slots:
             return None
         if not torch.is_grad_enabled():
-            self.hidden = True
+            self.hidden = self.repeats = True
             return None
+        # Without reentrance, checkpointing works through hooks on saved tensors.
+        self.repeats = self.repeats or _hooked()
         if not rule.accepts(arguments, slots):
             return None
-        mark = (rule.name, *sorted(slots.items(), key=str))
+        mark = (rule.name, *slots.items())
         self._seen[mark] += 1
-        slots = {role: found for role, found in slots.items() if found.name not in self._skip}
-        if not slots:
-            return None
+        if self._skip:
+            slots = {role: found for role, found in slots.items() if found.name not in self._skip}
+            if not slots:
+                return None
         parameters = {role: arguments[role].detach() for role in slots}
         detached = {id(arguments[role]): value for role, value in parameters.items()}
         return Site(

@@ -118,12 +118,16 @@ def factors(norms: Norms, clip_norm: float, chosen: ClippingRule = flat) -> Tens
             f"{tuple(table.shape)}, not {tuple(raw.shape)}"
         )
     scaled = torch.nan_to_num(raw.to(table.dtype), nan=0.0, posinf=1.0, neginf=0.0)
-    scaled = scaled.clamp(min=0.0).expand_as(table).clone()
+    scaled = scaled.clamp_(min=0.0)
     # A float32 norm of n² products is off by a few units in the last place: shrink by 32 of them.
     margin = 1 + 32 * torch.finfo(table.dtype).eps
+    finite = norms.total < math.inf  # false for what is not a number, too
+    if scaled.dim() == 1:  # ‖f·g‖ = f·‖g‖
+        scaled = torch.minimum(scaled, (clip_norm / margin) / norms.total)
+        return torch.where(finite, scaled, 0.0).expand_as(table)
     after = torch.linalg.vector_norm(scaled * torch.nan_to_num(table), dim=0)
     scaled *= (clip_norm / (after * margin)).clamp(max=1.0)
-    return torch.where(torch.isfinite(norms.total), scaled, torch.zeros_like(scaled))
+    return torch.where(finite, scaled, 0.0)
 
 
 def noised_fraction_below(
