@@ -127,7 +127,7 @@ def test_a_rule_for_a_function_of_ones_own() -> None:
     try:
         model, x, y = Model(), torch.randn(5, 3, 4), torch.randn(5)
         assert close(model, x, y)
-        kind = surveys.signature(model, x, y)
+        kind = surveys.signature(model, x, y, dict(model.named_parameters()))
         known = surveys.known(model, kind)
         assert known is not None and not known.unruled
     finally:

@@ -7,6 +7,7 @@ known. Per layer the cost model decides whether gradients are written out or not
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -93,7 +94,7 @@ def per_example_terms(
 
     ``observe(name, rule, term)`` is told of every use before it is decided how to keep it.
     """
-    kind = survey.signature(model, inputs, targets)
+    kind = survey.signature(model, inputs, targets, trained)
     known = survey.known(model, kind)
     fresh = known is None
     if known is None:
@@ -205,13 +206,16 @@ def _clip_and_sum(
 ) -> tuple[dict[str, Tensor], Tensor]:
     precise = any(p.dtype == torch.float64 for p in trained.values())
     dtype = torch.float64 if precise else torch.float32
-    squares = [term.squared_norms().to(dtype) for term in terms.values()]
+    squares = [term.squared_norms() for term in terms.values()]
+    if precise:  # a model may mix precisions
+        squares = [values.to(dtype) for values in squares]
     norms = clipping.Norms(tuple(terms), torch.stack(squares).sqrt())
     total = norms.total
     factors = clipping.factors(norms, bound, clip)
-    finite = torch.isfinite(total)
-    if not bool(finite.all()):
-        terms = {name: term.without(~finite) for name, term in terms.items()}
+    # Norms are not negative, so the greatest tells of every infinity, and of what is no number.
+    if not math.isfinite(float(total.max())):
+        bad = ~torch.isfinite(total)
+        terms = {name: term.without(bad) for name, term in terms.items()}
     sums = {}
     for (name, term), row in zip(list(terms.items()), factors, strict=True):
         kind = trees.sum_dtype(trained[name].dtype)

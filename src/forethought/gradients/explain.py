@@ -60,7 +60,7 @@ def explain(model: nn.Module, example: Any) -> tuple[Choice, ...]:
 
     with survey.undisturbed(model):
         terms = clipped.per_example_terms(model, _any_loss, inputs, targets, trained, observe)
-    known = survey.known(model, survey.signature(model, inputs, targets))
+    known = survey.known(model, survey.signature(model, inputs, targets, trained))
     reasons = {} if known is None else known.unruled
     rows = []
     for name, parameter in trained.items():

@@ -32,7 +32,7 @@ class Layout:
     def batch_first(self, tensor: Tensor, batch: int) -> Tensor:
         """Shape (B, …): the batch in front; a folded rest stays as one dimension in its place."""
         if self.before == self.after == 1:
-            return tensor.movedim(self.dim, 0)
+            return tensor.movedim(self.dim, 0) if self.dim else tensor
         each = tensor.shape[self.dim] // batch
         before = self.before or each // self.after
         shape = tensor.shape

@@ -130,6 +130,9 @@ def _overlap(shape: tuple[int, ...], parts: tuple[Geometry, ...]) -> bool:
 
 def combine(uses: Iterable[tuple[Slot, Term]]) -> Term:
     """The one term of a parameter from all its uses in a pass."""
+    uses = list(uses)
+    if len(uses) == 1 and uses[0][0].geometry is None:
+        return uses[0][1]
     by_place: dict[Slot, list[Term]] = defaultdict(list)
     for place, term in uses:
         by_place[place].append(term)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -92,9 +92,8 @@ def use_of(
     Raises:
         ValueError: a tensor whose shape does not fit its layout.
     """
-    everything = {"gradient": (gradient, frames.gradient)}
-    everything |= {name: (value, frames.saved[name]) for name, value in saved.items()}
-    for name, (value, layout) in everything.items():
+    for name, value in (("gradient", gradient), *saved.items()):
+        layout = frames.gradient if value is gradient else frames.saved[name]
         if not layout.fits(value, batch):
             raise ValueError(f"{name} of shape {tuple(value.shape)} does not fit {layout}")
     rest = {
@@ -120,7 +119,7 @@ def terms_of(site: Site, use: Use) -> Iterator[tuple[Slot, Term]]:
     """
     # Terms of parameters that are not trained here are dropped.
     given = [(role, term) for role, term in site.rule.gradients(use) if role in site.slots]
-    if sorted(role for role, _ in given) != sorted(site.slots):
+    if len(given) != len(site.slots) or {role for role, _ in given} != site.slots.keys():
         raise ValueError(
             f"rule {site.rule.name!r} must yield each of {sorted(site.slots)} once, "
             f"not {[role for role, _ in given]}"
@@ -142,15 +141,15 @@ def _kind(tree: Any) -> Any:
     return type(tree)
 
 
-def signature(model: nn.Module, inputs: Any, targets: Any) -> Any:
+def signature(model: nn.Module, inputs: Any, targets: Any, trained: Iterable[str]) -> Any:
     """What a survey depends on: kinds of input, training flags, precision, parameters, rules."""
     autocast = tuple(
         (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
         for kind in ("cpu", "cuda")
     )
-    flags = tuple(module.training for module in model.modules())
-    trained = tuple(n for n, p in model.named_parameters() if p.requires_grad)
-    return (_kind(inputs), _kind(targets), autocast, flags, trained, tuple(map(id, RULES.values())))
+    flags = tuple([module.training for module in model.modules()])
+    rules = tuple(map(id, RULES.values()))
+    return (_kind(inputs), _kind(targets), autocast, flags, tuple(trained), rules)
 
 
 def known(model: nn.Module, kind: Any) -> Survey | None:
@@ -262,20 +261,25 @@ def differentiate(
     Every ruled use is detached, so a parameter that still gets a gradient was used elsewhere.
     """
     size = trees.batch_size(inputs, targets)
-    with torch.enable_grad(), watch:
-        total = trees.losses(loss(trees.call(model, inputs), targets), size).sum()
+    with torch.enable_grad():
+        with watch:
+            values = loss(trees.call(model, inputs), targets)
+        # From here on only what runs again needs watching, and watching costs.
+        total = trees.losses(values, size).sum()
         if not total.requires_grad:
             return set()
         if not watch.hidden:
             leaves = (watch.anchor, *parameters.values())
-            found = torch.autograd.grad(total, leaves, allow_unused=True)[1:]
+            with watch if watch.repeats else nullcontext():
+                found = torch.autograd.grad(total, leaves, allow_unused=True)[1:]
             return {n for n, g in zip(parameters, found, strict=True) if g is not None}
         # Reentrant checkpointing cannot be differentiated with respect to chosen leaves.
         kept = {name: parameter.grad for name, parameter in parameters.items()}
         try:
             for parameter in parameters.values():
                 parameter.grad = None
-            total.backward()  # type: ignore[no-untyped-call]
+            with watch:
+                total.backward()  # type: ignore[no-untyped-call]
             return {name for name, p in parameters.items() if p.grad is not None}
         finally:
             for name, parameter in parameters.items():

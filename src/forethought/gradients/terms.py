@@ -55,7 +55,8 @@ def floor(values: Tensor) -> float:
 
 def wide(values: Tensor) -> Tensor:
     """In the precision of norms and sums."""
-    return values.to(sum_dtype(values.dtype))
+    kind = values.dtype
+    return values if kind in (torch.float32, torch.float64) else values.to(sum_dtype(kind))
 
 
 @dataclass
@@ -66,8 +67,8 @@ class Dense:
 
     def squared_norms(self) -> Tensor:
         flat = wide(self.values).reshape(self.values.shape[0], -1)
-        squares: Tensor = torch.linalg.vector_norm(flat, dim=1).square()
-        return squares + floor(flat)
+        squares: Tensor = torch.linalg.vector_norm(flat, dim=1).square_()
+        return squares.add_(floor(flat))
 
     def weighted(self, factors: Tensor) -> Tensor:
         values = wide(self.values)
@@ -218,8 +219,8 @@ def _square(left: Left, right: Tensor) -> Tensor:
         return _row_sums(left, right)
     left = wide(left)
     if right.shape[1] == 1:
-        one, other = (torch.linalg.vector_norm(v.flatten(1), dim=1).square() for v in (left, right))
-        squares: Tensor = (one + floor(left)) * (other + floor(right))
+        one, other = (torch.linalg.vector_norm(v, dim=(1, 2)).square_() for v in (left, right))
+        squares: Tensor = one.add_(floor(left)).mul_(other.add_(floor(right)))
         return squares
     return in_chunks(_gram_square, left, right, cells=right.shape[1] ** 2)
 
