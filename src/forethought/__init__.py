@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from forethought.mechanism import Shuffled as Shuffled
     from forethought.mechanism import UnsupportedMechanismError as UnsupportedMechanismError
     from forethought.mechanism import WithoutReplacement as WithoutReplacement
+    from forethought.planning.pareto import Front as Front
+    from forethought.planning.pareto import pareto as pareto
     from forethought.planning.perturbing import utility_graph as utility_graph
     from forethought.planning.phases import plan_phases as plan_phases
     from forethought.planning.rehearsal import Rehearsal as Rehearsal
@@ -75,6 +77,7 @@ _HOME = {
     **dict.fromkeys(("Statement", "account"), "accounting.statement"),
     "plan": "planning.solve",
     **dict.fromkeys(("Rehearsal", "rehearse"), "planning.rehearsal"),
+    **dict.fromkeys(("Front", "pareto"), "planning.pareto"),
     "plan_phases": "planning.phases",
     "plan_tuning": "planning.tuning",
     **dict.fromkeys(("Run", "train"), "training.run"),

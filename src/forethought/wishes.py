@@ -46,15 +46,21 @@ def resumed(folder: Path) -> Request:
     return replace(from_file(path), name=folder.name)
 
 
-def from_tables(tables: Mapping[str, Mapping[str, Any]]) -> Request:
-    """A request without data, from tables of a job; entries that are None are left out.
+def from_numbers(
+    *, epsilon: float | None = None, delta: float | None = None, **training: Any
+) -> Request:
+    """A request without data: a budget and keys of a job's ``[training]``; None is left out.
 
     Raises:
         JobError: an unknown key or a value that is not allowed.
     """
-    given = {name: without_none(table) for name, table in tables.items()}
+    tables = {
+        "data": {"source": "none"},
+        "budget": without_none({"epsilon": epsilon, "delta": delta}),
+        "training": without_none(training),
+    }
     try:
-        return Request("", "", Job.model_validate({"data": {"source": "none"}, **given}))
+        return Request("", "", Job.model_validate(tables))
     except ValidationError as error:
         raise JobError("; ".join(explain("", "", row) for row in error.errors())) from None
 

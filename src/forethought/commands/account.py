@@ -9,8 +9,18 @@ from typing import Annotated
 import typer
 
 from forethought.commands.options import (
+    AdjacencyName,
+    Batch,
+    ClippingName,
+    Delta,
+    Epochs,
+    Examples,
+    Figures,
     Json,
+    NoiseMultiplier,
     Quiet,
+    RoundCount,
+    SamplingName,
     UsageError,
     console_for,
     print_json,
@@ -26,15 +36,15 @@ def account(
     path: Annotated[
         Path | None, typer.Argument(help="Plan, statement or run folder.", show_default=False)
     ] = None,
-    examples: Annotated[int | None, typer.Option(help="Records trained on.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Expected batch size.")] = None,
-    epochs: Annotated[float | None, typer.Option(help="Passes over the data.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Releases.")] = None,
-    noise_multiplier: Annotated[float | None, typer.Option(help="σ.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Default: 1/(10 · examples).")] = None,
-    sampling: Annotated[str, typer.Option(help="How batches were drawn.")] = "poisson",
-    clipping: Annotated[str, typer.Option(help="example or group.")] = "example",
-    adjacency: Annotated[str | None, typer.Option(help="What a neighbour is.")] = None,
+    examples: Examples = None,
+    batch: Batch = None,
+    epochs: Epochs = None,
+    rounds: RoundCount = None,
+    noise_multiplier: NoiseMultiplier = None,
+    delta: Delta = None,
+    sampling: SamplingName = "poisson",
+    clipping: ClippingName = "example",
+    adjacency: AdjacencyName = None,
     group: Annotated[int, typer.Option(help="Records protected together.")] = 1,
     verify: Annotated[
         bool, typer.Option("--verify", help="Recompute a statement; fail when it does not hold.")
@@ -42,7 +52,7 @@ def account(
     compare: Annotated[
         bool, typer.Option("--compare", help="Show what every other analysis says beside it.")
     ] = False,
-    figure: Annotated[Path | None, typer.Option(help="Draw the figures into this folder.")] = None,
+    figure: Figures = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -59,19 +69,15 @@ def account(
             raise UsageError(
                 "give a path, or --examples, --batch, --noise-multiplier and --epochs or --rounds"
             )
-        request = wishes.from_tables(
-            {
-                "budget": {"delta": delta},
-                "training": {
-                    "epochs": epochs,
-                    "rounds": rounds,
-                    "batch": batch,
-                    "noise_multiplier": noise_multiplier,
-                    "sampling": sampling,
-                    "clipping": clipping,
-                    "adjacency": adjacency,
-                },
-            }
+        request = wishes.from_numbers(
+            delta=delta,
+            epochs=epochs,
+            rounds=rounds,
+            batch=batch,
+            noise_multiplier=noise_multiplier,
+            sampling=sampling,
+            clipping=clipping,
+            adjacency=adjacency,
         )
         statement = attest.account_for(request, examples, group)
     rows = attest.compared(statement) if compare else []

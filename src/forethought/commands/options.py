@@ -17,6 +17,18 @@ DataDir = Annotated[
     Path | None,
     typer.Option("--data-dir", envvar="FORETHOUGHT_DATA", help="Folder with the data sets."),
 ]
+Examples = Annotated[int | None, typer.Option(help="Records to train on.")]
+Delta = Annotated[float | None, typer.Option(help="Default: 1/(10 · examples).")]
+Epochs = Annotated[float | None, typer.Option(help="Passes over the data.")]
+RoundCount = Annotated[int | None, typer.Option(help="Releases.")]
+Batch = Annotated[int | None, typer.Option(help="Expected batch size.")]
+NoiseMultiplier = Annotated[float | None, typer.Option(help="σ.")]
+SamplingName = Annotated[
+    str, typer.Option(help="poisson, without-replacement, shuffled or full-batch.")
+]
+ClippingName = Annotated[str, typer.Option(help="example or group.")]
+AdjacencyName = Annotated[str | None, typer.Option(help="add-or-remove, zero-out or replace-one.")]
+Figures = Annotated[Path | None, typer.Option(help="Draw the figures into this folder.")]
 
 
 class UsageError(ValueError):

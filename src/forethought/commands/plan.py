@@ -8,10 +8,20 @@ from typing import Annotated
 import typer
 
 from forethought.commands.options import (
+    AdjacencyName,
+    Batch,
+    ClippingName,
     DataDir,
+    Delta,
+    Epochs,
+    Examples,
+    Figures,
     JobFile,
     Json,
+    NoiseMultiplier,
     Quiet,
+    RoundCount,
+    SamplingName,
     UsageError,
     console_for,
     print_json,
@@ -22,16 +32,16 @@ EPILOG = "Example: forethought plan --examples 60000 --epsilon 1 --epochs 20"
 
 def plan(
     job_file: JobFile = None,
-    examples: Annotated[int | None, typer.Option(help="Records to train on.")] = None,
+    examples: Examples = None,
     epsilon: Annotated[float | None, typer.Option(help="Budget.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Default: 1/(10 · examples).")] = None,
-    epochs: Annotated[float | None, typer.Option(help="Passes over the data.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Releases.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Expected batch size.")] = None,
-    noise_multiplier: Annotated[float | None, typer.Option(help="σ.")] = None,
-    sampling: Annotated[str, typer.Option(help="How batches are drawn.")] = "poisson",
-    clipping: Annotated[str, typer.Option(help="example or group.")] = "example",
-    adjacency: Annotated[str | None, typer.Option(help="What a neighbour is.")] = None,
+    delta: Delta = None,
+    epochs: Epochs = None,
+    rounds: RoundCount = None,
+    batch: Batch = None,
+    noise_multiplier: NoiseMultiplier = None,
+    sampling: SamplingName = "poisson",
+    clipping: ClippingName = "example",
+    adjacency: AdjacencyName = None,
     parameters: Annotated[int | None, typer.Option(help="Numbers the model trains.")] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Say why each number is what it is.")
@@ -59,7 +69,7 @@ def plan(
         str | None, typer.Option(help="Public data set for --rehearse. Default: synthetic.")
     ] = None,
     repeats: Annotated[int, typer.Option(help="Runs of a rehearsal.")] = 5,
-    figure: Annotated[Path | None, typer.Option(help="Draw the figures into this folder.")] = None,
+    figure: Figures = None,
     save: Annotated[Path | None, typer.Option(help="Write the plan here.")] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -77,19 +87,16 @@ def plan(
     if job_file is not None:
         request = wishes.from_file(job_file)
     else:
-        request = wishes.from_tables(
-            {
-                "budget": {"epsilon": epsilon, "delta": delta},
-                "training": {
-                    "epochs": epochs,
-                    "rounds": rounds,
-                    "batch": batch,
-                    "noise_multiplier": noise_multiplier,
-                    "sampling": sampling,
-                    "clipping": clipping,
-                    "adjacency": adjacency,
-                },
-            }
+        request = wishes.from_numbers(
+            epsilon=epsilon,
+            delta=delta,
+            epochs=epochs,
+            rounds=rounds,
+            batch=batch,
+            noise_multiplier=noise_multiplier,
+            sampling=sampling,
+            clipping=clipping,
+            adjacency=adjacency,
         )
     if examples is None:
         examples, parameters = preview.sizes(request, data_dir)

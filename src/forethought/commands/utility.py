@@ -9,6 +9,7 @@ import typer
 
 from forethought.commands.options import (
     DataDir,
+    Figures,
     JobFile,
     Json,
     Quiet,
@@ -37,7 +38,7 @@ def utility(
     epochs: Annotated[float, typer.Option(help="Length of each training.")] = 5,
     tolerance: Annotated[float, typer.Option(help="Share of accuracy that may be lost.")] = 0.1,
     save: Annotated[Path | None, typer.Option(help="Write the graph here.")] = None,
-    figure: Annotated[Path | None, typer.Option(help="Draw the figures into this folder.")] = None,
+    figure: Figures = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,

@@ -29,8 +29,8 @@ import math
 from functools import lru_cache
 
 from scipy.optimize import brentq
-from scipy.special import ndtr
 
+from forethought.accounting import gaussian
 from forethought.mechanism import Budget
 from forethought.planning.noise import noise_to_signal
 from forethought.plans import Plan
@@ -54,17 +54,8 @@ def default_delta(examples: int) -> float:
 
 @lru_cache(maxsize=256)
 def gaussian_mu(budget: Budget) -> float:
-    """The μ for which a Gaussian mechanism meets the budget exactly (Dong et al. 2022, (6))."""
-    epsilon, delta = budget.epsilon, budget.delta
-
-    def excess(log_mu: float) -> float:
-        mu = math.exp(log_mu)
-        first = ndtr(mu / 2 - epsilon / mu)
-        return float(first - math.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu) - delta)
-
-    if epsilon > 700:
-        return math.sqrt(2 * epsilon)
-    return math.exp(float(brentq(excess, math.log(1e-30), math.log(2 * epsilon + 40))))
+    """The μ for which a Gaussian mechanism just meets the budget (Dong et al. 2022)."""
+    return gaussian.gaussian_mu(budget.epsilon, budget.delta)
 
 
 @lru_cache(maxsize=8)
