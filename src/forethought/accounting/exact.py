@@ -9,15 +9,17 @@ pair named by :func:`forethought.accounting.pairs.theorem`; its upper end is alw
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
 from scipy.special import log_ndtr
 
+from forethought.accounting.curve import Curve
 from forethought.accounting.interval import Interval
 from forethought.accounting.pairs import parts
-from forethought.accounting.privacy_loss import Answer, Composition, Curve
+from forethought.accounting.privacy_loss import Answer, Composition
 from forethought.accounting.profiles import EPS, Pair, Stack
 from forethought.mechanism import Mechanism, real, whole
 
@@ -180,6 +182,10 @@ def _enclose(
         return Interval(*bounds)
     if sum(counts.values()) == 1:
         return Interval(*_single(next(iter(counts)), delta, epsilon))
+    # δ(0) is a total variation distance, which adds up over the rounds.
+    varies = math.fsum(n * _single(p, None, 0.0).upper for p, n in counts.items()) * (1 + 1e-12)
+    if delta is not None and varies <= delta:
+        return Interval(0.0, 0.0)
     rough = max(accuracy, _COARSE)
     searches = [_Search(Composition(counts), delta, epsilon)]
     searches[0].refine(rough)
@@ -190,6 +196,7 @@ def _enclose(
             searches.append(_Search(Composition(counts, swapped=True), delta, epsilon))
             searches[1].refine(rough, beaten_by=searches[0].lower)
     best = max(search.lower for search in searches)
+    best = max(best, _by_one_round(counts, delta, epsilon, max(s.upper for s in searches)))
     # Only a direction that may be the worse one needs the full accuracy.
     for search in searches:
         search.refine(accuracy, beaten_by=best)
@@ -204,14 +211,39 @@ def _enclose(
     if delta is not None:
         upper = min(upper, _gaussian_epsilon(most, delta).upper)
     else:
-        upper = min(upper, gaussian_delta(most, float(epsilon or 0.0)).upper)
-    return Interval(min(upper, max(s.lower for s in searches)), upper)
+        upper = min(upper, varies, gaussian_delta(most, float(epsilon or 0.0)).upper)
+    return Interval(min(upper, max(best, *(s.lower for s in searches))), upper)
+
+
+def _by_one_round(
+    counts: Mapping[Pair, int], delta: float | None, epsilon: float | None, guess: float
+) -> float:
+    """A lower bound from the attack "some round's loss is large": sharp where records are rare.
+
+    For the event T that some loss exceeds a threshold, δ(ε) ≥ P(T) - e^ε Q(T).
+    """
+    best = 0.0
+    if not 0 < guess < 600:
+        return best
+    stacks = [(Stack([pair]), count) for pair, count in counts.items()]
+    for threshold in np.geomspace(0.02, 2, 12) * (guess if delta is not None else epsilon or guess):
+        idle_p = idle_q = 0.0
+        for stack, count in stacks:
+            p, q = stack.above(float(threshold))
+            idle_p += count * math.log1p(-min(p * (1 - 1e-9), 0.5))
+            idle_q += count * math.log1p(-min(q * (1 + 1e-9), 1 - 1e-12))
+        p, q = -math.expm1(idle_p) * (1 - 1e-9), -math.expm1(idle_q) * (1 + 1e-9)
+        if delta is None:
+            best = max(best, p - math.exp(float(epsilon or 0.0)) * q)
+        elif p > delta and q > 1e-280:
+            best = max(best, math.log((p - delta) / q) - 1e-9)
+    return best
 
 
 def _largest_reverse_loss(pair: Pair) -> float:
     # log Q/P where P is largest beside Q: far left, where only P's idle component is left.
     idle = 1 - math.fsum(w for _, w in pair.up)
-    return math.inf if pair.down or pair.symmetric or idle < 1e-12 else -math.log(idle)
+    return math.inf if pair.down or pair.symmetric or idle < 1e-6 else -math.log(idle) * (1 + 1e-9)
 
 
 def _noisy(mechanism: Mechanism) -> bool:
@@ -228,7 +260,8 @@ class _Search:
         self.answer = composition.locate(delta=delta, epsilon=epsilon)
         self.lower, self.upper = 0.0, math.inf if epsilon is None else 1.0
         self.step = 0.0
-        self.exhausted = False  # no finer grid fits into memory
+        self.stalls = 0
+        self.exhausted = False  # a finer grid gains nothing or does not fit into memory
 
     def refine(self, accuracy: float, *, beaten_by: float = -1.0) -> None:
         """Halve the grid and halve again until the bounds are ``accuracy`` apart, relatively."""
@@ -249,6 +282,10 @@ class _Search:
                 wanted = 0.7 * accuracy * self.upper / width if width < math.inf else 0.1
                 self.step *= max(0.15, min(0.9, math.sqrt(wanted)))
             self._evaluate(accuracy)
+            # At a kink of the profile or the floor of rounding a finer grid gains nothing.
+            stalled = self.upper - self.lower > 0.8 * width and width < 0.3 * self.upper
+            self.stalls = self.stalls + 1 if stalled else 0
+            self.exhausted |= self.stalls > 1
 
     def _evaluate(self, accuracy: float) -> None:
         window = self.composition.window(self.answer, self.step, accuracy)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import gammaln
 
-from forethought.accounting.profiles import Pair
+from forethought.accounting.profiles import EPS, Pair
 from forethought.mechanism import (
     ADJACENCIES,
     CLIPPINGS,
@@ -103,7 +103,10 @@ def _binomial(group: int, rate: float) -> list[float]:
         return [1 - rate, rate]
     k = np.arange(group + 1)
     log = gammaln(group + 1) - gammaln(k + 1) - gammaln(group - k + 1)
-    return _dominating(np.exp(log + k * math.log(rate) + (group - k) * math.log1p(-rate)))
+    log += k * math.log(rate) + (group - k) * math.log1p(-rate)
+    # Each term of the exponent carries a rounding error of its own size.
+    size = 4 * gammaln(group + 1) - group * (math.log(rate) + math.log1p(-rate))
+    return _dominating(np.exp(log), 1e-12 + 8 * EPS * float(size))
 
 
 def _hypergeometric(group: int, batch: int, examples: int) -> list[float]:
@@ -127,13 +130,13 @@ def _hypergeometric(group: int, batch: int, examples: int) -> list[float]:
     for k in range(low, top):
         ratio = (group - k) * (batch - k) / ((k + 1) * (examples - group - batch + k + 1))
         weights[k + 1] = weights[k] * ratio
-    return _dominating(weights / weights.sum())
+    return _dominating(weights / weights.sum(), 1e-12 + 32 * EPS * group)
 
 
-def _dominating(weights: np.ndarray) -> list[float]:
-    # Stochastically larger than the exact weights by more than their rounding errors.
+def _dominating(weights: np.ndarray, error: float) -> list[float]:
+    # Stochastically larger than the exact weights by more than their relative errors.
     up = weights.copy()
-    up[1:] *= 1 + 1e-12
+    up[1:] *= 1 + error
     up[0] = max(0.0, 1 - up[1:].sum())
     return [float(w) for w in up]
 

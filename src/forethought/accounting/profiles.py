@@ -157,23 +157,51 @@ class Stack:
     def tails(self, low: float, high: float) -> tuple[Array, Array]:
         """Upper bounds on P(loss < low) and P(loss > high), one per row."""
         if self.symmetric or self.swapped:
-            below = self._masses(np.array([-low]))[3]
+            below = self._masses(self._beyond(-low, -1))[3]
         else:
-            below = self._masses(np.array([low]))[0]
+            below = self._masses(self._beyond(low, 1))[0]
         if self.swapped:
-            above = self._masses(np.array([-high]))[2]
+            above = self._masses(self._beyond(-high, 1))[2]
         else:
-            above = self._masses(np.array([high]))[1]
+            above = self._masses(self._beyond(high, -1))[1]
         return below * (1 + 1e-9), above * (1 + 1e-9)
+
+    def _beyond(self, loss: float, side: int) -> Array:
+        # A point whose loss is certainly at least (side 1) or at most (side -1) this one.
+        z = self._place(np.array([loss]))
+        if len(self.up) == 1 and not self.down:
+            return z  # placed by a formula, to rounding
+        push = 1e-12
+        for _ in range(64):
+            wrong = np.isfinite(z) & (side * (self.loss(z) - loss) < 0)
+            if not wrong.any():
+                return z
+            z = np.where(wrong, z + side * push, z)
+            push *= 2
+        return np.full_like(z, side * np.inf)  # counts everything
+
+    def above(self, level: float) -> tuple[float, float]:
+        """P and Q of the first pair's half line where the loss exceeds ``level`` > 0.
+
+        The half line's end is rounded; both are of the same half line, good to 1e-10 of themselves.
+        """
+        _, p, _, q = self._masses(self._place(np.array([level])))
+        return float(p[0]), float(q[0])
 
     def direct(self, level: float) -> tuple[float, float]:
         """The first pair's profile at ``level`` ≥ 0, less and plus a bound on rounding."""
-        p_low, p_high, q_low, q_high = self._masses(np.array([-level if self.swapped else level]))
+        at = np.array([-level if self.swapped else level])
+        z = self._place(at)
+        p_low, p_high, q_low, q_high = self._masses(z)
         p, q = (q_low[0], p_low[0]) if self.swapped else (p_high[0], q_high[0])
         taken = math.exp(min(level, 700.0)) * float(q)
         value = float(p) - taken
-        noise = 1e-13 * (float(p) + taken)
-        return max(0.0, value - noise), min(1.0, max(0.0, value) + noise)
+        # Relative errors of the normal distribution function, and of the test's threshold.
+        size = float(np.where(np.isfinite(z), np.abs(z), 0)[0, 0] + self._reach()[0, 0])
+        slip = math.expm1(min(700.0, 2 * float(self._slips(at, z)[0, 0])))
+        noise = (1e-13 + 16 * EPS * (size * size + level) + slip) * (float(p) + taken)
+        lower = max(0.0, value - noise) if level < 700 else 0.0
+        return lower, min(1.0, max(0.0, value) + noise)
 
     def shift_error(self, edges: Array) -> Array:
         """How far each edge may be off the loss it stands for, through rounding; rows by pair."""
@@ -186,11 +214,13 @@ class Stack:
         return self._shift_error(edges)
 
     def _shift_error(self, edges: Array) -> Array:
-        z = self._place(edges)
+        return self._slips(edges, self._place(edges))
+
+    def _slips(self, edges: Array, z: Array) -> Array:
         fine = np.isfinite(z)
         z = np.where(fine, z, 0)
         size = np.minimum(1.0, np.abs(edges) + self.up_mass + self.down_mass)
-        error = 8 * EPS * (1 + np.abs(z) * self._reach()) * size
+        error = 8 * EPS * (1 + (np.abs(z) + self._reach()) * self._reach()) * size
         if len(self.up) > 1 or self.down:
             error = error + np.where(fine, np.abs(self.loss(z) - edges), 0)
         return np.asarray(error)
@@ -200,9 +230,8 @@ class Stack:
         tail = ndtr(-shift / 2)
         return np.asarray(np.maximum(1 - (1 - rate) * tail - rate * ndtr(shift / 2) - tail, 0))
 
-    def _masses(self, loss: Array) -> tuple[Array, Array, Array, Array]:
-        # P below, P above, Q below, Q above the loss; Q above for mirrored tails.
-        z = self._place(loss)
+    def _masses(self, z: Array) -> tuple[Array, Array, Array, Array]:
+        # P below, P above, Q below, Q above the points, one per row.
         p_low, p_high = (1 - self.up_mass) * ndtr(z), (1 - self.up_mass) * ndtr(-z)
         for c, w in self.up:
             p_low, p_high = p_low + w * ndtr(z - c), p_high + w * ndtr(c - z)
@@ -216,7 +245,7 @@ class Stack:
         if len(self.up) == 1 and not self.down:
             shift, rate = self.up[0]
             with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-                small = np.log((np.expm1(np.minimum(loss, 1)) + rate) / rate)
+                small = np.log(_above_idle(np.minimum(loss, 1), rate) / rate)
                 large = loss + np.log1p((rate - 1) * np.exp(-np.maximum(loss, 1))) - np.log(rate)
                 z = np.where(loss > 1, large, small)
             z = np.where(rate == 1, loss, np.where(np.isnan(z), -np.inf, z))
@@ -326,7 +355,7 @@ class Stack:
                 )
             )
         # Five-point Gauss-Legendre: the remainder is the tenth derivative times 4e-13 width^11.
-        error = 32 * EPS * (2 + np.abs(a)) ** 2 + 1e-11 * slope**9
+        error = 32 * EPS * (2 + np.abs(a)) ** 2 + 2e-11 * slope**9
         return low, high, error
 
     def _closed(
@@ -353,14 +382,22 @@ class Stack:
                 noise_high += weight * np.exp(stop + np.maximum(there_scale, at_b + here_scale))
         if not self.down:
             # The cell in which the losses begin: its left edge lies below all of them.
-            gap = (1 - self.up_mass[rows, 0]) - np.exp(left)
-            low += np.where(bounded, 0, np.maximum(gap, 0) * np.exp(here))
+            mass = self.up_mass[rows, 0]
+            gap = np.maximum(-_above_idle(left, mass), 0)
+            below = np.where(bounded, 0, np.exp(here))
+            low += gap * below
+            noise_low += np.minimum(mass, 1 - mass + np.exp(left)) * below
         unit = 32 * EPS * (2 + np.abs(finite_a) + np.abs(b) + self._reach()[rows, 0]) ** 2
         low, high = np.maximum(low, 0), np.maximum(high, 0)
         low, high = low + unit * noise_low, high + unit * noise_high
         with np.errstate(divide="ignore", invalid="ignore"):
             error = unit + 2 * unit * np.maximum(noise_low / low, noise_high / high)
         return low, high, np.where(np.isfinite(error), np.minimum(error, 1.0), 0.0)
+
+
+def _above_idle(loss: Array, mass: Array) -> Array:
+    """e^loss - (1 - mass), with a rounding error that is small beside mass and beside e^loss."""
+    return np.asarray(np.where(loss < -0.69, np.exp(loss) - (1 - mass), np.expm1(loss) + mass))
 
 
 def _mirrored(forward: Gaps, edges: Array) -> Gaps:
