@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import FunctionType
 from typing import Any
@@ -88,6 +88,20 @@ class Site:
     kwargs: Mapping[str, Any]
     parameters: Mapping[str, Tensor]
     key: tuple[Any, ...]
+
+    def report(self) -> Site:
+        """What the way back needs of the call.
+
+        It lives as long as the graph does, so inputs must not: those that the rule saves are
+        kept by autograd, which frees them layer by layer.
+        """
+        named = {*self.rule.saved, *self.rule.parameters}
+        rest = {
+            name: value
+            for name, value in self.arguments.items()
+            if name not in named or not isinstance(value, Tensor)
+        }
+        return replace(self, arguments=rest, args=(), kwargs={})
 
 
 Report = Callable[[Site, Mapping[str, Tensor], Tensor], None]
@@ -283,6 +297,6 @@ class Watch(TorchFunctionMode):
         )
         saved = [values[name].detach() for name in names]
         tapped: Tensor = _Tap.apply(  # type: ignore[no-untyped-call]
-            output, self.anchor, self.report, site, names, *saved
+            output, self.anchor, self.report, site.report(), names, *saved
         )
         return tapped

@@ -98,9 +98,12 @@ class Long:
         i, f, n, o = gates.view(length, batch, 4, size).unbind(2)
         tanh = cells.tanh()
         # a_t = (dc·k_i, dc·k_f, dc·k_g, dh·k_o): all but dc and dh is known for all t at once.
-        k = torch.stack(
-            [n * i * (1 - i), cells_before * f * (1 - f), i * (1 - n * n), tanh * o * (1 - o)], 2
-        )
+        # Written part by part: all of them at once would be as much memory again.
+        k = torch.empty_like(gates).view(length, batch, 4, size)
+        torch.mul(n, i * (1 - i), out=k[:, :, 0])
+        torch.mul(cells_before, f * (1 - f), out=k[:, :, 1])
+        torch.mul(i, 1 - n * n, out=k[:, :, 2])
+        torch.mul(tanh, o * (1 - o), out=k[:, :, 3])
         through = o * (1 - tanh * tanh)
         zero = torch.zeros_like(before[0])
         dh = zero if g.h is None else g.h

@@ -96,13 +96,8 @@ def use_of(
         layout = frames.gradient if value is gradient else frames.saved[name]
         if not layout.fits(value, batch):
             raise ValueError(f"{name} of shape {tuple(value.shape)} does not fit {layout}")
-    rest = {
-        name: value
-        for name, value in site.arguments.items()
-        if name not in saved and name not in site.slots
-    }
     return Use(
-        rest,
+        site.arguments,
         site.parameters,
         {name: frames.saved[name].batch_first(value, batch) for name, value in saved.items()},
         frames.gradient.batch_first(gradient, batch),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,8 +24,11 @@ def _hidden(use: Use) -> Iterator[tuple[str, Term]]:
 
 
 def _watched_scan(function: Any, site: Site, watch: Watch) -> Any:
+    # The gates are overwritten, and nothing of the call is needed but its parameters.
+    kept = replace(site, arguments={}, args=(), kwargs={})
+
     def emit(gradient: Tensor, before: Tensor) -> None:
-        watch.report(site, {"before": before}, gradient)
+        watch.report(kept, {"before": before}, gradient)
 
     return function(*site.args[:8], emit, watch.anchor)
 
