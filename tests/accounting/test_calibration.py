@@ -59,8 +59,8 @@ def test_rounds_are_the_last_whole_number_that_fits():
 
     rounds = calibrate(make, budget, (1, 100_000), integer=True)
     assert rounds == int(rounds)
-    assert epsilon(make(rounds), budget.delta, accuracy=5e-4).upper <= budget.epsilon
-    assert epsilon(make(rounds + 1), budget.delta, accuracy=5e-4).upper > budget.epsilon
+    assert epsilon(make(rounds), budget.delta).upper <= budget.epsilon
+    assert epsilon(make(rounds + 1), budget.delta).upper > budget.epsilon
 
 
 def test_calibrating_undoes_epsilon():

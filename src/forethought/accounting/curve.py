@@ -73,24 +73,28 @@ class Curve:
 
     def delta(self, epsilon: float) -> float:
         """The bound on δ at ``epsilon``, in [0, 1]."""
+        return float(self.deltas(np.array([epsilon]))[0])
+
+    def deltas(self, epsilons: Array) -> Array:
+        """The bounds on δ at each of ``epsilons``, in [0, 1]."""
         values, discounted = self._values()
-        epsilon = epsilon - self.shift if self.above else epsilon + self.shift
-        place = math.floor((epsilon - self.first) / self.step) + 1
-        if place >= self.masses.size:
-            value = 0.0
-        elif place <= 0:
-            value = float(values[0])
-            value += float(discounted[0]) * -math.expm1(epsilon - self.first)
-        else:
-            ahead = self.first + place * self.step
-            value = float(values[place] + discounted[place] * -math.expm1(epsilon - ahead))
+        at = np.asarray(epsilons, dtype=float)
+        at = at - self.shift if self.above else at + self.shift
+        size = self.masses.size
+        place = np.clip(np.floor((at - self.first) / self.step) + 1, 0, size).astype(np.int64)
+        ahead = self.first + place * self.step
+        # Nothing lies beyond the last loss.
+        here = np.minimum(place, size - 1)
+        gain = discounted[here] * -np.expm1(np.minimum(at - ahead, 0.0))
+        value = np.where(place < size, values[here] + gain, 0.0)
         if self.above:
-            missing = 0.0
-            if epsilon < self.first:
-                missing = math.exp(min(0.0, self.wrapped - self.tilt * epsilon))
-            return min(1.0, max(0.0, value * (1 + self.relative) + self.constant) + missing)
-        wrapped = float(self._wrapped(np.array([epsilon]))[0])
-        return min(1.0, max(0.0, value * (1 - self.relative) - self.constant - wrapped))
+            with np.errstate(over="ignore"):
+                missing = np.exp(np.minimum(self.wrapped - self.tilt * at, 0.0))
+            missing = np.where(at < self.first, missing, 0.0)
+            bound = np.maximum(value * (1 + self.relative) + self.constant, 0.0) + missing
+        else:
+            bound = value * (1 - self.relative) - self.constant - self._wrapped(at)
+        return np.asarray(np.clip(bound, 0.0, 1.0))
 
     def epsilon(self, delta: float) -> float:
         """The bound on the smallest ε ≥ 0 that holds at ``delta``; ∞ if this grid gives none."""

@@ -158,11 +158,12 @@ class TradeOff:
         needed = 0.0
         for profile in (self.forward, self.backward):
             half = half_below(profile)
-            power = np.maximum(half.powers - give, 0.0)
-            with np.errstate(invalid="ignore"):
-                mu = ndtri(power) - ndtri(np.minimum(half.alphas + give, 1.0))
-            # No power left to match: any μ will do there.
-            needed = max(needed, float(np.max(np.where(power > 0, mu, 0.0))))
+            power = np.clip(half.powers - give, 0.0, 1.0)
+            alpha = np.minimum(half.alphas + give, 1.0)
+            # No power left to match beyond that of guessing: any μ will do there.
+            left = power > alpha
+            mu = ndtri(power[left]) - ndtri(alpha[left])
+            needed = float(np.max(mu, initial=needed))
         return min(self.floor, needed * (1 + 1e-12))
 
     def inverse(self) -> TradeOff:
@@ -424,13 +425,13 @@ def tradeoff(mechanism: Mechanism, group: int = 1, accuracy: float = 5e-3) -> Tr
     """A certified *lower* bound on the trade-off function of a mechanism: what it promises.
 
     No attacker who tells apart data sets differing in ``group`` records has errors below it. A
-    Gaussian mechanism is exact. Otherwise upper ends of certified δ at a grid of ε are joined
+    Gaussian mechanism is exact. Otherwise certified upper bounds on δ at a grid of ε are joined
     by :func:`from_points`, and raised to the Gaussian of the run without amplification where that
     is higher (in the far tail), which is ``floor``.
 
     Args:
         mechanism: what is released. group: number of differing records.
-        accuracy: of each certified δ.
+        accuracy: of the certified δ, relatively.
 
     Raises:
         UnsupportedMechanismError: no theorem covers a part of the mechanism.
@@ -447,9 +448,10 @@ def tradeoff(mechanism: Mechanism, group: int = 1, accuracy: float = 5e-3) -> Tr
     last = exact.epsilon(mechanism, TAIL, size, accuracy=accuracy).upper
     if not 0 < last < math.inf:
         return unamplified
-    epsilons = last * np.concatenate([[1e-3], np.linspace(0, 1, POINTS)[1:]])
-    deltas = [exact.delta(mechanism, float(at), size, accuracy=accuracy).upper for at in epsilons]
-    # δ(0) is at most (e^ε − 1) above δ(ε): a bound that needs no grid through the kink at 0.
-    start = min(1.0, deltas[0] + math.expm1(epsilons[0]))
-    joined = from_points([0.0, *epsilons], [start, *deltas])
+    epsilons = last * np.linspace(0, 1, POINTS)
+    # One composition answers for every ε, the kink at 0 included.
+    uppers = [above for _, above in exact.privacy_loss(mechanism, size, accuracy=accuracy)]
+    deltas = np.max([above.deltas(epsilons) for above in uppers], axis=0)
+    deltas[-1] = min(deltas[-1], TAIL)
+    joined = from_points(epsilons, deltas)
     return replace(maximum(joined, unamplified), floor=unamplified.floor)
