@@ -19,7 +19,7 @@ from forethought.mechanism import (
 
 
 def _close(mechanism: Mechanism, budget: Budget) -> None:
-    spent = epsilon(mechanism, budget.delta, accuracy=5e-4).upper
+    spent = epsilon(mechanism, budget.delta).upper
     assert budget.epsilon * (1 - 1e-3) <= spent <= budget.epsilon
 
 
