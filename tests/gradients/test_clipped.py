@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from forethought.gradients import clipped_sum
+from forethought.gradients import clipped_sum, patches
 from forethought.gradients.clipping import automatic, per_layer
 
 
@@ -400,3 +400,16 @@ def test_a_fully_frozen_model_is_refused() -> None:
     model, x, y = ready("small")
     with pytest.raises(ValueError, match="requires_grad"):
         clipped_sum(model.requires_grad_(False), loss, x, y, 1.0)
+
+
+@pytest.mark.parametrize(("groups", "channels"), [(1, 12), (3, 12)])
+def test_convolution_gradients_do_not_depend_on_how_many_are_written_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, groups: int, channels: int
+) -> None:
+    image, gradient = torch.randn(5, channels, 6, 6), torch.randn(5, 9, 6, 6)
+    window = patches.Window((3, 3), (1, 1), (1, 1), (1, 1))
+    term = patches.Convolved(image, gradient, window, groups)
+    whole = term.rows()
+    monkeypatch.setattr(patches, "EXAMPLES", 2)
+    torch.testing.assert_close(term.rows(), whole)
+    torch.testing.assert_close(term.rows().sum(0), term.weighted(torch.ones(5)))

@@ -18,6 +18,9 @@ from torch.nn import functional as F
 from forethought.gradients.cost import rates
 from forethought.gradients.terms import Dense, Outer, Term, gram_product, in_chunks, wide, zeroed
 
+# So many at a time go through a grouped convolution on the CPU.
+EXAMPLES = 32
+
 
 @dataclass(frozen=True)
 class Window:
@@ -169,11 +172,21 @@ class Convolved:
             rows = self._patch_rows()
             return self._by_example(rows)
         image, gradient = wide(self.image), wide(self.gradient)
+        # The convolution copies its operands into layouts of its own: not the whole batch at once.
+        count, each = gradient.shape[0], self._shape[0]
+        if count <= EXAMPLES or gradient.device.type != "cpu":
+            return self._by_example(self._grouped(image, gradient))
+        rows = gradient.new_empty(count * each, *self._shape[1:])
+        for at in range(0, count, EXAMPLES):
+            few = slice(at, at + EXAMPLES)
+            rows[at * each : (at + EXAMPLES) * each] = self._grouped(image[few], gradient[few])
+        return self._by_example(rows)
+
+    def _grouped(self, image: Tensor, gradient: Tensor) -> Tensor:
         count = gradient.shape[0]
         image = image.reshape(1, -1, *image.shape[2:])
         gradient = gradient.reshape(1, -1, *gradient.shape[2:])
-        rows = self._weight_gradient(image, gradient, count * self.groups)
-        return self._by_example(rows)
+        return self._weight_gradient(image, gradient, count * self.groups)
 
     def without(self, bad: Tensor) -> Convolved:
         mask = bad.repeat_interleave(self.several)

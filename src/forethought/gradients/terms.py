@@ -165,6 +165,9 @@ class Outer:
                 else:
                     other = other * scale
                 first, second = (other, one) if self.transposed else (one, other)
+                if not (first.is_contiguous() and second.is_contiguous()):
+                    # Time first, as recurrent layers have it: flat without a copy.
+                    first, second = first.transpose(0, 1), second.transpose(0, 1)
                 part = first.flatten(0, 1).t() @ second.flatten(0, 1)
             total = part if total is None else total.add_(part)
         assert total is not None  # an Outer has at least one block
