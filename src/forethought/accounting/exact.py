@@ -289,6 +289,10 @@ class _Search:
 
     def _evaluate(self, accuracy: float) -> None:
         window = self.composition.window(self.answer, self.step, accuracy)
+        if not math.isfinite(window.high - window.low):
+            # δ is too small for a double here: the bounds that need no grid remain.
+            self.exhausted = True
+            return
         self.exhausted = window.step > 1.01 * self.step
         self.step = window.step
         below, above = self.composition.curves(window)
