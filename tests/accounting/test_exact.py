@@ -59,7 +59,7 @@ def _simulated_delta(mechanism: Mechanism, at: float, draw, count: int = 400_000
     return float(np.mean(np.maximum(0.0, -np.expm1(at - total))))
 
 
-@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("swapped", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("rounds", "adjacency", "group"),
     [
@@ -268,7 +268,9 @@ def test_intervals_nest_when_accuracy_tightens(rate, sigma, rounds, delta):
     assert fine.upper <= coarse.upper + 1e-12
 
 
-@pytest.mark.parametrize("wanted", [1e-15, 1e-5, 0.3, 0.999])
+@pytest.mark.parametrize(
+    "wanted", [1e-5, *(pytest.param(x, marks=pytest.mark.slow) for x in (1e-15, 0.3, 0.999))]
+)
 @pytest.mark.parametrize(
     "rounds",
     [
