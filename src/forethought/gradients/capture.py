@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from types import FunctionType
 from typing import Any
@@ -101,7 +101,7 @@ class Site:
             for name, value in self.arguments.items()
             if name not in named or not isinstance(value, Tensor)
         }
-        return replace(self, arguments=rest, args=(), kwargs={})
+        return Site(self.rule, self.slots, rest, (), {}, self.parameters, self.key)
 
 
 Report = Callable[[Site, Mapping[str, Tensor], Tensor], None]
