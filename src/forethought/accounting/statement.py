@@ -45,7 +45,8 @@ SEEDED = (
     "the guarantee holds only against those who do not"
 )
 _PROTECTED = {
-    "add-or-remove": "whether any one record is present in the training data at all",
+    "add-or-remove": "whether any one record is present in the training data at all (with a group, "
+    "whether all of its records are present or none)",
     "zero-out": "any one record, against the same data with that record blanked out",
     "replace-one": "any one record, against the same data with that record replaced by any other",
 }
