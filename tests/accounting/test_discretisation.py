@@ -38,8 +38,8 @@ def profile(pair: Pair, *, swapped: bool):
     idle_p, idle_q = (max(mp.mpf(0), 1 - sum((w for _, w in x), mp.mpf(0))) for x in (up, down))
 
     def forward(alpha):
-        low, high = mp.mpf(-150), mp.mpf(150)
-        for _ in range(100):
+        low, high = mp.mpf(-20_000), mp.mpf(20_000)
+        for _ in range(110):
             z = (low + high) / 2
             p = idle_p + sum(w * mp.exp(c * z - c * c / 2) for c, w in up)
             q = idle_q + sum(w * mp.exp(-c * z - c * c / 2) for c, w in down)
@@ -61,6 +61,7 @@ def misses(pair: Pair, nodes, step: float, *, swapped: bool, points: int = 14) -
     grid = discretise(Stack([pair], swapped=swapped), nodes, step)
     losses = [mp.mpf(step) * int(i) for i in nodes]
     shift, charge = mp.mpf(float(grid.shift[0])), mp.mpf(float(grid.charge[0]))
+    assert not mp.isnan(charge)
     true = profile(pair, swapped=swapped)
     inside = [x for two in pairwise(losses) for x in (two[0], sum(two) / 2)]
     too_low = too_high = False

@@ -90,6 +90,8 @@ def discretise(stack: Stack, nodes: NDArray[np.int64], step: float) -> Discrete:
     below[broken, origin] = 1
     charge[broken] = 0
     charge += _repair(below, losses)
+    # Unknown is everything: a charge of 1 leaves no lower bound.
+    charge = np.where(np.isnan(charge), 1.0, charge)
     above *= 1 + worst
     above[:, 0] += left
     broken = ~np.isfinite(above).all(axis=1)

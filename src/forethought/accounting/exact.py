@@ -109,6 +109,7 @@ def epsilon_curve(
     ]
 
 
+@np.errstate(all="ignore")
 def privacy_loss(
     mechanism: Mechanism, group: int = 1, *, accuracy: float = 1e-3
 ) -> list[tuple[Curve, Curve]]:
@@ -161,6 +162,8 @@ def _delta(mechanism: Mechanism, epsilon: float, group: int, accuracy: float) ->
     return _enclose(mechanism, group, accuracy, epsilon=epsilon)
 
 
+# What leaves the range of a double is recognised and bounded where it arises.
+@np.errstate(all="ignore")
 def _enclose(
     mechanism: Mechanism,
     group: int,

@@ -25,6 +25,7 @@ from forethought.accounting.adaptive import (
     selection_interval,
 )
 from forethought.accounting.interval import Interval
+from forethought.accounting.tradeoff import tradeoff
 from forethought.accounting.wording import ADVERSARY, EXACT, WORDINGS
 from forethought.mechanism import Mechanism, UnsupportedMechanismError, real, whole
 
@@ -374,8 +375,14 @@ def _kind(accountant: Mapping[str, Any]) -> str:
 def _recompute(
     mechanism: Mechanism, delta: float, group: int, accountant: Mapping[str, Any]
 ) -> tuple[Interval, tuple[tuple[float, float], ...]]:
-    epsilon = ACCOUNTANTS[_kind(accountant)](mechanism, delta, group, accountant)
-    return epsilon, _attack(epsilon.upper, delta)
+    kind = _kind(accountant)
+    epsilon = ACCOUNTANTS[kind](mechanism, delta, group, accountant)
+    rows = _attack(epsilon.upper, delta)
+    if kind == "exact" and math.isfinite(epsilon.upper):
+        # The whole trade-off function says more than one point of it.
+        misses = tradeoff(mechanism, group)
+        rows = tuple((rate, min(power, 1 - misses(rate))) for rate, power in rows)
+    return epsilon, rows
 
 
 def _attack(epsilon: float, delta: float) -> tuple[tuple[float, float], ...]:
@@ -429,7 +436,7 @@ def _markdown(statement: Statement) -> str:
         "| quantity | value |",
         "| --- | --- |",
         f"| ε (upper end: the guarantee) | {s.epsilon.upper:.6g} |",
-        f"| ε (lower end: it cannot be better than this) | {s.epsilon.lower:.6g} |",
+        f"| ε (lower end: how tightly it is computed) | {s.epsilon.lower:.6g} |",
         f"| δ | {s.delta:g} |",
         f"| adjacency | {s.mechanism.adjacency} |",
         f"| records protected together | {s.group} |",

@@ -421,6 +421,7 @@ def lower_envelope(mass: float, mu: float, symmetric: bool = True) -> TradeOff:
     return TradeOff(profile, profile, floor)
 
 
+@np.errstate(all="ignore")
 def tradeoff(mechanism: Mechanism, group: int = 1, accuracy: float = 5e-3) -> TradeOff:
     """A certified *lower* bound on the trade-off function of a mechanism: what it promises.
 
