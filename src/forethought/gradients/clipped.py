@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forethought.gradients import clipping, fallback, rules, survey, trees
+from forethought.gradients import clipping, direct, fallback, rules, survey, trees
 from forethought.gradients.capture import Site, Watch
 from forethought.gradients.groups import clipped_group_sum
 from forethought.gradients.place import Slot, combine
@@ -101,6 +101,11 @@ def per_example_terms(
         known = survey.survey(model, loss, inputs, targets)
         survey.keep(model, kind, known)
         _announce(known)
+    if not fresh and observe is None and not known.unruled and not known.failure:
+        layer = direct.single_linear(model, inputs)
+        found = None if layer is None else direct.terms(layer, loss, inputs, targets, trained)
+        if found is not None:
+            return found
     terms, strange = _book(model, loss, inputs, targets, trained, known, observe)
     if strange and not fresh:
         # The pass took another way than the one surveyed: look again, once.

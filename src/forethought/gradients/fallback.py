@@ -31,6 +31,7 @@ def by_vmap(
     everything = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     held = {name: value.detach() for name, value in everything.items()}
     wanted = {name: held.pop(name) for name in names}
+    judged = _Judged(model, loss)
 
     def one(parameters: Mapping[str, Tensor], x: Any, y: Any) -> Tensor:
         x, y = (tree_map(_single, tree) for tree in (x, y))
@@ -38,8 +39,8 @@ def by_vmap(
         args, kwargs = ((), x) if isinstance(x, dict) else (x, {})
         if not isinstance(args, tuple | list):
             args = (args,)
-        outputs = functional_call(model, state, tuple(args), kwargs)
-        return trees.losses(loss(outputs, y), 1).sum()
+        state = {f"model.{name}": value for name, value in state.items()}
+        return trees.losses(functional_call(judged, state, (tuple(args), kwargs, y)), 1).sum()
 
     dims = tuple(
         tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, tree)
@@ -49,6 +50,17 @@ def by_vmap(
         wanted, inputs, targets
     )
     return gradients
+
+
+class _Judged(nn.Module):
+    """A model with its loss: a loss that reads the model's parameters must see the traced ones."""
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, args: Any, kwargs: Any, targets: Any) -> Tensor:
+        return self.loss(self.model(*args, **kwargs), targets)
 
 
 def _single(leaf: Any) -> Any:
