@@ -54,14 +54,6 @@ def gamma_step(sigma: float, ratio: float, current: float) -> float:
     return _gamma_right(sigma, ratio / current, 1.0)
 
 
-def gamma_printed_step(sigma: float, ratio: float, current: float) -> float:
-    """As :func:`gamma_step` with the printed denominator σ(1 − ᾱ) − 2e√ᾱ·σ.
-
-    Theorems 3.1 and B.4 print it; it does not follow from u₁ of Theorem B.2.
-    """
-    return _gamma_right(sigma, ratio / current, sigma)
-
-
 def _gamma_right(sigma: float, alpha: float, factor: float) -> float:
     if alpha >= 1 or 3 / sigma**2 > 700:
         return math.inf
