@@ -22,11 +22,11 @@ from torch import nn
 
 from forethought.mechanism import Mechanism, Poisson, Rounds
 from forethought.plans import Optimizer, Plan
-from forethought.training import rounds as rounds_module
-from forethought.training.noise import GaussianNoise
-from forethought.training.randomness import Stream
+from forethought.rounds import private_step as rounds_module
+from forethought.rounds.noise import GaussianNoise
+from forethought.rounds.randomness import Stream
+from forethought.rounds.sampling import sampler
 from forethought.training.run import train
-from forethought.training.sampling import sampler
 
 
 class LeNet5(nn.Sequential):

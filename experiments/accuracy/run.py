@@ -18,7 +18,7 @@ from pathlib import Path
 
 import forethought as ft
 from forethought.data import Dataset
-from forethought.job import Job
+from forethought.jobs.job import Job
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 HEADER = (

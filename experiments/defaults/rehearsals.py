@@ -33,7 +33,7 @@ from forethought.data.features import with_scattering
 from forethought.data.synthetic import like
 from forethought.models import build
 from forethought.planning.defaults import default_delta
-from forethought.planning.rehearsal import Source, rehearse
+from forethought.utility.rehearsal import Source, rehearse
 
 HERE = Path(__file__).parent
 STAND_INS = {"mnist": "fashion-mnist", "fashion-mnist": "mnist", "digits": "mnist, 8 × 8"}

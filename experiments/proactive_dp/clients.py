@@ -18,13 +18,13 @@ import numpy as np
 import torch
 
 import forethought as ft
-from forethought.training.losses import Loss
+from forethought.rounds.losses import Loss
+from forethought.rounds.private_step import PrivateStep, Release
+from forethought.rounds.randomness import Secrets, Stream
+from forethought.rounds.records import as_records
+from forethought.rounds.sampling import Indices, sampler
 from forethought.training.optimizers import make_optimizer
-from forethought.training.randomness import Secrets, Stream
-from forethought.training.records import as_records
-from forethought.training.rounds import PrivateStep, Release
-from forethought.training.sampling import Indices, sampler
-from forethought.training.schedules import step_sizes
+from forethought.training.step_sizes import step_sizes
 
 
 @dataclass(frozen=True)

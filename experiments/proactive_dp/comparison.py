@@ -22,9 +22,9 @@ import torch
 from clients import COPIES, ONE, SHARES, Holders, train
 
 import forethought as ft
-from forethought.accounting.closed_form import closed_form_sigma
+from forethought.published.closed_form import closed_form_sigma
 from forethought.report.figures import BLUE, GREEN, GREY, ORANGE, new_axes
-from forethought.training.losses import Loss
+from forethought.rounds.losses import Loss
 
 FORMULA, EXACT, CHOSEN, NOISELESS = "formula", "exact", "chosen", "no noise"
 COLOURS = {FORMULA: ORANGE, EXACT: BLUE, CHOSEN: GREEN, NOISELESS: GREY}

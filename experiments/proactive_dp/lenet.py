@@ -20,7 +20,7 @@ from comparison import Preset, Problem, add_options, preset, report, run
 import forethought as ft
 from forethought.data import load
 from forethought.models import build
-from forethought.training.losses import cross_entropy
+from forethought.rounds.losses import cross_entropy
 
 TABLE_7 = (
     (0.15007, 12.10881, 370),

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import forethought as ft
-from forethought.accounting.calculators import phase_calculator, rounds_calculator
-from forethought.accounting.closed_form import closed_form_sigma
+from forethought.published.calculators import phase_calculator, rounds_calculator
+from forethought.published.closed_form import closed_form_sigma
 
 # (ε, σ, sample size) as printed, with N, K and δ of the experiment.
 SIZES = {

@@ -31,10 +31,10 @@ from torch.nn import functional as F
 
 from forethought.data import load
 from forethought.models import build
-from forethought.planning.perturbing import utility_graph
-from forethought.planning.utility import UtilityGraph
 from forethought.plans import Optimizer, Schedule
 from forethought.report.utility_figures import draw_utility
+from forethought.utility.graph import UtilityGraph
+from forethought.utility.perturbing import utility_graph
 
 TOLERANCE = 0.1
 CONVEX_EXAMPLES = 10_000

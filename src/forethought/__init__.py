@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from forethought.accounting.exact import delta as delta
     from forethought.accounting.exact import epsilon as epsilon
     from forethought.accounting.interval import Interval as Interval
-    from forethought.accounting.selection import NegativeBinomialTrials as NegativeBinomialTrials
-    from forethought.accounting.selection import PoissonTrials as PoissonTrials
+    from forethought.accounting.renyi.selection import (
+        NegativeBinomialTrials as NegativeBinomialTrials,
+    )
+    from forethought.accounting.renyi.selection import PoissonTrials as PoissonTrials
     from forethought.accounting.statement import Statement as Statement
     from forethought.accounting.statement import account as account
     from forethought.accounting.tradeoff import TradeOff as TradeOff
@@ -34,13 +36,9 @@ if TYPE_CHECKING:
     from forethought.mechanism import WithoutReplacement as WithoutReplacement
     from forethought.planning.pareto import Front as Front
     from forethought.planning.pareto import pareto as pareto
-    from forethought.planning.perturbing import utility_graph as utility_graph
-    from forethought.planning.phases import plan_phases as plan_phases
-    from forethought.planning.rehearsal import Rehearsal as Rehearsal
-    from forethought.planning.rehearsal import rehearse as rehearse
+    from forethought.planning.phase_plans import plan_phases as plan_phases
+    from forethought.planning.search_plans import plan_tuning as plan_tuning
     from forethought.planning.solve import plan as plan
-    from forethought.planning.tuning import plan_tuning as plan_tuning
-    from forethought.planning.utility import UtilityGraph as UtilityGraph
     from forethought.plans import Averaging as Averaging
     from forethought.plans import Clip as Clip
     from forethought.plans import Optimizer as Optimizer
@@ -50,8 +48,12 @@ if TYPE_CHECKING:
     from forethought.training.phases import train_until as train_until
     from forethought.training.run import Run as Run
     from forethought.training.run import train as train
-    from forethought.training.tuning import Tuned as Tuned
-    from forethought.training.tuning import tune as tune
+    from forethought.training.search import Tuned as Tuned
+    from forethought.training.search import tune as tune
+    from forethought.utility.graph import UtilityGraph as UtilityGraph
+    from forethought.utility.perturbing import utility_graph as utility_graph
+    from forethought.utility.rehearsal import Rehearsal as Rehearsal
+    from forethought.utility.rehearsal import rehearse as rehearse
 
 # Public name → the file that says it.
 _HOME = {
@@ -73,18 +75,18 @@ _HOME = {
     **dict.fromkeys(("epsilon", "delta"), "accounting.exact"),
     **dict.fromkeys(("calibrate", "noise_multiplier"), "accounting.calibration"),
     **dict.fromkeys(("TradeOff", "tradeoff"), "accounting.tradeoff"),
-    **dict.fromkeys(("NegativeBinomialTrials", "PoissonTrials"), "accounting.selection"),
+    **dict.fromkeys(("NegativeBinomialTrials", "PoissonTrials"), "accounting.renyi.selection"),
     **dict.fromkeys(("Statement", "account"), "accounting.statement"),
     "plan": "planning.solve",
-    **dict.fromkeys(("Rehearsal", "rehearse"), "planning.rehearsal"),
+    **dict.fromkeys(("Rehearsal", "rehearse"), "utility.rehearsal"),
     **dict.fromkeys(("Front", "pareto"), "planning.pareto"),
-    "plan_phases": "planning.phases",
-    "plan_tuning": "planning.tuning",
+    "plan_phases": "planning.phase_plans",
+    "plan_tuning": "planning.search_plans",
     **dict.fromkeys(("Run", "train"), "training.run"),
     **dict.fromkeys(("PhasedRun", "train_until"), "training.phases"),
-    **dict.fromkeys(("Tuned", "tune"), "training.tuning"),
-    "UtilityGraph": "planning.utility",
-    "utility_graph": "planning.perturbing",
+    **dict.fromkeys(("Tuned", "tune"), "training.search"),
+    "UtilityGraph": "utility.graph",
+    "utility_graph": "utility.perturbing",
 }
 
 __all__ = ["__version__", "gradients", *sorted(_HOME)]  # noqa: PLE0604 (all strings)

@@ -24,8 +24,13 @@ from forethought.accounting.adaptive import (
     trials_from_dict,
     trials_to_dict,
 )
-from forethought.accounting.renyi_filter import RenyiFilter
-from forethought.accounting.selection import NegativeBinomialTrials, PoissonTrials, Trials, draw
+from forethought.accounting.renyi.filter import RenyiFilter
+from forethought.accounting.renyi.selection import (
+    NegativeBinomialTrials,
+    PoissonTrials,
+    Trials,
+    draw,
+)
 from forethought.accounting.statement import (
     Statement,
     StatementError,

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from forethought.accounting import exact, pairs
+from forethought.accounting import exact
 from forethought.accounting.exact import delta, epsilon, epsilon_curve, privacy_loss
+from forethought.accounting.pld import pairs
 from forethought.mechanism import (
     ADJACENCIES,
     CLIPPINGS,

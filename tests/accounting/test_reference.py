@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as oracle
 
-from forethought.accounting import profiles
 from forethought.accounting.calibration import noise_multiplier
 from forethought.accounting.exact import epsilon
+from forethought.accounting.pld import profiles
 from forethought.mechanism import (
     Budget,
     FullBatch,

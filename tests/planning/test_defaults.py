@@ -19,7 +19,7 @@ import forethought as ft
 from forethought.data import load
 from forethought.models import build
 from forethought.planning import defaults
-from forethought.planning.noise import noise_to_signal
+from forethought.planning.noise_to_signal import noise_to_signal
 
 LINEAR = Path(__file__).parents[2] / "experiments" / "defaults" / "linear.py"
 

@@ -6,7 +6,7 @@ import pytest
 
 import forethought as ft
 from forethought.planning.neighbours import neighbours
-from forethought.planning.noise import gradient_computations, noise_to_signal
+from forethought.planning.noise_to_signal import gradient_computations, noise_to_signal
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "without-replacement", "shuffled"])

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from forethought.mechanism import FullBatch, Mechanism, Rounds
-from forethought.planning.utility import UtilityGraph
 from forethought.plans import Plan
 from forethought.report.utility_figures import _edges, draw_utility
+from forethought.utility.graph import UtilityGraph
 
 
 def graph(norms: tuple[float, ...], sigmas: tuple[float, ...], scale: float) -> UtilityGraph:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from forethought.training.losses import correct, cross_entropy, default_loss, squared_error
+from forethought.rounds.losses import correct, cross_entropy, default_loss, squared_error
+from forethought.rounds.records import TensorRecords
 from forethought.training.metrics import (
     PRIVATE,
     PUBLIC,
@@ -19,7 +20,6 @@ from forethought.training.metrics import (
     from_values,
     to_values,
 )
-from forethought.training.records import TensorRecords
 
 HISTORY = [
     Metrics(3, 0.1 + 0.2, 0.1, 1.0, math.inf, 0.5, None, None, 0.25, 2),

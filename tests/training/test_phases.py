@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 import forethought as ft
-from forethought.accounting.renyi_filter import RenyiFilter
+from forethought.accounting.renyi.filter import RenyiFilter
 from forethought.accounting.statement import Statement, StatementError, _checksum, verify
 from forethought.mechanism import Budget, Mechanism, Poisson, Rounds
-from forethought.planning.phases import next_by_shortfall, plan_phases
+from forethought.planning.phase_plans import next_by_shortfall, plan_phases
 from forethought.planning.solve import plan as solve
 from forethought.plans import Plan
 from forethought.training.checkpoint import CheckpointError
@@ -29,7 +29,7 @@ from forethought.training.metrics import Event
 from forethought.training.phases import PhasedRun, _Keeper, train_until
 from forethought.training.progress import Progress
 from forethought.training.run import train
-from forethought.training.tuning import derived
+from forethought.training.search import derived
 
 EXAMPLES = 200
 BUDGET = Budget(2.0, 1e-4)

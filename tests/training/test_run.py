@@ -25,10 +25,10 @@ from forethought.mechanism import (
     WithoutReplacement,
 )
 from forethought.plans import Averaging, Clip, Optimizer, Plan, Schedule
+from forethought.rounds.noise import GaussianNoise
 from forethought.training.folder import RunFolder, RunFolderExistsError
 from forethought.training.interruption import Interrupted
 from forethought.training.metrics import Event
-from forethought.training.noise import GaussianNoise
 from forethought.training.run import train
 
 EXAMPLES = 200

@@ -17,9 +17,9 @@ import numpy as np
 
 from forethought.accounting import exact
 from forethought.accounting.interval import Interval
-from forethought.accounting.renyi import RenyiCurve, canonne_epsilon, rdp
-from forethought.accounting.renyi_filter import RenyiFilter
-from forethought.accounting.selection import (
+from forethought.accounting.renyi.curves import RenyiCurve, canonne_epsilon, rdp
+from forethought.accounting.renyi.filter import RenyiFilter
+from forethought.accounting.renyi.selection import (
     NegativeBinomialTrials,
     PoissonTrials,
     Trials,

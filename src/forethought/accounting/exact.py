@@ -1,9 +1,10 @@
 """Certified ε and δ of a mechanism, as intervals.
 
-For each direction of the dominating pairs (:mod:`forethought.accounting.pairs`) the composed
-privacy profile is bounded from both sides (:mod:`forethought.accounting.privacy_loss`), on finer
-and finer grids until the ends are close enough. The interval encloses the value of the dominating
-pair named by :func:`forethought.accounting.pairs.theorem`; its upper end is always a guarantee.
+For each direction of the dominating pairs (:mod:`forethought.accounting.pld.pairs`) the composed
+privacy profile is bounded from both sides (:mod:`forethought.accounting.pld.privacy_loss`), on
+finer and finer grids until the ends are close enough. The interval encloses the value of the
+dominating pair named by :func:`forethought.accounting.pld.pairs.theorem`; its upper end is always
+a guarantee.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import log_ndtr
 
-from forethought.accounting.curve import Curve
 from forethought.accounting.interval import Interval
-from forethought.accounting.pairs import parts
-from forethought.accounting.privacy_loss import Answer, Composition
-from forethought.accounting.profiles import EPS, Pair, Stack
+from forethought.accounting.pld.curve import Curve
+from forethought.accounting.pld.pairs import parts
+from forethought.accounting.pld.privacy_loss import Answer, Composition
+from forethought.accounting.pld.profiles import EPS, Pair, Stack
 from forethought.mechanism import Mechanism, real, whole
 
 _COARSE = 0.03
@@ -122,8 +123,8 @@ def privacy_loss(
 
     Returns:
         For each direction of the dominating pair (one where both are the same) a lower and an
-        upper :class:`~forethought.accounting.privacy_loss.Curve`. Both hold for every real ε and
-        resolve δ down to about 1e-12; use :func:`epsilon` below that.
+        upper :class:`~forethought.accounting.pld.privacy_loss.Curve`. Both hold for every real ε
+        and resolve δ down to about 1e-12; use :func:`epsilon` below that.
 
     Raises:
         UnsupportedMechanismError: no theorem is known for a part of the mechanism.

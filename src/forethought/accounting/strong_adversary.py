@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from forethought.accounting.gaussian import gaussian_delta_above, gaussian_delta_below
 from forethought.accounting.interval import Interval
-from forethought.accounting.occupancy import SquaredHits, shuffled_epoch, subsampled
+from forethought.accounting.pld.occupancy import SquaredHits, shuffled_epoch, subsampled
 from forethought.accounting.tradeoff import (
     TradeOff,
     gaussian,
@@ -290,7 +290,7 @@ def paper_occupancy(rounds: int, group: int) -> SquaredHits:
     """Theorem F.1's printed q_j = C(R, j) C(g − 1, j − 1)/C(R − 1 + g, g), c² = j, as published.
 
     It counts occupancy vectors as equally likely; a permutation makes them otherwise. See
-    :func:`forethought.accounting.occupancy.shuffled_epoch` for the true distribution.
+    :func:`forethought.accounting.pld.occupancy.shuffled_epoch` for the true distribution.
     """
     R, g = whole("rounds", rounds), whole("group", group)
     total = math.comb(R - 1 + g, g)

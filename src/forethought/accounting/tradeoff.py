@@ -21,15 +21,15 @@ from scipy.special import ndtr, ndtri
 
 from forethought.accounting import exact
 from forethought.accounting.gaussian import gaussian_delta_above
-from forethought.accounting.pairs import parts
-from forethought.accounting.piecewise import (
+from forethought.accounting.pld.pairs import parts
+from forethought.accounting.pld.piecewise import (
     Half,
     Profile,
     double_conjugate,
     half_below,
     repeated,
 )
-from forethought.accounting.renyi import zcdp
+from forethought.accounting.renyi.curves import zcdp
 from forethought.mechanism import Mechanism, real, whole
 
 Array = NDArray[np.float64]

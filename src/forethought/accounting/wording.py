@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from forethought.accounting.adaptive import FILTER, SELECTION, trials_from_dict
-from forethought.accounting.pairs import theorem
-from forethought.accounting.selection import PoissonTrials
+from forethought.accounting.pld.pairs import theorem
+from forethought.accounting.renyi.selection import PoissonTrials
 from forethought.mechanism import Mechanism
 
 EXACT = "exact"

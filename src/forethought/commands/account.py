@@ -57,7 +57,8 @@ def account(
     quiet: Quiet = False,
 ) -> None:
     """Say exactly how private something is: from numbers, a plan, a run or a statement."""
-    from forethought import attest, wishes
+    from forethought.jobs import account as attest
+    from forethought.jobs import request as wishes
     from forethought.report import terminal
     from forethought.report.figures import draw_statement
 

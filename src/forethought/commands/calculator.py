@@ -36,8 +36,8 @@ def calculator(
     quiet: Quiet = False,
 ) -> None:
     """The published DP calculators, with conditions, margins and the exact figures beside."""
-    from forethought.planning.calculator import calculate, earlier_phase
-    from forethought.report.calculator import show
+    from forethought.published.calculators_exact import calculate, earlier_phase
+    from forethought.report.calculator_tables import show
 
     plans = calculate(
         examples=examples,

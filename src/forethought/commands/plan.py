@@ -76,7 +76,8 @@ def plan(
     quiet: Quiet = False,
 ) -> None:
     """Choose everything before touching private data."""
-    from forethought import preview, wishes
+    from forethought.jobs import plan as preview
+    from forethought.jobs import request as wishes
     from forethought.planning.neighbours import neighbours
     from forethought.report import terminal
     from forethought.report.plan_figures import draw_plan

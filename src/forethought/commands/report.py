@@ -23,7 +23,7 @@ def report(
     quiet: Quiet = False,
 ) -> None:
     """Draw the figures of a finished run again and show its result and statement."""
-    from forethought import running
+    from forethought.jobs import train as running
     from forethought.report import terminal
 
     summary = running.report(folder)

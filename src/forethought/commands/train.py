@@ -43,7 +43,8 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Plan and train a model privately; leave it with a statement of what was guaranteed."""
-    from forethought import running, wishes
+    from forethought.jobs import request as wishes
+    from forethought.jobs import train as running
     from forethought.report import terminal
 
     if (job_file is not None) + demo + (resume is not None) != 1:

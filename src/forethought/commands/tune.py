@@ -40,7 +40,8 @@ def tune(
     quiet: Quiet = False,
 ) -> None:
     """Search for the best step size privately: one budget pays for the whole search."""
-    from forethought import running, wishes
+    from forethought.jobs import request as wishes
+    from forethought.jobs import train as running
     from forethought.report import terminal
 
     if not learning_rate:

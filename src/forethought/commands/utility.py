@@ -44,7 +44,8 @@ def utility(
     quiet: Quiet = False,
 ) -> None:
     """See how much noise the job's model bears at each clip norm, on data that costs nothing."""
-    from forethought import preview, wishes
+    from forethought.jobs import plan as preview
+    from forethought.jobs import request as wishes
     from forethought.report import terminal
     from forethought.report.utility_figures import draw_utility
 

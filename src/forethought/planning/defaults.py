@@ -6,7 +6,7 @@ Gaussian-DP parameter that the budget is worth. docs/defaults.md has the reasoni
 
 - *Noise against signal.* Over the run the noise in the weights has, against the path that the
   data's part of the steps may lead them along, the ratio ν = σ √(p/T)/(q N)
-  (:func:`forethought.planning.noise.noise_to_signal`). No plan gets below √p/(μ N).
+  (:func:`forethought.planning.noise_to_signal.noise_to_signal`). No plan gets below √p/(μ N).
 - *Step size.* A path of length L leaves noise of norm ν L in the weights. L is chosen so that this
   norm is :data:`NOISE`: travel as far as the noise allows, at most :data:`STEP` clip norms a round.
 - *Rounds.* With σ/q near its limit ν does not depend on T, and neither does accuracy from 50
@@ -32,7 +32,7 @@ from scipy.optimize import brentq
 
 from forethought.accounting import gaussian
 from forethought.mechanism import Budget
-from forethought.planning.noise import noise_to_signal
+from forethought.planning.noise_to_signal import noise_to_signal
 from forethought.plans import Plan
 
 ROUNDS = 200

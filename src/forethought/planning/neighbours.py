@@ -16,7 +16,7 @@ from forethought.mechanism import (
     Shuffled,
     WithoutReplacement,
 )
-from forethought.planning.noise import gradient_computations, noise_to_signal
+from forethought.planning.noise_to_signal import gradient_computations, noise_to_signal
 from forethought.plans import Plan
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from forethought.accounting import exact
 from forethought.mechanism import real, whole
 from forethought.planning.defaults import default_delta
-from forethought.planning.noise import gradient_computations, noise_to_signal
+from forethought.planning.noise_to_signal import gradient_computations, noise_to_signal
 from forethought.planning.solve import PlanError, plan
 from forethought.plans import Plan
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from forethought.accounting.statement import Statement
-    from forethought.running import Summary
+    from forethought.jobs.train import Summary
 
 # Colour-blind safe (Okabe and Ito 2008).
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#777777"

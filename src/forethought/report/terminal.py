@@ -18,12 +18,12 @@ from forethought.mechanism import FullBatch, Sampling
 from forethought.plans import Plan
 
 if TYPE_CHECKING:
-    from forethought.accounting.comparison import Row
+    from forethought.jobs.train import Summary
     from forethought.planning.neighbours import Neighbour
     from forethought.planning.pareto import Front
-    from forethought.planning.utility import UtilityGraph
-    from forethought.running import Summary
+    from forethought.published.comparison import Row
     from forethought.training.run import Run
+    from forethought.utility.graph import UtilityGraph
 
 
 def sampling_text(sampling: Sampling) -> str:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forethought.planning.utility import UtilityGraph
 from forethought.report.figures import GREY, ORANGE, new_axes
+from forethought.utility.graph import UtilityGraph
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,7 +77,7 @@ def draw_utility_map(graph: UtilityGraph, path: Path, tolerance: float = 0.1) ->
     """Accuracy of the perturbed model over (σ, C); the admissible set is outlined.
 
     The line joins each norm's largest admissible σ; the dot is the pair that
-    :meth:`~forethought.planning.utility.UtilityGraph.choose` takes.
+    :meth:`~forethought.utility.graph.UtilityGraph.choose` takes.
     """
     figure, axes = new_axes(
         f"Accuracy after noise; the line bounds a loss of {tolerance:.0%}",

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from forethought.plans import Plan
+from forethought.rounds.records import Records
 from forethought.training.checkpoint import CheckpointError
-from forethought.training.records import Records
 
 
 def identity(

@@ -11,6 +11,11 @@ import torch
 from forethought.accounting import exact
 from forethought.gradients.trees import call
 from forethought.plans import Plan, expected_batch
+from forethought.rounds.clip_norm import clip_norm
+from forethought.rounds.private_step import Groups, PrivateStep, Release
+from forethought.rounds.randomness import Secrets, Stream
+from forethought.rounds.records import Records
+from forethought.rounds.sampling import Indices, Sampler, assign_groups, sampler
 from forethought.training.averaging import IterateAverage
 from forethought.training.checkpoint import (
     Checkpoint,
@@ -18,13 +23,8 @@ from forethought.training.checkpoint import (
     optimizer_state,
     restore_optimizer,
 )
-from forethought.training.clipping import clip_norm
 from forethought.training.metrics import Metrics, evaluate, from_values, to_values
-from forethought.training.randomness import Secrets, Stream
-from forethought.training.records import Records
-from forethought.training.rounds import Groups, PrivateStep, Release
-from forethought.training.sampling import Indices, Sampler, assign_groups, sampler
-from forethought.training.schedules import examples_before, step_sizes
+from forethought.training.step_sizes import examples_before, step_sizes
 
 # A batch's loss is shown from at most so many of its records: one more forward pass when logged.
 SHOWN_RECORDS = 256

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch.func import functional_call
 
-from forethought.training.losses import Loss, correct
-from forethought.training.records import Records
+from forethought.rounds.losses import Loss, correct
+from forethought.rounds.records import Records
 
 EVALUATION_BATCH = 512
 

@@ -32,20 +32,20 @@ from safetensors.torch import load_file
 from forethought import gradients
 from forethought.accounting import exact
 from forethought.accounting.adaptive import PHASES_ALONE, filter_details
-from forethought.accounting.renyi_filter import RenyiFilter, best_order
+from forethought.accounting.renyi.filter import RenyiFilter, best_order
 from forethought.accounting.statement import Statement, account
 from forethought.mechanism import Mechanism, Rounds, one_of, real
 from forethought.plans import Plan
+from forethought.rounds.losses import Loss, default_loss
+from forethought.rounds.randomness import SECRET_BYTES
+from forethought.rounds.records import as_records
 from forethought.training.checkpoint import Checkpoint, CheckpointError, replace_file
 from forethought.training.folder import MODEL, PHASES, PLAN, RECORD, STATEMENT, RunFolder
 from forethought.training.identity import identity, require_same
-from forethought.training.losses import Loss, default_loss
 from forethought.training.metrics import Event, Metrics, evaluate, from_values, to_values
 from forethought.training.progress import NextPhaseRule, Progress
-from forethought.training.randomness import SECRET_BYTES
-from forethought.training.records import as_records
 from forethought.training.run import NOT_COVERED_DIAGNOSTICS, NOT_COVERED_TEST, Run, train
-from forethought.training.tuning import derived
+from forethought.training.search import derived
 
 DecideOn = Literal["held-out", "public"]
 RECORD_SCHEMA = "forethought/phases/1"
@@ -120,8 +120,8 @@ def train_until(
         decide_on: whether these are ``"public"`` or private ``"held-out"`` ones; the latter are
             named in the Statement as not covered.
         next_phase: a rule that chooses the next phase by results, or returns None to stop; for
-            example :func:`forethought.planning.phases.next_by_shortfall`. Totals then go through a
-            Rényi filter at the order that suits the foreseen plan best.
+            example :func:`forethought.planning.phase_plans.next_by_shortfall`. Totals then go
+            through a Rényi filter at the order that suits the foreseen plan best.
         out: run folder. A killed run can be resumed from it; what a phase may release is charged
             and on disk before the phase begins.
         seed, noise_seed: each phase derives its own from them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from forethought.accounting.renyi_filter import RenyiFilter
+from forethought.accounting.renyi.filter import RenyiFilter
 from forethought.mechanism import Rounds
 
 

@@ -16,6 +16,10 @@ from forethought import gradients
 from forethought.accounting.statement import Statement, account
 from forethought.mechanism import whole
 from forethought.plans import Plan
+from forethought.rounds.losses import Loss, check_loss, default_loss
+from forethought.rounds.private_step import PrivateStep
+from forethought.rounds.randomness import Secrets
+from forethought.rounds.records import Records, as_records
 from forethought.training.checkpoint import Checkpoint, CheckpointError, ReleasedRounds
 from forethought.training.folder import MODEL, PLAN, STATEMENT, RunFolder
 from forethought.training.identity import (
@@ -26,12 +30,8 @@ from forethought.training.identity import (
 )
 from forethought.training.interruption import Interrupted, InterruptGuard
 from forethought.training.loop import Loop
-from forethought.training.losses import Loss, check_loss, default_loss
 from forethought.training.metrics import Event, Metrics, event
 from forethought.training.optimizers import make_optimizer
-from forethought.training.randomness import Secrets
-from forethought.training.records import Records, as_records
-from forethought.training.rounds import PrivateStep
 
 # Rows of the history when log_every is not given.
 ROWS = 100

@@ -1,0 +1,1 @@
+"""Privacy loss distributions: composed privacy profiles with certified ends, numerically."""

@@ -1,0 +1,255 @@
+"""Which pair of distributions dominates a round, by which theorem: the table of supported cells.
+
+Each cell (sampling × clipping × adjacency) has one entry for a single record and one for groups of
+g records. Shifts are in noise standard deviations; "distance" is in clipping norms.
+
+The bounds on centres come from :func:`forethought.mechanism.sensitivity`. Lemma used below ("half
+lines"): let P = Σ w_k N(a_k), Q = Σ w_k N(b_k) with |a_k|, |b_k| ≤ r_k around a common centre. For
+any test T with N(0)(T) = β the Neyman-Pearson lemma gives N(a_k)(T) ≤ Φ(Φ⁻¹(β) + r_k) and
+N(b_k)(T) ≥ Φ(Φ⁻¹(β) - r_k), all attained by one half line. So for every α > 0 the profile is at
+most that of Σ w_k N(r_k) against Σ w_k N(-r_k) on the line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import gammaln
+
+from forethought.accounting.pld.profiles import EPS, Pair
+from forethought.mechanism import (
+    ADJACENCIES,
+    CLIPPINGS,
+    Adjacency,
+    Mechanism,
+    Poisson,
+    Rounds,
+    Shuffled,
+    UnsupportedMechanismError,
+    WithoutReplacement,
+    sensitivity,
+)
+
+# What one Rounds contributes: the pair of one release and how many releases are charged.
+Part = tuple[Pair, int]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One supported combination.
+
+    Args:
+        theorem: the source of the dominating pair.
+        part: (rounds, adjacency, group) → pair and number of releases.
+        group_theorem: the same for groups of several records.
+    """
+
+    theorem: str
+    part: Callable[[Rounds, Adjacency, int], Part]
+    group_theorem: str
+
+
+def _gaussian(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
+    shift = group * sensitivity(rounds, adjacency) / rounds.noise_multiplier
+    return Pair(((shift, 1.0),)), rounds.rounds
+
+
+def _epochs(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
+    assert isinstance(rounds.sampling, Shuffled)
+    pair, _ = _gaussian(rounds, adjacency, group)
+    return pair, -(-rounds.rounds // rounds.sampling.rounds_per_epoch)
+
+
+def _hits(rounds: Rounds, group: int) -> list[float]:
+    """Probabilities that 0, 1, … of the ``group`` records are in a batch."""
+    sampling = rounds.sampling
+    if isinstance(sampling, Poisson):
+        return _binomial(group, sampling.rate)
+    assert isinstance(sampling, WithoutReplacement)
+    return _hypergeometric(group, sampling.batch, sampling.examples)
+
+
+def _one_sided(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
+    return Pair(_shifts(rounds, group, sensitivity(rounds, adjacency))), rounds.rounds
+
+
+def _two_sided(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
+    # Distance of one record's contribution from the common centre, not between two records.
+    radius = 1.0 if rounds.clipping == "example" and isinstance(rounds.sampling, Poisson) else 2.0
+    shifts = _shifts(rounds, group, radius)
+    return Pair(shifts, shifts), rounds.rounds
+
+
+def _combined(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
+    if group > 1:
+        return _two_sided(rounds, adjacency, group)
+    pair, count = _one_sided(rounds, adjacency, 1)
+    return Pair(pair.up, (), symmetric=not pair.gaussian), count
+
+
+def _shifts(rounds: Rounds, group: int, radius: float) -> tuple[tuple[float, float], ...]:
+    unit = radius / rounds.noise_multiplier
+    hits = _hits(rounds, group)
+    return tuple((k * unit, w) for k, w in enumerate(hits) if k and w > 0)
+
+
+def _binomial(group: int, rate: float) -> list[float]:
+    if rate == 1:
+        return [0.0] * group + [1.0]
+    if group == 1:
+        return [1 - rate, rate]
+    k = np.arange(group + 1)
+    log = gammaln(group + 1) - gammaln(k + 1) - gammaln(group - k + 1)
+    log += k * math.log(rate) + (group - k) * math.log1p(-rate)
+    # Each term of the exponent carries a rounding error of its own size.
+    size = 4 * gammaln(group + 1) - group * (math.log(rate) + math.log1p(-rate))
+    return _dominating(np.exp(log), 1e-12 + 8 * EPS * float(size))
+
+
+def _hypergeometric(group: int, batch: int, examples: int) -> list[float]:
+    if group == 1:
+        return [1 - batch / examples, batch / examples]
+
+    def log_choose(n: int, k: int) -> float:
+        return float(gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1))
+
+    group = min(group, examples)
+    weights = np.zeros(group + 1)
+    # Products of ratios: differences of large log-gammas would lose digits.
+    low = max(0, group - (examples - batch))
+    top = min(group, batch)
+    start = math.exp(
+        log_choose(group, low)
+        + log_choose(examples - group, batch - low)
+        - log_choose(examples, batch)
+    )
+    weights[low] = start
+    for k in range(low, top):
+        ratio = (group - k) * (batch - k) / ((k + 1) * (examples - group - batch + k + 1))
+        weights[k + 1] = weights[k] * ratio
+    return _dominating(weights / weights.sum(), 1e-12 + 32 * EPS * group)
+
+
+def _dominating(weights: np.ndarray, error: float) -> list[float]:
+    # Stochastically larger than the exact weights by more than their relative errors.
+    up = weights.copy()
+    up[1:] *= 1 + error
+    up[0] = max(0.0, 1 - up[1:].sum())
+    return [float(w) for w in up]
+
+
+_GAUSS = "Gaussian mechanism (Balle and Wang 2018, Theorem 8)"
+_HALF_LINES = "half lines: Neyman-Pearson for every component around the common centre"
+_MIXTURE = "mixture of Gaussians (Ganesh 2024, Theorem 1.2), both directions"
+_SHUFFLE = "joint convexity over permutations: one Gaussian for each started epoch"
+_POISSON = "Poisson-subsampled Gaussian (Zhu, Dong, Wang 2022, Theorem 11), both directions"
+
+SUPPORTED: Mapping[tuple[str, str, str], Cell] = {
+    **{
+        ("full-batch", clipping, adjacency): Cell(
+            _GAUSS, _gaussian, f"{_GAUSS} at g times the distance"
+        )
+        for clipping in CLIPPINGS
+        for adjacency in ADJACENCIES
+    },
+    **{
+        ("shuffled", clipping, adjacency): Cell(
+            _SHUFFLE, _epochs, f"{_SHUFFLE}, at g times the distance"
+        )
+        for clipping in CLIPPINGS
+        for adjacency in ADJACENCIES
+        if adjacency != "add-or-remove"
+    },
+    **{
+        ("poisson", clipping, adjacency): Cell(_POISSON, _one_sided, _MIXTURE)
+        for clipping in CLIPPINGS
+        for adjacency in ADJACENCIES
+        if adjacency != "replace-one"
+    },
+    ("poisson", "example", "replace-one"): Cell(_HALF_LINES, _two_sided, _HALF_LINES),
+    ("poisson", "group", "replace-one"): Cell(
+        "combined curve at distance 2 (Zhu, Dong, Wang 2022, Theorem 11; advanced joint "
+        "convexity, Balle, Barthe, Gaboardi 2018, Theorem 2)",
+        _combined,
+        _HALF_LINES,
+    ),
+    **{
+        ("without-replacement", clipping, "add-or-remove"): Cell(
+            "sampling without replacement, add or remove (Zhu, Dong, Wang 2022, Theorem 11), "
+            "inner distance 2, both directions",
+            _one_sided,
+            "hypergeometric mixture of Gaussians, both directions (half lines)",
+        )
+        for clipping in CLIPPINGS
+    },
+    **{
+        ("without-replacement", clipping, adjacency): Cell(
+            "combined curve (Zhu, Dong, Wang 2022, Theorem 11), inner distance 2",
+            _combined,
+            "hypergeometric mixture of Gaussians around a common centre (half lines)",
+        )
+        for clipping in CLIPPINGS
+        for adjacency in ADJACENCIES
+        if adjacency != "add-or-remove"
+    },
+}
+
+REFUSED: Mapping[tuple[str, str, str], str] = {
+    ("shuffled", clipping, "add-or-remove"): (
+        "one more record shifts every later batch, and no bound is known"
+    )
+    for clipping in CLIPPINGS
+}
+
+
+def theorem(rounds: Rounds, adjacency: Adjacency, group: int = 1) -> str:
+    """The theorem behind the dominating pair of ``rounds``.
+
+    Raises:
+        UnsupportedMechanismError: none is known.
+    """
+    cell = _cell(rounds, adjacency)
+    return cell.theorem if group == 1 else cell.group_theorem
+
+
+def parts(mechanism: Mechanism, group: int = 1) -> dict[Pair, int]:
+    """Dominating pairs of the whole mechanism and how often each is composed.
+
+    Gaussians are merged: N(c_1) … N(c_n) against N(0) compose to one at distance √Σ c².
+
+    Args:
+        mechanism: every noise multiplier above 0.
+        group: number of records in which neighbouring data sets differ.
+
+    Raises:
+        UnsupportedMechanismError: no theorem is known for a part.
+    """
+    counts: dict[Pair, int] = {}
+    squares: list[float] = []
+    for rounds in mechanism:
+        pair, count = _cell(rounds, mechanism.adjacency).part(rounds, mechanism.adjacency, group)
+        if pair.gaussian:
+            squares.append(count * pair.up[0][0] ** 2)
+        else:
+            counts[pair] = counts.get(pair, 0) + count
+    if squares:
+        # Sorted, so that the order of the rounds leaves no trace in the sum.
+        distance = math.sqrt(math.fsum(squares))
+        counts[Pair(((distance, 1.0),))] = 1
+    return counts
+
+
+def _cell(rounds: Rounds, adjacency: Adjacency) -> Cell:
+    key = (rounds.sampling.kind, rounds.clipping, adjacency)
+    if key not in SUPPORTED:
+        same = sorted({a for s, c, a in SUPPORTED if (s, c) == key[:2]})
+        raise UnsupportedMechanismError(
+            f"{type(rounds.sampling).__name__} sampling with clipping={rounds.clipping!r} under "
+            f"adjacency={adjacency!r} is not supported: {REFUSED.get(key, 'no theorem is known')}. "
+            f"This sampling is supported under {', '.join(map(repr, same)) or 'no adjacency'}; "
+            f"Poisson, WithoutReplacement and FullBatch sampling under every adjacency"
+        )
+    return SUPPORTED[key]

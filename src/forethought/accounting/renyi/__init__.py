@@ -1,0 +1,1 @@
+"""Rényi differential privacy: curves, a filter for adaptive rounds, private selection."""

@@ -1,0 +1,1 @@
+"""The papers' formulas under their own names, beside the exact figures."""

@@ -1,0 +1,58 @@
+"""The central limit theorem for private training: an approximation, on neither side of the truth.
+
+Everything here carries ``approximate`` in its name and never reaches a Statement. Source: Bu,
+Dong, Long and Su 2020, Section 3 (Poisson sampling); Dong, Roth and Su 2022, Corollary 5.4
+(without replacement).
+"""
+
+from __future__ import annotations
+
+import math
+
+from scipy.special import ndtr
+
+from forethought.accounting.gaussian import gaussian_epsilon
+from forethought.accounting.renyi.curves import releases
+from forethought.mechanism import (
+    FullBatch,
+    Mechanism,
+    Poisson,
+    Rounds,
+    Shuffled,
+    WithoutReplacement,
+    sensitivity,
+)
+
+
+def approximate_clt_mu(mechanism: Mechanism) -> float:
+    """μ of the Gaussian that many weakly informative rounds approach.
+
+    Poisson: μ² = Σ T q²(e^{(Δ/σ)²} − 1). Without replacement: the limit of the symmetrised
+    subsampled curve. Full batches and shuffled epochs are Gaussian as they are. Infinite without
+    noise, and where the exponential overflows.
+    """
+    total = 0.0
+    for part in mechanism:
+        if part.noise_multiplier == 0:
+            return math.inf
+        shift = sensitivity(part, mechanism.adjacency) / part.noise_multiplier
+        total += releases(part) * _squared(part, shift)
+    return math.sqrt(total)
+
+
+def _squared(part: Rounds, shift: float) -> float:
+    if shift > 26 and not isinstance(part.sampling, FullBatch | Shuffled):
+        return math.inf
+    match part.sampling:
+        case Poisson(rate=rate) if rate < 1:
+            return rate**2 * math.expm1(shift**2)
+        case WithoutReplacement(rate=rate) if rate < 1:
+            normal = math.exp(shift**2) * ndtr(1.5 * shift) + 3 * ndtr(-0.5 * shift) - 2
+            return float(2 * rate**2 * normal)
+    return shift**2
+
+
+def approximate_clt_epsilon(mechanism: Mechanism, delta: float) -> float:
+    """ε of the limiting Gaussian at δ: may be too small as well as too large."""
+    mu = approximate_clt_mu(mechanism)
+    return gaussian_epsilon(delta, mu) if math.isfinite(mu) else math.inf

@@ -1,0 +1,159 @@
+"""One mechanism, every accountant: the exact interval beside what the other analyses say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from forethought.accounting import exact
+from forethought.accounting.renyi.curves import rdp
+from forethought.accounting.strong_adversary import StrongAdversary
+from forethought.mechanism import (
+    Mechanism,
+    Poisson,
+    Rounds,
+    Shuffled,
+    UnsupportedMechanismError,
+    WithoutReplacement,
+)
+from forethought.published.closed_form import (
+    SampleSizes,
+    closed_form_epsilon,
+    theorem_3_1,
+    theorem_b_4,
+)
+from forethought.published.clt import approximate_clt_epsilon
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one analysis says of ε.
+
+    Args:
+        name: the analysis.
+        epsilon: its ε; None where it does not apply.
+        guarantee: whether the number is a proven upper bound for the stated attacker.
+        note: what to know about it, or why it does not apply.
+    """
+
+    name: str
+    epsilon: float | None
+    guarantee: bool
+    note: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        finite = self.epsilon is not None and math.isfinite(self.epsilon)
+        return {
+            "name": self.name,
+            "epsilon": self.epsilon if finite or self.epsilon is None else "infinity",
+            "guarantee": self.guarantee,
+            "note": self.note,
+        }
+
+
+class _DoesNotApplyError(ValueError):
+    """Why an analysis says nothing about a mechanism."""
+
+
+def compare(mechanism: Mechanism, delta: float, examples: int | None = None) -> list[Row]:
+    """ε of one record by every analysis this library has.
+
+    Args:
+        mechanism: what is released. delta: in (0, 1).
+        examples: number of records; the closed form and the strong adversary need it.
+
+    Returns:
+        Rows, the exact one first.
+
+    Raises:
+        UnsupportedMechanismError: no theorem covers the mechanism.
+    """
+    interval = exact.epsilon(mechanism, delta)
+    note = f"certified; at least {interval.lower:.6g}"
+    rows = [Row("exact", interval.upper, True, note)]
+    analyses: list[tuple[str, bool, Callable[[], tuple[float, str]]]] = [
+        ("Rényi", True, lambda: (rdp(mechanism).epsilon(delta), "loses what orders cannot see")),
+        ("closed form", True, lambda: _closed_form(mechanism, delta, examples)),
+        (
+            "CLT (approximate)",
+            False,
+            lambda: (
+                approximate_clt_epsilon(mechanism, delta),
+                "no bound: may be too small as well as too large",
+            ),
+        ),
+        ("strong adversary", True, lambda: _strong_adversary(mechanism, delta, examples)),
+    ]
+    for name, guarantee, analyse in analyses:
+        try:
+            epsilon, said = analyse()
+            proven = guarantee and not said.startswith("not proven")
+            rows.append(Row(name, epsilon, proven, said))
+        except (_DoesNotApplyError, UnsupportedMechanismError) as error:
+            rows.append(Row(name, None, False, str(error)))
+    return rows
+
+
+def _only(mechanism: Mechanism) -> Rounds:
+    if len(mechanism.rounds) != 1:
+        raise _DoesNotApplyError("speaks of equal rounds only")
+    return mechanism.rounds[0]
+
+
+def _closed_form(mechanism: Mechanism, delta: float, examples: int | None) -> tuple[float, str]:
+    part = _only(mechanism)
+    if (
+        not isinstance(part.sampling, Poisson)
+        or part.clipping != "example"
+        or mechanism.adjacency == "replace-one"
+    ):
+        raise _DoesNotApplyError("speaks of Poisson batches and clipped examples only")
+    if examples is None:
+        raise _DoesNotApplyError("needs the number of examples")
+    sigma = part.noise_multiplier
+    if sigma**2 <= 2:
+        raise _DoesNotApplyError("needs σ above √2")
+    epsilon = closed_form_epsilon(sigma, delta)
+    sizes = SampleSizes.constant(part.sampling.rate * examples, part.rounds, examples)
+    for theorem in (theorem_b_4, theorem_3_1):
+        found = theorem(epsilon, delta, sigma, sizes)
+        if found.holds:
+            return epsilon, f"{found.theorem} of the proactive paper holds"
+    found = theorem_b_4(epsilon, delta, sigma, sizes)
+    failed = next(condition for condition in found.conditions if not condition.holds)
+    return epsilon, f"not proven here: Theorem B.4 lacks {failed.name}"
+
+
+def _strong_adversary(
+    mechanism: Mechanism, delta: float, examples: int | None
+) -> tuple[float, str]:
+    part = _only(mechanism)
+    if examples is None:
+        raise _DoesNotApplyError("needs the number of examples")
+    if part.clipping != "example":
+        raise _DoesNotApplyError("for groups, see forethought.accounting.strong_adversary")
+    match part.sampling:
+        case Shuffled(batch=batch):
+            draw = "shuffling"
+        case WithoutReplacement(batch=batch):
+            draw = "subsampling"
+        case Poisson(rate=rate):
+            batch, draw = round(rate * examples), "subsampling"
+        case _:
+            raise _DoesNotApplyError("full batches hide nothing: it is the exact figure")
+    epochs = part.rounds * batch / examples
+    if round(epochs) < 1 or not math.isclose(epochs, round(epochs), rel_tol=0.02):
+        raise _DoesNotApplyError(f"speaks of whole epochs; this run has {epochs:.3g}")
+    adversary = StrongAdversary(
+        examples=examples,
+        epochs=round(epochs),
+        noise_multiplier=part.noise_multiplier,
+        groups=batch,
+        sampling=draw,  # type: ignore[arg-type]
+        adjacency="replace-one" if mechanism.adjacency == "replace-one" else "zero-out",
+    )
+    said = "the attacker also knows which batches held the record"
+    return adversary.epsilon(delta).upper, said

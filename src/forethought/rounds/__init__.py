@@ -1,0 +1,1 @@
+"""One private round: sampling, contributions, the private sum, noise."""

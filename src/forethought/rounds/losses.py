@@ -1,0 +1,74 @@
+"""Losses with one value per example, and the accuracy that goes with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from forethought.gradients.trees import call, losses
+from forethought.rounds.records import Records
+
+Loss = Callable[[Any, Any], torch.Tensor]
+
+
+def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of logits (batch, classes, …) with labels, shape (batch, …)."""
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Squared error summed over all but the batch; outputs (batch, 1) fit targets (batch)."""
+    if outputs.shape != targets.shape and outputs.numel() == targets.numel():
+        outputs = outputs.reshape(targets.shape)
+    if outputs.shape != targets.shape:
+        raise ValueError(
+            f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)} must have one "
+            "shape; give loss= for anything but squared error"
+        )
+    return (
+        (outputs - targets).square().flatten(1).sum(1)
+        if targets.ndim > 1
+        else (outputs - targets).square()
+    )
+
+
+def default_loss(targets: Any) -> Loss:
+    """Cross entropy for labels, squared error for floating-point targets.
+
+    Raises:
+        TypeError: targets that are no tensor need ``loss=``.
+    """
+    if not isinstance(targets, torch.Tensor):
+        raise TypeError(
+            f"targets of type {type(targets).__name__} have no default loss: give loss="
+        )
+    return squared_error if targets.is_floating_point() else cross_entropy
+
+
+def correct(outputs: Any, targets: Any) -> int | None:
+    """How many labels were hit, or None where outputs and targets are no classification."""
+    if (
+        not isinstance(outputs, torch.Tensor)
+        or not isinstance(targets, torch.Tensor)
+        or targets.is_floating_point()
+        or outputs.ndim != targets.ndim + 1
+        or targets.ndim != 1
+    ):
+        return None
+    return int((outputs.argmax(1) == targets).sum())
+
+
+def check_loss(model: torch.nn.Module, loss: Loss, records: Records) -> None:
+    """Refuse a loss that does not give one value per example, before anything is released.
+
+    Raises:
+        ValueError: another shape than one value an example.
+    """
+    size = min(2, len(records))
+    inputs, targets = records.take(np.arange(size))
+    with torch.no_grad():
+        losses(loss(call(model, inputs), targets), size)

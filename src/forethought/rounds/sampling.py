@@ -1,0 +1,111 @@
+"""Which records are in a round's batch: Poisson, without replacement, shuffled, full.
+
+Each sampler is a function from a round to record numbers. The distributions are exact: given
+perfect random bits no floating-point rounding enters, which matters at rates near 1e-8, where a
+53-bit uniform compared with the rate is wrong in the eighth digit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forethought.mechanism import FullBatch, Poisson, Sampling, Shuffled, WithoutReplacement
+from forethought.rounds.randomness import Stream
+
+# Up to so many records several halvings are drawn at once.
+FEW = 1 << 14
+
+Indices = NDArray[np.int64]
+Sampler = Callable[[int], Indices]
+
+
+def poisson_count(examples: int, rate: float, generator: np.random.Generator) -> int:
+    """Size of a Poisson batch: Binomial(examples, rate), exactly.
+
+    The double ``rate`` is m·2⁻ᵉ with m in [1/2, 1). Halving ``examples`` e times by counting fair
+    bits leaves Binomial(examples, 2⁻ᵉ) candidates; each stays with probability m, decided by a
+    uniform on the grid of 2⁻⁵³ that m lies on. This takes about 2·examples random bits.
+    """
+    mantissa, exponent = math.frexp(rate)
+    if exponent > 0:  # rate is 1
+        return examples
+    left = -exponent
+    while left and examples:
+        # One halving at a time draws the fewest bits, several the fewest calls.
+        halvings = 1 if examples > FEW else min(left, 8)
+        examples = _survivors(examples, halvings, generator)
+        left -= halvings
+    return int(np.count_nonzero(generator.random(examples) < mantissa))
+
+
+def _survivors(examples: int, halvings: int, generator: np.random.Generator) -> int:
+    """How many of some records come up heads in each of ``halvings`` fair flips."""
+    words, rest = divmod(examples, 64)
+    raw = generator.bit_generator.random_raw((words + 1) * halvings)
+    if halvings > 1:
+        raw = np.bitwise_and.reduce(raw.reshape(halvings, words + 1))
+    raw[words] &= np.uint64((1 << rest) - 1)
+    return int(np.bitwise_count(raw).sum(dtype=np.int64))
+
+
+def uniform_subset(examples: int, size: int, generator: np.random.Generator) -> Indices:
+    """``size`` different record numbers below ``examples``, every subset equally likely."""
+    return generator.choice(examples, size, replace=False, shuffle=False)
+
+
+def sampler(sampling: Sampling, examples: int, stream: Stream, first: int = 0) -> Sampler:
+    """How one part of a mechanism draws its batches.
+
+    Args:
+        sampling: the kind, with its rate or batch.
+        examples: number of records.
+        stream: the randomness of sampling.
+        first: number of the part's first round in the whole run. Shuffled epochs begin there.
+
+    Returns:
+        From the number of a round in the whole run to record numbers, int64, shape (batch,).
+    """
+    match sampling:
+        case Poisson(rate=rate):
+            return lambda index: _poisson(examples, rate, stream.at(index))
+        case WithoutReplacement(batch=batch):
+            return lambda index: uniform_subset(examples, batch, stream.at(index))
+        case Shuffled():
+            return _Epochs(sampling, stream, first)
+        case FullBatch():
+            everything = np.arange(examples)
+            return lambda index: everything
+        case _:
+            raise TypeError(f"no sampler for {sampling!r}")
+
+
+def _poisson(examples: int, rate: float, generator: np.random.Generator) -> Indices:
+    # Given its size, a Poisson batch is a uniform subset of that size.
+    return uniform_subset(examples, poisson_count(examples, rate, generator), generator)
+
+
+class _Epochs:
+    """Cuts one permutation an epoch into batches; keeps only the present epoch's."""
+
+    def __init__(self, sampling: Shuffled, stream: Stream, first: int) -> None:
+        self._sampling, self._stream, self._first = sampling, stream, first
+        self._epoch = -1
+        self._order: Indices = np.empty(0, dtype=np.int64)
+
+    def __call__(self, index: int) -> Indices:
+        length, batch = self._sampling.rounds_per_epoch, self._sampling.batch
+        epoch, position = divmod(index - self._first, length)
+        if epoch != self._epoch:
+            generator = self._stream.at(self._first + epoch * length)
+            self._order = generator.permutation(self._sampling.examples)
+            self._epoch = epoch
+        return self._order[position * batch : (position + 1) * batch]
+
+
+def assign_groups(size: int, groups: int, generator: np.random.Generator) -> Indices:
+    """Each record's group, independently and uniformly: int64 in [0, groups), shape (size,)."""
+    return generator.integers(groups, size=size)

@@ -1,0 +1,294 @@
+"""Private random search: a random number of private trials, of which only the best is shown.
+
+**Formal guarantee.** A trial draws a candidate by a public rule, trains, and scores its model.
+Theorems 2 and 6 of Papernot and Steinke 2022 bound what the best of K trials costs from what one
+trial costs, if K is drawn from the stated distribution before the first trial and never shown,
+and if *the score belongs to the trial*. A record is either trained on or held out. For a training
+record the trial costs what its training costs, since the score only looks at the released model
+and at other records. For a held-out record it costs what the score costs: a noised count, which is
+accounted (``scoring="noised"``), nothing if it is public, or it is named as not covered.
+
+Which trial wins among equal scores is decided by order, and trials are exchangeable, so this is a
+tie broken by chance alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+
+from forethought.accounting.adaptive import (
+    SEARCH_ALONE,
+    matching_score_noise,
+    selection_details,
+)
+from forethought.accounting.renyi.selection import Trials, draw
+from forethought.accounting.statement import Statement, account
+from forethought.mechanism import one_of, real
+from forethought.plans import Plan
+from forethought.rounds.losses import Loss, default_loss
+from forethought.rounds.randomness import Secrets, Stream
+from forethought.rounds.records import as_records
+from forethought.training.folder import RunFolder
+from forethought.training.metrics import Event, Metrics, evaluate
+from forethought.training.run import Run, train
+
+Scoring = Literal["noised", "public", "unprotected"]
+Score = Callable[[torch.nn.Module], float]
+
+PUBLIC_SCORE = "the records that trials were scored on are public"
+UNPROTECTED_SCORE = (
+    "the records that trials were scored on: their scores chose the result, without noise"
+)
+DISJOINT = "no record is both trained on and scored on"
+HIDDEN = (
+    "the number of trials and their results stay secret; how long the search took tells something "
+    "of their number"
+)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The best trial of a search, and nothing of the others.
+
+    Args:
+        run: of the best trial; with Poisson trials there may have been none, and then the model is
+            untrained and ``run.history`` has only round 0.
+        plan: the candidate that it ran.
+        score: its score; with noise where ``scoring="noised"``.
+        statement: of the whole search; the same as ``run.statement``.
+    """
+
+    run: Run
+    plan: Plan
+    score: float
+    statement: Statement
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The best trial's model."""
+        return self.run.model
+
+
+def tune(
+    make_model: Callable[[], torch.nn.Module],
+    data: object,
+    candidates: Sequence[Plan],
+    *,
+    trials: Trials,
+    holdout: object | None = None,
+    scoring: Scoring = "noised",
+    score: Score | None = None,
+    score_noise: float | None = None,
+    loss: Loss | None = None,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    micro_batch: int | None = None,
+    device: str | torch.device | None = None,
+    seed: int | None = None,
+    noise_seed: int | None = None,
+    progress: Callable[[int, Event], None] | None = None,
+) -> Tuned:
+    """Search for the best candidate privately; the Statement covers the search.
+
+    Args:
+        make_model: builds the untrained model of a trial; it must not look at private data.
+        data: the training records, as in :func:`forethought.train`.
+        candidates: plans for the same data, δ and adjacency; each trial draws one at random. See
+            :func:`forethought.plan_tuning`. With different mechanisms the worst is accounted.
+        trials: how the number of trials is drawn.
+        holdout: records, not trained on, that models are scored on by their share of right
+            answers.
+        scoring: ``"noised"``: the held-out records are private too; the number of right answers
+            gets Gaussian noise, and ε covers them. ``"public"``: they are public.
+            ``"unprotected"``: they are private and the Statement names them as not covered.
+        score: instead of ``holdout``: from a model to a number, larger is better. With
+            ``"public"`` or ``"unprotected"`` scoring.
+        score_noise: standard deviation of the noise on the count. Default: the least at which
+            held-out records pay no more than training records.
+        loss, micro_batch, device: as in :func:`forethought.train`.
+        out: run folder of the best trial. Nothing is written before the search ends, so that no
+            trace of other trials is left; an interrupted search starts again.
+        overwrite: replace a run in ``out``.
+        seed, noise_seed: of sampling and the number of trials, and of all noise. Default: the
+            operating system's entropy. The Statement says when one was given.
+        progress: called after every round with the number of the trial, for the operator only:
+            the number of trials is a secret.
+
+    Returns:
+        The best trial.
+
+    Raises:
+        ValueError, TypeError: arguments that do not fit, before any private step.
+        RunFolderExistsError: ``out`` is not empty (a ValueError).
+        Interrupted: Ctrl-C (a KeyboardInterrupt).
+
+    Source: Papernot and Steinke 2022.
+    """
+    plans = _candidates(candidates)
+    if not isinstance(trials, Trials):
+        raise TypeError(
+            "trials must be forethought.PoissonTrials or forethought.NegativeBinomialTrials, not "
+            f"{trials!r}: the best of a fixed number of trials is not covered"
+        )
+    one_of("scoring", scoring, get_args(Scoring))
+    if (holdout is None) == (score is None):
+        raise ValueError("give either holdout= (records to score on) or score= (a function)")
+    if score is not None and scoring == "noised":
+        raise ValueError(
+            "score= is a function of your own: say scoring='public' if it reads no private data, "
+            "or scoring='unprotected' if the Statement is to name its records as not covered"
+        )
+    if score_noise is not None:
+        if scoring != "noised":
+            raise ValueError(f"score_noise goes with scoring='noised', not {scoring!r}")
+        score_noise = real("score_noise", score_noise, above=0)
+    mechanisms = list(dict.fromkeys(plan.mechanism for plan in plans))
+    if scoring == "noised" and score_noise is None:
+        score_noise = matching_score_noise(mechanisms, trials, plans[0].delta)
+    if holdout is data and holdout is not None:
+        raise ValueError("holdout= is the training data: score on records that are not trained on")
+    mark, size = _counting(make_model(), holdout, loss, device) if score is None else (score, 1)
+    secrets = Secrets.draw(seed, noise_seed)
+    # Before the first trial: a mechanism that no theorem covers is refused here.
+    statements = {
+        plan: _statement(plan, plans, trials, score_noise, scoring, secrets.seeded)
+        for plan in dict.fromkeys(plans)
+    }
+    folder = None if out is None else RunFolder(out)
+    if folder is not None:
+        folder.begin(overwrite=overwrite)
+
+    choices = Stream(secrets.sampling, "candidates")
+    noises = Stream(secrets.noise, "score")
+    number = draw(trials, Stream(secrets.sampling, "number of trials").at(0))
+    best: tuple[float, Run] | None = None
+    for trial in range(number):
+        plan = plans[int(choices.at(trial).integers(len(plans)))]
+        model = make_model()
+        if best is not None and best[1].model is model:
+            raise ValueError("make_model gave the same model twice: it must build a new one")
+        run = train(
+            model,
+            data,
+            plan,
+            loss=loss,
+            micro_batch=micro_batch,
+            device=device,
+            seed=derived(seed, trial),
+            noise_seed=derived(noise_seed, trial),
+            log_every=plan.rounds,
+            diagnostics=False,
+            progress=None if progress is None else _numbered(progress, trial),
+        )
+        found = float(mark(run.model))
+        if score_noise:
+            found += score_noise * float(noises.at(trial).standard_normal()) / size
+        if best is None or found > best[0] or math.isnan(best[0]):
+            best = (found, run)
+    if best is None:
+        plan = plans[0]
+        start = Metrics(0, 0.0, plan.optimizer.learning_rate, plan.clip_norm, 0.0)
+        best = (math.nan, Run(make_model(), statements[plan], (start,), plan))
+    value, run = best
+    statement = statements[run.plan]
+    # What one trial spent by itself is not what the search has spent.
+    last = replace(
+        run.history[-1],
+        epsilon=statement.epsilon.upper,
+        accuracy=None if math.isnan(value) else value,
+    )
+    plan = run.plan
+    if SEARCH_ALONE not in plan.not_covered:
+        plan = plan.with_(not_covered=(*plan.not_covered, SEARCH_ALONE))
+    run = Run(run.model, statement, (last,), plan, None if folder is None else folder.path)
+    if folder is not None:
+        folder.save_plan(plan)
+        folder.save_results(run.model.state_dict(), run.history, statement)
+        folder.erase_secrets()
+    return Tuned(run, plan, value, statement)
+
+
+def derived(seed: int | None, index: int) -> int | None:
+    """A seed for part ``index`` of something seeded; None stays the system's entropy."""
+    if seed is None:
+        return None
+    digest = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=16).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _candidates(candidates: Sequence[Plan]) -> list[Plan]:
+    plans = list(candidates)
+    if not plans or any(not isinstance(plan, Plan) for plan in plans):
+        raise TypeError("candidates must be a sequence of at least one forethought.Plan")
+    for name in ("examples", "delta"):
+        if len({getattr(plan, name) for plan in plans}) > 1:
+            raise ValueError(f"all candidates must have the same {name}")
+    if len({plan.mechanism.adjacency for plan in plans}) > 1:
+        raise ValueError("all candidates must be stated under the same adjacency")
+    return plans
+
+
+def _statement(
+    plan: Plan,
+    plans: Sequence[Plan],
+    trials: Trials,
+    score_noise: float | None,
+    scoring: Scoring,
+    seeded: bool,
+) -> Statement:
+    uses = (use for p in (plan, *plans) for use in p.not_covered if use != SEARCH_ALONE)
+    statement = account(
+        plan.with_(not_covered=tuple(dict.fromkeys(uses))),
+        accountant=selection_details(
+            plan.mechanism, [p.mechanism for p in plans], trials, score_noise, plan.delta
+        ),
+        not_covered=(UNPROTECTED_SCORE,) if scoring == "unprotected" else (),
+        seeded=seeded,
+    )
+    more = {"noised": (DISJOINT,), "public": (PUBLIC_SCORE,), "unprotected": ()}[scoring]
+    return replace(
+        statement,
+        assumptions=(*statement.assumptions, HIDDEN, *more),
+        hyperparameters=(
+            f"drawn from {len(plans)} candidate plans in every trial; the candidates were "
+            f"{plan.hyperparameters}"
+        ),
+    )
+
+
+def _numbered(progress: Callable[[int, Event], None], trial: int) -> Callable[[Event], None]:
+    return lambda event: progress(trial, event)
+
+
+def _counting(
+    model: torch.nn.Module,
+    holdout: object,
+    loss: Loss | None,
+    device: str | torch.device | None,
+) -> tuple[Score, int]:
+    """The share of right answers as a score, tried out on an untrained model; and of how many."""
+    if device is not None:
+        model.to(device)
+    first = next(model.parameters())
+    records = as_records(holdout, first.dtype, first.device, "holdout")
+    chosen = default_loss(records.take(np.arange(1))[1]) if loss is None else loss
+
+    def share(model: torch.nn.Module) -> float:
+        parameters = {name: p.detach() for name, p in model.named_parameters()}
+        accuracy = evaluate(model, parameters, chosen, records)[1]
+        if accuracy is None:
+            raise ValueError(
+                "holdout has no labels to count right answers of: give score= for other targets"
+            )
+        return accuracy
+
+    share(model)
+    return share, len(records)

@@ -1,0 +1,317 @@
+"""The utility graph: how much noise a model bears at each clipping norm, and the choice from it.
+
+A model w is trained without noise but with clipping at C, on data that costs no privacy, and then
+perturbed by n ~ N(0, (scale · C σ)² I). F(w + n)/F(w) over (C, σ) is the graph (van Dijk et al.,
+"Proactive DP", Sections 3.3 and 4.1, scale 1). It is a best case: the noise of one round only.
+
+This module holds the measured values and chooses; :mod:`forethought.utility.perturbing` measures.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forethought.mechanism import _exact_keys, one_of, real, whole
+from forethought.plans import Plan
+
+UTILITY_SCHEMA = "forethought/utility-graph/1"
+
+Source = Literal["public", "synthetic", "released", "private"]
+SOURCES: tuple[Source, ...] = get_args(Source)
+
+LEAKS = (
+    "clip norm and noise multiplier were chosen from a utility graph that was trained and measured "
+    "without noise on the private data: what this choice reveals is in no ε"
+)
+
+
+class Admissible(NamedTuple):
+    """A clipping norm and the σ it bears: from the graph's smallest up to the largest, in order."""
+
+    clip_norm: float
+    noise_multipliers: tuple[float, float]
+
+
+class Choice(NamedTuple):
+    """The pair that was chosen.
+
+    Args:
+        clip_norm, noise_multiplier: the pair.
+        accuracy: mean accuracy of the perturbed model there.
+        reason: why this pair, in sentences.
+    """
+
+    clip_norm: float
+    noise_multiplier: float
+    accuracy: float
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class UtilityGraph:
+    """Accuracy of models trained with clipping, before and after Gaussian perturbation.
+
+    Args:
+        clip_norms: (norms,), increasing. noise_multipliers: (sigmas,), increasing.
+        noiseless: F(w) of each norm's model, (norms,), in [0, 1].
+        accuracy: F(w + n), (norms, sigmas, draws), in [0, 1].
+        source: whose data it was measured on, as stated by the caller.
+        test_examples: how many examples F was measured on: always the same ones.
+        training: the noise-free plan at the first clip norm; the others differ in the norm only.
+        noise_scale: the perturbation's standard deviation is noise_scale · C · σ.
+        seed: of initial weights, batches and draws.
+    """
+
+    clip_norms: tuple[float, ...]
+    noise_multipliers: tuple[float, ...]
+    noiseless: NDArray[np.float64]
+    accuracy: NDArray[np.float64]
+    source: Source
+    test_examples: int
+    training: Plan
+    noise_scale: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("clip_norms", "noise_multipliers"):
+            given = tuple(getattr(self, name))
+            ordered = increasing(name, given)
+            if ordered != given:
+                raise ValueError(f"{name} must increase, as the rows of the graph do: {given}")
+            object.__setattr__(self, name, ordered)
+        grid = (len(self.clip_norms), len(self.noise_multipliers))
+        for name in ("noiseless", "accuracy"):
+            values = np.array(getattr(self, name), dtype=np.float64)
+            values.setflags(write=False)
+            if not ((values >= 0) & (values <= 1)).all():
+                raise ValueError(f"{name} must lie in [0, 1]")
+            object.__setattr__(self, name, values)
+        if self.noiseless.shape != grid[:1] or self.accuracy.shape[:-1] != grid:
+            raise ValueError(
+                f"a graph of {grid[0]} clip norms and {grid[1]} noise multipliers needs noiseless "
+                f"of shape {grid[:1]} and accuracy of shape {(*grid, 'draws')}, not "
+                f"{self.noiseless.shape} and {self.accuracy.shape}"
+            )
+        one_of("source", self.source, SOURCES)
+        whole("test_examples", self.test_examples)
+        real("noise_scale", self.noise_scale, above=0)
+        if not self.accuracy.shape[-1] or not self.noiseless.any():
+            raise ValueError(
+                "no model got a single example right without noise: train longer, or with another "
+                "step size"
+            )
+
+    @property
+    def draws(self) -> int:
+        """Perturbations per pair."""
+        return int(self.accuracy.shape[-1])
+
+    @property
+    def fraction(self) -> NDArray[np.float64]:
+        """F(w + n)/F(w) of the paper, (norms, sigmas, draws); 0 where F(w) is 0."""
+        own = self.noiseless[:, None, None]
+        kept = np.zeros_like(self.accuracy)
+        return np.divide(self.accuracy, own, out=kept, where=own > 0)
+
+    @property
+    def mean(self) -> NDArray[np.float64]:
+        """Mean of :attr:`fraction` over the draws, (norms, sigmas)."""
+        means: NDArray[np.float64] = self.fraction.mean(axis=-1)
+        return means
+
+    @property
+    def spread(self) -> NDArray[np.float64]:
+        """Standard deviation of :attr:`fraction` over the draws, (norms, sigmas); 0 for one."""
+        return _spread(self.fraction)
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """For ``plan.not_covered`` and so the Statement: what the choice leaks, if anything."""
+        return (LEAKS,) if self.source == "private" else ()
+
+    def admissible(self, tolerance: float, margin: float = 0.0) -> list[Admissible]:
+        """The set {(C, range of σ)} of Section 3.3 at a tolerated loss.
+
+        A pair is admissible when the perturbed model keeps, in the mean over draws, at least
+        1 − tolerance of the accuracy of the *best* noise-free model in the graph. That is stricter
+        than F(w + n)/F(w) ≥ 1 − tolerance for C's own w: a norm too small for the training to
+        converge loses against the best before any noise, and the loss is counted once. A range
+        starts at the graph's smallest σ and ends before the first σ that fails.
+
+        Args:
+            tolerance: share of accuracy that may be lost, 0 ≤ tolerance < 1.
+            margin: standard deviations over the draws that must be left above that line.
+
+        Returns:
+            By increasing clip norm; norms that bear no σ of the graph are left out.
+        """
+        tolerance = real("tolerance", tolerance, least=0, below=1)
+        margin = real("margin", margin, least=0)
+        kept = self.accuracy / self.noiseless.max()
+        enough = kept.mean(axis=-1) - margin * _spread(kept) >= 1 - tolerance - 1e-12
+        found = []
+        for clip_norm, row in zip(self.clip_norms, enough, strict=True):
+            count = len(row) if row.all() else int(row.argmin())
+            if count:
+                ends = self.noise_multipliers[0], self.noise_multipliers[count - 1]
+                found.append(Admissible(clip_norm, ends))
+        return found
+
+    def choose(self, tolerance: float, margin: float = 0.0) -> Choice:
+        """The largest admissible σ, and the smallest C that bears it (and so still converges).
+
+        σ alone decides the privacy of a round; among equals a smaller C means less noise C σ.
+
+        Raises:
+            ValueError: no pair of the graph is admissible; says what comes nearest.
+        """
+        found = self.admissible(tolerance, margin)
+        if not found:
+            kept = self.accuracy.mean(axis=-1) / self.noiseless.max()
+            row, column = np.unravel_index(kept.argmax(), kept.shape)
+            raise ValueError(
+                f"no pair of this graph loses at most {tolerance:.0%}: the best, C = "
+                f"{self.clip_norms[row]:.3g} with σ = {self.noise_multipliers[column]:.3g}, loses "
+                f"{1 - kept[row, column]:.1%}. Tolerate more, or draw the graph with smaller noise "
+                "multipliers"
+            )
+        best = max(found, key=lambda pair: (pair.noise_multipliers[1], -pair.clip_norm))
+        clip_norm, (_, sigma) = best
+        at = self.clip_norms.index(clip_norm), self.noise_multipliers.index(sigma)
+        accuracy = float(self.accuracy[at].mean())
+        reason = (
+            f"σ = {sigma:.3g} is the largest noise multiplier at which a clip norm loses at most "
+            f"{tolerance:.0%} of the best noise-free accuracy ({self.noiseless.max():.1%}), and "
+            f"C = {clip_norm:.3g} is the smallest norm that bears it, with {accuracy:.1%} left"
+        )
+        if sigma == self.noise_multipliers[-1]:
+            reason += ". It is the largest σ of the graph: more may do"
+        return Choice(clip_norm, sigma, accuracy, reason)
+
+    def loss(self, clip_norm: float, noise_multiplier: float) -> float:
+        """Predicted share of the best noise-free accuracy that is lost at any (C, σ).
+
+        Linear between grid points, in log C and in σ; σ = 0 is the noise-free model. Beyond the
+        largest σ of the graph the loss there is returned, which the true one will exceed.
+
+        Raises:
+            ValueError: a clip norm outside the graph, or a negative σ.
+        """
+        clip_norm = real("clip_norm", clip_norm, least=self.clip_norms[0], most=self.clip_norms[-1])
+        sigma = real("noise_multiplier", noise_multiplier, least=0)
+        table = np.column_stack([self.noiseless, self.accuracy.mean(axis=-1)])
+        sigmas = (0.0, *self.noise_multipliers)
+        column = [float(np.interp(sigma, sigmas, row)) for row in table]
+        kept = np.interp(np.log(clip_norm), np.log(self.clip_norms), column)
+        return float(1 - kept / self.noiseless.max())
+
+    def plan_arguments(self, tolerance: float, margin: float = 0.0) -> dict[str, Any]:
+        """What :func:`forethought.plan` takes over from the graph.
+
+        The chosen clip norm and noise multiplier, the optimizer, step size and schedule the models
+        were trained with, and how all this was chosen, for the Statement. Give the rest::
+
+            ft.plan(examples=60000, budget=ft.Budget(1, 1e-5), batch=256,
+                    **graph.plan_arguments(tolerance=0.1))
+        """
+        choice = self.choose(tolerance, margin)
+        training = self.training
+        whose = {
+            "public": "on public data",
+            "synthetic": "on synthetic data",
+            "released": "on data released for it",
+            "private": "on the private data, without accounting for it",
+        }[self.source]
+        return {
+            "clip_norm": choice.clip_norm,
+            "clip_rule": training.clip.rule,
+            "noise_multiplier": choice.noise_multiplier,
+            "optimizer": training.optimizer.name,
+            "learning_rate": training.optimizer.learning_rate,
+            "options": dict(training.optimizer.options),
+            "schedule": training.schedule,
+            "hyperparameters": (
+                f"clip norm and noise multiplier chosen from a utility graph {whose} "
+                f"(tolerated loss of accuracy {tolerance:.0%})"
+            ),
+            "not_covered": self.not_covered,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready mapping; :meth:`from_dict` reads it back."""
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["training"] = self.training.to_dict()
+        for name in ("noiseless", "accuracy"):
+            values[name] = values[name].tolist()
+        for name in ("clip_norms", "noise_multipliers"):
+            values[name] = list(values[name])
+        return {"schema": UTILITY_SCHEMA, **values}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> UtilityGraph:
+        """The inverse of :meth:`to_dict`.
+
+        Raises:
+            ValueError: another schema version, an unknown or a missing key.
+        """
+        if values.get("schema") != UTILITY_SCHEMA:
+            raise ValueError(
+                f"not a utility graph this version can read: schema {values.get('schema')!r}, "
+                f"expected {UTILITY_SCHEMA!r}"
+            )
+        _exact_keys("utility graph", values, {"schema", *(field.name for field in fields(cls))})
+        known = {name: value for name, value in values.items() if name != "schema"}
+        known["training"] = Plan.from_dict(known["training"])
+        return cls(**known)
+
+    def to_json(self) -> str:
+        """One JSON object; :meth:`from_json` reads it back."""
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_json(cls, text: str) -> UtilityGraph:
+        """The inverse of :meth:`to_json`."""
+        return cls.from_dict(json.loads(text))
+
+    def save(self, path: str | Path) -> None:
+        """Write the graph as JSON."""
+        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> UtilityGraph:
+        """Read a graph that :meth:`save` wrote.
+
+        Raises:
+            OSError: no such file. ValueError: not a utility graph; the message names the file.
+        """
+        text = Path(path).read_text(encoding="utf-8")
+        try:
+            return cls.from_json(text)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} holds no utility graph: {error}") from error
+
+
+def increasing(name: str, values: Sequence[float]) -> tuple[float, ...]:
+    """Positive numbers in increasing order, each once.
+
+    Raises:
+        ValueError: none, not positive, or one given twice. TypeError: not numbers.
+    """
+    numbers = tuple(sorted(real(f"each of {name}", value, above=0) for value in values))
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise ValueError(f"{name} must be one or more different positive numbers, not {values!r}")
+    return numbers
+
+
+def _spread(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    if values.shape[-1] == 1:
+        return np.zeros(values.shape[:-1])
+    deviations: NDArray[np.float64] = values.std(axis=-1, ddof=1)
+    return deviations

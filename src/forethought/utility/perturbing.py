@@ -1,0 +1,291 @@
+"""Measure a utility graph: train without noise at every clipping norm, perturb, evaluate.
+
+van Dijk et al., "Proactive DP", Sections 3.3 and 4.1. Training without noise shows the data it is
+given, so the caller says whose data it is (see :func:`utility_graph`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence, Sized
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import Dataset, Subset
+
+from forethought.gradients import trees
+from forethought.mechanism import Mechanism, Poisson, Rounds, one_of, real, whole
+from forethought.planning.defaults import default_delta
+from forethought.plans import Averaging, Clip, ClipRule, Optimizer, Plan, Schedule
+from forethought.rounds.losses import Loss, correct
+from forethought.rounds.records import as_records
+from forethought.training.run import train
+from forethought.utility.graph import SOURCES, Source, UtilityGraph, increasing
+from forethought.utility.side_by_side import SideBySide, side_by_side
+
+# Without a test set, this share of the data is held back and F measured on it.
+HOLDOUT = 0.2
+# At most so many copies are run side by side, on so many examples that a layer's activations of
+# all copies stay in the processor's cache.
+MOST_COPIES, CACHED_VALUES, STACKED_WEIGHTS = 16, 2**19, 2**26
+# On an accelerator the same limit bounds memory only.
+DEVICE_VALUES = 2**28
+LOOP_EXAMPLES = 512
+
+Score = Callable[[Any, Any], float]
+
+
+def utility_graph(
+    model: nn.Module | Callable[[], nn.Module],
+    data: object,
+    *,
+    source: Source,
+    clip_norms: Sequence[float],
+    noise_multipliers: Sequence[float],
+    draws: int = 20,
+    test: object | None = None,
+    leaks: Literal["accept"] | None = None,
+    loss: Loss | None = None,
+    score: Score | None = None,
+    batch: int = 128,
+    epochs: float | None = None,
+    rounds: int | None = None,
+    optimizer: Optimizer | None = None,
+    schedule: Schedule | None = None,
+    clip_rule: ClipRule = "flat",
+    noise_scale: float = 1.0,
+    test_examples: int | None = 2000,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> UtilityGraph:
+    """How much noise a model bears at each clipping norm, on data that costs no privacy.
+
+    For every C the model is trained from the same initial weights on the same batches, with
+    contributions clipped to C and no noise. The final weights w are perturbed by n = noise_scale ·
+    C · σ · z with z ~ N(0, I), and F(w + n) is measured on fixed examples. Draw number d uses the
+    same z at every C and σ, so that curves are comparable; the draws are independent.
+
+    Args:
+        model: a module (left unchanged), or a function that makes one (called once).
+        data: training data, as for :func:`forethought.train`.
+        source: whose data ``data`` and ``test`` are: ``"public"``, ``"synthetic"``, ``"released"``
+            (private data whose owners released it for this), or ``"private"``.
+        clip_norms, noise_multipliers: the grid of C and σ; any order.
+        draws: perturbations per pair.
+        test: data that F is measured on; by default a fifth of ``data`` is held back for it.
+        leaks: ``"accept"`` allows private data. The graph's ``not_covered`` then names the leak,
+            and plans made from it carry that into the Statement.
+        loss: ``loss(outputs, targets)`` → one value per example; see :func:`forethought.train`.
+        score: ``score(outputs, targets)`` → F in [0, 1], more is better. Default: accuracy of
+            labels, where an example with a non-finite output counts as wrong.
+        batch, epochs, rounds: expected batch size and length of each training; 5 epochs when
+            neither length is given.
+        optimizer, schedule: of each training, the same for every C; SGD with step size 0.1 and
+            momentum 0.9 by default. A step of fixed size makes a small C converge slowly, which is
+            what bounds C from below.
+        clip_rule: ``"flat"``, ``"automatic"`` or ``"per-layer"``.
+        noise_scale: 1 is the paper's graph, noise of C σ on the weights. One round of a plan brings
+            step size · C σ/batch: noise_scale = step size/batch makes the graph of its last round.
+        test_examples: F is measured on so many examples, drawn by the seed; None: on all.
+        seed: of the batches and draws, and of weights that ``model()`` initialises.
+        progress: called as progress(done, total) after every training and every draw.
+
+    Raises:
+        ValueError: private data without ``leaks="accept"``, or an argument outside its range.
+        TypeError: an argument of another type.
+    """
+    one_of("source", source, SOURCES)
+    if leaks not in (None, "accept"):
+        raise ValueError(f"leaks must be 'accept' or left out, not {leaks!r}")
+    if source == "private" and leaks is None:
+        raise ValueError(
+            "a utility graph trains without noise, and what that shows of private data is in no ε: "
+            "use public data, or synthetic data of the same shape (forethought.data.synthetic), or "
+            "choose by ft.tune, which accounts for it. leaks='accept' goes on; the Statement then "
+            "says that the choice is not covered"
+        )
+    norms = increasing("clip_norms", clip_norms)
+    sigmas = increasing("noise_multipliers", noise_multipliers)
+    draws = whole("draws", draws)
+    scale = real("noise_scale", noise_scale, above=0)
+    seed = whole("seed", seed, least=0)
+    one_of("clip_rule", clip_rule, ("flat", "automatic", "per-layer"))
+    initial = _initial(model, seed)
+    first = next((p for p in initial.parameters() if p.requires_grad), None)
+    if first is None:
+        raise ValueError("the model has no parameter with requires_grad=True: nothing to train")
+    if test is None:
+        data, test = _hold_back(data, seed)
+    records = as_records(data, first.dtype, first.device)
+    tested = as_records(test, first.dtype, first.device, "test")
+    rows = np.arange(len(tested))
+    if test_examples is not None and whole("test_examples", test_examples) < len(tested):
+        rows = np.sort(_generator(seed, "test").choice(rows, test_examples, replace=False))
+    plan = _noise_free(
+        len(records), norms[0], clip_rule, batch, epochs, rounds, optimizer, schedule
+    )
+    noiseless = np.empty(len(norms))
+    accuracy = np.empty((len(norms), len(sigmas), draws))
+    done, total = 0, len(norms) * (1 + draws)
+    for row, norm in enumerate(norms):
+        trained = copy.deepcopy(initial)
+        own = plan.with_(clip=replace(plan.clip, norm=norm))
+        train(trained, data, own, loss=loss, seed=seed, diagnostics=False)
+        perturbed = _Perturbed(trained, *tested.take(rows), score or _accuracy)
+        noiseless[row] = perturbed.scores([0.0], 0, seed)[0]
+        deviations = [scale * norm * sigma for sigma in sigmas]
+        for draw in range(draws + 1):
+            if draw:
+                accuracy[row, :, draw - 1] = perturbed.scores(deviations, draw, seed)
+            done += 1
+            if progress is not None:
+                progress(done, total)
+    return UtilityGraph(norms, sigmas, noiseless, accuracy, source, len(rows), plan, scale, seed)
+
+
+class _Perturbed:
+    """A trained model that is measured with noise on its weights.
+
+    Args:
+        model: taken over: put into evaluation mode, its weights overwritten.
+        inputs, targets: what F is measured on.
+        score: F.
+    """
+
+    def __init__(self, model: nn.Module, inputs: Any, targets: Any, score: Score) -> None:
+        self._model = model.eval()
+        self._inputs, self._targets, self._score = inputs, targets, score
+        self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._weights = {name: p.detach().clone() for name, p in self._parameters.items()}
+        self._stacked: SideBySide | None = None
+        if isinstance(inputs, Tensor):
+            self._stacked = side_by_side(model, inputs[:8])
+
+    def scores(self, deviations: Sequence[float], draw: int, seed: int) -> list[float]:
+        """F at each standard deviation, with one direction of noise for all of them."""
+        random = torch.Generator().manual_seed(int(_generator(seed, "draw", draw).integers(2**63)))
+        directions = {
+            name: torch.randn(weights.shape, generator=random).to(weights)
+            for name, weights in self._weights.items()
+        }
+        with torch.no_grad():
+            if self._stacked is None:
+                return [self._one(deviation, directions) for deviation in deviations]
+            size = sum(weights.numel() for weights in self._weights.values())
+            most = max(1, min(MOST_COPIES, STACKED_WEIGHTS // size))
+            pieces = np.array_split(np.asarray(deviations), -(-len(deviations) // most))
+            return [f for piece in pieces for f in self._many(self._stacked, piece, directions)]
+
+    def _one(self, deviation: float, directions: Mapping[str, Tensor]) -> float:
+        for name, parameter in self._parameters.items():
+            parameter.copy_(self._weights[name] + deviation * directions[name])
+        size = trees.batch_size(self._inputs, self._targets)
+        pieces = torch.split(torch.arange(size, device=self._device), LOOP_EXAMPLES)
+        found = [trees.call(self._model, trees.select(self._inputs, piece)) for piece in pieces]
+        return self._score(torch.cat(found), self._targets)
+
+    def _many(
+        self, stacked: SideBySide, deviations: NDArray[np.float64], directions: Mapping[str, Tensor]
+    ) -> list[float]:
+        copies = len(deviations)
+        weights = {}
+        for name, own in self._weights.items():
+            factor = torch.from_numpy(deviations).to(own).view(copies, *[1] * own.ndim)
+            weights[name] = own + factor * directions[name]
+        values = CACHED_VALUES if self._inputs.device.type == "cpu" else DEVICE_VALUES
+        pieces = torch.split(self._inputs, max(1, values // (copies * stacked.peak)))
+        outputs = torch.cat([stacked(weights, piece) for piece in pieces], dim=1)
+        return [self._score(outputs[copy], self._targets) for copy in range(copies)]
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self._weights.values())).device
+
+
+def _accuracy(outputs: Any, targets: Any) -> float:
+    hits = correct(outputs, targets)
+    if hits is None:
+        raise ValueError(
+            "F is accuracy, which needs outputs (examples, classes) and whole labels (examples,): "
+            "give score=, a function of outputs and targets"
+        )
+    finite = torch.isfinite(outputs).all(1)
+    if not bool(finite.all()):
+        hits = correct(outputs[finite], targets[finite]) or 0
+    return hits / len(targets)
+
+
+def _generator(seed: int, purpose: Literal["holdout", "test", "draw"], index: int = 0) -> Any:
+    purposes = ("holdout", "test", "draw")
+    return np.random.default_rng([seed, purposes.index(purpose), index])
+
+
+def _initial(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(model)
+    if not callable(model):
+        raise TypeError(f"model must be a torch module or a function, not {type(model).__name__}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = model()
+    if not isinstance(made, nn.Module):
+        raise TypeError(f"model() must return a torch module, not {type(made).__name__}")
+    return made
+
+
+def _hold_back(data: object, seed: int) -> tuple[object, object]:
+    """Data without a part, and the part."""
+    if isinstance(data, Dataset) and isinstance(data, Sized):
+        size = len(data)
+    elif isinstance(data, (tuple, list)) and len(data) == 2:
+        size = len(data[1])
+    else:
+        raise TypeError(
+            "data must be a pair (inputs, targets) or a map-style torch Dataset, not "
+            f"{type(data).__name__}"
+        )
+    order = _generator(seed, "holdout").permutation(size)
+    count = round(HOLDOUT * size)
+    if not 0 < count < size:
+        raise ValueError(f"{size} examples are too few to hold some back: give test=")
+    return _rows(data, np.sort(order[count:])), _rows(data, np.sort(order[:count]))
+
+
+def _rows(data: Any, rows: NDArray[np.int64]) -> object:
+    if isinstance(data, Dataset):
+        return Subset(data, rows.tolist())
+    return tuple(
+        part[torch.from_numpy(rows)] if isinstance(part, Tensor) else np.asarray(part)[rows]
+        for part in data
+    )
+
+
+def _noise_free(
+    examples: int,
+    clip_norm: float,
+    clip_rule: ClipRule,
+    batch: int,
+    epochs: float | None,
+    rounds: int | None,
+    optimizer: Optimizer | None,
+    schedule: Schedule | None,
+) -> Plan:
+    batch = whole("batch", batch, most=examples)
+    if rounds is not None and epochs is not None:
+        raise ValueError("epochs and rounds both fix the length: drop one of them")
+    if rounds is None:
+        passes = real("epochs", 5 if epochs is None else epochs, above=0)
+        rounds = max(1, round(passes * examples / batch))
+    return Plan(
+        mechanism=Mechanism(Rounds(0.0, rounds, Poisson(batch / examples))),
+        examples=examples,
+        delta=default_delta(examples),
+        clip=Clip(clip_norm, clip_rule),
+        optimizer=optimizer or Optimizer(),
+        schedule=schedule or Schedule(),
+        averaging=Averaging("none"),
+    )

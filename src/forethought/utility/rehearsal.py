@@ -1,0 +1,327 @@
+"""A rehearsal: the same plan, end to end, on data that nobody has to protect.
+
+Every repeat draws training and test records of the plan's size from a public or synthetic source,
+builds a fresh model and runs :func:`forethought.train` with the very plan: same mechanism, same
+number of records, same noise. What comes out is a prediction of accuracy before any private record
+is touched. It is as good as the source resembles the private data; no statistic says how good.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import t as student
+from torch import nn
+
+from forethought.data import Dataset
+from forethought.data.dataset import Split
+from forethought.data.synthetic import like
+from forethought.mechanism import _exact_keys, real, whole
+from forethought.plans import Plan
+from forethought.rounds.losses import Loss
+from forethought.training.run import train
+
+REHEARSAL_SCHEMA = "forethought/rehearsal/1"
+
+Source = Dataset | Callable[[int], Dataset]
+
+COVERS = (
+    "one more run of this plan on records drawn like the rehearsal's: which records are in the "
+    "training and test part, initial weights, sampling and noise"
+)
+NOT_COVERED = (
+    "how the private data differ from the rehearsal's data, which can be far more than the interval"
+)
+SHARED_POOL = "repeats draw from one pool of records, so they differ less than fresh draws would"
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What a plan achieved on stand-in data, and the accuracy it predicts.
+
+    Args:
+        accuracies: of each repeat on its test records, in [0, 1].
+        baselines: of each repeat: accuracy of always saying the test part's most frequent class.
+        level: chance with which the interval is meant to hold the next run.
+        source: what was rehearsed on.
+        train_examples, test_examples: records in each repeat.
+        distinct: share of different records in a training part; below 1 when the source was too
+            small and records had to be drawn more than once.
+        one_pool: whether all repeats drew from the same records.
+        plan: what was run.
+    """
+
+    accuracies: tuple[float, ...]
+    baselines: tuple[float, ...]
+    level: float
+    source: str
+    train_examples: int
+    test_examples: int
+    distinct: float
+    one_pool: bool
+    plan: Plan
+
+    @property
+    def predicted(self) -> float:
+        """Mean accuracy."""
+        return statistics.fmean(self.accuracies)
+
+    @property
+    def baseline(self) -> float:
+        """Mean accuracy of always saying the most frequent class."""
+        return statistics.fmean(self.baselines)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Student's prediction interval for one further run, within [0, 1].
+
+        mean ± t · s · √(1 + 1/n) with n repeats of standard deviation s, exact when accuracies are
+        normal and independent. :data:`COVERS` and :data:`NOT_COVERED` say what it is about.
+        """
+        n = len(self.accuracies)
+        spread = statistics.stdev(self.accuracies) * math.sqrt(1 + 1 / n)
+        half = float(student.ppf((1 + self.level) / 2, n - 1)) * spread
+        return max(0.0, self.predicted - half), min(1.0, self.predicted + half)
+
+    def text(self) -> str:
+        """The rehearsal in sentences."""
+        low, high = self.interval
+        said = [
+            f"Rehearsed {len(self.accuracies)} times on {self.source}: {self.train_examples:,} "
+            f"records each, tested on {self.test_examples:,}.",
+            f"Predicted accuracy {self.predicted:.1%}, {self.level:.0%} interval {low:.1%} to "
+            f"{high:.1%}; always saying the most frequent class gives {self.baseline:.1%}.",
+            f"The interval covers {COVERS}.",
+            f"It does not cover {NOT_COVERED}.",
+        ]
+        if self.one_pool:
+            said.append(f"Note: {SHARED_POOL}.")
+        if self.distinct < 1:
+            said.append(
+                f"The source is smaller than the plan's data: only {self.distinct:.0%} of the "
+                "records of a training part are different ones, so the prediction is pessimistic "
+                "where more data would help."
+            )
+        return "\n".join(said)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready mapping; :meth:`from_dict` reads it back."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["accuracies"], values["baselines"] = list(self.accuracies), list(self.baselines)
+        values["plan"] = self.plan.to_dict()
+        low, high = self.interval
+        said = {"predicted": self.predicted, "interval": [low, high], "baseline": self.baseline}
+        meaning = {"covers": COVERS, "not_covered": NOT_COVERED}
+        return {"schema": REHEARSAL_SCHEMA, **said, **meaning, **values}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Rehearsal:
+        """The inverse of :meth:`to_dict`.
+
+        Raises:
+            ValueError: another schema version, an unknown or a missing key.
+        """
+        if values.get("schema") != REHEARSAL_SCHEMA:
+            raise ValueError(
+                f"not a rehearsal this version can read: schema {values.get('schema')!r}, expected "
+                f"{REHEARSAL_SCHEMA!r}"
+            )
+        derived = {"schema", "predicted", "interval", "baseline", "covers", "not_covered"}
+        known = {name: value for name, value in values.items() if name not in derived}
+        _exact_keys("rehearsal", known, {field.name for field in fields(cls)})
+        known["plan"] = Plan.from_dict(known["plan"])
+        known["accuracies"] = tuple(known["accuracies"])
+        known["baselines"] = tuple(known["baselines"])
+        return cls(**known)
+
+    def to_json(self) -> str:
+        """One JSON object; :meth:`from_json` reads it back."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> Rehearsal:
+        """The inverse of :meth:`to_json`."""
+        return cls.from_dict(json.loads(text))
+
+    def save(self, path: str | Path) -> None:
+        """Write the rehearsal as JSON."""
+        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+
+
+def rehearse(
+    plan: Plan,
+    model_builder: Callable[[], nn.Module],
+    data: Source,
+    *,
+    repeats: int = 10,
+    test_examples: int | None = None,
+    level: float = 0.9,
+    loss: Loss | None = None,
+    micro_batch: int | None = None,
+    device: str | torch.device | None = None,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Rehearsal:
+    """Run a plan end to end on public or synthetic data and predict the accuracy it will reach.
+
+    Args:
+        plan: what will be run on the private data.
+        model_builder: a freshly initialised model of the private task, from torch's global
+            generator, which is seeded for each repeat and left as it was.
+        data: stand-in data of the private data's shape: a pool of records, train and test part
+            together, from which every repeat draws ``plan.examples`` training records and, apart
+            from them, its test records; or a function from a seed to a data set that has exactly
+            ``plan.examples`` training records, such as :func:`synthetic` returns.
+        repeats: runs, at least 2. Their cost is that of the real run each.
+        test_examples: size of the test part drawn from a pool. Default: the pool's test part's
+            size, or a fifth of the pool without one.
+        level: of the interval, between 0 and 1.
+        loss, micro_batch, device: as for :func:`forethought.train`.
+        seed: the whole rehearsal is reproducible; nothing in it needs secrecy.
+        progress: called with (repeats done, repeats).
+
+    Raises:
+        ValueError: the pool is too small to test on, a generated set has another size, the targets
+            are no classes, or the model does not fit the data. TypeError: an argument of the
+            wrong kind.
+    """
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan must be a forethought.Plan, not {type(plan).__name__}")
+    if not isinstance(data, Dataset) and not callable(data):
+        raise TypeError(
+            f"data must be a forethought.data.Dataset or a function from a seed to one, not "
+            f"{type(data).__name__}"
+        )
+    repeats = whole("repeats", repeats, least=2)
+    level = real("level", level, above=0, below=1)
+    drawn = _draws(data, plan.examples, test_examples, seed)
+    accuracies, baselines = [], []
+    for repeat in range(repeats):
+        train_part, test_part, distinct, name = drawn(repeat)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(_mixed(seed, repeat))
+            model = model_builder()
+        _check_fit(model, train_part, test_part)
+        run = train(
+            model,
+            (train_part.inputs, train_part.targets),
+            plan,
+            loss=loss,
+            test=(test_part.inputs, test_part.targets),
+            micro_batch=micro_batch,
+            device=device,
+            seed=_mixed(seed, repeat),
+            noise_seed=_mixed(seed, repeat),
+            log_every=plan.rounds,
+            diagnostics=False,
+        )
+        if run.accuracy is None:
+            raise ValueError("the run measured no accuracy: a rehearsal needs a classifier")
+        accuracies.append(float(run.accuracy))
+        baselines.append(float(np.bincount(test_part.targets).max() / len(test_part)))
+        if progress is not None:
+            progress(repeat + 1, repeats)
+    return Rehearsal(
+        tuple(accuracies),
+        tuple(baselines),
+        level,
+        name,
+        len(train_part),
+        len(test_part),
+        distinct,
+        isinstance(data, Dataset),
+        plan,
+    )
+
+
+def synthetic(
+    shape: tuple[int, ...], classes: int, examples: int, *, noise: float = 1.0
+) -> Callable[[int], Dataset]:
+    """A source of synthetic data for :func:`rehearse`: every seed is another task of this shape.
+
+    Args:
+        shape, classes, examples, noise: see :func:`forethought.data.synthetic.like`.
+    """
+    return lambda seed: like(shape, classes, examples, noise=noise, seed=seed)
+
+
+Draw = Callable[[int], tuple[Split, Split, float, str]]
+
+
+def _draws(data: Source, examples: int, test_examples: int | None, seed: int) -> Draw:
+    """From a repeat's number to training part, test part, share of distinct records, name."""
+    if not isinstance(data, Dataset):
+        if test_examples is not None:
+            raise ValueError("generated data has its own test part: leave test_examples out")
+
+        def generate(repeat: int) -> tuple[Split, Split, float, str]:
+            made = data(_mixed(seed, repeat))
+            if len(made.train) != examples or made.test is None or not len(made.test):
+                tested = 0 if made.test is None else len(made.test)
+                raise ValueError(
+                    f"the function made {len(made.train)} training and {tested} test records: the "
+                    f"plan is for {examples}, and a rehearsal needs some to test on"
+                )
+            return made.train, made.test, 1.0, made.name
+
+        return generate
+    parts = [data.train] if data.test is None else [data.train, data.test]
+    inputs = np.concatenate([part.inputs for part in parts])
+    targets = np.concatenate([part.targets for part in parts])
+    size = len(targets)
+    default = max(1, size // 5) if data.test is None else len(data.test)
+    tested = whole("test_examples", default if test_examples is None else test_examples)
+    if tested >= size:
+        raise ValueError(
+            f"{data.name} has {size} records: {tested} to test on leave none to train on. Choose "
+            "a smaller test_examples, or a larger source"
+        )
+
+    def draw(repeat: int) -> tuple[Split, Split, float, str]:
+        random = np.random.default_rng([seed, repeat])
+        order = random.permutation(size)
+        held, rest = order[:tested], order[tested:]
+        chosen = rest[:examples] if examples <= len(rest) else random.choice(rest, examples)
+        distinct = len(np.unique(chosen)) / examples
+        return (
+            Split(inputs[chosen], targets[chosen]),
+            Split(inputs[held], targets[held]),
+            distinct,
+            data.name,
+        )
+
+    return draw
+
+
+def _mixed(seed: int, repeat: int) -> int:
+    return int(np.random.SeedSequence([seed, repeat]).generate_state(1)[0])
+
+
+def _check_fit(model: nn.Module, train_part: Split, test_part: Split) -> None:
+    targets = np.concatenate([train_part.targets, test_part.targets])
+    if not np.issubdtype(targets.dtype, np.integer):
+        raise ValueError("the targets are no classes: a rehearsal predicts accuracy")
+    first = next(model.parameters())
+    example = torch.from_numpy(train_part.inputs[:1]).to(first.device, first.dtype)
+    try:
+        with torch.no_grad():
+            outputs = model(example)
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(
+            f"the model does not take the rehearsal's inputs of shape "
+            f"{train_part.inputs.shape[1:]}: rehearse on data of the private data's shape ({error})"
+        ) from error
+    width = outputs.shape[-1] if outputs.ndim > 1 else 1
+    if width > 1 and int(targets.max()) >= width:
+        raise ValueError(
+            f"the rehearsal's data has a class {int(targets.max())}, the model only {width} "
+            "outputs: rehearse on data with the private data's classes"
+        )

@@ -1,0 +1,228 @@
+"""Composition: bounds on both sides of a dense quadrature, and planted faults that it catches."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from forethought.accounting import exact
+from forethought.accounting.pld import curve, pairs, privacy_loss
+from forethought.accounting.pld.privacy_loss import Composition
+from forethought.accounting.pld.profiles import Pair
+from forethought.mechanism import ADJACENCIES, Mechanism, Poisson, Rounds, WithoutReplacement
+
+
+def _log_mixture(z, parts, sign):
+    idle = max(0.0, 1 - math.fsum(w for _, w in parts))
+    terms = [np.full_like(z, math.log(idle) if idle > 0 else -np.inf)]
+    terms += [math.log(w) + sign * c * z - c * c / 2 for c, w in parts]
+    return np.logaddexp.reduce(terms)
+
+
+def losses(pair: Pair, *, swapped: bool, points: int = 100_000):
+    """Losses of one round and their log masses, by the midpoint rule."""
+    right = max(c for c, _ in pair.up) + 13
+    left = max((c for c, _ in pair.down), default=0.0) + 13
+    start = pair.up[0][0] / 2 if pair.symmetric else -left
+    h = (right - start) / points
+    z = start + h * (np.arange(points) + 0.5)
+    base = -z * z / 2 - 0.5 * math.log(2 * math.pi) + math.log(h)
+    up, down = _log_mixture(z, pair.up, 1), _log_mixture(z, pair.down, -1)
+    loss = up - down
+    if pair.symmetric:
+        atom = math.log(1 - np.exp(base + up).sum() - np.exp(base).sum())
+        return np.r_[loss, -loss, 0.0], np.r_[base + up, base, atom]
+    return (-loss, base + down) if swapped else (loss, base + up)
+
+
+def dense_delta(parts, level: float, *, swapped: bool, size: int = 2**18) -> tuple[float, float]:
+    """δ of a composition by FFT of masses split between grid points, and its relative error."""
+
+    def at(cells: int) -> float:
+        rounds = [(*losses(p, swapped=swapped), n) for p, n in parts.items()]
+        low = high = 0.0
+        for loss, log_mass, n in rounds:
+            mass = np.exp(log_mass)
+            mean = mass @ loss
+            far = 9 * math.sqrt(n * (mass @ (loss - mean) ** 2))
+            heavy = loss[np.exp(log_mass) > 1e-16]
+            low += n * mean - far + min(0.0, heavy.min())
+            high += n * mean + far + max(0.0, heavy.max())
+        step = (max(high, level) - low) / (cells - 16)
+        spectrum = np.ones(cells // 2 + 1, dtype=complex)
+        for loss, log_mass, n in rounds:
+            place = np.floor(loss / step)
+            share, place = loss / step - place, place.astype(np.int64)
+            mass = np.exp(log_mass)
+            line = np.bincount(place % cells, mass * (1 - share), cells)
+            line += np.bincount((place + 1) % cells, mass * share, cells)
+            spectrum *= np.fft.rfft(line) ** n
+        start = math.floor(low / step)
+        density = np.roll(np.fft.irfft(spectrum, cells), -(start % cells))
+        loss = (start + np.arange(cells)) * step
+        return float((density * np.maximum(0.0, -np.expm1(level - loss))).sum())
+
+    coarse, fine = at(size // 4), at(size)
+    return fine, abs(coarse - fine) / fine + 1e-6
+
+
+def encloses(mechanism: Mechanism, level: float, group: int = 1) -> bool:
+    got = exact.delta(mechanism, level, group)
+    parts = pairs.parts(mechanism, group)
+    both = all(p.two_sided for p in parts)
+    found = [dense_delta(parts, level, swapped=s) for s in ((False,) if both else (False, True))]
+    truth, error = max(found)
+    # The oracle is not tilted: good to 1e-13 absolutely.
+    return got.lower <= truth * (1 + error) + 1e-13 and truth * (1 - error) - 1e-13 <= got.upper
+
+
+def _cases(seed: int, count: int):
+    rng = np.random.default_rng(seed)
+
+    def log_uniform(low: float, high: float) -> float:
+        return float(np.exp(rng.uniform(math.log(low), math.log(high))))
+
+    for _ in range(count):
+        rounds = []
+        for _ in range(int(rng.integers(1, 3))):
+            rate, sigma, n = log_uniform(3e-3, 1), log_uniform(0.6, 10), int(log_uniform(2, 300))
+            sampling = Poisson(rate)
+            if rng.random() < 0.3:
+                sampling = WithoutReplacement(max(1, int(1000 * rate)), 1000)
+            rounds.append(Rounds(sigma, n, sampling, str(rng.choice(["example", "group"]))))
+        adjacency = ADJACENCIES[int(rng.integers(3))]
+        yield Mechanism(*rounds, adjacency=adjacency), log_uniform(0.01, 3), int(rng.integers(1, 3))
+
+
+@pytest.mark.parametrize(("seed", "count"), [(1, 6), pytest.param(2, 40, marks=pytest.mark.slow)])
+def test_random_compositions_lie_in_their_intervals(seed, count):
+    for mechanism, level, group in _cases(seed, count):
+        assert encloses(mechanism, level, group), (mechanism, level, group)
+
+
+@pytest.mark.parametrize("rounds", [2, 3])
+@pytest.mark.parametrize(
+    ("part", "adjacency"),
+    [
+        (Rounds(1.0, 2, Poisson(0.1)), "add-or-remove"),
+        (Rounds(1.0, 2, Poisson(0.1)), "replace-one"),
+        (Rounds(2.0, 2, WithoutReplacement(10, 100)), "zero-out"),
+    ],
+    ids=["one-sided", "two-sided", "combined"],
+)
+def test_two_and_three_rounds_lie_in_their_intervals(part, adjacency, rounds):
+    some = Rounds(part.noise_multiplier, rounds, part.sampling)
+    for level in (0.0, 0.1, 0.7):
+        assert encloses(Mechanism(some, adjacency=adjacency), level)
+
+
+def test_a_window_that_misses_the_answer_claims_nothing():
+    got = exact.epsilon(Mechanism(Rounds(16.0, 833, Poisson(0.297))), 1e-6, 2)
+    assert got.lower <= 5.311 <= got.upper
+    assert got.relative_width <= 1e-3
+
+
+def test_few_rounds_with_large_losses_among_many_with_small_ones():
+    some = Rounds(1.0487971953841666, 3, Poisson(0.193006038003512))
+    mechanism = Mechanism(some, Rounds(13.3686, 50, Poisson(3.2908e-4)))
+    got = exact.delta(mechanism, 0.01115)
+    alone = exact.delta(Mechanism(some), 0.01115)
+    # A lower end of 1 was once clamped to the upper end.
+    assert alone.lower <= got.upper <= alone.upper + 1e-3
+    assert got.upper - got.lower > 0
+    assert encloses(mechanism, 0.01115)
+
+
+def test_windows_longer_than_the_range_of_exponentials():
+    mechanism = Mechanism(Rounds(0.8, 40_000, Poisson(0.3)))
+    # ε is in the thousands, so δ is 1 here; sums of e^-loss once underflowed to 0.
+    assert exact.delta(mechanism, 0.02).upper > 0.999
+    assert encloses(Mechanism(Rounds(0.8, 4000, Poisson(0.3))), 300.0)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "wanted"),
+    [
+        (Rounds(0.3, 50, Poisson(1e-8)), 1e-10),
+        pytest.param(Rounds(0.3, 5, Poisson(1e-12)), 1e-13, marks=pytest.mark.slow),
+        pytest.param(Rounds(0.2, 10**6, Poisson(1e-8)), 1e-5, marks=pytest.mark.slow),
+        (Rounds(13.5, 2, WithoutReplacement(76, 26_192)), 0.28),
+    ],
+    ids=str,
+)
+def test_rare_records_get_valid_bounds_of_bounded_size(rounds, wanted, monkeypatch):
+    grids = []
+    window = Composition.window
+
+    def watched(self, *args):
+        got = window(self, *args)
+        grids.append((got.nodes.size, (got.high - got.low) / got.step))
+        return got
+
+    monkeypatch.setattr(Composition, "window", watched)
+    got = exact._enclose(Mechanism(rounds), 1, 1e-3, delta=wanted)
+    assert 0 <= got.lower <= got.upper < 10
+    assert all(nodes <= 2 * privacy_loss.MOST_NODES for nodes, _ in grids)
+    assert all(cells <= privacy_loss.LARGEST_GRID for _, cells in grids)
+
+
+def test_delta_at_zero_needs_no_fine_grid():
+    for at in (0.0, 1e-6, 1e-3):
+        got = exact.delta(Mechanism(Rounds(1.1, 1400, Poisson(0.004))), at)
+        assert got.relative_width <= 1e-3
+
+
+FAULTY = Mechanism(Rounds(1.0, 40, Poisson(0.05)))
+
+
+def _fault_shows(monkeypatch) -> bool:
+    exact._delta.cache_clear()
+    try:
+        return not encloses(FAULTY, 0.5)
+    except ValueError:
+        return True  # the bounds crossed
+    finally:
+        monkeypatch.undo()
+        exact._delta.cache_clear()
+
+
+def test_a_step_one_percent_too_large_is_caught(monkeypatch):
+    gaps = privacy_loss.discretise
+
+    def stretched(stack, nodes, step):
+        return gaps(stack, nodes, 1.01 * step)
+
+    monkeypatch.setattr(privacy_loss, "discretise", stretched)
+    assert _fault_shows(monkeypatch)
+
+
+def test_a_tilt_undone_with_the_wrong_sign_is_caught(monkeypatch):
+    product = privacy_loss.Product.curve
+
+    def wrong(self, shift, *, above):
+        got = product(self, shift, above=above)
+        masses = got.masses * np.exp(2 * got.tilt * got.losses)
+        return curve.Curve(**{**vars(got), "masses": masses})
+
+    monkeypatch.setattr(privacy_loss.Product, "curve", wrong)
+    assert _fault_shows(monkeypatch)
+
+
+def test_mass_that_wraps_around_uncharged_is_caught(monkeypatch):
+    window = Composition.window
+    product = privacy_loss.Product.curve
+
+    def short(self, answer, step, accuracy):
+        got = window(self, answer, step, accuracy)
+        part = (got.high - got.low) / 16
+        low, high = answer.epsilon - part, answer.epsilon + part
+        return got._replace(low=low, high=high, reach=-math.inf)
+
+    def uncharged(self, shift, *, above):
+        return curve.Curve(**{**vars(product(self, shift, above=above)), "wrapped": -math.inf})
+
+    monkeypatch.setattr(Composition, "window", short)
+    monkeypatch.setattr(privacy_loss.Product, "curve", uncharged)
+    assert _fault_shows(monkeypatch)

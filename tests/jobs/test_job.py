@@ -1,0 +1,61 @@
+"""Job files: read, refused with line and nearest key, turned into plans."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forethought.jobs.job import Job, JobError
+
+GOOD = """\
+[data]
+source = "digits"
+
+[model]
+name = "mlp"
+hidden = [32]
+
+[budget]
+epsilon = 3.0
+
+[training]
+epochs = 5
+"""
+
+
+def test_a_job_keeps_what_it_says() -> None:
+    job = Job.parse(GOOD)
+    assert job.data.source == "digits"
+    assert job.model.options == {"hidden": [32]}
+    assert job.training.epochs == 5
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("epochs = 5", "epoch = 5", r"job, line 12: unknown key 'training.epoch'.*'epochs'"),
+        ("[training]", "[trainning]", r"line 11: unknown key 'trainning'.*'training'"),
+        ("epochs = 5", "epochs = -5", r"line 12: training.epochs = -5: .*greater than 0"),
+        ("epsilon = 3.0", 'epsilon = "three"', r"line 9: budget.epsilon = 'three'"),
+        ('source = "digits"', "", r"line 1: 'data.source' is missing"),
+        ("epochs = 5", "epochs 5", "job is no TOML file: .*line 12"),
+        ("epochs = 5", 'sampling = "bernoulli"', "'poisson'"),
+    ],
+)
+def test_a_wrong_job_points_at_the_line(old: str, new: str, message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        Job.parse(GOOD.replace(old, new))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"no job file .*nothing\.toml"):
+        Job.load(tmp_path / "nothing.toml")
+
+
+def test_a_plan_follows_the_job() -> None:
+    plan = Job.parse(GOOD).make_plan(1000)
+    assert plan.budget is not None
+    assert plan.budget.epsilon == 3.0
+    assert plan.delta == pytest.approx(1e-4)
+    assert plan.epochs == pytest.approx(5, rel=0.1)

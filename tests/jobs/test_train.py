@@ -1,0 +1,93 @@
+"""From the command line to a run in phases and back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from forethought.cli import app
+
+JOB = """
+[data]
+source = "breast-cancer"
+holdout = 0.2
+[training]
+rounds = 12
+batch = 60
+[run]
+seed = 1
+noise_seed = 1
+"""
+
+
+@pytest.fixture(name="job")
+def job_file(tmp_path: Path) -> Path:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB)
+    return path
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.slow
+def test_a_run_until_an_accuracy_stops_cleanly(job: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    said = run("train", job, "--until-accuracy", 1, "--max-epsilon", 2, "--out", out)
+    assert "stopped because the budget was used up" in said
+    record = json.loads((out / "phases.json").read_text())
+    assert not record["reached"] and len(record["phases"]) == 3
+    statement = json.loads((out / "statement.json").read_text())
+    assert statement["epsilon"]["upper"] <= 2
+    assert "the budget was used up" in statement["hyperparameters"]
+    assert "Verified" in run("account", out, "--verify")
+    again = run("train", "--resume", out)
+    assert "stopped because the budget was used up" in again
+
+
+def test_it_stops_as_soon_as_the_accuracy_is_reached(job: Path, tmp_path: Path) -> None:
+    arguments = ("--until-accuracy", 0.01, "--max-epsilon", 2, "--out", tmp_path / "run", "--json")
+    found = json.loads(run("train", job, *arguments))
+    assert found["statement"]["rounds"] == 12
+    assert "after 1 of them" in found["statement"]["hyperparameters"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--max-epsilon", 1), "goes with"),
+        (("--until-accuracy", 0.9), "needs a budget"),
+        (("--until-accuracy", 90, "--max-epsilon", 1), "at most 1"),
+        (("--until-accuracy", 0.9, "--max-epsilon", -1), "above 0"),
+    ],
+)
+def test_what_makes_no_sense_is_said(
+    job: Path, tmp_path: Path, arguments: tuple[object, ...], said: str
+) -> None:
+    given = ["train", str(job), "--out", str(tmp_path / "run"), *map(str, arguments)]
+    with pytest.raises(ValueError, match=said):
+        CliRunner().invoke(app, given, catch_exceptions=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_search_or_filter_statement_is_accounted_its_own_way_at_another_delta(
+    tmp_path: Path,
+) -> None:
+    from forethought.accounting.adaptive import selection_details
+    from forethought.accounting.renyi.selection import PoissonTrials
+    from forethought.accounting.statement import account
+    from forethought.jobs.account import statement_of
+    from forethought.mechanism import Mechanism, Poisson, Rounds
+
+    mechanism = Mechanism(Rounds(2.0, 50, Poisson(0.1)))
+    details = selection_details(mechanism, [mechanism], PoissonTrials(5), None, 1e-5)
+    account(mechanism, 1e-5, accountant=details).save(tmp_path)
+    again = statement_of(tmp_path / "statement.json", delta=1e-4)
+    assert again.accountant["kind"] == "selection"
+    assert again.epsilon.upper > account(mechanism, 1e-4).epsilon.upper

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from forethought.rounds.records import DatasetRecords, TensorRecords, as_records
+
+
+class Words(Dataset[Any]):
+    """Records with a dict of inputs, as language models have."""
+
+    def __init__(self, noisy: bool = False) -> None:
+        self.noisy = noisy
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> tuple[dict[str, torch.Tensor], float]:
+        tokens = torch.full((3,), index)
+        shift = float(torch.rand(())) if self.noisy else 0.0
+        return {"tokens": tokens, "weight": torch.tensor(index + shift, dtype=torch.float64)}, 0.5
+
+
+def test_batches_are_the_picked_rows_in_the_models_precision() -> None:
+    inputs = np.arange(12.0).reshape(6, 2)
+    records = as_records((inputs, np.arange(6, dtype=np.uint8)), torch.float32)
+    found, targets = records.take(np.array([4, 0, 4]))
+    assert found.dtype == torch.float32 and targets.dtype == torch.int64
+    assert found.tolist() == [[8, 9], [0, 1], [8, 9]] and targets.tolist() == [4, 0, 4]
+    assert records.take(np.empty(0, dtype=np.int64)) == (None, None)
+
+
+def test_read_only_arrays_are_taken() -> None:
+    inputs = np.ones((3, 2))
+    inputs.flags.writeable = False
+    assert len(as_records((inputs, [0, 1, 0]), torch.float32)) == 3
+
+
+def test_datasets_may_have_structured_inputs() -> None:
+    records = as_records(Words(), torch.float32)
+    inputs, targets = records.take(np.array([3, 1]))
+    assert inputs["tokens"].dtype == torch.int64
+    assert inputs["weight"].dtype == torch.float32 and inputs["weight"].tolist() == [3, 1]
+    assert targets.tolist() == [0.5, 0.5]
+    assert records.take(np.empty(0, dtype=np.int64)) == (None, None)
+
+
+def test_digests_know_content_and_key() -> None:
+    inputs, targets = torch.randn(5000, 3), torch.zeros(5000, dtype=torch.int64)
+    digest = TensorRecords(inputs, targets).digest(b"k")
+    assert digest == TensorRecords(inputs.clone(), targets).digest(b"k")
+    assert digest != TensorRecords(inputs, targets).digest(b"l")
+    other = inputs.clone()
+    other[4999, 2] += 1e-6 + other[4999, 2].abs() * 1e-6
+    assert digest != TensorRecords(other, targets).digest(b"k")
+    assert DatasetRecords(Words(), torch.float32).digest(b"k") == as_records(
+        Words(), torch.float32
+    ).digest(b"k")
+
+
+def test_records_that_change_are_refused_where_it_matters() -> None:
+    with pytest.raises(ValueError, match="two different values for one record"):
+        as_records(Words(noisy=True), torch.float32).digest(b"k")
+
+
+def test_records_that_are_no_pairs_are_refused() -> None:
+    dataset = torch.utils.data.TensorDataset(torch.zeros(3, 2))
+    with pytest.raises(TypeError, match="pairs"):
+        as_records(dataset, torch.float32).take(np.array([0]))

@@ -1,0 +1,284 @@
+"""A private search shows the best of a random number of trials, and says what it cost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import forethought as ft
+from forethought.accounting.adaptive import search_epsilon
+from forethought.accounting.renyi.selection import NegativeBinomialTrials, PoissonTrials
+from forethought.accounting.statement import Statement, StatementError, _checksum, verify
+from forethought.mechanism import Budget, Mechanism, Poisson, Rounds
+from forethought.planning.search_plans import plan_tuning
+from forethought.plans import Averaging, Optimizer, Plan
+from forethought.training.folder import RunFolderExistsError
+from forethought.training.run import Run, train
+from forethought.training.search import Tuned, tune
+
+TRIALS = NegativeBinomialTrials.of_mean(6, shape=0)
+
+
+def data(seed: int = 0, examples: int = 200) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    inputs = generator.normal(size=(examples, 6))
+    return inputs, (inputs[:, 0] + inputs[:, 1] > 0).astype(np.int64)
+
+
+def model() -> nn.Module:
+    made = nn.Linear(6, 2)
+    nn.init.zeros_(made.weight)
+    nn.init.zeros_(made.bias)
+    return made
+
+
+def plan(rate: float = 0.5, noise: float = 2.0) -> Plan:
+    mechanism = Mechanism(Rounds(noise, 20, Poisson(0.25)))
+    optimizer = Optimizer("sgd", rate, ())
+    return Plan(mechanism, 200, 1e-5, optimizer=optimizer, averaging=Averaging("none"))
+
+
+PLANS = (plan(1e-6), plan(0.5))
+
+
+def search(**options: Any) -> Tuned:
+    given: dict[str, Any] = {"trials": TRIALS, "holdout": data(1), "seed": 1, "noise_seed": 1}
+    return tune(model, data(), PLANS, **{**given, **options})
+
+
+@pytest.fixture(scope="module")
+def tuned() -> Tuned:
+    return search()
+
+
+def test_the_shown_trial_is_the_best_of_all() -> None:
+    """Recorded from outside: every trial's score and weights, and which of them came back."""
+    seen: list[tuple[float, torch.Tensor]] = []
+
+    def score(trained: nn.Module) -> float:
+        weight = trained.weight.detach().clone()  # type: ignore[union-attr, operator]
+        value = float(weight[1, 0] - weight[0, 0])
+        seen.append((value, weight))
+        return value
+
+    found = search(holdout=None, score=score, scoring="public", trials=PoissonTrials(12))
+    assert len(seen) > 3 and len({value for value, _ in seen}) == len(seen)
+    best, weight = max(seen, key=lambda pair: pair[0])
+    assert found.score == best
+    assert torch.equal(found.model.weight, weight)  # type: ignore[arg-type]
+    assert found.plan.optimizer.learning_rate == 0.5
+
+
+def test_the_better_candidate_wins(tuned: Tuned) -> None:
+    assert tuned.plan.optimizer.learning_rate == 0.5
+    assert tuned.run.accuracy == tuned.score > 0.7
+
+
+def test_the_statement_covers_the_search(tuned: Tuned) -> None:
+    """Planted fault: what one trial costs alone is below what the search is charged."""
+    alone = ft.epsilon(PLANS[0].mechanism, 1e-5).upper
+    claimed = tuned.statement.epsilon
+    assert claimed.upper == search_epsilon([PLANS[0].mechanism], TRIALS, 1e-5) > 1.2 * alone
+    assert claimed.lower <= alone
+    assert verify(Statement.from_json(tuned.statement.to_json())).epsilon == claimed
+    assert "the search for it included" in tuned.statement.sentences()[0]
+    text = tuned.statement.to_markdown()
+    assert "rounds of one trial" in text and "number of trials was drawn once" in text
+    assert "everything the run released" not in text
+    assert tuned.statement.not_covered == ()
+
+
+def forged(statement: Statement, change: Callable[[Any], None]) -> Statement:
+    values = json.loads(statement.to_json())
+    change(values)
+    del values["checksum"]
+    return Statement.from_json(json.dumps({**values, "checksum": _checksum(values)}))
+
+
+def _as_one_run(values: Any) -> None:
+    alone = ft.epsilon(PLANS[0].mechanism, 1e-5)
+    values["epsilon"] = {"lower": alone.lower, "upper": alone.upper}
+
+
+def _less_noise(values: Any) -> None:
+    values["mechanism"]["rounds"][0]["noise_multiplier"] = 1.9
+
+
+def _more_noise(values: Any) -> None:
+    values["mechanism"]["rounds"][0]["noise_multiplier"] = 2.1
+
+
+def _more_rounds(values: Any) -> None:
+    values["mechanism"]["rounds"][0]["rounds"] = values["rounds"] = 25
+
+
+def _fewer_rounds(values: Any) -> None:
+    values["mechanism"]["rounds"][0]["rounds"] = values["rounds"] = 15
+
+
+def _more_trials(values: Any) -> None:
+    values["accountant"]["trials"]["stopping"] /= 2
+
+
+def _fewer_trials(values: Any) -> None:
+    values["accountant"]["trials"]["stopping"] *= 2
+
+
+def _quieter_score(values: Any) -> None:
+    values["accountant"]["score_noise"] /= 2
+
+
+def _smaller_delta(values: Any) -> None:
+    values["delta"] = 1e-6
+
+
+def _group(values: Any) -> None:
+    values["group"] = 2
+
+
+def _no_trials(values: Any) -> None:
+    values["accountant"]["trials"] = {"kind": "fixed", "number": 1}
+
+
+def _other_candidate(values: Any) -> None:
+    values["accountant"]["candidates"] = [plan(noise=1.0).mechanism.to_dict()]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _as_one_run,
+        _less_noise,
+        _more_noise,
+        _more_rounds,
+        _fewer_rounds,
+        _more_trials,
+        _fewer_trials,
+        _quieter_score,
+        _smaller_delta,
+        _group,
+        _no_trials,
+        _other_candidate,
+    ],
+)
+def test_an_edited_statement_is_rejected(tuned: Tuned, change: Callable[[Any], None]) -> None:
+    with pytest.raises(StatementError):
+        verify(forged(tuned.statement, change))
+
+
+def test_the_worst_candidate_is_accounted() -> None:
+    plans = (plan(noise=2.0), plan(noise=1.0))
+    found = tune(model, data(), plans, trials=TRIALS, holdout=data(1), seed=3, noise_seed=3)
+    worst = search_epsilon([plans[1].mechanism], TRIALS, 1e-5)
+    assert found.statement.epsilon.upper == pytest.approx(worst, rel=1e-9)
+    assert verify(found.statement).epsilon == found.statement.epsilon
+
+
+def test_who_is_not_protected_is_named() -> None:
+    found = search(scoring="unprotected")
+    assert any("scored on" in use for use in found.statement.not_covered)
+    assert found.statement.accountant["score_noise"] is None
+    public = search(scoring="public").statement
+    assert not public.not_covered
+    assert any("scored on are public" in text for text in public.assumptions)
+
+
+def test_the_run_folder_holds_the_best_trial_only(tmp_path: Path) -> None:
+    found = search(out=tmp_path / "run", scoring="public")
+    files = {path.name for path in (tmp_path / "run").rglob("*")}
+    assert files == {
+        "plan.json",
+        "model.safetensors",
+        "statement.json",
+        "statement.md",
+        "metrics.csv",
+    }
+    loaded = Statement.load(tmp_path / "run" / "statement.json")
+    assert verify(loaded).epsilon == found.statement.epsilon
+    alone = ft.account(Plan.load(tmp_path / "run" / "plan.json"))
+    assert any("search" in use for use in alone.not_covered)
+    with pytest.raises(RunFolderExistsError):
+        search(out=tmp_path / "run")
+
+
+def test_no_trial_at_all_gives_the_untrained_model_and_the_same_statement() -> None:
+    few = PoissonTrials(1e-9)
+    found = search(trials=few)
+    assert not found.model.weight.any()  # type: ignore[union-attr, operator]
+    assert np.isnan(found.score) and found.run.history[0].round == 0
+    assert verify(found.statement).epsilon == found.statement.epsilon
+
+
+def test_trials_differ_in_their_randomness() -> None:
+    """Planted fault: one seed for all trials would make them copies, and the search worthless."""
+    scores: list[float] = []
+
+    def score(trained: nn.Module) -> float:
+        scores.append(float(trained.weight.detach().sum()))  # type: ignore[union-attr, operator]
+        return 0.0
+
+    search(holdout=None, score=score, scoring="public", trials=PoissonTrials(12))
+    assert len(set(scores)) == len(scores) > 3
+
+
+def test_the_noise_of_the_score_is_what_is_stated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One search of about 400 trials that all score alike: the best of K noised counts lies
+    above every quantile q of one with chance 1 − E[q^K]. The best of 300 or more exceeds 1.5
+    standard deviations but with chance below 1e-9, and 6 with chance below 1e-6."""
+    untrained = [plan(1e-9).with_(mechanism=PLANS[0].mechanism.first(1))]
+    trained = train(model(), data(), untrained[0])
+
+    def shown(made: nn.Module, *_args: Any, **_options: Any) -> Run:
+        return replace(trained, model=made)
+
+    monkeypatch.setattr("forethought.training.search.train", shown)
+    found = tune(
+        model, data(), untrained, trials=PoissonTrials(400), holdout=data(1, 50),
+        score_noise=5.0, seed=1, noise_seed=1,
+    )  # fmt: skip
+    share = float((data(1, 50)[1] == 0).mean())  # zero weights always answer class 0
+    assert 1.5 * 5 < (found.score - share) * 50 < 6 * 5
+
+
+def test_bad_arguments_are_refused_before_any_trial() -> None:
+    with pytest.raises(TypeError, match="fixed number"):
+        search(trials=10)
+    with pytest.raises(ValueError, match="either holdout"):
+        search(score=lambda _model: 0.0)
+    with pytest.raises(ValueError, match="scoring='public'"):
+        search(holdout=None, score=lambda _model: 0.0)
+    with pytest.raises(ValueError, match="score_noise goes with"):
+        search(scoring="public", score_noise=1.0)
+    with pytest.raises(ValueError, match="same delta"):
+        tune(model, data(), [plan(), plan().with_(delta=1e-6)], trials=TRIALS, holdout=data(1))
+    both = data()
+    with pytest.raises(ValueError, match="not trained on"):
+        tune(model, both, PLANS, trials=TRIALS, holdout=both)
+    with pytest.raises(ValueError, match="no labels"):
+        search(holdout=(data(1)[0], data(1)[0][:, :2]))
+    same = model()
+    with pytest.raises(ValueError, match="same model twice"):
+        tune(lambda: same, data(), PLANS, trials=PoissonTrials(30), holdout=data(1), seed=1)
+
+
+def test_planned_candidates_keep_the_budget() -> None:
+    budget = Budget(3.0, 1e-5)
+    plans = plan_tuning(
+        examples=200,
+        budget=budget,
+        trials=TRIALS,
+        candidates=[{"learning_rate": 0.1}, {"learning_rate": 1.0}],
+        rounds=20,
+        batch=50,
+    )
+    found = tune(model, data(), plans, trials=TRIALS, holdout=data(1), seed=1, noise_seed=1)
+    assert 0.995 * budget.epsilon <= found.statement.epsilon.upper <= budget.epsilon
+    assert found.statement.not_covered == ()

@@ -1,0 +1,203 @@
+"""A rehearsal runs the very plan on stand-in data and says what its prediction is about."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import forethought as ft
+from forethought.data import Dataset
+from forethought.data.dataset import Split
+from forethought.data.synthetic import clusters, like
+from forethought.models import build
+from forethought.training.run import Run
+from forethought.utility import rehearsal
+from forethought.utility.rehearsal import Rehearsal, rehearse, synthetic
+
+
+def small_plan(examples: int = 200, sigma: float = 1.0) -> ft.Plan:
+    release = ft.Rounds(sigma, 15, ft.Poisson(0.3))
+    return ft.Plan(
+        ft.Mechanism(release),
+        examples,
+        1e-4,
+        ft.Clip(1.0, "automatic"),
+        optimizer=ft.Optimizer("sgd", 0.5),
+    )
+
+
+def model() -> nn.Module:
+    return build("linear", inputs=(5,), classes=3)
+
+
+def pool(size: int, tested: int | None = None) -> Dataset:
+    split = clusters(size, 5, 3, seed=7)
+    test = None if tested is None else clusters(tested, 5, 3, seed=7)
+    return Dataset("stand-in", split, test, 3)
+
+
+def result(*accuracies: float, level: float = 0.9) -> Rehearsal:
+    baselines = (0.4,) * len(accuracies)
+    return Rehearsal(accuracies, baselines, level, "stand-in", 200, 50, 1.0, True, small_plan())
+
+
+def test_the_very_plan_is_run_on_as_many_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[ft.Plan, int, int]] = []
+    real_train = rehearsal.train
+
+    def spy(module: nn.Module, data: object, plan: ft.Plan, **options: object) -> Run:
+        inputs, _ = data  # type: ignore[misc]
+        seen.append((plan, len(inputs), len(options["test"][0])))  # type: ignore[index]
+        return real_train(module, data, plan, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(rehearsal, "train", spy)
+    plan = small_plan()
+    found = rehearse(plan, model, pool(400, 60), repeats=3)
+    assert seen == [(plan, 200, 60)] * 3
+    assert (found.train_examples, found.test_examples, found.distinct) == (200, 60, 1.0)
+    assert found.plan == plan
+
+
+def test_training_and_test_records_never_overlap() -> None:
+    data = pool(300)
+    draw = rehearsal._draws(data, 230, 70, 0)
+    for repeat in range(5):
+        train_part, test_part, distinct, _ = draw(repeat)
+        rows = {row.tobytes() for row in train_part.inputs}
+        assert len(rows) == 230 and distinct == 1.0
+        assert not rows & {row.tobytes() for row in test_part.inputs}
+
+
+def test_repeats_differ_and_a_rehearsal_repeats_itself() -> None:
+    data, plan = pool(400, 100), small_plan(sigma=20.0)
+    found = rehearse(plan, model, data, repeats=4, seed=3)
+    assert len(set(found.accuracies)) > 1
+    assert rehearse(plan, model, data, repeats=4, seed=3) == found
+    assert rehearse(plan, model, data, repeats=4, seed=4) != found
+
+
+def test_a_small_pool_is_drawn_from_more_than_once_and_says_so() -> None:
+    found = rehearse(small_plan(), model, pool(120, 40), repeats=2)
+    assert found.train_examples == 200
+    assert 0.3 < found.distinct < 0.6
+    assert "smaller than the plan's data" in found.text()
+
+
+def test_generated_data_is_another_task_each_time() -> None:
+    seeds: list[int] = []
+
+    def make(seed: int) -> Dataset:
+        seeds.append(seed)
+        return like((5,), 3, 200, seed=seed)
+
+    found = rehearse(small_plan(), model, make, repeats=3)
+    assert len(set(seeds)) == 3
+    assert not found.one_pool
+    assert found.source == "synthetic"
+    assert synthetic((5,), 3, 200)(1).train.inputs.shape == (200, 5)
+
+
+def test_the_interval_is_students_for_one_more_run() -> None:
+    low, high = result(0.6, 0.7, 0.8).interval
+    half = 2.919986 * 0.1 * math.sqrt(1 + 1 / 3)  # t of 2 degrees of freedom at 95 %
+    assert (low, high) == (pytest.approx(0.7 - half), pytest.approx(1.0))
+    assert result(0.7, 0.7).interval == (0.7, 0.7)
+    wide, narrow = result(0.5, 0.51, 0.52, level=0.99), result(0.5, 0.51, 0.52, level=0.5)
+    assert wide.interval[0] < narrow.interval[0]
+
+
+def test_the_interval_holds_as_often_as_it_says() -> None:
+    """2,000 draws at level 0.9: 0.87 is 4.5 deviations away, false alarm below 10⁻⁵."""
+    random = np.random.default_rng(0)
+    held = 0
+    for _ in range(2_000):
+        *seen, next_one = random.normal(0.5, 0.01, size=6)
+        low, high = result(*seen).interval
+        held += low <= next_one <= high
+    assert 0.87 <= held / 2_000 <= 0.93
+
+
+def test_the_prediction_holds_for_a_run_on_data_of_the_same_kind() -> None:
+    """The achieved accuracy of eight runs, against an interval meant for 99 % of them."""
+    whole, plan = clusters(1_100, 5, 3, seed=1), small_plan()
+    private, tests = slice(0, 200), slice(200, 300)
+    stand_in = Dataset("public", Split(whole.inputs[300:], whole.targets[300:]), None, 3)
+    found = rehearse(plan, model, stand_in, repeats=10, test_examples=100, level=0.99)
+    achieved = [
+        ft.train(
+            model(),
+            (whole.inputs[private], whole.targets[private]),
+            plan,
+            test=(whole.inputs[tests], whole.targets[tests]),
+            seed=seed,
+            noise_seed=seed,
+        ).accuracy
+        for seed in range(8)
+    ]
+    low, high = found.interval
+    assert sum(low <= (accuracy or 0) <= high for accuracy in achieved) >= 7
+
+
+def test_it_says_what_the_interval_covers_and_what_not(tmp_path: Path) -> None:
+    found = result(0.6, 0.7, 0.8)
+    assert rehearsal.COVERS in found.text()
+    assert rehearsal.NOT_COVERED in found.text()
+    assert Rehearsal.from_json(found.to_json()) == found
+    found.save(tmp_path / "rehearsal.json")
+    values = json.loads((tmp_path / "rehearsal.json").read_text(encoding="utf-8"))
+    assert values["predicted"] == pytest.approx(0.7)
+    assert len(values["interval"]) == 2 and values["not_covered"] == rehearsal.NOT_COVERED
+    with pytest.raises(ValueError, match="schema"):
+        Rehearsal.from_dict({**values, "schema": "other"})
+    with pytest.raises(ValueError, match="unknown"):
+        Rehearsal.from_dict({**values, "more": 1})
+
+
+def test_the_callers_random_state_is_left_alone() -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    rehearse(small_plan(), lambda: nn.Linear(5, 3), pool(300, 50), repeats=2)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_progress_is_told() -> None:
+    told: list[tuple[int, int]] = []
+    rehearse(
+        small_plan(),
+        model,
+        pool(300, 50),
+        repeats=2,
+        progress=lambda done, repeats: told.append((done, repeats)),
+    )
+    assert told == [(1, 2), (2, 2)]
+
+
+def test_what_does_not_fit_is_refused_in_the_users_words() -> None:
+    plan, data = small_plan(), pool(300, 50)
+    with pytest.raises(TypeError, match="Plan"):
+        rehearse("plan", model, data)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="data must be"):
+        rehearse(plan, model, [1, 2])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="repeats"):
+        rehearse(plan, model, data, repeats=1)
+    with pytest.raises(ValueError, match="level"):
+        rehearse(plan, model, data, level=1.0)
+    with pytest.raises(ValueError, match="leave none to train on"):
+        rehearse(plan, model, data, test_examples=350)
+    with pytest.raises(ValueError, match="the plan is for 200"):
+        rehearse(plan, model, lambda seed: like((5,), 3, 100, seed=seed))
+    with pytest.raises(ValueError, match="leave test_examples out"):
+        rehearse(plan, model, lambda seed: like((5,), 3, 200, seed=seed), test_examples=5)
+    with pytest.raises(ValueError, match="does not take the rehearsal's inputs"):
+        rehearse(plan, lambda: nn.Linear(4, 3), data)
+    with pytest.raises(ValueError, match="only 2 outputs"):
+        rehearse(plan, lambda: nn.Linear(5, 2), data)
+    real = Split(data.train.inputs, data.train.inputs[:, 0])
+    with pytest.raises(ValueError, match="no classes"):
+        rehearse(plan, model, Dataset("numbers", real, None, None))
