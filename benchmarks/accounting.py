@@ -40,7 +40,7 @@ def theirs(*rounds: Rounds) -> Callable[[], float]:
             event = PoissonSampledDpEvent(
                 part.sampling.rate, GaussianDpEvent(part.noise_multiplier)
             )
-            accountant.compose(SelfComposedDpEvent(event, part.rounds))
+            accountant.compose(SelfComposedDpEvent(event, part.count))
         return float(accountant.get_epsilon(1e-5))
 
     return run

@@ -30,7 +30,7 @@ for rule in (None, next_by_shortfall):
         next_phase=rule,
     )
     for phase in run.phases:
-        noise, rounds = phase.rounds.noise_multiplier, phase.rounds.rounds
+        noise, rounds = phase.rounds.noise_multiplier, phase.rounds.count
         print(f"{rounds} rounds with σ = {noise:.3g}: accuracy {phase.accuracy:.1%}")
     print(f"stopped because {run.stopped}")
     print(*run.statement.sentences(), "", sep="\n")

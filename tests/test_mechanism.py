@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -111,7 +112,7 @@ def test_shuffling_under_add_or_remove_is_refused_with_a_way_out() -> None:
         (lambda: WithoutReplacement(11, 10), "batch must be .* at most 10"),
         (lambda: Shuffled(0, 10), "batch"),
         (lambda: Rounds(-1, 1, FullBatch()), "noise_multiplier"),
-        (lambda: Rounds(1, 0, FullBatch()), "rounds"),
+        (lambda: Rounds(1, 0, FullBatch()), "count"),
         (lambda: Rounds(1, 1, FullBatch(), "batch"), "'example', 'group'"),
         (lambda: Mechanism(), "at least one"),
         (lambda: Mechanism(Rounds(1, 1, FullBatch()), adjacency="near"), "add-or-remove"),
@@ -139,10 +140,31 @@ def test_wrong_types_are_refused(make: object) -> None:
 def test_other_schema_versions_and_unknown_keys_are_refused() -> None:
     values = Mechanism(Rounds(1.0, 1, FullBatch())).to_dict()
     with pytest.raises(ValueError, match="schema"):
-        Mechanism.from_dict({**values, "schema": "forethought/mechanism/2"})
+        Mechanism.from_dict({**values, "schema": "forethought/mechanism/3"})
     with pytest.raises(ValueError, match="unknown"):
         Mechanism.from_dict({**values, "sigma": 1})
     broken = json.loads(json.dumps(values))
     broken["rounds"][0]["sampling"]["kind"] = "magic"
     with pytest.raises(ValueError, match="magic"):
         Mechanism.from_dict(broken)
+
+
+def test_the_former_name_of_count_keeps_working_with_a_deprecation() -> None:
+    with pytest.deprecated_call(match="count"):
+        old = Rounds(1.0, rounds=7, sampling=FullBatch())
+    assert old == Rounds(1.0, 7, FullBatch())
+    with pytest.deprecated_call(match="count"):
+        assert old.rounds == 7
+    assert replace(old, noise_multiplier=2.0) == Rounds(2.0, count=7, sampling=FullBatch())
+    with pytest.raises(TypeError, match="count="):
+        Rounds(1.0, sampling=FullBatch())
+
+
+def test_a_mechanism_of_the_first_version_is_read() -> None:
+    mechanism = Mechanism(Rounds(1.5, 7, Poisson(0.25)), Rounds(2.0, 3, FullBatch(), "group"))
+    old = mechanism.to_dict()
+    old["schema"] = "forethought/mechanism/1"
+    for part in old["rounds"]:
+        part["rounds"] = part.pop("count")
+    assert Mechanism.from_dict(old) == mechanism
+    assert Mechanism.from_dict(old).to_dict()["rounds"][0]["count"] == 7

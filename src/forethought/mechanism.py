@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal, get_args
@@ -17,7 +18,9 @@ Clipping = Literal["example", "group"]
 
 ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
 CLIPPINGS: tuple[Clipping, ...] = get_args(Clipping)
-SCHEMA = "forethought/mechanism/1"
+SCHEMA = "forethought/mechanism/2"
+# Version 1 said "rounds" where this one says "count", in every part.
+FIRST_SCHEMA = "forethought/mechanism/1"
 
 
 class UnsupportedMechanismError(ValueError):
@@ -155,46 +158,70 @@ SAMPLINGS: dict[str, type[Sampling]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Rounds:
-    """``rounds`` equal releases of a noised sum of clipped contributions.
+    """``count`` equal releases of a noised sum of clipped contributions.
 
     Args:
         noise_multiplier: standard deviation of the noise on the *sum*, in units of the clipping
             norm (not of the sensitivity). 0 means no noise, hence no privacy (ε = ∞).
-        rounds: how many releases.
+        count: how many releases.
         sampling: how each round's batch is drawn.
         clipping: ``"example"`` clips each record's gradient, ``"group"`` clips each group's
             update (batch clipping is one group).
+        rounds: the former name of ``count``; deprecated.
     """
 
     noise_multiplier: float
-    rounds: int
+    count: int
     sampling: Sampling
     clipping: Clipping = "example"
 
-    def __post_init__(self) -> None:
-        sigma = real("noise_multiplier", self.noise_multiplier, least=0)
-        object.__setattr__(self, "noise_multiplier", sigma)
-        object.__setattr__(self, "rounds", whole("rounds", self.rounds, most=10**9))
-        if not isinstance(self.sampling, Sampling):
+    def __init__(
+        self,
+        noise_multiplier: float,
+        count: int | None = None,
+        sampling: Sampling | None = None,
+        clipping: Clipping = "example",
+        *,
+        rounds: int | None = None,
+    ) -> None:
+        if rounds is not None:
+            _warn_renamed()
+            count = rounds
+        if count is None:
+            raise TypeError("Rounds needs count=, the number of releases")
+        if not isinstance(sampling, Sampling):
             names = ", ".join(f"{kind.__name__}(...)" for kind in SAMPLINGS.values())
-            raise TypeError(f"sampling must be one of {names}, not {self.sampling!r}")
-        one_of("clipping", self.clipping, CLIPPINGS)
+            raise TypeError(f"sampling must be one of {names}, not {sampling!r}")
+        one_of("clipping", clipping, CLIPPINGS)
+        sigma = real("noise_multiplier", noise_multiplier, least=0)
+        object.__setattr__(self, "noise_multiplier", sigma)
+        object.__setattr__(self, "count", whole("count", count, most=10**9))
+        object.__setattr__(self, "sampling", sampling)
+        object.__setattr__(self, "clipping", clipping)
+
+    @property
+    def rounds(self) -> int:
+        """The former name of ``count``; deprecated."""
+        _warn_renamed()
+        return self.count
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready mapping; :meth:`from_dict` reads it back."""
         sampling = {"kind": self.sampling.kind, **asdict(self.sampling)}
         return {
             "noise_multiplier": self.noise_multiplier,
-            "rounds": self.rounds,
+            "count": self.count,
             "sampling": sampling,
             "clipping": self.clipping,
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Rounds:
-        """The inverse of :meth:`to_dict`; refuses unknown keys."""
+        """The inverse of :meth:`to_dict`; refuses unknown keys. Reads the former "rounds" too."""
+        if "rounds" in values and "count" not in values:
+            values = {("count" if key == "rounds" else key): v for key, v in values.items()}
         _exact_keys("rounds", values, {field.name for field in fields(cls)})
         sampling = dict(values["sampling"])
         kind = sampling.pop("kind", None)
@@ -202,8 +229,16 @@ class Rounds:
         chosen = SAMPLINGS[kind]
         _exact_keys(f"sampling {kind!r}", sampling, {field.name for field in fields(chosen)})
         return cls(
-            values["noise_multiplier"], values["rounds"], chosen(**sampling), values["clipping"]
+            values["noise_multiplier"], values["count"], chosen(**sampling), values["clipping"]
         )
+
+
+def _warn_renamed() -> None:
+    warnings.warn(
+        "Rounds.rounds is now Rounds.count, and so is the keyword: Rounds(sigma, count=...)",
+        DeprecationWarning,
+        stacklevel=3,
+    )
 
 
 def sensitivity(rounds: Rounds, adjacency: Adjacency) -> float:
@@ -235,7 +270,7 @@ class Mechanism:
     ``m1 + m2`` composes. Neighbouring equal rounds are merged, so the same run is the same value.
 
     >>> Mechanism(Rounds(1.0, 2, FullBatch())) + Mechanism(Rounds(1.0, 3, FullBatch()))
-    Mechanism(Rounds(noise_multiplier=1.0, rounds=5, sampling=FullBatch(), clipping='example'),
+    Mechanism(Rounds(noise_multiplier=1.0, count=5, sampling=FullBatch(), clipping='example'),
               adjacency='add-or-remove')
     """
 
@@ -250,7 +285,7 @@ class Mechanism:
                 raise TypeError(f"a Mechanism is made of Rounds, not {type(part).__name__}")
             last = merged[-1] if merged else None
             if last is not None and _same_release(last, part):
-                total = last.rounds + part.rounds
+                total = last.count + part.count
                 merged[-1] = Rounds(part.noise_multiplier, total, part.sampling, part.clipping)
             else:
                 merged.append(part)
@@ -277,7 +312,7 @@ class Mechanism:
 
     def __len__(self) -> int:
         """Rounds in total."""
-        return sum(part.rounds for part in self.rounds)
+        return sum(part.count for part in self.rounds)
 
     def __iter__(self) -> Iterator[Rounds]:
         return iter(self.rounds)
@@ -291,7 +326,7 @@ class Mechanism:
         left = whole("rounds", rounds, most=len(self))
         parts = []
         for part in self.rounds:
-            take = min(left, part.rounds)
+            take = min(left, part.count)
             parts.append(Rounds(part.noise_multiplier, take, part.sampling, part.clipping))
             left -= take
             if not left:
@@ -313,10 +348,10 @@ class Mechanism:
         Raises:
             ValueError: another schema version, an unknown or a missing key.
         """
-        if values.get("schema") != SCHEMA:
+        if values.get("schema") not in (SCHEMA, FIRST_SCHEMA):
             raise ValueError(
                 f"not a mechanism this version can read: schema {values.get('schema')!r}, "
-                f"expected {SCHEMA!r}"
+                f"expected {SCHEMA!r} or {FIRST_SCHEMA!r}"
             )
         _exact_keys("mechanism", values, {"schema", "adjacency", "rounds"})
         return cls(
@@ -336,7 +371,7 @@ class Mechanism:
 def _same_release(one: Rounds, other: Rounds) -> bool:
     # Shuffled rounds are counted in whole epochs, and a part may end inside one: two parts are
     # then not one longer part. Whole epochs merge.
-    if isinstance(one.sampling, Shuffled) and one.rounds % one.sampling.rounds_per_epoch:
+    if isinstance(one.sampling, Shuffled) and one.count % one.sampling.rounds_per_epoch:
         return False
     return (one.noise_multiplier, one.sampling, one.clipping) == (
         other.noise_multiplier,

@@ -254,8 +254,7 @@ class Plan:
         """Expected passes over the data in the whole run."""
         return (
             math.fsum(
-                part.rounds * expected_batch(part.sampling, self.examples)
-                for part in self.mechanism
+                part.count * expected_batch(part.sampling, self.examples) for part in self.mechanism
             )
             / self.examples
         )
@@ -264,9 +263,9 @@ class Plan:
         """The Rounds that round ``index`` (from 0) belongs to."""
         left = index
         for part in self.mechanism:
-            if left < part.rounds:
+            if left < part.count:
                 return part
-            left -= part.rounds
+            left -= part.count
         raise IndexError(f"round {index} of a plan with {self.rounds}")
 
     def explain(self) -> str:

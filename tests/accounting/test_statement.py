@@ -143,3 +143,18 @@ def test_the_attack_bound_holds_for_the_gaussian_mechanism() -> None:
 def test_a_bare_mechanism_needs_a_delta() -> None:
     with pytest.raises(ValueError, match="delta="):
         account(MECHANISM)
+
+
+def test_a_statement_of_a_mechanism_of_the_first_version_is_read(statement: Statement) -> None:
+    def old(values: Any) -> None:
+        values["mechanism"]["schema"] = "forethought/mechanism/1"
+        for part in values["mechanism"]["rounds"]:
+            part["rounds"] = part.pop("count")
+
+    def forged(values: Any) -> None:
+        old(values)
+        values["rounds"] -= 1
+
+    assert Statement.from_json(edited(statement, old)) == statement
+    with pytest.raises(StatementError, match="edited"):
+        Statement.from_json(edited(statement, forged))

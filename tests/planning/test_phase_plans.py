@@ -25,7 +25,7 @@ def test_noise_falls_and_the_whole_budget_is_used(sampling: str) -> None:
     whole = solve(examples=N, budget=BUDGET, rounds=120, sampling=sampling, **options)  # type: ignore[arg-type]
     phased = plan_phases(whole, phases=3)
     parts = phased.mechanism.rounds
-    assert [part.rounds for part in parts] == [40, 40, 40]
+    assert [part.count for part in parts] == [40, 40, 40]
     for before, after in pairwise(parts):
         assert after.noise_multiplier < before.noise_multiplier
         grown = expected_batch(after.sampling, N) > expected_batch(before.sampling, N)

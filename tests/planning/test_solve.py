@@ -44,7 +44,7 @@ def test_rounds_follow_from_budget_and_noise() -> None:
     plan = ft.plan(examples=60_000, budget=BUDGET, noise_multiplier=1.5, batch=256)
     assert spent(plan) <= 1.0
     part = plan.mechanism.rounds[0]
-    more = ft.Mechanism(ft.Rounds(1.5, part.rounds + max(2, part.rounds // 500), part.sampling))
+    more = ft.Mechanism(ft.Rounds(1.5, part.count + max(2, part.count // 500), part.sampling))
     assert ft.epsilon(more, plan.delta).upper > 1.0
 
 

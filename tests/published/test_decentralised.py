@@ -19,7 +19,7 @@ def test_sigma_and_order_satisfy_equation_24():
 def test_the_published_rate_hides_who_stepped():
     # The honest figure: a worker's own T/K steps at K times the rate.
     assert CASE.as_published.upper < CASE.exact.lower
-    assert CASE.mechanism.rounds[0].rounds == 2500
+    assert CASE.mechanism.rounds[0].count == 2500
     assert CASE.mechanism.rounds[0].sampling.examples == 3000
 
 

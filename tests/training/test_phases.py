@@ -152,12 +152,12 @@ def _more_noise(values: Any) -> None:
 
 
 def _more_rounds(values: Any) -> None:
-    values["mechanism"]["rounds"][1]["rounds"] += 1
+    values["mechanism"]["rounds"][1]["count"] += 1
     values["rounds"] += 1
 
 
 def _fewer_rounds(values: Any) -> None:
-    values["mechanism"]["rounds"][1]["rounds"] -= 1
+    values["mechanism"]["rounds"][1]["count"] -= 1
     values["rounds"] -= 1
 
 
@@ -208,7 +208,7 @@ def test_a_phase_that_does_not_fit_is_never_run(plan: Plan) -> None:
         return Rounds(0.5, 100, Poisson(0.5))
 
     run = go(plan, next_phase=greedy, progress=lambda event: seen.append(event.round))
-    assert len(run.phases) == 1 and seen[-1] == plan.mechanism.rounds[0].rounds
+    assert len(run.phases) == 1 and seen[-1] == plan.mechanism.rounds[0].count
     assert run.stopped == "the budget was used up"
 
 
@@ -271,7 +271,7 @@ def test_a_killed_run_ends_exactly_like_one_that_was_not(
     """Killed in every phase, before and after its boundaries; files agree to the last bit."""
     rule = next_by_shortfall if mode == "filter" else None
     straight = go(plan, next_phase=rule, out=tmp_path / "straight")
-    ends = np.cumsum([phase.rounds.rounds for phase in straight.phases])
+    ends = np.cumsum([phase.rounds.count for phase in straight.phases])
     kills = sorted(
         {1, *(int(e) for e in ends[:-1]), *(int(e) + 1 for e in ends[:-1]), int(ends[-1])}
     )

@@ -216,7 +216,9 @@ class Statement:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StatementError(f"not a statement: {error!s}") from error
         checksum = values.pop("checksum", None)
-        if values != statement.content() or checksum != _checksum(values):
+        # A mechanism of an older version says the same in other words: it is compared as read.
+        present = {**values, "mechanism": mechanism.to_dict()}
+        if present != statement.content() or checksum != _checksum(values):
             raise StatementError(
                 "the statement was edited after it was made: its checksum or its repeated "
                 "entries (adjacency, rounds) do not match its content"
@@ -462,7 +464,7 @@ def _markdown(statement: Statement) -> str:
     ]
     shown = s.mechanism.rounds[:20]
     lines += [
-        f"| {part.rounds:,} | {part.noise_multiplier:.6g} | {part.sampling} | {part.clipping} |"
+        f"| {part.count:,} | {part.noise_multiplier:.6g} | {part.sampling} | {part.clipping} |"
         for part in shown
     ]
     if len(s.mechanism.rounds) > len(shown):

@@ -75,8 +75,8 @@ def _resized(plan: Plan, factor: float, budget: Budget) -> Plan | None:
 def _with_noise(plan: Plan, sampling: Sampling, budget: Budget) -> Plan:
     part = plan.mechanism.rounds[0]
     adjacency = plan.mechanism.adjacency
-    sigma = noise_multiplier(budget, sampling, part.rounds, part.clipping, adjacency)
-    release = Rounds(sigma, part.rounds, sampling, part.clipping)
+    sigma = noise_multiplier(budget, sampling, part.count, part.clipping, adjacency)
+    release = Rounds(sigma, part.count, sampling, part.clipping)
     return plan.with_(mechanism=Mechanism(release, adjacency=adjacency), budget=budget)
 
 

@@ -18,9 +18,9 @@ def noise_to_signal(plan: Plan, parameters: int = 1) -> float:
         plan: what will run. parameters: d, the number of trained parameters; 1 compares plans for
             the same model.
     """
-    noise = math.fsum(part.rounds * part.noise_multiplier**2 for part in plan.mechanism)
+    noise = math.fsum(part.count * part.noise_multiplier**2 for part in plan.mechanism)
     signal = math.fsum(
-        part.rounds * (plan.groups or expected_batch(part.sampling, plan.examples))
+        part.count * (plan.groups or expected_batch(part.sampling, plan.examples))
         for part in plan.mechanism
     )
     return math.sqrt(parameters * noise) / signal

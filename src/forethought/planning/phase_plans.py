@@ -126,14 +126,14 @@ def _closed_form(
     if any(not isinstance(p.sampling, Poisson) or p.clipping != "example" for p in parts):
         return None, "Theorem B.4 speaks of Poisson sampling and clipped examples only"
     before = [
-        (expected_batch(p.sampling, examples), p.rounds)
+        (expected_batch(p.sampling, examples), p.count)
         for p in (() if earlier is None else earlier)
     ]
     try:
         return (
             phase_calculator(
                 examples,
-                size * part.rounds,
+                size * part.count,
                 budget.epsilon,
                 before,
                 sigma=part.noise_multiplier,
@@ -185,7 +185,7 @@ def plan_phases(plan: Plan, *, phases: int = 3, shrink: float = SHRINK) -> Plan:
     why = tuple(
         (
             f"phase {j}",
-            f"{f.rounds.rounds} rounds with σ = {f.rounds.noise_multiplier:.4g} and sample size "
+            f"{f.rounds.count} rounds with σ = {f.rounds.noise_multiplier:.4g} and sample size "
             f"{expected_batch(f.rounds.sampling, plan.examples):.0f}; exact ε up to here "
             f"{f.epsilon:.4g}. Closed form: "
             + (
@@ -265,7 +265,7 @@ def next_by_shortfall(progress: Progress) -> Rounds | None:
 
     def part(size: int, times: int) -> Rounds:
         sampling = resized(last.sampling, size, progress.examples)
-        return Rounds(sigma, times * last.rounds, sampling, last.clipping)
+        return Rounds(sigma, times * last.count, sampling, last.clipping)
 
     low = 0
     high = progress.examples + 1

@@ -86,7 +86,7 @@ def plan_tuning(
     part = alone.mechanism.rounds[0]
 
     def mechanism(sigma: float) -> Mechanism:
-        release = Rounds(sigma, part.rounds, part.sampling, part.clipping)
+        release = Rounds(sigma, part.count, part.sampling, part.clipping)
         return Mechanism(release, adjacency=alone.mechanism.adjacency)
 
     sigma = _noise(mechanism, part.noise_multiplier, trials, budget)

@@ -117,7 +117,7 @@ def _closed_form(mechanism: Mechanism, delta: float, examples: int | None) -> tu
     if sigma**2 <= 2:
         raise _DoesNotApplyError("needs σ above √2")
     epsilon = closed_form_epsilon(sigma, delta)
-    sizes = SampleSizes.constant(part.sampling.rate * examples, part.rounds, examples)
+    sizes = SampleSizes.constant(part.sampling.rate * examples, part.count, examples)
     for theorem in (theorem_b_4, theorem_3_1):
         found = theorem(epsilon, delta, sigma, sizes)
         if found.holds:
@@ -144,7 +144,7 @@ def _strong_adversary(
             batch, draw = round(rate * examples), "subsampling"
         case _:
             raise _DoesNotApplyError("full batches hide nothing: it is the exact figure")
-    epochs = part.rounds * batch / examples
+    epochs = part.count * batch / examples
     if round(epochs) < 1 or not math.isclose(epochs, round(epochs), rel_tol=0.02):
         raise _DoesNotApplyError(f"speaks of whole epochs; this run has {epochs:.3g}")
     adversary = StrongAdversary(

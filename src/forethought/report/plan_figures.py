@@ -42,7 +42,7 @@ def draw_noise(plan: Plan, path: Path) -> Path | None:
             noise_multiplier(
                 budget,
                 Poisson(min(1.0, batch / plan.examples)),
-                part.rounds,
+                part.count,
                 part.clipping,
                 adjacency,
             )
@@ -50,7 +50,7 @@ def draw_noise(plan: Plan, path: Path) -> Path | None:
         ]
     )
     figure, axes = new_axes(
-        f"Noise for ε = {budget.epsilon:g} in {part.rounds:,} rounds", "batch", "σ, and σ a record"
+        f"Noise for ε = {budget.epsilon:g} in {part.count:,} rounds", "batch", "σ, and σ a record"
     )
     axes.loglog(batches, sigmas, color=BLUE, linewidth=1.8, label="noise multiplier σ")
     relative = sigmas / batches

@@ -162,7 +162,7 @@ def show_phases(console: Console, run: Run) -> None:
         return
     console.print(f"\n[bold]Phases[/bold]  stopped because {stopped}")
     for number, phase in enumerate(getattr(run, "phases", ()), start=1):
-        noise, rounds = phase.rounds.noise_multiplier, phase.rounds.rounds
+        noise, rounds = phase.rounds.noise_multiplier, phase.rounds.count
         console.print(f"  {number}: {rounds:,} rounds with σ {noise:.4g}, {phase.accuracy:.1%}")
 
 

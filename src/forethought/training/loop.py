@@ -60,13 +60,13 @@ def parts(plan: Plan, stream: Stream) -> list[Part]:
         found.append(
             Part(
                 first,
-                first + rounds.rounds,
+                first + rounds.count,
                 sampler(rounds.sampling, plan.examples, stream, first),
                 plan.clip.gradient_noise(rounds.noise_multiplier),
                 float(divisor),
             )
         )
-        first += rounds.rounds
+        first += rounds.count
     return found
 
 
@@ -80,7 +80,7 @@ def epsilon_at(plan: Plan, rounds: Sequence[int], total: float) -> dict[int, flo
     for part in plan.mechanism:
         if part.noise_multiplier == 0:
             break
-        noisy += part.rounds
+        noisy += part.count
     # A round without noise gives no guarantee from there on.
     finite = [count for count in rounds if count <= noisy]
     if finite:

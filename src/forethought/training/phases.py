@@ -255,11 +255,11 @@ class _State:
 
     @property
     def total(self) -> int:
-        return sum(phase.rounds.rounds for phase in self.phases)
+        return sum(phase.rounds.count for phase in self.phases)
 
     @property
     def rounds_before(self) -> int:
-        return self.total - self.phases[-1].rounds.rounds
+        return self.total - self.phases[-1].rounds.count
 
     def next(self, rule: NextPhaseRule | None) -> Rounds | None:
         parts = self.plan.mechanism.rounds

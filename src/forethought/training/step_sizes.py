@@ -47,7 +47,7 @@ def step_sizes(plan: Plan) -> Callable[[int], float]:
 
 def examples_before(plan: Plan) -> Callable[[int], float]:
     """From a round's number to the expected number of examples that earlier rounds used."""
-    parts = [(part.rounds, expected_batch(part.sampling, plan.examples)) for part in plan.mechanism]
+    parts = [(part.count, expected_batch(part.sampling, plan.examples)) for part in plan.mechanism]
 
     def before(index: int) -> float:
         total, left = 0.0, index

@@ -54,13 +54,13 @@ class Cell:
 
 def _gaussian(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
     shift = group * sensitivity(rounds, adjacency) / rounds.noise_multiplier
-    return Pair(((shift, 1.0),)), rounds.rounds
+    return Pair(((shift, 1.0),)), rounds.count
 
 
 def _epochs(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
     assert isinstance(rounds.sampling, Shuffled)
     pair, _ = _gaussian(rounds, adjacency, group)
-    return pair, -(-rounds.rounds // rounds.sampling.rounds_per_epoch)
+    return pair, -(-rounds.count // rounds.sampling.rounds_per_epoch)
 
 
 def _hits(rounds: Rounds, group: int) -> list[float]:
@@ -73,14 +73,14 @@ def _hits(rounds: Rounds, group: int) -> list[float]:
 
 
 def _one_sided(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
-    return Pair(_shifts(rounds, group, sensitivity(rounds, adjacency))), rounds.rounds
+    return Pair(_shifts(rounds, group, sensitivity(rounds, adjacency))), rounds.count
 
 
 def _two_sided(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
     # Distance of one record's contribution from the common centre, not between two records.
     radius = 1.0 if rounds.clipping == "example" and isinstance(rounds.sampling, Poisson) else 2.0
     shifts = _shifts(rounds, group, radius)
-    return Pair(shifts, shifts), rounds.rounds
+    return Pair(shifts, shifts), rounds.count
 
 
 def _combined(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:

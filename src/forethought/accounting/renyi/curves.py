@@ -307,8 +307,8 @@ def rdp(mechanism: Mechanism, orders: Sequence[float] = ORDERS) -> RenyiCurve:
 def releases(part: Rounds) -> int:
     """How many releases of ``part`` can hold the same record: every round, or every epoch."""
     if isinstance(part.sampling, Shuffled):
-        return -(-part.rounds // part.sampling.rounds_per_epoch)
-    return part.rounds
+        return -(-part.count // part.sampling.rounds_per_epoch)
+    return part.count
 
 
 def _release(part: Rounds, adjacency: Adjacency, orders: tuple[float, ...]) -> RenyiCurve:
