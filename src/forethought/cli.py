@@ -1,7 +1,7 @@
 """The command line: its commands, its exit status, its one-line errors. No logic of its own.
 
-Exit status: 0 done, 1 failed, 2 bad usage or a wish that cannot be fulfilled, 130 interrupted and
-resumable.
+Exit status: 0 done, 1 failed, 2 bad usage or a request that cannot be fulfilled, 130 interrupted
+and resumable.
 """
 
 from __future__ import annotations

@@ -50,27 +50,27 @@ def account(
         bool, typer.Option("--verify", help="Recompute a statement; fail when it does not hold.")
     ] = False,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Show what every other analysis says beside it.")
+        bool, typer.Option("--compare", help="Show what every other analysis says of it.")
     ] = False,
     figure: Figures = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Say exactly how private something is: from numbers, a plan, a run or a statement."""
-    from forethought.jobs import account as attest
-    from forethought.jobs import request as wishes
+    from forethought.jobs.account import account_for, compared, statement_of
+    from forethought.jobs.request import from_numbers
     from forethought.report import terminal
     from forethought.report.figures import draw_statement
 
     console = console_for(quiet or as_json)
     if path is not None:
-        statement = attest.statement_of(path, verify=verify, group=group, delta=delta)
+        statement = statement_of(path, verify=verify, group=group, delta=delta)
     else:
         if examples is None or noise_multiplier is None or batch is None:
             raise UsageError(
                 "give a path, or --examples, --batch, --noise-multiplier and --epochs or --rounds"
             )
-        request = wishes.from_numbers(
+        request = from_numbers(
             delta=delta,
             epochs=epochs,
             rounds=rounds,
@@ -80,11 +80,11 @@ def account(
             clipping=clipping,
             adjacency=adjacency,
         )
-        statement = attest.account_for(request, examples, group)
-    rows = attest.compared(statement) if compare else []
+        statement = account_for(request, examples, group)
+    rows = compared(statement) if compare else []
     if as_json:
-        said = {"comparison": [row.to_dict() for row in rows]} if compare else {}
-        print_json({**json.loads(statement.to_json()), **said})
+        comparison = {"comparison": [row.to_dict() for row in rows]} if compare else {}
+        print_json({**json.loads(statement.to_json()), **comparison})
     else:
         terminal.show_statement(console, statement, verified=verify)
         terminal.show_comparison(console, rows)

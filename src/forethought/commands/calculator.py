@@ -35,7 +35,7 @@ def calculator(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """The published DP calculators, with conditions, margins and the exact figures beside."""
+    """The published DP calculators, with conditions, margins and the exact figures."""
     from forethought.published.calculators_exact import calculate, earlier_phase
     from forethought.report.calculator_tables import show
 

@@ -19,10 +19,13 @@ from forethought.commands.options import (
     JobFile,
     Json,
     NoiseMultiplier,
+    OldPublicProxy,
+    PublicProxy,
     Quiet,
     RoundCount,
     SamplingName,
     UsageError,
+    chosen_proxy,
     console_for,
     print_json,
 )
@@ -63,11 +66,10 @@ def plan(
         float, typer.Option(help="Share of accuracy that --utility may lose.")
     ] = 0.1,
     rehearse: Annotated[
-        bool, typer.Option("--rehearse", help="Run the plan on stand-in data; predict accuracy.")
+        bool, typer.Option("--rehearse", help="Run the plan on a public proxy; predict accuracy.")
     ] = False,
-    stand_in: Annotated[
-        str | None, typer.Option(help="Public data set for --rehearse. Default: synthetic.")
-    ] = None,
+    public_proxy: PublicProxy = None,
+    stand_in: OldPublicProxy = None,
     repeats: Annotated[int, typer.Option(help="Runs of a rehearsal.")] = 5,
     figure: Figures = None,
     save: Annotated[Path | None, typer.Option(help="Write the plan here.")] = None,
@@ -76,19 +78,22 @@ def plan(
     quiet: Quiet = False,
 ) -> None:
     """Choose everything before touching private data."""
-    from forethought.jobs import plan as preview
-    from forethought.jobs import request as wishes
+    from forethought.jobs import plan as jobs
+    from forethought.jobs.load import load
+    from forethought.jobs.public_proxy import rehearse as rehearse_job
+    from forethought.jobs.request import from_file, from_numbers
     from forethought.planning.neighbours import neighbours
     from forethought.report import terminal
     from forethought.report.plan_figures import draw_plan
 
     if (job_file is None) == (examples is None):
         raise UsageError("give a job file, or --examples and what is known (see --help)")
+    proxy = chosen_proxy(public_proxy, stand_in)
     console = console_for(quiet or as_json)
     if job_file is not None:
-        request = wishes.from_file(job_file)
+        request = from_file(job_file)
     else:
-        request = wishes.from_numbers(
+        request = from_numbers(
             epsilon=epsilon,
             delta=delta,
             epochs=epochs,
@@ -99,31 +104,35 @@ def plan(
             clipping=clipping,
             adjacency=adjacency,
         )
+    loaded = None
     if examples is None:
-        examples, parameters = preview.sizes(request, data_dir)
+        loaded = load(request, data_dir)
+        examples, parameters = loaded.examples, loaded.parameters
     front = None
     if pareto:
         limits = {"epsilon": max_epsilon, "rounds": max_rounds, "gradients": max_gradients}
-        front = preview.front(request, examples, parameters, limits, utility)
+        front = jobs.front(request, examples, parameters, limits, utility)
         chosen = front.best(_weights(weight)).plan
-        beside = []
+        alternatives = []
     else:
-        chosen = preview.chosen_plan(request, examples, parameters, utility, tolerance)
-        beside = list(neighbours(chosen))
+        chosen = jobs.chosen_plan(request, examples, parameters, utility, tolerance)
+        alternatives = list(neighbours(chosen))
+    if loaded is not None:
+        chosen = loaded.with_caveats(chosen)
     if save is not None:
         chosen.save(save)
     rehearsal = None
     if rehearse:
-        if job_file is None:
+        if loaded is None:
             raise UsageError("--rehearse needs a job file: it trains the job's model")
         with terminal.counting(console, "Rehearsing", repeats) as progress:
-            rehearsal = preview.rehearse(request, chosen, stand_in, repeats, data_dir, progress)
+            rehearsal = rehearse_job(loaded, chosen, proxy, repeats, data_dir, progress)
     if as_json:
-        print_json(preview.plan_report(chosen, beside, front, rehearsal))
+        print_json(jobs.plan_report(chosen, alternatives, front, rehearsal))
     else:
         if front is not None:
             terminal.show_front(console, front)
-        terminal.show_plan_beside(console, chosen, beside)
+        terminal.show_plan_and_alternatives(console, chosen, alternatives)
         if explain:
             console.print(chosen.explain())
         if rehearsal is not None:
@@ -133,9 +142,9 @@ def plan(
             console.print(f"figure  {path}")
 
 
-def _weights(said: list[str] | None) -> dict[str, float] | None:
+def _weights(given: list[str] | None) -> dict[str, float] | None:
     weights = {}
-    for text in said or []:
+    for text in given or []:
         name, _, value = text.partition("=")
         try:
             weights[name] = float(value)

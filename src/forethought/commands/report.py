@@ -23,10 +23,12 @@ def report(
     quiet: Quiet = False,
 ) -> None:
     """Draw the figures of a finished run again and show its result and statement."""
-    from forethought.jobs import train as running
     from forethought.report import terminal
+    from forethought.report.figures import draw_run
+    from forethought.training.summary import RunSummary
 
-    summary = running.report(folder)
+    draw_run(RunSummary.load(folder), folder / "figures")
+    summary = RunSummary.load(folder)
     if as_json:
         print_json(summary.to_dict())
     else:

@@ -43,9 +43,12 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Plan and train a model privately; leave it with a statement of what was guaranteed."""
-    from forethought.jobs import request as wishes
-    from forethought.jobs import train as running
+    from forethought.jobs import train as jobs
+    from forethought.jobs.request import demo as demo_request
+    from forethought.jobs.request import from_file, resumed
     from forethought.report import terminal
+    from forethought.report.figures import draw_run
+    from forethought.training.summary import RunSummary
 
     if (job_file is not None) + demo + (resume is not None) != 1:
         raise UsageError("give exactly one of: a job file, --demo, --resume RUN_FOLDER")
@@ -54,27 +57,28 @@ def train(
             raise UsageError("--resume names the run folder itself: drop --out and --overwrite")
         if until_accuracy is not None:
             raise UsageError("--resume goes on to the accuracy that the run began with")
-        request, folder = wishes.resumed(resume), resume
+        request, folder = resumed(resume), resume
     else:
-        request = wishes.demo() if demo else wishes.from_file(job_file or Path())
+        request = demo_request() if demo else from_file(job_file or Path())
         folder = out or Path("runs") / request.name
     if max_epsilon is not None and until_accuracy is None:
         raise UsageError("--max-epsilon goes with --until-accuracy; a job has its own budget")
     console = console_for(quiet or as_json)
-    prepared = running.prepare(
+    prepared = jobs.prepare(
         request, data_dir, until=until_accuracy, max_epsilon=max_epsilon, resume=resume
     )
     terminal.show_plan(console, prepared.plan)
     start = time.perf_counter()
     try:
         with terminal.progress_bar(console, prepared.plan.rounds) as progress:
-            run = running.run(
+            run = jobs.run(
                 prepared, folder, resume=resume is not None, overwrite=overwrite, progress=progress
             )
     except KeyboardInterrupt:
         resume_with = f"forethought train --resume {folder}"
         raise typer.Exit(fail(f"interrupted; continue with: {resume_with}", 130)) from None
     seconds = time.perf_counter() - start
+    draw_run(RunSummary.load(folder), folder / "figures")
     accuracy = run.accuracy
     terminal.show_result(console, run.statement, accuracy, seconds, folder)
     terminal.show_phases(console, run)

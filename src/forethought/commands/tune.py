@@ -40,20 +40,21 @@ def tune(
     quiet: Quiet = False,
 ) -> None:
     """Search for the best step size privately: one budget pays for the whole search."""
-    from forethought.jobs import request as wishes
-    from forethought.jobs import train as running
+    from forethought.jobs.request import from_file
+    from forethought.jobs.tune import trials_of
+    from forethought.jobs.tune import tune as tune_job
     from forethought.report import terminal
 
     if not learning_rate:
         raise UsageError("give the step sizes to try: --learning-rate 0.1 --learning-rate 1")
-    request = wishes.from_file(job_file or Path())
+    request = from_file(job_file or Path())
     folder = out or Path("runs") / request.name
     console = console_for(quiet or as_json)
-    found = running.tune(
+    found = tune_job(
         request,
         folder,
         learning_rate,
-        running.trials_of(distribution, trials),
+        trials_of(distribution, trials),
         scoring=scoring,
         overwrite=overwrite,
         data_dir=data_dir,

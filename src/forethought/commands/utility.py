@@ -12,20 +12,22 @@ from forethought.commands.options import (
     Figures,
     JobFile,
     Json,
+    OldPublicProxy,
+    PublicProxy,
     Quiet,
     UsageError,
+    chosen_proxy,
     console_for,
     print_json,
 )
 
-EPILOG = "Example: forethought utility job.toml --stand-in fashion-mnist --save graph.json"
+EPILOG = "Example: forethought utility job.toml --public-proxy fashion-mnist --save graph.json"
 
 
 def utility(
     job_file: JobFile,
-    stand_in: Annotated[
-        str | None, typer.Option(help="Public data set, or 'synthetic'. None: the job's own data.")
-    ] = None,
+    public_proxy: PublicProxy = None,
+    stand_in: OldPublicProxy = None,
     leaks: Annotated[
         str | None, typer.Option(help="'accept' allows the job's own, private data.")
     ] = None,
@@ -44,21 +46,23 @@ def utility(
     quiet: Quiet = False,
 ) -> None:
     """See how much noise the job's model bears at each clip norm, on data that costs nothing."""
-    from forethought.jobs import plan as preview
-    from forethought.jobs import request as wishes
+    from forethought.jobs.load import load
+    from forethought.jobs.public_proxy import UTILITY_GRID, utility_of
+    from forethought.jobs.request import from_file
     from forethought.report import terminal
     from forethought.report.utility_figures import draw_utility
 
-    request = wishes.from_file(job_file or Path())
+    loaded = load(from_file(job_file or Path()), data_dir)
+    proxy = chosen_proxy(public_proxy, stand_in)
     console = console_for(quiet or as_json)
     settings: dict[str, Any] = {"draws": draws, "batch": batch, "epochs": epochs}
     grids = {"clip_norms": clip_norm, "noise_multipliers": noise_multiplier}
-    settings |= {name: grid or list(preview.UTILITY_GRID[name]) for name, grid in grids.items()}
+    settings |= {name: grid or list(UTILITY_GRID[name]) for name, grid in grids.items()}
     if leaks not in (None, "accept"):
         raise UsageError(f"--leaks knows only 'accept', not {leaks!r}")
     with terminal.counting(console, "Measuring", 0) as progress:
-        graph = preview.utility_of(
-            request, stand_in, settings, data_dir, leaks=leaks is not None, progress=progress
+        graph = utility_of(
+            loaded, proxy, settings, data_dir, leaks=leaks is not None, progress=progress
         )
     if save is not None:
         graph.save(save)

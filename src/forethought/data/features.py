@@ -108,7 +108,7 @@ def _load(path: Path, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
 
 
 def _store(path: Path, features: NDArray[np.float32]) -> None:
-    """Write beside the target and rename: no reader ever sees half a file."""
+    """Write next to the target and rename: no reader ever sees half a file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, partial = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".partial")

@@ -84,7 +84,7 @@ def _check_plan(statement: Statement, plan: Plan) -> None:
     planned = plan.mechanism
     released = len(statement.mechanism)
     if released > len(planned) or planned.first(released) != statement.mechanism:
-        raise ValueError("the statement's mechanism is not that of the plan.json beside it")
+        raise ValueError("the statement's mechanism is not that of the plan.json in its folder")
 
 
 def _schema_of(path: Path) -> str:

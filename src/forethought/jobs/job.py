@@ -167,7 +167,7 @@ class Job(_Section):
             test=section.test,
         )
 
-    def wish(self, examples: int, parameters: int | None = None) -> dict[str, Any]:
+    def plan_arguments(self, examples: int, parameters: int | None = None) -> dict[str, Any]:
         """The arguments of :func:`forethought.plan` that the job amounts to.
 
         Args:
@@ -208,7 +208,7 @@ class Job(_Section):
         """The plan that the job asks for.
 
         Args:
-            examples, parameters: as for :meth:`wish`.
+            examples, parameters: as for :meth:`plan_arguments`.
             chosen: arguments of :func:`forethought.plan` that come from elsewhere, such as a
                 utility graph; they go before the job's own.
 
@@ -217,7 +217,7 @@ class Job(_Section):
         """
         from forethought.planning.solve import plan
 
-        return plan(**{**self.wish(examples, parameters), **(chosen or {})})
+        return plan(**{**self.plan_arguments(examples, parameters), **(chosen or {})})
 
     def build_model(self, dataset: Dataset) -> nn.Module:
         """The model that the job names, shaped for ``dataset``.
@@ -297,7 +297,7 @@ def _line_of(text: str, place: list[str]) -> int | None:
             continue
         key = re.match(r"\s*([\w.\-\"']+)\s*=", line)
         if key:
-            said = [*table, *(part.strip("\"'") for part in key.group(1).split("."))]
-            if said == place[: len(said)] and len(said) >= min(len(place), len(table) + 1):
+            path = [*table, *(part.strip("\"'") for part in key.group(1).split("."))]
+            if path == place[: len(path)] and len(path) >= min(len(place), len(table) + 1):
                 return number
     return header_line

@@ -1,4 +1,4 @@
-"""The two plans beside a plan: one cheaper, one more accurate, with what each costs and gains."""
+"""Two alternatives to a plan, one cheaper, one more accurate, with what each costs and gains."""
 
 from __future__ import annotations
 

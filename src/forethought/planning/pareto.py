@@ -202,5 +202,5 @@ def _out_of_reach(found: Sequence[Candidate], limits: Mapping[str, float], consi
             "or allow more noise or smaller batches"
         )
     least = {name: min(getattr(c, name) for c in found) for name in limits}
-    said = ", ".join(f"{name} {least[name]:.4g} (limit {limits[name]:g})" for name in limits)
-    return f"no plan meets all limits at once; the least each reaches alone: {said}"
+    text = ", ".join(f"{name} {least[name]:.4g} (limit {limits[name]:g})" for name in limits)
+    return f"no plan meets all limits at once; the least each reaches alone: {text}"

@@ -1,7 +1,7 @@
 """Phases: continue with less noise and a new sample size while accuracy is not reached.
 
-The next phase follows from the phases so far by exact accounting, the paper's own calculator
-beside it. Source: van Dijk et al., "Proactive DP", Appendix E (Figure 15) and Appendix E.1.
+The next phase follows from the phases so far by exact accounting, compared with the
+paper's own calculator. Source: van Dijk et al., "Proactive DP", Appendix E (Figure 15) and E.1.
 
 Two ways to decide, two ways to account:
 
@@ -50,7 +50,7 @@ HALVE_UNTIL, ENOUGH = 0.5, 0.95
 
 @dataclass(frozen=True)
 class NextPhase:
-    """A phase that fits, with what the closed form says of the same wish.
+    """A phase that fits, with what the closed form says of the same request.
 
     Args:
         rounds: what to run.

@@ -38,7 +38,7 @@ def plan_tuning(
     budget: Budget,
     trials: Trials,
     candidates: Sequence[Mapping[str, Any]],
-    **wish: Any,
+    **shared: Any,
 ) -> tuple[Plan, ...]:
     """One plan for each candidate, all with the least noise at which the search keeps the budget.
 
@@ -48,14 +48,14 @@ def plan_tuning(
         trials: how the number of trials will be drawn.
         candidates: for each the arguments of :func:`forethought.plan` in which it differs, out of
             clip_norm, clip_rule, quantile, optimizer, learning_rate, options, schedule, averaging.
-        wish: arguments of :func:`forethought.plan` that all share, such as epochs or batch.
+        shared: arguments of :func:`forethought.plan` that all share, such as epochs or batch.
 
     Returns:
         Plans for :func:`forethought.tune`, in the order of the candidates, with one mechanism.
 
     Raises:
         PlanError: a candidate that would change what is released, a noise multiplier that is
-            given, or a wish that no plan fulfils.
+            given, or a request that no plan fulfils.
 
     >>> from forethought.accounting.renyi.selection import NegativeBinomialTrials
     >>> plans = plan_tuning(
@@ -80,9 +80,9 @@ def plan_tuning(
                 "released must be the same in every trial. Give it for all, or make plans with "
                 "forethought.plan and hand them to forethought.tune, which accounts for the worst"
             )
-    if wish.get("noise_multiplier") is not None:
+    if shared.get("noise_multiplier") is not None:
         raise PlanError("noise_multiplier follows from the budget and the trials: drop it")
-    alone = plan(examples=examples, budget=budget, **wish)
+    alone = plan(examples=examples, budget=budget, **shared)
     part = alone.mechanism.rounds[0]
 
     def mechanism(sigma: float) -> Mechanism:
@@ -99,9 +99,9 @@ def plan_tuning(
     )
     plans = []
     for candidate in candidates:
-        base = plan(examples=examples, budget=budget, **{**wish, **candidate})
+        base = plan(examples=examples, budget=budget, **{**shared, **candidate})
         clip = base.clip
-        if clip.rule == "quantile" and "count_noise" not in wish:
+        if clip.rule == "quantile" and "count_noise" not in shared:
             raise PlanError("the clip rule 'quantile' needs count_noise= for all candidates")
         plans.append(
             base.with_(

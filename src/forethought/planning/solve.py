@@ -52,7 +52,7 @@ _ADJACENCY: dict[str, Adjacency] = {
 
 
 class PlanError(ValueError):
-    """A wish that no plan fulfils: over- or under-determined, or out of reach."""
+    """A request that no plan fulfils: over- or under-determined, or out of reach."""
 
 
 def plan(
@@ -110,7 +110,7 @@ def plan(
         A Plan whose certified upper ε meets the budget.
 
     Raises:
-        PlanError: too much or too little is given, or the wish is out of reach; the message says
+        PlanError: too much or too little is given, or the request is out of reach; the message says
             which argument to drop, add or change.
         TypeError, ValueError: an argument outside its range.
     """
@@ -208,7 +208,7 @@ def plan(
 
 
 class _Picture:
-    """The part of a wish that is never solved for; builds mechanisms from the rest."""
+    """The part of a request that is never solved for; builds mechanisms from the rest."""
 
     def __init__(
         self, examples: int, sampling: SamplingName, clipping: Clipping, adjacency: Adjacency

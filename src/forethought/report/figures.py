@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from forethought.accounting.statement import Statement
-    from forethought.jobs.train import Summary
+    from forethought.training.summary import RunSummary
 
 # Colour-blind safe (Okabe and Ito 2008).
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#777777"
@@ -40,7 +40,7 @@ def new_axes(title: str, x: str, y: str) -> tuple[Any, Axes]:
     return figure, axes
 
 
-def draw(summary: Summary, folder: Path) -> list[Path]:
+def draw_run(summary: RunSummary, folder: Path) -> list[Path]:
     """Draw every figure of a run into ``folder`` as PNG and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     learning = draw_learning(summary.metrics, folder / "learning.png")

@@ -18,11 +18,11 @@ from forethought.mechanism import FullBatch, Sampling
 from forethought.plans import Plan
 
 if TYPE_CHECKING:
-    from forethought.jobs.train import Summary
     from forethought.planning.neighbours import Neighbour
     from forethought.planning.pareto import Front
     from forethought.published.comparison import Row
     from forethought.training.run import Run
+    from forethought.training.summary import RunSummary
     from forethought.utility.graph import UtilityGraph
 
 
@@ -32,8 +32,8 @@ def sampling_text(sampling: Sampling) -> str:
         return "every record in every round"
     name = {"poisson": "Poisson", "without-replacement": "without replacement"}
     rate = getattr(sampling, "rate", None)
-    said = name.get(sampling.kind, sampling.kind)
-    return said if rate is None else f"{said}, rate {rate:.4g}"
+    text = name.get(sampling.kind, sampling.kind)
+    return text if rate is None else f"{text}, rate {rate:.4g}"
 
 
 def plan_rows(plan: Plan) -> list[tuple[str, str]]:
@@ -124,16 +124,16 @@ def counting(console: Console, what: str, total: int) -> Iterator[Callable[[int,
 
 def facts(event: Any) -> str:
     """What is known at a round, in a few words."""
-    said = []
+    parts = []
     if event.loss is not None:
-        said.append(f"loss {event.loss:.3f}")
+        parts.append(f"loss {event.loss:.3f}")
     if event.accuracy is not None:
-        said.append(f"accuracy {event.accuracy:.1%}")
+        parts.append(f"accuracy {event.accuracy:.1%}")
     if event.epsilon is not None:
-        said.append(f"ε {event.epsilon:.3f}")
+        parts.append(f"ε {event.epsilon:.3f}")
     if event.clipped is not None:
-        said.append(f"clipped {event.clipped:.0%}")
-    return "  ".join(said)
+        parts.append(f"clipped {event.clipped:.0%}")
+    return "  ".join(parts)
 
 
 def show_result(
@@ -144,10 +144,10 @@ def show_result(
     folder: Path | None,
 ) -> None:
     """Print the result, the statement in three sentences, and where the run folder is."""
-    said = [] if accuracy is None else [f"accuracy on held-out data {accuracy:.1%}"]
-    said += [] if seconds is None else [f"trained in {seconds:.1f} s"]
-    if said:
-        console.print(f"\n[bold]Result[/bold]  {', '.join(said)}")
+    parts = [] if accuracy is None else [f"accuracy on held-out data {accuracy:.1%}"]
+    parts += [] if seconds is None else [f"trained in {seconds:.1f} s"]
+    if parts:
+        console.print(f"\n[bold]Result[/bold]  {', '.join(parts)}")
     console.print("\n[bold]Statement[/bold]")
     for sentence in statement.sentences():
         console.print(f"  {sentence}")
@@ -220,13 +220,13 @@ def _interval(statement: Statement) -> str:
     return f"[{statement.epsilon.lower:.6g}, {statement.epsilon.upper:.6g}]"
 
 
-def show_summary(console: Console, summary: Summary) -> None:
+def show_summary(console: Console, summary: RunSummary) -> None:
     """Print what a finished run says."""
     show_plan(console, summary.plan)
     if summary.metrics:
         last = summary.metrics[-1]
-        said = ", ".join(f"{name} {value}" for name, value in last.items() if value)
-        console.print(f"\n[bold]Last record[/bold]  {said}")
+        parts = ", ".join(f"{name} {value}" for name, value in last.items() if value)
+        console.print(f"\n[bold]Last record[/bold]  {parts}")
     console.print("\n[bold]Statement[/bold]")
     for sentence in summary.statement.sentences():
         console.print(f"  {sentence}")
@@ -234,18 +234,20 @@ def show_summary(console: Console, summary: Summary) -> None:
         console.print(f"figure  {path}")
 
 
-def show_plan_beside(console: Console, plan: Plan, beside: Sequence[Neighbour]) -> None:
-    """Print the plan and, beside it, its neighbours, each with its one-line reason."""
+def show_plan_and_alternatives(
+    console: Console, plan: Plan, alternatives: Sequence[Neighbour]
+) -> None:
+    """Print the plan next to its alternatives, each with its one-line reason."""
     table = Table(title="Plan", title_justify="left", title_style="bold")
     table.add_column("", style="cyan", no_wrap=True)
     table.add_column("chosen", style="bold")
-    for near in beside:
+    for near in alternatives:
         table.add_column(near.name)
-    columns = [dict(plan_rows(near.plan)) for near in beside]
+    columns = [dict(plan_rows(near.plan)) for near in alternatives]
     for what, value in plan_rows(plan):
         table.add_row(what, value, *(column.get(what, "") for column in columns))
     console.print(table)
-    for near in beside:
+    for near in alternatives:
         console.print(f"  [cyan]{near.name}[/cyan]: {near.reason}")
 
 

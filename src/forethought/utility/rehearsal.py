@@ -45,7 +45,7 @@ SHARED_POOL = "repeats draw from one pool of records, so they differ less than f
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What a plan achieved on stand-in data, and the accuracy it predicts.
+    """What a plan achieved on a public proxy, and the accuracy it predicts.
 
     Args:
         accuracies: of each repeat on its test records, in [0, 1].
@@ -94,7 +94,7 @@ class Rehearsal:
     def text(self) -> str:
         """The rehearsal in sentences."""
         low, high = self.interval
-        said = [
+        sentences = [
             f"Rehearsed {len(self.accuracies)} times on {self.source}: {self.train_examples:,} "
             f"records each, tested on {self.test_examples:,}.",
             f"Predicted accuracy {self.predicted:.1%}, {self.level:.0%} interval {low:.1%} to "
@@ -103,14 +103,14 @@ class Rehearsal:
             f"It does not cover {NOT_COVERED}.",
         ]
         if self.one_pool:
-            said.append(f"Note: {SHARED_POOL}.")
+            sentences.append(f"Note: {SHARED_POOL}.")
         if self.distinct < 1:
-            said.append(
+            sentences.append(
                 f"The source is smaller than the plan's data: only {self.distinct:.0%} of the "
                 "records of a training part are different ones, so the prediction is pessimistic "
                 "where more data would help."
             )
-        return "\n".join(said)
+        return "\n".join(sentences)
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready mapping; :meth:`from_dict` reads it back."""
@@ -118,9 +118,9 @@ class Rehearsal:
         values["accuracies"], values["baselines"] = list(self.accuracies), list(self.baselines)
         values["plan"] = self.plan.to_dict()
         low, high = self.interval
-        said = {"predicted": self.predicted, "interval": [low, high], "baseline": self.baseline}
+        derived = {"predicted": self.predicted, "interval": [low, high], "baseline": self.baseline}
         meaning = {"covers": COVERS, "not_covered": NOT_COVERED}
-        return {"schema": REHEARSAL_SCHEMA, **said, **meaning, **values}
+        return {"schema": REHEARSAL_SCHEMA, **derived, **meaning, **values}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Rehearsal:
@@ -176,7 +176,7 @@ def rehearse(
         plan: what will be run on the private data.
         model_builder: a freshly initialised model of the private task, from torch's global
             generator, which is seeded for each repeat and left as it was.
-        data: stand-in data of the private data's shape: a pool of records, train and test part
+        data: a public proxy of the private data's shape: a pool of records, train and test part
             together, from which every repeat draws ``plan.examples`` training records and, apart
             from them, its test records; or a function from a seed to a data set that has exactly
             ``plan.examples`` training records, such as :func:`synthetic` returns.

@@ -1,0 +1,57 @@
+"""From a request to its data and its model: the one way in which a job's records are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forethought.jobs.request import Request
+from forethought.plans import Plan
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from forethought.data import Dataset
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A request with its data and a fresh model.
+
+    Everything that is planned from a job's data goes through :meth:`with_caveats`, so that what
+    loading read from private records reaches the Statement whichever way the plan is used.
+    """
+
+    request: Request
+    dataset: Dataset
+    model: nn.Module
+
+    @property
+    def examples(self) -> int:
+        """Training records."""
+        return len(self.dataset.train)
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the model trains."""
+        return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+
+    def with_caveats(self, plan: Plan) -> Plan:
+        """The plan with what loading read from the private data, each thing once."""
+        new = tuple(use for use in self.dataset.not_covered if use not in plan.not_covered)
+        return plan.with_(not_covered=(*plan.not_covered, *new)) if new else plan
+
+
+def load(request: Request, data_dir: Path | None = None) -> Loaded:
+    """Read the data of a job and build its model; nothing is released yet.
+
+    Args:
+        data_dir: goes before the job's own folder.
+
+    Raises:
+        forethought.data.DataError: missing, damaged or unsuitable data.
+        ValueError: no such model, or options it does not have.
+    """
+    dataset = request.job.load_data(data_dir)
+    return Loaded(request, dataset, request.job.build_model(dataset))

@@ -1,0 +1,70 @@
+"""From a request to a private search for its best step size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forethought.jobs.job import JobError
+from forethought.jobs.load import load
+from forethought.jobs.request import Request, without_none
+from forethought.mechanism import one_of
+
+if TYPE_CHECKING:
+    from forethought.accounting.renyi.selection import Trials
+    from forethought.training.search import Tuned
+
+
+def trials_of(distribution: str, mean: float) -> Trials:
+    """A distribution of the number of trials by name, with its mean."""
+    from forethought.accounting.renyi.selection import NegativeBinomialTrials, PoissonTrials
+
+    one_of("distribution", distribution, ("negative-binomial", "poisson"))
+    if distribution == "poisson":
+        return PoissonTrials(mean)
+    return NegativeBinomialTrials.of_mean(mean, shape=0)
+
+
+def tune(
+    request: Request,
+    folder: Path,
+    learning_rates: Sequence[float],
+    trials: Trials,
+    *,
+    scoring: str = "noised",
+    overwrite: bool = False,
+    data_dir: Path | None = None,
+) -> Tuned:
+    """A private search for the best step size of a job; its budget covers the whole search.
+
+    Raises:
+        JobError: no budget, or no held-out data to score on.
+    """
+    from forethought.planning.search_plans import plan_tuning
+    from forethought.training.search import tune as search
+
+    job = request.job
+    loaded = load(request, data_dir)
+    train, test = loaded.dataset.train, loaded.dataset.test
+    if job.budget.epsilon is None or test is None:
+        raise JobError("a private search needs a budget, and held-out data to score trials on")
+    candidates = plan_tuning(
+        trials=trials,
+        candidates=[{"learning_rate": rate} for rate in learning_rates],
+        **without_none(job.plan_arguments(loaded.examples, loaded.parameters)),
+    )
+    return search(
+        lambda: job.build_model(loaded.dataset),
+        (train.inputs, train.targets),
+        [loaded.with_caveats(plan) for plan in candidates],
+        trials=trials,
+        holdout=(test.inputs, test.targets),
+        scoring=scoring,  # type: ignore[arg-type]
+        out=folder,
+        overwrite=overwrite,
+        seed=job.run.seed,
+        noise_seed=job.run.noise_seed,
+        micro_batch=job.run.micro_batch,
+        device=job.run.device,
+    )
