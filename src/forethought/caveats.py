@@ -1,0 +1,365 @@
+"""What a guarantee rests on and what it does not reach: typed values, one registry of their words.
+
+A :class:`Caveat` is a code and a detail. Code compares codes; what a person reads is the sentence
+that the registry :data:`KINDS` holds for the code, and why it is said. A Plan and a Dataset carry
+caveats to the Statement, which prints them in the registry's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from forethought.serialisation import exact_keys
+
+Role = Literal["breaks", "fact", "assumption", "not-covered", "choice"]
+ROLES: tuple[Role, ...] = get_args(Role)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is said wherever a caveat has this code.
+
+    Args:
+        role: ``"breaks"``: there is no guarantee at all. ``"fact"``: the accounting already took
+            it in. ``"assumption"``: the guarantee rests on it. ``"not-covered"``: a use of private
+            data outside the guarantee. ``"choice"``: how the plan's numbers were chosen.
+        sentence: what a person reads, without a full stop; ``{detail}`` stands for the detail.
+        reason: why it matters, or the theorem or source behind it.
+    """
+
+    role: Role
+    sentence: str
+    reason: str
+
+    @property
+    def detailed(self) -> bool:
+        """Whether a caveat of this kind must say something of its own."""
+        return "{detail}" in self.sentence
+
+
+@dataclass(frozen=True)
+class Caveat:
+    """One thing that a reader of a Statement has to know.
+
+    Args:
+        code: a key of :data:`KINDS`.
+        detail: what the sentence leaves open, in plain words; "" where it leaves nothing open.
+
+    Raises:
+        ValueError: an unknown code, or a detail where none belongs (or none where one does).
+
+    >>> print(Caveat("classes-from-data", "no, yes"))
+    the classes are those found in the training data: no, yes
+    """
+
+    code: str
+    detail: str = ""
+
+    def __post_init__(self) -> None:
+        if self.code not in KINDS:
+            raise ValueError(
+                f"unknown caveat {self.code!r}: this version knows {', '.join(KINDS)}. Say it in "
+                'words with Caveat("stated", "…")'
+            )
+        if not isinstance(self.detail, str):
+            raise TypeError(f"the detail of a caveat must be text, not {self.detail!r}")
+        if self.kind.detailed != bool(self.detail):
+            wanted = "needs a detail" if self.kind.detailed else "takes no detail"
+            raise ValueError(f"caveat {self.code!r} {wanted}: its sentence is {self.sentence!r}")
+
+    @property
+    def kind(self) -> Kind:
+        """The registry's entry."""
+        return KINDS[self.code]
+
+    @property
+    def role(self) -> Role:
+        """What it does to the guarantee; see :class:`Kind`."""
+        return self.kind.role
+
+    @property
+    def sentence(self) -> str:
+        """What a person reads, without a full stop."""
+        # Not str.format: a detail may hold braces, and a sentence has no other place to fill.
+        return self.kind.sentence.replace("{detail}", self.detail)
+
+    def __str__(self) -> str:
+        return self.sentence
+
+    def to_dict(self) -> dict[str, str]:
+        """A JSON-ready mapping; :meth:`from_dict` reads it back."""
+        return {"code": self.code, "detail": self.detail}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any] | str) -> Caveat:
+        """The inverse of :meth:`to_dict`; a plain sentence, as older files have it, is looked up.
+
+        Raises:
+            ValueError: an unknown code or key.
+        """
+        if isinstance(values, str):
+            return caveat(values)
+        exact_keys("caveat", values, {"code", "detail"})
+        return cls(values["code"], values["detail"])
+
+
+def caveat(value: Caveat | str) -> Caveat:
+    """A caveat as it is, or words as the caveat that they are the sentence of, or else "stated".
+
+    Raises:
+        TypeError: neither. ValueError: no words.
+    """
+    if isinstance(value, Caveat):
+        return value
+    if not isinstance(value, str):
+        raise TypeError(f"a caveat is a Caveat or a sentence, not {type(value).__name__}")
+    text = value.strip().removesuffix(".")
+    known = _BY_SENTENCE.get(text)
+    return Caveat("stated", text) if known is None else Caveat(known)
+
+
+def caveats(values: Iterable[Caveat | str]) -> tuple[Caveat, ...]:
+    """Each value as a :class:`Caveat`, once, in the order in which Statements print them.
+
+    Raises:
+        TypeError: one string instead of several, or something that is no caveat.
+    """
+    if isinstance(values, str):
+        raise TypeError(f"give several caveats, for example ({values!r},), not one string")
+    found = dict.fromkeys(caveat(value) for value in values)
+    return tuple(sorted(found, key=lambda item: _ORDER[item.code]))
+
+
+def of_role(values: Iterable[Caveat], role: Role) -> tuple[Caveat, ...]:
+    """Those of one role, in their order."""
+    return tuple(value for value in values if value.role == role)
+
+
+# Printed in this order inside a role; the gravest first.
+KINDS: dict[str, Kind] = {
+    # No guarantee at all.
+    "no-noise": Kind(
+        "breaks",
+        "no noise was added in at least one round",
+        "a sum without noise can be compared with and without a record",
+    ),
+    "seeded-noise": Kind(
+        "breaks",
+        "the noise was drawn from a seed that a person chose: whoever knows, guesses or finds the "
+        "seed can subtract the noise",
+        "a seed has far less than 256 secret bits and is often found by trying dates",
+    ),
+    "data-dependent-noise": Kind(
+        "breaks",
+        "the noise levels were computed from the private data: {detail}",
+        "a noise level that depends on the data says something about them",
+    ),
+    # Taken in by the accounting.
+    "seeded-sampling": Kind(
+        "fact",
+        "the batches were drawn from a seed that a person chose, so no amplification by sampling "
+        "is claimed: a record counts as part of every round that may hold it",
+        "amplification needs batches that the attacker does not know",
+    ),
+    "presence-not-protected": Kind(
+        "fact",
+        "with the batches known, their positions follow from the number of records, so what a "
+        "record says is protected and whether there is such a record is not",
+        "one more record would move others between batches that the attacker knows",
+    ),
+    # What the guarantee rests on.
+    "public-size": Kind(
+        "assumption",
+        "the number of records is public",
+        "rates, rounds and step sizes follow from it",
+    ),
+    "secret-batches": Kind(
+        "assumption",
+        "batches are drawn as stated, and the random choices stay secret",
+        "amplification by sampling; the noise",
+    ),
+    "secret-noise": Kind(
+        "assumption",
+        "the random numbers behind the noise stay secret",
+        "who knows the noise can subtract it",
+    ),
+    "pseudo-random": Kind(
+        "assumption",
+        "the pseudo-random generators are indistinguishable from true randomness",
+        "the proofs are about independent uniform bits",
+    ),
+    "floating-point-noise": Kind(
+        "assumption",
+        "noise is drawn in floating-point arithmetic, whose deviation from a real Gaussian is not "
+        "counted",
+        "Mironov 2012: low-order bits can tell sums apart; noise on a grid has no such bits",
+    ),
+    "other-runs": Kind(
+        "assumption",
+        "the initial weights do not depend on the private records, and every other run on the same "
+        "records has a statement of its own, whose ε adds to this one",
+        "sequential composition: this statement is about the releases it lists and no others",
+    ),
+    "batch-dims": Kind(
+        "assumption",
+        "as its owner declares, the model treats the examples of a batch separately where it was "
+        "told where they are: {detail}",
+        "one example in each round was checked, which finds mistakes and proves nothing",
+    ),
+    "disjoint-holders": Kind(
+        "assumption",
+        "no person's records are held by two of them: {detail}",
+        "parallel composition takes the largest ε only over disjoint data",
+    ),
+    "hidden-trials": Kind(
+        "assumption",
+        "the number of trials and their results stay secret; how long the search took tells "
+        "something of their number",
+        "Papernot and Steinke 2022, Theorems 2 and 6, count on a number of trials nobody sees",
+    ),
+    "disjoint-score": Kind(
+        "assumption",
+        "no record is both trained on and scored on",
+        "the search charges a record for one of the two",
+    ),
+    "public-score": Kind(
+        "assumption",
+        "the records that trials were scored on are public",
+        "their scores chose the result, without noise",
+    ),
+    "public-test": Kind(
+        "assumption",
+        "the records that accuracy was measured on are public",
+        "their accuracy decided what ran, without noise",
+    ),
+    "public-proxy": Kind(
+        "assumption",
+        "the records that numbers of the plan were chosen on are public: {detail}",
+        "a choice by private records would be a release",
+    ),
+    "declared-shape": Kind(
+        "assumption",
+        "as declared by the user, without looking at the private data: {detail}",
+        "what was read from the data would be a release",
+    ),
+    # Uses of private data outside the guarantee.
+    "trained-before": Kind(
+        "not-covered",
+        "this model was trained before, and what that spent comes on top: {detail}",
+        "sequential composition",
+    ),
+    "search": Kind(
+        "not-covered",
+        "the private search that this plan comes from: an account of the plan alone leaves it out, "
+        "the statement of the search does not",
+        "the best of several runs says more than one run",
+    ),
+    "chosen-phases": Kind(
+        "not-covered",
+        "the choice of these phases by results: an account of the plan alone takes them as fixed "
+        "in advance, the statement of the run does not",
+        "composition of fixed rounds does not hold for rounds chosen by results",
+    ),
+    "unprotected-score": Kind(
+        "not-covered",
+        "the records that trials were scored on: their scores chose the result, without noise",
+        "a choice by private records is a release",
+    ),
+    "steered-by-held-out": Kind(
+        "not-covered",
+        "accuracy on the held-out records, measured without noise, decided when the run stopped "
+        "and which rounds it ran: those records are not protected",
+        "a choice by private records is a release",
+    ),
+    "held-out-accuracy": Kind(
+        "not-covered",
+        "loss and accuracy on the held-out records were measured without noise (metrics.csv); they "
+        "say something about those records",
+        "a figure without noise is a release",
+    ),
+    "diagnostics": Kind(
+        "not-covered",
+        "loss, share of clipped contributions and number of non-finite ones were taken on private "
+        "batches without noise, for the operator (progress display, diagnostics.csv): not for "
+        "publication",
+        "a figure without noise is a release",
+    ),
+    "utility-graph-on-private-data": Kind(
+        "not-covered",
+        "clip norm and noise multiplier were chosen from a utility graph that was trained and "
+        "measured without noise on the private data: what this choice reveals is in no ε",
+        "a choice by private records is a release",
+    ),
+    "chosen-on-private-data": Kind(
+        "not-covered",
+        "these were chosen by looking at the private data, without accounting for it: {detail}",
+        "a choice by private records is a release",
+    ),
+    "classes-from-data": Kind(
+        "not-covered",
+        "the classes are those found in the training data: {detail}",
+        "one record can bring a class that no other has",
+    ),
+    "categories-from-data": Kind(
+        "not-covered",
+        "the categories of columns of words are those found in the training file",
+        "one record can bring a category that no other has",
+    ),
+    "features-from-data": Kind(
+        "not-covered",
+        "the number of features is that found in the training data: {detail}",
+        "one record can bring a feature that no other has",
+    ),
+    "kind-from-data": Kind(
+        "not-covered",
+        "whether the targets are classes or values was decided by looking at them: {detail}",
+        "one record can turn classes into values",
+    ),
+    "preparation-from-data": Kind(
+        "not-covered",
+        "inputs were prepared with figures taken from the private data: {detail}",
+        "a mean or a range without noise is a release",
+    ),
+    "split-from-data": Kind(
+        "not-covered",
+        "which records are held out follows from the records: {detail}",
+        "a record must not move others across the split",
+    ),
+    "cached-features": Kind(
+        "not-covered",
+        "features of the private records are kept in an owner-only folder: {detail}",
+        "whoever reads the folder reads the records",
+    ),
+    "time-and-memory": Kind(
+        "not-covered",
+        "how long the run took and how much memory it used",
+        "both can depend on the records",
+    ),
+    "stated": Kind(
+        "not-covered",
+        "{detail}",
+        "named by the user or another program, in its own words",
+    ),
+    # How the numbers were chosen.
+    "planned": Kind(
+        "choice",
+        "chosen by the planner from the number of records, the model's size and the budget, "
+        "without looking at the private data",
+        "nothing was released to choose them",
+    ),
+    "declared": Kind(
+        "choice",
+        "as declared by the user; whether the private data were looked at, nobody but the user "
+        "knows",
+        "a choice by private records would be a release",
+    ),
+    "declared-as": Kind(
+        "choice", "as declared by the user: {detail}", "a choice by private records is a release"
+    ),
+    "not-stated": Kind("choice", "not stated", "only a mechanism was accounted"),
+}
+_ORDER = {code: (ROLES.index(kind.role), place) for place, (code, kind) in enumerate(KINDS.items())}
+# Files of earlier versions hold sentences; those that need no detail are recognised.
+_BY_SENTENCE = {kind.sentence: code for code, kind in KINDS.items() if not kind.detailed}

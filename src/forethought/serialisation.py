@@ -1,0 +1,186 @@
+"""Values as JSON and back: exact keys, schema versions, one canonical text, atomic files.
+
+A value that is stored inherits from :class:`Stored`, names its schema, and says in ``_values`` and
+``_restore`` only what is its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+
+_Value = TypeVar("_Value")
+
+
+def exact_keys(what: str, values: Mapping[str, Any], wanted: Collection[str]) -> None:
+    """Refuse unknown and missing keys, naming both.
+
+    Raises:
+        TypeError: no mapping. ValueError: other keys than ``wanted``.
+    """
+    if not isinstance(values, Mapping):
+        raise TypeError(f"{what}: expected a JSON object, not {type(values).__name__}")
+    unknown, missing = set(values) - set(wanted), set(wanted) - set(values)
+    if unknown or missing:
+        said = [f"unknown {sorted(unknown)}"] if unknown else []
+        said += [f"missing {sorted(missing)}"] if missing else []
+        raise ValueError(f"{what}: {', '.join(said)}; the keys are {sorted(wanted)}")
+
+
+def plain(value: Any) -> Any:
+    """``value`` in terms of JSON: dataclasses become objects, tuples and arrays lists, ∞ a word.
+
+    A value with a ``to_dict`` says itself what it becomes.
+
+    Raises:
+        TypeError: something that JSON has no form for. ValueError: NaN.
+    """
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(entry) for entry in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        if value != math.inf:
+            raise ValueError(f"{value} has no form in JSON here: only numbers and ∞ are stored")
+        return "infinity"
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+def build(kind: type[_Value], values: Mapping[str, Any], what: str | None = None) -> _Value:
+    """A dataclass from an object that has exactly its fields.
+
+    Raises:
+        ValueError: an unknown or a missing key, or what the dataclass itself refuses.
+    """
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    exact_keys(what or kind.__name__.lower(), values, names)
+    return kind(**values)
+
+
+def canonical(values: Any) -> str:
+    """One text for one JSON value, whatever the order of its keys: what is hashed and signed."""
+    return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def digest(values: Any) -> str:
+    """``sha256:`` and the hash of the canonical text, in hexadecimal."""
+    return "sha256:" + hashlib.sha256(canonical(values).encode()).hexdigest()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all: a crash leaves the old one."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+class Stored:
+    """A frozen dataclass that is kept as a JSON object with a schema.
+
+    A subclass sets :attr:`SCHEMA` and :attr:`CALLED`, and overrides :meth:`_restore` where its
+    fields are not plain numbers and words. The JSON object has a key for every field and
+    ``schema``.
+    """
+
+    #: "forethought/NAME/VERSION".
+    SCHEMA: ClassVar[str]
+    #: The value in words, for errors: "plan".
+    CALLED: ClassVar[str]
+    #: Older schema → the values of a file in it, brought to the next schema (which may be older
+    #: than :attr:`SCHEMA` too); the result's "schema" says which.
+    UPGRADES: ClassVar[Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {}
+
+    def _values(self) -> dict[str, Any]:
+        """The JSON object without its schema."""
+        return {
+            field.name: plain(getattr(self, field.name))
+            for field in fields(self)  # type: ignore[arg-type]
+        }
+
+    @classmethod
+    def _restore(cls, values: dict[str, Any]) -> Self:
+        """The value from what :meth:`_values` gives; the keys have been checked."""
+        return cls(**values)
+
+    @classmethod
+    def _keys(cls) -> set[str]:
+        return {field.name for field in fields(cls)}  # type: ignore[arg-type]
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready mapping; :meth:`from_dict` reads it back."""
+        return {"schema": self.SCHEMA, **self._values()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The inverse of :meth:`to_dict`; also reads the older schemas it knows.
+
+        Raises:
+            TypeError: no mapping. ValueError: another schema version, an unknown or a missing key.
+        """
+        if not isinstance(values, Mapping):
+            raise TypeError(
+                f"not a {cls.CALLED}: expected a JSON object, not {type(values).__name__}"
+            )
+        known = dict(values)
+        while (schema := known.get("schema")) != cls.SCHEMA:
+            if not isinstance(schema, str) or schema not in cls.UPGRADES:
+                older = "".join(f", or {name!r}" for name in cls.UPGRADES)
+                raise ValueError(
+                    f"not a {cls.CALLED} this version can read: schema {schema!r}, expected "
+                    f"{cls.SCHEMA!r}{older}"
+                )
+            known = cls.UPGRADES[schema](known)
+        del known["schema"]
+        exact_keys(cls.CALLED, known, cls._keys())
+        return cls._restore(known)
+
+    def to_json(self) -> str:
+        """One JSON object; :meth:`from_json` reads it back."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+            ValueError: no JSON, or not what :meth:`from_dict` reads.
+        """
+        return cls.from_dict(json.loads(text))
+
+    def save(self, path: str | Path) -> None:
+        """Write the value as JSON."""
+        write_text(Path(path), self.to_json() + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            OSError: no such file. ValueError: something else; the message names the file.
+        """
+        text = Path(path).read_text(encoding="utf-8")
+        try:
+            return cls.from_json(text)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} holds no {cls.CALLED}: {error}") from error
