@@ -9,9 +9,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from forethought import moved as _moved
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from forethought import accounting as accounting
+    from forethought import data as data
+    from forethought import errors as errors
     from forethought import gradients as gradients
     from forethought.accounting.calibration import calibrate as calibrate
     from forethought.accounting.calibration import noise_multiplier as noise_multiplier
@@ -89,12 +94,17 @@ _HOME = {
     "utility_graph": "utility.perturbing",
 }
 
-__all__ = ["__version__", "gradients", *sorted(_HOME)]  # noqa: PLE0604 (all strings)
+# Rooms whose contents are public under the room's name.
+_ROOMS = ("accounting", "data", "errors", "gradients")
+
+__all__ = ["__version__", *_ROOMS, *sorted(_HOME)]  # noqa: PLE0604 (all strings)
+
+_moved.install()
 
 
 def __getattr__(name: str) -> Any:
-    if name == "gradients":
-        return import_module("forethought.gradients")
+    if name in _ROOMS:
+        return import_module(f"forethought.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'forethought' has no attribute {name!r}")
     return getattr(import_module(f"forethought.{_HOME[name]}"), name)

@@ -1,0 +1,48 @@
+"""Every exception of the library in one place; each is loaded from its room on first use.
+
+All of them but :class:`Interrupted` (a ``KeyboardInterrupt``) and :class:`BudgetExceededError` (a
+``RuntimeError``) are ``ValueError``, so that ``except ValueError`` catches what is wrong with an
+input.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forethought.accounting.renyi.filter import BudgetExceededError as BudgetExceededError
+    from forethought.accounting.statement import StatementError as StatementError
+    from forethought.data.dataset import DataError as DataError
+    from forethought.jobs.job import JobError as JobError
+    from forethought.mechanism import UnsupportedMechanismError as UnsupportedMechanismError
+    from forethought.planning.solve import PlanError as PlanError
+    from forethought.published.calculators_exact import CalculatorError as CalculatorError
+    from forethought.training.checkpoint import CheckpointError as CheckpointError
+    from forethought.training.folder import RunFolderExistsError as RunFolderExistsError
+    from forethought.training.interruption import Interrupted as Interrupted
+
+_HOME = {
+    "BudgetExceededError": "accounting.renyi.filter",
+    "CalculatorError": "published.calculators_exact",
+    "CheckpointError": "training.checkpoint",
+    "DataError": "data.dataset",
+    "Interrupted": "training.interruption",
+    "JobError": "jobs.job",
+    "PlanError": "planning.solve",
+    "RunFolderExistsError": "training.folder",
+    "StatementError": "accounting.statement",
+    "UnsupportedMechanismError": "mechanism",
+}
+
+__all__ = sorted(_HOME)  # noqa: PLE0605 (a list of strings)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"forethought.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,0 +1,49 @@
+"""The public surface: every listed name exists, rooms are attributes, nothing heavy is loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import forethought as ft
+
+
+@pytest.mark.parametrize("name", ft.__all__)
+def test_every_public_name_exists(name: str) -> None:
+    assert getattr(ft, name) is not None
+    assert name in dir(ft)
+
+
+@pytest.mark.parametrize("room", ["accounting", "data", "errors", "gradients"])
+def test_rooms_are_attributes_and_keep_what_they_list(room: str) -> None:
+    module = getattr(ft, room)
+    assert module.__name__ == f"forethought.{room}"
+    for name in getattr(module, "__all__", ()):
+        assert getattr(module, name) is not None
+    with pytest.raises(AttributeError):
+        _ = module.no_such_name
+
+
+def test_errors_are_value_errors_in_the_users_words() -> None:
+    for name in ft.errors.__all__:
+        error = getattr(ft.errors, name)
+        assert issubclass(error, (ValueError, KeyboardInterrupt, RuntimeError))
+        assert error.__doc__
+
+
+LIGHT = """
+import sys
+import forethought as ft
+assert "numpy" not in sys.modules and "torch" not in sys.modules
+ft.epsilon(ft.Mechanism(ft.Rounds(1.0, 1, ft.FullBatch())), 1e-5)
+ft.plan(examples=1000, budget=ft.Budget(1.0, 1e-5), epochs=2)
+ft.account(ft.Mechanism(ft.Rounds(1.0, 1, ft.FullBatch())), 1e-5).to_markdown()
+ft.accounting, ft.errors.StatementError
+assert "torch" not in sys.modules
+"""
+
+
+def test_accounting_and_planning_never_load_torch() -> None:
+    subprocess.run([sys.executable, "-c", LIGHT], check=True, timeout=120)
