@@ -62,7 +62,8 @@ class _Forward(Loader):
     def exec_module(self, module: ModuleType) -> None:
         old = module.__name__
         new = f"forethought.{MOVED[old.removeprefix('forethought.')]}"
-        warnings.warn(f"{old} has moved to {new}", DeprecationWarning, stacklevel=_outside())
+        # Level 2 is whoever wrote the import: warnings leave the import system's frames out.
+        warnings.warn(f"{old} has moved to {new}", DeprecationWarning, stacklevel=2)
         # The import system hands out what is in sys.modules now.
         sys.modules[old] = import_module(new)
 
@@ -74,14 +75,6 @@ class _Moved(MetaPathFinder):
         package, _, rest = fullname.partition(".")
         moved = package == "forethought" and rest in MOVED
         return ModuleSpec(fullname, _Forward()) if moved else None
-
-
-def _outside() -> int:
-    """Stack level of whoever wrote the import: the first frame outside the import system."""
-    level, frame = 2, sys._getframe(2)
-    while frame.f_back is not None and "importlib" in frame.f_code.co_filename:
-        level, frame = level + 1, frame.f_back
-    return level
 
 
 def install() -> None:
