@@ -67,7 +67,7 @@ def test_computed_once(images, transforms, cache):
     first = features.cached(images)
     np.testing.assert_array_equal(features.cached(images), first)
     assert len(transforms) == 1
-    assert [path.suffix for path in cache.iterdir()] == [".npy"]
+    assert {path.suffix for path in (cache / "private").iterdir()} == {"", ".npy"}
 
 
 def test_other_images_have_another_file(images, transforms):
@@ -82,7 +82,7 @@ def test_other_images_have_another_file(images, transforms):
 @pytest.mark.parametrize("harm", ["truncated", "flipped", "empty", "longer", "other shape"])
 def test_a_damaged_file_is_computed_again(images, transforms, cache, harm):
     expected = features.cached(images)
-    (path,) = cache.iterdir()
+    (path,) = (cache / "private").glob("*.npy")
     content = bytearray(path.read_bytes())
     if harm == "truncated":
         del content[-100:]
@@ -107,7 +107,7 @@ def test_no_half_written_file_is_left(images, cache, monkeypatch):
 
     monkeypatch.setattr(features.zlib, "crc32", full)
     assert features.cached(images).shape == (6, 81, 3, 3)
-    assert list(cache.iterdir()) == []
+    assert [path.name for path in (cache / "private").iterdir()] == ["key"]
 
 
 def test_a_cache_folder_that_cannot_be_made_is_no_error(images, tmp_path, monkeypatch):
@@ -145,3 +145,30 @@ def test_refused_for_what_is_no_image():
         features.with_scattering(Dataset("tiny", tiny, None, 2))
     with pytest.raises(DataError, match="unknown features 'wavelets'"):
         load("digits", features="wavelets")
+
+
+def test_what_is_kept_is_for_its_owner_only_and_named_by_a_keyed_hash(images, cache, transforms):
+    cache.mkdir(mode=0o755)
+    unkeyed = cache / "scattering-0123.npy"
+    unkeyed.write_bytes(b"left by an earlier version")
+    features.cached(images)
+    folder = cache / "private"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+    assert not unkeyed.exists()
+    (name,) = (path.name for path in folder.glob("*.npy"))
+    for path in folder.iterdir():
+        path.unlink()
+    features.cached(images)
+    assert name not in {path.name for path in folder.iterdir()}, "the name depends on no key"
+    assert len(transforms) == 2
+
+
+def test_the_statement_names_what_is_kept_and_off_keeps_nothing(images, cache, monkeypatch):
+    whole = Split(images, np.zeros(len(images), np.int64))
+    kept = features.with_scattering(Dataset("own", whole, None, 2))
+    assert [caveat.code for caveat in kept.not_covered] == ["cached-features"]
+    monkeypatch.setenv("FORETHOUGHT_CACHE", "off")
+    bare = features.with_scattering(Dataset("own", whole, None, 2))
+    assert bare.not_covered == ()
+    np.testing.assert_array_equal(bare.train.inputs, kept.train.inputs)
