@@ -181,7 +181,7 @@ def test_an_existing_run_folder_asks_what_to_do(forethought: Command, job: Path)
     [
         ("epsilon = 3.0", "epsilon = 0", 2, "line 5: budget.epsilon = 0"),
         ("epsilon = 3.0", "epsilon = 3.0\ndelta = 1.5", 2, "line 6: budget.delta = 1.5"),
-        ("batch = 200", "batch = 2000", 2, "batch 2000 is larger than the data (1438 examples)"),
+        ("batch = 200", "batch = 2000", 2, "batch 2000 is larger than the data (1443 examples)"),
         ("batch = 200", "bach = 200", 2, "line 8: unknown key 'training.bach'; did you mean"),
         ('"digits"', '"digit"', 2, "digits"),
         ('"digits"', '"mnist"', 2, "mnist"),

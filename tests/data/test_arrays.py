@@ -31,31 +31,35 @@ def test_parts_of_their_own(save):
 
 
 def test_one_part_is_split(save):
-    x, y = np.eye(10), np.arange(10) % 2
+    x, y = np.eye(200), np.arange(200) % 2
     for keys in (("x", "y"), ("x_train", "y_train")):
         data = load(save(**dict(zip(keys, (x, y), strict=True))), holdout=0.3)
         assert data.test is not None
-        assert (len(data.train), len(data.test)) == (7, 3)
+        assert len(data.train) + len(data.test) == 200
+        assert 40 < len(data.test) < 80
 
 
 def test_bytes_are_pixels(save):
     pixels = np.random.default_rng(0).integers(0, 256, (8, 5, 6), dtype=np.uint8)
-    grey = load(save(x=pixels, y=np.arange(8) % 2))
+    labels = {"y_train": np.arange(8) % 2, "y_test": np.arange(8) % 2}
+    grey = load(save(x_train=pixels, x_test=pixels, **labels))
     assert grey.train.inputs.shape[1:] == (1, 5, 6)
     assert grey.train.inputs.max() <= 1
-    colour = load(save(x=np.stack([pixels] * 3, -1), y=np.arange(8) % 2))
+    colour = load(
+        save(**dict.fromkeys(("x_train", "x_test"), np.stack([pixels] * 3, -1)), **labels)
+    )
     assert colour.train.inputs.shape[1:] == (3, 5, 6)
     np.testing.assert_array_equal(colour.train.inputs[:, 2], grey.train.inputs[:, 0])
-    first = load(save(x=np.stack([pixels] * 3, 1), y=np.arange(8) % 2))
+    first = load(save(**dict.fromkeys(("x_train", "x_test"), np.stack([pixels] * 3, 1)), **labels))
     np.testing.assert_array_equal(first.train.inputs, colour.train.inputs)
 
 
 def test_kinds_of_labels(save):
-    x = np.eye(4)
-    assert load(save(x=x, y=np.array(["b", "a", "b", "a"]))).classes == 2
-    assert load(save(x=x, y=np.array([[0], [1], [0], [1]]))).classes == 2
-    assert load(save(x=x, y=np.array([True, False, True, False]))).classes == 2
-    assert load(save(x=x, y=np.array([0.1, 0.2, 0.3, 0.4]))).classes is None
+    x = np.eye(40)
+    assert load(save(x=x, y=np.array(["b", "a"] * 20))).classes == 2
+    assert load(save(x=x, y=np.array([[0], [1]] * 20))).classes == 2
+    assert load(save(x=x, y=np.array([True, False] * 20))).classes == 2
+    assert load(save(x=x, y=np.arange(40) / 10)).classes is None
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.data.dataset import DataError, Dataset, Split, finite, split_off
+from forethought.data.dataset import DataError, Dataset, Split, finite, row_contents, split_off
 from forethought.data.files import DAMAGE
 from forethought.data.idx import scaled
-from forethought.data.labels import Labels
+from forethought.data.labels import Declared, Labels
 
 
-def load_npz(name: str, path: Path, holdout: float | None) -> Dataset:
+def load_npz(
+    name: str,
+    path: Path,
+    holdout: float | None,
+    declared: Declared | None = None,
+    split_by: str | None = None,
+) -> Dataset:
     """Arrays as they are; bytes are taken for pixels: divided by 255, channels moved to the front.
+
+    Args:
+        declared: what the user says of labels and features.
+        split_by: name of the array that holds each example's person, for the split.
 
     Raises:
         DataError: damaged, keys missing, lengths that differ, features that are not finite, labels
@@ -33,17 +44,41 @@ def load_npz(name: str, path: Path, holdout: float | None) -> Dataset:
             f"the arrays {', '.join(arrays) or 'of none'}",
             "x_train and y_train (perhaps with x_test and y_test), or x and y",
         )
-    labels = Labels(f"{path}, {wanted[1]}", _column(path, wanted[1], arrays))
+    declared = declared or Declared()
+    raw = _column(path, wanted[1], arrays)
+    labels = Labels(f"{path}, {wanted[1]}", raw, declared)
     splits = [
         _split(path, x, y, arrays, labels) for x, y in zip(wanted[::2], wanted[1::2], strict=True)
     ]
     shapes = {split.inputs.shape[1:] for split in splits}
     if len(shapes) > 1:
         raise DataError.unexpected(path, f"examples of shapes {sorted(shapes)}", "one shape")
+    width = math.prod(splits[0].inputs.shape[1:])
+    if declared.features not in (None, width):
+        raise DataError.unexpected(path, f"{width} features", f"the declared {declared.features}")
     bytes_given = arrays[wanted[0]].dtype == np.uint8
     scaling = "bytes divided by 255" if bytes_given else "inputs as they are, not rescaled"
-    train, test = splits if len(splits) == 2 else split_off(splits[0], holdout)
-    return Dataset(name, train, test, labels.classes, (scaling,), labels.not_covered)
+    if len(splits) == 2:
+        if split_by is not None:
+            raise DataError(f"{path} has a test part of its own: leave split_by out")
+        train, test = splits
+    else:
+        persons = None if split_by is None else _persons(path, split_by, arrays, len(raw))
+        content = row_contents(arrays[wanted[0]], raw) if persons is None else persons
+        train, test = split_off(splits[0], holdout, content)
+    caveats = (*declared.caveats, *labels.caveats)
+    return Dataset(name, train, test, labels.classes, (scaling,), caveats)
+
+
+def _persons(path: Path, key: str, arrays: dict[str, NDArray[Any]], examples: int) -> list[bytes]:
+    if key not in arrays:
+        raise DataError.unexpected(
+            path, f"the arrays {', '.join(arrays)}", f"one named {key!r}, to split by"
+        )
+    values = _column(path, key, arrays)
+    if len(values) != examples:
+        raise DataError.unexpected(path, f"{len(values)} entries in {key}", f"{examples}")
+    return [str(value).encode() for value in values]
 
 
 def _read(path: Path) -> dict[str, NDArray[Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from forethought.caveats import Caveat, of_role
+
 HOLDOUT = 0.2
-_SPLIT_SEED = 20_240_229
+# Public: it only makes the split the same in every run and unlike any other use of these hashes.
+_SPLIT_KEY = b"forethought/split/1"
 
 
 class DataError(ValueError):
@@ -48,7 +53,9 @@ class Dataset:
         test: examples that training never sees, or None.
         classes: how many classes the targets have; None for regression.
         notes: how inputs were scaled, and anything that bears on comparisons.
-        not_covered: what loading itself read from the private data, for the Statement.
+        caveats: for the Statement: what loading itself read from the private data, and what the
+            user declared instead. :func:`forethought.train` takes a Dataset as it is and passes
+            them on; its bare arrays cannot carry them.
     """
 
     name: str
@@ -56,7 +63,12 @@ class Dataset:
     test: Split | None
     classes: int | None
     notes: tuple[str, ...] = ()
-    not_covered: tuple[str, ...] = ()
+    caveats: tuple[Caveat, ...] = ()
+
+    @property
+    def not_covered(self) -> tuple[Caveat, ...]:
+        """The caveats that name a use of private data outside the guarantee."""
+        return of_role(self.caveats, "not-covered")
 
 
 def finite(path: Path | str, inputs: NDArray[Any], columns: list[str] | None = None) -> None:
@@ -77,23 +89,51 @@ def finite(path: Path | str, inputs: NDArray[Any], columns: list[str] | None = N
     )
 
 
-def split_off(whole: Split, holdout: float | None) -> tuple[Split, Split]:
-    """Training part and test part, drawn by a fixed seed: the same in every run.
+def split_off(
+    whole: Split, holdout: float | None, identities: Iterable[bytes] | None = None
+) -> tuple[Split, Split]:
+    """Training part and test part: each record's side follows from that record alone.
+
+    A record is held out when a keyed hash of its identity, read as a number in [0, 1), is below
+    ``holdout``. So one record more, or less, moves nobody else across the split, records of one
+    identity stay together, and the split is the same in every run. Sizes vary as those of coin
+    flips do.
 
     Args:
-        holdout: share of the examples that goes to the test part; 0.2 when None.
+        holdout: share of the examples that goes to the test part, in the mean; 0.2 when None.
+        identities: what each record is recognised by, in order: its raw content or a person's
+            name. Default: the bytes of its inputs and target.
+
+    Raises:
+        ValueError: a share outside (0, 1). DataError: a part would be empty.
     """
     share = HOLDOUT if holdout is None else holdout
     if isinstance(share, bool) or not 0 < share < 1:
         raise ValueError(f"holdout must be a share above 0 and below 1, not {holdout!r}")
-    order = np.random.default_rng(_SPLIT_SEED).permutation(len(whole))
-    size = round(share * len(whole))
-    if not 0 < size < len(whole):
+    own = row_contents(whole.inputs, whole.targets) if identities is None else identities
+    held = np.fromiter((_uniform(identity) < share for identity in own), bool, len(whole))
+    if held.all() or not held.any():
         raise DataError(
-            f"{len(whole)} examples cannot be split with holdout {share}: one part would be empty"
+            f"{len(whole)} examples cannot be split with holdout {share}: one part would be empty. "
+            "Each record falls on its side by a hash of its own; choose another holdout, or give "
+            "a test file"
         )
-    test, train = np.sort(order[:size]), np.sort(order[size:])
     return (
-        Split(whole.inputs[train], whole.targets[train]),
-        Split(whole.inputs[test], whole.targets[test]),
+        Split(whole.inputs[~held], whole.targets[~held]),
+        Split(whole.inputs[held], whole.targets[held]),
     )
+
+
+def row_contents(inputs: NDArray[Any], labels: NDArray[Any]) -> Iterable[bytes]:
+    """For each record the bytes of its inputs and its label.
+
+    Numbers count by their value, since the kind an array stores them in may come from others.
+    """
+    for row, label in zip(inputs, labels, strict=True):
+        text = str(label) if labels.dtype.kind in "SU" else repr(float(label))
+        yield row.astype(np.float64).tobytes() + text.encode()
+
+
+def _uniform(identity: bytes) -> float:
+    digest = hashlib.blake2b(identity, key=_SPLIT_KEY, digest_size=8).digest()
+    return float(int.from_bytes(digest, "little")) / 2.0**64

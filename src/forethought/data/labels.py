@@ -2,42 +2,122 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from forethought.caveats import Caveat
 from forethought.data.dataset import DataError
 
 MOST_CLASSES = 1000
+
+Task = Literal["classification", "regression"]
+TASKS: tuple[Task, ...] = ("classification", "regression")
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What the user says of the targets and the features, so that no record decides it.
+
+    Args:
+        task: ``"classification"`` or ``"regression"``.
+        classes: the labels, words or numbers; the first is class 0.
+        features: how many there are.
+
+    Raises:
+        DataError: no such task, classes for a regression, fewer than two, or one given twice.
+    """
+
+    task: Task | None = None
+    classes: tuple[str | float, ...] | None = None
+    features: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.task is not None and self.task not in TASKS:
+            raise DataError(f"unknown task {self.task!r}: the choice is {', '.join(TASKS)}")
+        if self.classes is None:
+            return
+        if self.task == "regression":
+            raise DataError("classes= goes with task 'classification': drop one of the two")
+        object.__setattr__(self, "classes", tuple(self.classes))
+        texts = [str(label).strip() for label in self.classes]
+        if len(set(texts)) < len(texts) or not 2 <= len(texts) <= MOST_CLASSES:
+            raise DataError(
+                f"classes must be two or more different labels (at most {MOST_CLASSES}), not "
+                f"{list(self.classes)!r}"
+            )
+
+    @property
+    def caveats(self) -> tuple[Caveat, ...]:
+        """Names what was declared; nothing when nothing was."""
+        names = [
+            name
+            for name, given in (
+                ("the task", self.task),
+                ("the classes", self.classes),
+                ("the number of features", self.features),
+            )
+            if given is not None
+        ]
+        return (Caveat("declared-shape", ", ".join(names)),) if names else ()
 
 
 class Labels:
     """How the labels of the training file are read, so that those of a test file are read alike.
 
-    Words and whole numbers are classes, numbered from 0 in sorted order; other numbers are values
-    to regress on, and so are whole numbers of more than 1,000 kinds.
+    Without a declaration words and whole numbers are classes, numbered from 0 in sorted order;
+    other numbers are values to regress on, and so are whole numbers of more than 1,000 kinds.
 
     Args:
         path: the file they come from, for messages.
         raw: strings or numbers, (N,).
+        declared: what the user said of them.
     """
 
-    def __init__(self, path: Path | str, raw: NDArray[Any]) -> None:
+    def __init__(
+        self, path: Path | str, raw: NDArray[Any], declared: Declared | None = None
+    ) -> None:
+        self._declared = declared or Declared()
+        self._order: NDArray[np.int64] | None = None
+        if self._declared.classes is not None:
+            self._fix(self._declared.classes)
+            return
         values = _numbers(path, raw)
         kinds = np.unique(values)
         numeric = values.dtype.kind == "f"
+        if self._declared.task == "regression":
+            if not numeric:
+                row = _first_word(raw)
+                raise DataError.unexpected(
+                    path, f"the label {raw[row]} in example {row}", "numbers, as for a regression"
+                )
+            self.kinds: NDArray[Any] | None = None
+            return
         whole = not numeric or bool((kinds == np.round(kinds)).all())
-        self.kinds: NDArray[Any] | None = kinds if whole and len(kinds) <= MOST_CLASSES else None
-        if self.kinds is None and not numeric:
+        few = len(kinds) <= MOST_CLASSES
+        self.kinds = kinds if few and (whole or self._declared.task is not None) else None
+        if self.kinds is None and (not numeric or self._declared.task is not None):
             raise DataError.unexpected(
-                path, f"{len(kinds)} different words as labels", f"at most {MOST_CLASSES}"
+                path,
+                f"{len(kinds)} different {'labels' if numeric else 'words as labels'}",
+                f"at most {MOST_CLASSES} classes",
             )
         if len(kinds) < 2:
             raise DataError.unexpected(
                 path, f"only the label {kinds[0] if len(kinds) else 'of no example'}", "two or more"
             )
+
+    def _fix(self, classes: Sequence[str | float]) -> None:
+        try:
+            kinds: NDArray[Any] = np.array([float(label) for label in classes])
+        except ValueError:
+            kinds = np.array([str(label).strip() for label in classes])
+        order = np.argsort(kinds)
+        self.kinds, self._order = kinds[order], order.astype(np.int64)
 
     @property
     def classes(self) -> int | None:
@@ -45,13 +125,18 @@ class Labels:
         return None if self.kinds is None else len(self.kinds)
 
     @property
-    def not_covered(self) -> tuple[str, ...]:
-        """What was read from the data, for the Statement; nothing for values to regress on."""
-        if self.kinds is None:
+    def caveats(self) -> tuple[Caveat, ...]:
+        """What was read from the data, for the Statement, and no value of theirs."""
+        if self._declared.classes is not None or self._declared.task == "regression":
             return ()
-        shown = [f"{kind:g}" if self.kinds.dtype.kind == "f" else str(kind) for kind in self.kinds]
-        listed = ", ".join(shown[:10]) + (", …" if len(shown) > 10 else "")
-        return (f"the {len(shown)} classes are those found in the training file: {listed}",)
+        found = []
+        if self._declared.task is None:
+            taken = "values" if self.kinds is None else "classes"
+            found.append(Caveat("kind-from-data", f"taken as {taken}; task= would declare it"))
+        if self.kinds is not None:
+            count = len(self.kinds)
+            found.append(Caveat("classes-from-data", f"{count}; classes= would declare them"))
+        return tuple(found)
 
     def encode(
         self, path: Path | str, raw: NDArray[Any]
@@ -59,25 +144,39 @@ class Labels:
         """Labels as int64 classes from 0, or as float32 values.
 
         Raises:
-            DataError: a label that the training file does not have; names the first one.
+            DataError: a label that is not among the classes; names the first one.
         """
         values = _numbers(path, raw)
         if self.kinds is None:
             if values.dtype.kind != "f":
                 raise DataError.unexpected(path, f"the label {values[0]}", "numbers")
             return values.astype(np.float32)
+        if values.dtype.kind != self.kinds.dtype.kind and self._order is not None:
+            # Declared as words: a file whose labels happen to be numbers alone has none of them.
+            values = np.char.strip(raw.astype(str)) if self.kinds.dtype.kind == "U" else values
         if values.dtype.kind != self.kinds.dtype.kind:
             known = np.zeros(len(values), bool)
         else:
             known = np.isin(values, self.kinds)
         if not known.all():
             row = int((~known).argmax())
+            whose = "the training file's labels" if self._order is None else "the declared classes"
             raise DataError.unexpected(
                 path,
                 f"label {values[row]} in example {row}",
-                f"one of the training file's labels {', '.join(map(str, self.kinds[:20]))}",
+                f"one of {whose} {', '.join(map(str, self.kinds[:20]))}",
             )
-        return np.searchsorted(self.kinds, values).astype(np.int64)
+        places = np.searchsorted(self.kinds, values).astype(np.int64)
+        return places if self._order is None else self._order[places]
+
+
+def _first_word(raw: NDArray[Any]) -> int:
+    for row, entry in enumerate(raw):
+        try:
+            float(entry)
+        except ValueError:
+            return row
+    return 0
 
 
 def _numbers(path: Path | str, raw: NDArray[Any]) -> NDArray[Any]:

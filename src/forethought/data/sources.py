@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from forethought.data.arrays import load_npz
@@ -12,6 +13,7 @@ from forethought.data.cifar import load_cifar10
 from forethought.data.dataset import DataError, Dataset
 from forethought.data.files import data_folder, resolve
 from forethought.data.idx import load_idx
+from forethought.data.labels import Declared, Task
 from forethought.data.svmlight import load_svmlight
 from forethought.data.tables import load_csv
 
@@ -40,8 +42,11 @@ def load(
     folder: Path | None = None,
     label: str | None = None,
     holdout: float | None = None,
-    features: str | None = None,
+    features: str | int | None = None,
     test: str | None = None,
+    task: Task | None = None,
+    classes: Sequence[str | float] | None = None,
+    split_by: str | None = None,
 ) -> Dataset:
     """A data set as float32 arrays, scaled by public constants only.
 
@@ -52,22 +57,32 @@ def load(
             environment variable FORETHOUGHT_DATA names.
         label: the label's column (csv only): a name, or a number if the file has no names.
         holdout: share of the examples held out as test part, for sources without one of their own;
-            0.2 by default, drawn by a fixed seed.
-        features: ``"scattering"`` replaces images by their normalised scattering coefficients,
-            computed once and cached (:mod:`forethought.data.features`).
+            0.2 by default, drawn by a hash of each example (:func:`forethought.data.split_off`).
+        features: how many there are, declared so that no record decides it; or ``"scattering"``,
+            which replaces images by their normalised scattering coefficients, computed once and
+            cached (:mod:`forethought.data.features`).
         test: a file of its own for the test part (csv and svmlight).
+        task, classes: whether targets are classes or values, and which classes (the first is class
+            0), declared so that no record decides it. Files of one's own only.
+        split_by: what keeps a person's records on one side of the split: a column (csv) or an
+            array (npz).
 
     Raises:
         DataError: unknown source, an option that does not go with it, or data that is missing,
             damaged or unsuitable; names the file, what was found and what was expected.
 
     >>> load("digits").train.inputs.shape
-    (1438, 1, 8, 8)
+    (1443, 1, 8, 8)
     """
     if not isinstance(source, str):
         raise TypeError(f"source must be a string such as 'mnist', not {source!r}")
-    if features is not None and features not in FEATURES:
-        raise DataError(f"unknown features {features!r}: the choice is {', '.join(FEATURES)}")
+    width = features if isinstance(features, int) and not isinstance(features, bool) else None
+    if width is None and features is not None and features not in FEATURES:
+        raise DataError(
+            f"unknown features {features!r}: the choice is {', '.join(FEATURES)}, or their number"
+        )
+    if width is not None and width < 1:
+        raise DataError(f"features must be at least 1, not {width}")
     where = data_folder(folder)
     kind, colon, path = source.partition(":")
     if label is not None and kind != "csv":
@@ -76,36 +91,34 @@ def load(
         raise DataError(f"{source}: test= goes with csv:PATH and svmlight:PATH only")
     if holdout is not None and (kind in _ORIGINAL or test is not None):
         raise DataError(f"{source}: has a test part of its own; leave holdout out")
+    if split_by is not None and (kind not in ("csv", "npz") or test is not None):
+        raise DataError(f"{source}: split_by= goes with csv:PATH and npz:PATH, without test=")
+    declared = Declared(task, None if classes is None else tuple(classes), width)
+    if declared != Declared() and kind not in _FORMATS:
+        raise DataError(
+            f"{source}: task=, classes= and a number of features go with files of your own; this "
+            "set's are public"
+        )
     if colon and kind in _FORMATS:
-        dataset = _load_file(kind, source, resolve(path, where), where, label, holdout, test)
+        test_path = None if test is None else resolve(test, where)
+        file = resolve(path, where)
+        loaders: dict[str, Callable[[], Dataset]] = {
+            "svmlight": partial(load_svmlight, source, file, test_path, holdout, declared),
+            "csv": partial(load_csv, source, file, test_path, holdout, label, declared, split_by),
+            "npz": partial(load_npz, source, file, holdout, declared, split_by),
+        }
+        dataset = loaders[kind]()
     elif source in _BUNDLED:
         dataset = _BUNDLED[source](source, where, holdout)
     elif source in _ORIGINAL:
         dataset = _ORIGINAL[source](source, where)
     else:
         raise DataError(_unknown(source))
-    if features is None:
+    if features not in FEATURES:
         return dataset
     from forethought.data.features import with_scattering
 
     return with_scattering(dataset)
-
-
-def _load_file(
-    kind: str,
-    source: str,
-    path: Path,
-    folder: Path | None,
-    label: str | None,
-    holdout: float | None,
-    test: str | None,
-) -> Dataset:
-    test_path = None if test is None else resolve(test, folder)
-    if kind == "svmlight":
-        return load_svmlight(source, path, test_path, holdout)
-    if kind == "csv":
-        return load_csv(source, path, test_path, holdout, label)
-    return load_npz(source, path, holdout)
 
 
 def _unknown(source: str) -> str:

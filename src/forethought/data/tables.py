@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from forethought.caveats import Caveat
 from forethought.data.dataset import DataError, Dataset, Split, finite, split_off
 from forethought.data.files import read_text
-from forethought.data.labels import Labels
+from forethought.data.labels import Declared, Labels
 
 _MOST_CATEGORIES = 1000
+COLUMN_KINDS = Caveat(
+    "preparation-from-data", "whether a column holds numbers or words was decided by its entries"
+)
 
 
 def load_csv(
-    name: str, path: Path, test: Path | None, holdout: float | None, label: str | None
+    name: str,
+    path: Path,
+    test: Path | None,
+    holdout: float | None,
+    label: str | None,
+    declared: Declared | None = None,
+    split_by: str | None = None,
 ) -> Dataset:
     """Features from every column but the label's; words become one column a category.
 
@@ -27,6 +38,9 @@ def load_csv(
     Args:
         label: the name of the label's column in the first line. For a file without a line of names,
             the column's number, from 0, or from −1 for the last.
+        declared: what the user says of labels and features.
+        split_by: a column, by name or number, whose equal entries fall on one side of the split:
+            a person's name or number. It is no feature.
 
     Raises:
         DataError: a file is damaged, a line has too few or too many entries, a number is missing or
@@ -37,16 +51,30 @@ def load_csv(
             f"{path}: which column is the label? Name it with label=, or give its number "
             "(−1 for the last) if the file has no line of names"
         )
+    declared = declared or Declared()
     columns, names, at = _read(path, label)
-    labels = Labels(path, np.array(columns[at]))
+    aside = {at}
+    identities: Iterable[bytes] = map(_content, zip(*columns, strict=True))
+    if split_by is not None:
+        by = _place(path, names, split_by, "to split by")
+        if by == at:
+            raise DataError(f"{path}: split_by names the label's column {split_by!r}")
+        aside.add(by)
+        identities = (entry.strip().encode() for entry in columns[by])
+    labels = Labels(path, np.array(columns[at]), declared)
     encoders = [
-        _Column(path, names[index], column) for index, column in enumerate(columns) if index != at
+        _Column(path, names[index], column)
+        for index, column in enumerate(columns)
+        if index not in aside
     ]
+    width = sum(len(encoder.titles) for encoder in encoders)
+    if declared.features not in (None, width):
+        raise DataError.unexpected(path, f"{width} features", f"the declared {declared.features}")
     splits = []
     for file in [path] if test is None else [path, test]:
         if file is not path:
             columns = _aligned(file, names, *_read(file, label)[:2])
-        rest = [column for index, column in enumerate(columns) if index != at]
+        rest = [column for index, column in enumerate(columns) if index not in aside]
         parts = [
             encoder.encode(file, column) for encoder, column in zip(encoders, rest, strict=True)
         ]
@@ -54,12 +82,15 @@ def load_csv(
         finite(file, inputs, [title for encoder in encoders for title in encoder.titles])
         splits.append(Split(inputs, labels.encode(file, np.array(columns[at]))))
     notes = ("numbers as they are in the file, not rescaled",)
-    not_covered = labels.not_covered
+    caveats = (*declared.caveats, *labels.caveats, COLUMN_KINDS)
     if any(encoder.categories is not None for encoder in encoders):
-        found = "the categories of columns of words are those found in the training file"
-        not_covered = (*not_covered, found)
-    train, held = splits if test is not None else split_off(splits[0], holdout)
-    return Dataset(name, train, held, labels.classes, notes, not_covered)
+        caveats = (*caveats, Caveat("categories-from-data"))
+    train, held = splits if test is not None else split_off(splits[0], holdout, identities)
+    return Dataset(name, train, held, labels.classes, notes, caveats)
+
+
+def _content(row: tuple[str, ...]) -> bytes:
+    return "\x1f".join(row).encode()
 
 
 class _Column:
@@ -144,15 +175,23 @@ def _names(path: Path, first: list[str], label: str) -> tuple[list[str], int]:
         if len(set(first)) < len(first):
             raise DataError.unexpected(path, "two columns of one name", "different names")
         return first, first.index(label)
+    at = _place(path, first, label, "the label")
+    return [str(column) for column in range(len(first))], at
+
+
+def _place(path: Path, names: list[str], wanted: str, purpose: str) -> int:
+    """Where a column is that is given by name or by number."""
+    if wanted in names:
+        return names.index(wanted)
     try:
-        number = int(label)
+        number = int(wanted)
     except ValueError:
         raise DataError.unexpected(
-            path, f"the columns {', '.join(first[:20])}", f"one named {label!r}, the label"
+            path, f"the columns {', '.join(names[:20])}", f"one named {wanted!r}, {purpose}"
         ) from None
-    if not -len(first) <= number < len(first):
-        raise DataError.unexpected(path, f"{len(first)} columns", f"one numbered {number}")
-    return [str(column) for column in range(len(first))], number % len(first)
+    if not -len(names) <= number < len(names):
+        raise DataError.unexpected(path, f"{len(names)} columns", f"one numbered {number}")
+    return number % len(names)
 
 
 def _aligned(

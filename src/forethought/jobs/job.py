@@ -11,9 +11,9 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, ValidationError
 
 from forethought.mechanism import Budget
 from forethought.plans import Averaging, Plan, Schedule
@@ -53,14 +53,20 @@ class _Section(BaseModel):
 
 
 class DataSection(_Section):
-    """Where the training data comes from."""
+    """Where the training data comes from, and what is declared of it.
+
+    ``features`` is the number of features, or ``"scattering"``; see :func:`forethought.data.load`.
+    """
 
     source: str
     folder: Path | None = None
     label: str | None = None
     test: str | None = None
     holdout: float | None = Field(default=None, gt=0, lt=1)
-    features: Literal["scattering"] | None = None
+    split_by: str | None = None
+    task: Literal["classification", "regression"] | None = None
+    classes: tuple[StrictInt | StrictFloat | str, ...] | None = None
+    features: Annotated[StrictInt, Field(ge=1)] | Literal["scattering"] | None = None
 
 
 class ModelSection(_Section):
@@ -165,6 +171,9 @@ class Job(_Section):
             holdout=section.holdout,
             features=section.features,
             test=section.test,
+            task=section.task,
+            classes=section.classes,
+            split_by=section.split_by,
         )
 
     def plan_arguments(self, examples: int, parameters: int | None = None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from forethought.jobs.request import Request
 from forethought.plans import Plan
+from forethought.training.datasets import with_caveats
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,8 +40,7 @@ class Loaded:
 
     def with_caveats(self, plan: Plan) -> Plan:
         """The plan with what loading read from the private data, each thing once."""
-        new = tuple(use for use in self.dataset.not_covered if use not in plan.not_covered)
-        return plan.with_(not_covered=(*plan.not_covered, *new)) if new else plan
+        return with_caveats(plan, self.dataset.not_covered)
 
 
 def load(request: Request, data_dir: Path | None = None) -> Loaded:

@@ -88,10 +88,7 @@ def run(
 
     loaded = prepared.loaded
     settings = loaded.request.job.run
-    data = (loaded.dataset.train.inputs, loaded.dataset.train.targets)
-    test = loaded.dataset.test
     options: dict[str, Any] = {
-        "test": None if test is None else (test.inputs, test.targets),
         "out": folder,
         "files": {JOB_NAME: loaded.request.text},
         "resume": resume,
@@ -104,5 +101,7 @@ def run(
         "checkpoint_every": settings.checkpoint_every,
     }
     if prepared.until is None:
-        return train(loaded.model, data, prepared.plan, **options)
-    return train_until(loaded.model, data, prepared.plan, accuracy=prepared.until, **options)
+        return train(loaded.model, loaded.dataset, prepared.plan, **options)
+    return train_until(
+        loaded.model, loaded.dataset, prepared.plan, accuracy=prepared.until, **options
+    )

@@ -46,8 +46,7 @@ def tune(
 
     job = request.job
     loaded = load(request, data_dir)
-    train, test = loaded.dataset.train, loaded.dataset.test
-    if job.budget.epsilon is None or test is None:
+    if job.budget.epsilon is None or loaded.dataset.test is None:
         raise JobError("a private search needs a budget, and held-out data to score trials on")
     candidates = plan_tuning(
         trials=trials,
@@ -56,10 +55,9 @@ def tune(
     )
     return search(
         lambda: job.build_model(loaded.dataset),
-        (train.inputs, train.targets),
-        [loaded.with_caveats(plan) for plan in candidates],
+        loaded.dataset,
+        candidates,
         trials=trials,
-        holdout=(test.inputs, test.targets),
         scoring=scoring,  # type: ignore[arg-type]
         out=folder,
         overwrite=overwrite,

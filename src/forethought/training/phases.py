@@ -40,6 +40,7 @@ from forethought.rounds.losses import Loss, default_loss
 from forethought.rounds.randomness import SECRET_BYTES
 from forethought.rounds.records import as_records
 from forethought.training.checkpoint import Checkpoint, CheckpointError, replace_file
+from forethought.training.datasets import opened, with_caveats
 from forethought.training.folder import MODEL, PHASES, PLAN, RECORD, STATEMENT, RunFolder
 from forethought.training.identity import identity, require_same
 from forethought.training.metrics import Event, Metrics, evaluate, from_values, to_values
@@ -89,7 +90,7 @@ def train_until(
     plan: Plan,
     *,
     accuracy: float,
-    test: object,
+    test: object | None = None,
     decide_on: DecideOn = "held-out",
     next_phase: NextPhaseRule | None = None,
     loss: Loss | None = None,
@@ -116,7 +117,8 @@ def train_until(
             ``next_phase`` its first part is the first phase, its budget that of the filter, and
             the rest only what is foreseen.
         accuracy: in (0, 1]: stop after the first phase that reaches it.
-        test: records that accuracy is measured on.
+        test: records that accuracy is measured on. Default: those of a
+            ``forethought.data.Dataset``.
         decide_on: whether these are ``"public"`` or private ``"held-out"`` ones; the latter are
             named in the Statement as not covered.
         next_phase: a rule that chooses the next phase by results, or returns None to stop; for
@@ -139,6 +141,10 @@ def train_until(
     one_of("decide_on", decide_on, get_args(DecideOn))
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a forethought.Plan, not {type(plan).__name__}")
+    data, test, found = opened(data, test)
+    plan = with_caveats(plan, found)
+    if test is None:
+        raise TypeError("train_until needs test=, records that accuracy is measured on")
     if next_phase is not None and plan.budget is None:
         raise ValueError("next_phase= needs a plan with a budget, which the filter keeps")
     if resume and (out is None or overwrite):

@@ -21,6 +21,7 @@ from forethought.rounds.private_step import PrivateStep
 from forethought.rounds.randomness import Secrets
 from forethought.rounds.records import Records, as_records
 from forethought.training.checkpoint import Checkpoint, CheckpointError, ReleasedRounds
+from forethought.training.datasets import opened, with_caveats
 from forethought.training.folder import MODEL, PLAN, STATEMENT, RunFolder
 from forethought.training.identity import (
     environment,
@@ -101,11 +102,12 @@ def train(
     Args:
         model: any module whose layers treat the examples of a batch separately.
         data: ``(inputs, targets)``, arrays or tensors with one row a record, or a map-style torch
-            Dataset of such pairs; exactly ``plan.examples`` records.
+            Dataset of such pairs; exactly ``plan.examples`` records. Or a
+            :class:`forethought.data.Dataset`, whose caveats then reach the Statement.
         plan: from :func:`forethought.plan` or made by hand.
         loss: ``loss(outputs, targets)`` → one value per example. Default: cross entropy for whole
             targets, squared error for floating-point ones.
-        test: held-out records, in the same forms.
+        test: held-out records, in the same forms. Default: those of a ``forethought.data.Dataset``.
         out: run folder: plan, statement, model, metrics, and checkpoints to resume from. The
             checkpoint holds the keys of the noise and is a secret until the run ends, when it is
             deleted. None keeps nothing.
@@ -136,6 +138,8 @@ def train(
     """
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a forethought.Plan, not {type(plan).__name__}")
+    data, test, found = opened(data, test)
+    plan = with_caveats(plan, found)
     if resume and (out is None or overwrite):
         raise ValueError("resume=True continues the run in out=: give out, without overwrite")
     for name, value in (

@@ -36,6 +36,7 @@ from forethought.plans import Plan
 from forethought.rounds.losses import Loss, default_loss
 from forethought.rounds.randomness import Secrets, Stream
 from forethought.rounds.records import as_records
+from forethought.training.datasets import opened, with_caveats
 from forethought.training.folder import RunFolder
 from forethought.training.metrics import Event, Metrics, evaluate
 from forethought.training.run import Run, train
@@ -133,6 +134,10 @@ def tune(
     Source: Papernot and Steinke 2022.
     """
     plans = _candidates(candidates)
+    data, held_out, uses = opened(data, holdout)
+    plans = [with_caveats(plan, uses) for plan in plans]
+    if score is None:
+        holdout = held_out
     if not isinstance(trials, Trials):
         raise TypeError(
             "trials must be forethought.PoissonTrials or forethought.NegativeBinomialTrials, not "

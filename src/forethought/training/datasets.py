@@ -1,0 +1,31 @@
+"""A loaded data set as training data: its arrays, and what the Statement must say of loading it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from forethought.caveats import Caveat
+from forethought.data import Dataset
+from forethought.plans import Plan
+
+
+def opened(data: object, held_out: object | None) -> tuple[object, object | None, Sequence[Caveat]]:
+    """Pairs of arrays, and caveats, where ``data`` is a Dataset; anything else as it is.
+
+    Args:
+        held_out: records to test or score on; by default the Dataset's own test part.
+    """
+    if isinstance(held_out, Dataset):
+        held_out = (held_out.train.inputs, held_out.train.targets)
+    if not isinstance(data, Dataset):
+        return data, held_out, ()
+    if held_out is None and data.test is not None:
+        held_out = (data.test.inputs, data.test.targets)
+    return (data.train.inputs, data.train.targets), held_out, data.not_covered
+
+
+def with_caveats(plan: Plan, found: Sequence[Caveat]) -> Plan:
+    """The plan with what loading read from the private data, each thing once."""
+    known = {str(use) for use in plan.not_covered}
+    new = tuple(str(use) for use in found if str(use) not in known)
+    return plan.with_(not_covered=(*plan.not_covered, *new)) if new else plan

@@ -1,0 +1,93 @@
+"""One loading path: what loading read from private records reaches every statement."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch import nn
+from typer.testing import CliRunner
+
+import forethought as ft
+from forethought.cli import app
+from forethought.data import load
+
+READ = ("classes are those found", "classes or values", "highest index")
+
+
+@pytest.fixture(name="job")
+def job_file(tmp_path: Path) -> Path:
+    random = np.random.default_rng(0)
+    lines = [
+        f"{label} 1:{label + random.normal():.3f} 2:{random.normal():.3f}"
+        for label in random.choice([-1, 1], 120)
+    ]
+    (tmp_path / "data.svm").write_text("\n".join(lines) + "\n")
+    path = tmp_path / "job.toml"
+    path.write_text(
+        f"""
+[data]
+source = "svmlight:{tmp_path / "data.svm"}"
+[budget]
+epsilon = 3.0
+[training]
+batch = 40
+rounds = 4
+"""
+    )
+    return path
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def named(texts: list[object]) -> set[str]:
+    return {wanted for wanted in READ if any(wanted in str(text) for text in texts)}
+
+
+def test_a_saved_plan_keeps_what_loading_read(job: Path, tmp_path: Path) -> None:
+    run("plan", job, "--save", tmp_path / "plan.json")
+    plan = ft.Plan.load(tmp_path / "plan.json")
+    assert named(list(plan.not_covered)) == set(READ)
+    assert named(list(ft.account(plan).not_covered)) == set(READ)
+    best = json.loads(run("plan", job, "--pareto", "--max-epsilon", 3, "--json"))["plan"]
+    assert named(list(ft.Plan.from_dict(best).not_covered)) == set(READ)
+
+
+def test_a_run_and_a_search_name_it_once(job: Path, tmp_path: Path) -> None:
+    run("train", job, "--out", tmp_path / "run")
+    uses = list(ft.Statement.load(tmp_path / "run" / "statement.json").not_covered)
+    assert named(uses) == set(READ)
+    assert len({str(use) for use in uses}) == len(uses)
+    run("tune", job, "--learning-rate", 0.1, "--trials", 2, "--out", tmp_path / "tuned")
+    uses = list(ft.Statement.load(tmp_path / "tuned" / "statement.json").not_covered)
+    assert named(uses) == set(READ)
+
+
+def test_a_data_set_handed_to_train_brings_its_caveats_and_its_test_part(
+    job: Path, tmp_path: Path
+) -> None:
+    data = load(f"svmlight:{tmp_path / 'data.svm'}")
+    plan = ft.plan(examples=len(data.train), budget=ft.Budget(3, 1e-4), batch=40, rounds=4)
+    found = ft.train(nn.Linear(2, 2), data, plan, seed=1, noise_seed=1)
+    assert named(list(found.statement.not_covered)) == set(READ)
+    assert found.accuracy is not None
+    until = ft.train_until(nn.Linear(2, 2), data, plan, accuracy=0.01)
+    assert named(list(until.statement.not_covered)) == set(READ)
+    tuned = ft.tune(
+        lambda: nn.Linear(2, 2), data, [plan], trials=ft.NegativeBinomialTrials.of_mean(2, shape=0)
+    )
+    assert named(list(tuned.statement.not_covered)) == set(READ)
+
+
+def test_what_the_job_declares_is_not_named_as_read(job: Path, tmp_path: Path) -> None:
+    declared = "[data]\nclasses = [-1, 1]\nfeatures = 2\n"
+    job.write_text(job.read_text().replace("[data]\n", declared))
+    run("train", job, "--out", tmp_path / "run")
+    uses = list(ft.Statement.load(tmp_path / "run" / "statement.json").not_covered)
+    assert named(uses) == set()
