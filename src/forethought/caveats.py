@@ -88,6 +88,10 @@ class Caveat:
     def __str__(self) -> str:
         return self.sentence
 
+    def __contains__(self, words: str) -> bool:
+        """Whether these words are in the sentence."""
+        return words in self.sentence
+
     def to_dict(self) -> dict[str, str]:
         """A JSON-ready mapping; :meth:`from_dict` reads it back."""
         return {"code": self.code, "detail": self.detail}
@@ -132,6 +136,24 @@ def caveats(values: Iterable[Caveat | str]) -> tuple[Caveat, ...]:
     return tuple(sorted(found, key=lambda item: _ORDER[item.code]))
 
 
+def choice(value: Caveat | str) -> Caveat:
+    """How a plan's numbers were chosen: a caveat of that role, or the user's words for it.
+
+    Raises:
+        TypeError, ValueError: neither, or a caveat of another role.
+    """
+    if isinstance(value, str):
+        text = value.strip().removesuffix(".")
+        known = "declared" if text in _DECLARED else _BY_SENTENCE.get(text)
+        if known is not None and KINDS[known].role == "choice":
+            return Caveat(known)
+        return Caveat("declared-as", text.removeprefix("as declared by the user: "))
+    found = caveat(value)
+    if found.role != "choice":
+        raise ValueError(f"caveat {found.code!r} does not say how hyperparameters were chosen")
+    return found
+
+
 def of_role(values: Iterable[Caveat], role: Role) -> tuple[Caveat, ...]:
     """Those of one role, in their order."""
     return tuple(value for value in values if value.role == role)
@@ -150,6 +172,12 @@ KINDS: dict[str, Kind] = {
         "the noise was drawn from a seed that a person chose: whoever knows, guesses or finds the "
         "seed can subtract the noise",
         "a seed has far less than 256 secret bits and is often found by trying dates",
+    ),
+    "seeded-search": Kind(
+        "breaks",
+        "the batches were drawn from a seed that a person chose, and rounds or trials were chosen "
+        "by results",
+        "no theorem known here holds for such a choice once the batches are known",
     ),
     "data-dependent-noise": Kind(
         "breaks",
@@ -177,8 +205,13 @@ KINDS: dict[str, Kind] = {
     ),
     "secret-batches": Kind(
         "assumption",
-        "batches are drawn as stated, and the random choices stay secret",
-        "amplification by sampling; the noise",
+        "batches are drawn as stated, and which records are in them stays secret",
+        "amplification by sampling",
+    ),
+    "stated-batches": Kind(
+        "assumption",
+        "batches are drawn as stated; nothing rests on their secrecy",
+        "how often a record takes part follows from it",
     ),
     "secret-noise": Kind(
         "assumption",
@@ -238,6 +271,9 @@ KINDS: dict[str, Kind] = {
         "assumption",
         "the records that numbers of the plan were chosen on are public: {detail}",
         "a choice by private records would be a release",
+    ),
+    "assumed": Kind(
+        "assumption", "{detail}", "named by the user or another program, in its own words"
     ),
     "declared-shape": Kind(
         "assumption",
@@ -358,8 +394,31 @@ KINDS: dict[str, Kind] = {
     "declared-as": Kind(
         "choice", "as declared by the user: {detail}", "a choice by private records is a release"
     ),
+    "candidates": Kind(
+        "choice",
+        "every trial drew its plan by chance from {detail} candidates",
+        "the search is accounted for any of them",
+    ),
+    "phases-fixed": Kind(
+        "choice",
+        "phases of rounds were fixed in advance and all of them are accounted; results decided "
+        "only when to stop: {detail}",
+        "what a stopped run releases is a function of what the whole one would have released",
+    ),
+    "phases-by-results": Kind(
+        "choice",
+        "the phases after the first were chosen by the accuracy of those before: {detail}",
+        "Feldman and Zrnic 2021, Theorem 4.3",
+    ),
+    "utility-graph": Kind(
+        "choice",
+        "clip norm and noise multiplier chosen from a utility graph {detail}",
+        "trained and measured apart from the run",
+    ),
     "not-stated": Kind("choice", "not stated", "only a mechanism was accounted"),
 }
 _ORDER = {code: (ROLES.index(kind.role), place) for place, (code, kind) in enumerate(KINDS.items())}
+# What plans of earlier versions said of numbers that came from a person or from the planner.
+_DECLARED = ("fixed in advance, without looking at the private data",)
 # Files of earlier versions hold sentences; those that need no detail are recognised.
 _BY_SENTENCE = {kind.sentence: code for code, kind in KINDS.items() if not kind.detailed}

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from forethought.commands import account, calculator, plan, report, train, tune, utility
+from forethought.commands import account, calculator, keygen, plan, report, train, tune, utility
 from forethought.commands.options import fail
 
 app = typer.Typer(
@@ -32,6 +32,7 @@ for command in (
     (tune.tune, tune.EPILOG),
     (utility.utility, utility.EPILOG),
     (calculator.calculator, calculator.EPILOG),
+    (keygen.keygen, keygen.EPILOG),
 ):
     app.command(epilog=command[1])(command[0])
 

@@ -60,6 +60,24 @@ def plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
+def parse(text: str) -> Any:
+    """JSON text as values; an object that names a key twice is refused.
+
+    Raises:
+        ValueError: no JSON, or two readers could disagree about it.
+    """
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) != len(pairs):
+            names = [name for name, _ in pairs]
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise ValueError(f"the JSON object names {', '.join(twice)} more than once")
+        return values
+
+    return json.loads(text, object_pairs_hook=once)
+
+
 def build(kind: type[_Value], values: Mapping[str, Any], what: str | None = None) -> _Value:
     """A dataclass from an object that has exactly its fields.
 
@@ -166,7 +184,7 @@ class Stored:
         Raises:
             ValueError: no JSON, or not what :meth:`from_dict` reads.
         """
-        return cls.from_dict(json.loads(text))
+        return cls.from_dict(parse(text))
 
     def save(self, path: str | Path) -> None:
         """Write the value as JSON."""

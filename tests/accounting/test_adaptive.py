@@ -36,8 +36,8 @@ from forethought.accounting.statement import (
     StatementError,
     account,
     json_schema,
-    verify,
 )
+from forethought.accounting.verification import verify
 from forethought.mechanism import (
     Budget,
     FullBatch,

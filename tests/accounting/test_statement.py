@@ -16,8 +16,9 @@ from forethought.accounting.statement import (
     StatementError,
     account,
     json_schema,
-    verify,
 )
+from forethought.accounting.verification import verify
+from forethought.serialisation import digest
 
 MECHANISM = ft.Mechanism(ft.Rounds(1.1, 200, ft.Poisson(0.01)))
 
@@ -32,9 +33,7 @@ def edited(statement: Statement, change: Any) -> str:
     values = json.loads(statement.to_json())
     change(values)
     del values["checksum"]
-    from forethought.accounting.statement import _checksum
-
-    return json.dumps({**values, "checksum": _checksum(values)})
+    return json.dumps({**values, "checksum": digest(values)})
 
 
 def test_it_round_trips_and_verifies(statement: Statement) -> None:
@@ -121,9 +120,13 @@ def test_no_noise_is_said_plainly() -> None:
 def test_a_seeded_run_and_private_uses_are_named() -> None:
     statement = account(MECHANISM, 1e-5, seeded=True, not_covered=("means of the columns",))
     text = statement.to_markdown()
-    assert "seeded by the user" in text
+    assert not statement.private
+    assert math.isinf(statement.guarantee)
+    assert statement.sentences()[0].startswith("Not private: seeded.")
+    assert "the guarantee |" not in text
     assert "means of the columns" in text
-    assert "1 named use " in statement.sentences()[2]
+    unseeded = account(MECHANISM, 1e-5, not_covered=("means of the columns",))
+    assert "1 named use " in unseeded.sentences()[2]
 
 
 def test_a_shorter_run_claims_only_what_it_released(statement: Statement) -> None:

@@ -17,11 +17,13 @@ from torch import nn
 
 import forethought as ft
 from forethought.accounting.renyi.filter import RenyiFilter
-from forethought.accounting.statement import Statement, StatementError, _checksum, verify
+from forethought.accounting.statement import Statement, StatementError
+from forethought.accounting.verification import verify
 from forethought.mechanism import Budget, Mechanism, Poisson, Rounds
 from forethought.planning.phase_plans import next_by_shortfall, plan_phases
 from forethought.planning.solve import plan as solve
 from forethought.plans import Plan
+from forethought.serialisation import digest
 from forethought.training.checkpoint import CheckpointError
 from forethought.training.folder import RunFolder, RunFolderExistsError
 from forethought.training.interruption import Interrupted
@@ -130,7 +132,7 @@ def forged(statement: Statement, change: Callable[[Any], None]) -> Statement:
     values = json.loads(statement.to_json())
     change(values)
     del values["checksum"]
-    return Statement.from_json(json.dumps({**values, "checksum": _checksum(values)}))
+    return Statement.from_json(json.dumps({**values, "checksum": digest(values)}))
 
 
 def _epsilon(values: Any) -> None:
@@ -375,7 +377,7 @@ def test_an_interrupted_run_resumes_and_another_is_refused(plan: Plan, tmp_path:
         )
     run = go(plan, out=tmp_path / "run", resume=True)
     assert len(run.phases) == 3
-    assert any("seeded by the user" in text for text in run.statement.assumptions)
+    assert any("from a seed" in text for text in run.statement.breaks)
 
 
 def test_bad_arguments_are_refused_before_anything(plan: Plan, tmp_path: Path) -> None:

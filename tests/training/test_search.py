@@ -16,10 +16,12 @@ from torch import nn
 import forethought as ft
 from forethought.accounting.adaptive import search_epsilon
 from forethought.accounting.renyi.selection import NegativeBinomialTrials, PoissonTrials
-from forethought.accounting.statement import Statement, StatementError, _checksum, verify
+from forethought.accounting.statement import Statement, StatementError
+from forethought.accounting.verification import verify
 from forethought.mechanism import Budget, Mechanism, Poisson, Rounds
 from forethought.planning.search_plans import plan_tuning
 from forethought.plans import Averaging, Optimizer, Plan
+from forethought.serialisation import digest
 from forethought.training.folder import RunFolderExistsError
 from forethought.training.run import Run, train
 from forethought.training.search import Tuned, tune
@@ -89,7 +91,7 @@ def test_the_statement_covers_the_search(tuned: Tuned) -> None:
     assert claimed.upper == search_epsilon([PLANS[0].mechanism], TRIALS, 1e-5) > 1.2 * alone
     assert claimed.lower <= alone
     assert verify(Statement.from_json(tuned.statement.to_json())).epsilon == claimed
-    assert "the search for it included" in tuned.statement.sentences()[0]
+    assert "the search for it included" in tuned.statement.way.covered
     text = tuned.statement.to_markdown()
     assert "rounds of one trial" in text and "number of trials was drawn once" in text
     assert "everything the run released" not in text
@@ -100,7 +102,7 @@ def forged(statement: Statement, change: Callable[[Any], None]) -> Statement:
     values = json.loads(statement.to_json())
     change(values)
     del values["checksum"]
-    return Statement.from_json(json.dumps({**values, "checksum": _checksum(values)}))
+    return Statement.from_json(json.dumps({**values, "checksum": digest(values)}))
 
 
 def _as_one_run(values: Any) -> None:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from forethought.accounting.interval import Interval as Interval
     from forethought.accounting.statement import Statement as Statement
     from forethought.accounting.statement import account as account
-    from forethought.accounting.statement import verify as verify
     from forethought.accounting.tradeoff import TradeOff as TradeOff
+    from forethought.accounting.verification import verify as verify
 
 _HOME = {
     "Interval": "interval",
@@ -33,7 +33,7 @@ _HOME = {
     "epsilon_curve": "exact",
     "noise_multiplier": "calibration",
     "privacy_loss": "exact",
-    "verify": "statement",
+    "verify": "verification",
 }
 
 __all__ = sorted(_HOME)  # noqa: PLE0605 (a list of strings)

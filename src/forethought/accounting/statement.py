@@ -1,56 +1,33 @@
 """The Statement: what was guaranteed, to whom, under which assumptions; anyone can recompute it.
 
-A statement holds the :class:`~forethought.mechanism.Mechanism` itself. :func:`verify` recomputes
-every number from it and refuses a statement that does not hold.
+A statement holds the :class:`~forethought.mechanism.Mechanism` itself.
+:func:`~forethought.accounting.verification.verify` recomputes what follows from it and refuses a
+statement that does not hold.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
 
 from forethought import __version__
-from forethought.accounting import exact
-from forethought.accounting.adaptive import (
-    FILTER,
-    SELECTION,
-    TOLERANCE,
-    filter_interval,
-    selection_interval,
-)
+from forethought.accounting import statement_text
+from forethought.accounting.accountants import ACCOUNTANTS, EXACT, Accountant
+from forethought.accounting.assumptions import SECRET, Randomness, required, suited
+from forethought.accounting.attack import bounded
 from forethought.accounting.interval import Interval
-from forethought.accounting.tradeoff import tradeoff
-from forethought.accounting.wording import ADVERSARY, EXACT, WORDINGS
-from forethought.mechanism import Mechanism, UnsupportedMechanismError, real, whole
+from forethought.caveats import Caveat, caveats, choice, of_role
+from forethought.mechanism import Adjacency, Mechanism, real, whole
+from forethought.serialisation import digest, exact_keys, parse, plain, write_text
+from forethought.signing import Signature
 
-STATEMENT_SCHEMA = "forethought/statement/1"
-
-# False-positive rates at which the statement bounds an attacker's true-positive rate.
-FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
-
-ASSUMPTIONS = (
-    "the number of records is public",
-    "batches are drawn as stated, and the random choices stay secret",
-    "the pseudo-random generators are indistinguishable from true randomness",
-    "noise is drawn in floating-point arithmetic, whose deviation from a real Gaussian is not "
-    "counted",
-)
-SEEDED = (
-    "the noise generator was seeded by the user: whoever knows the seed can remove the noise, so "
-    "the guarantee holds only against those who do not"
-)
-_PROTECTED = {
-    "add-or-remove": "whether any one record is present in the training data at all (with a group, "
-    "whether all of its records are present or none)",
-    "zero-out": "any one record, against the same data with that record blanked out",
-    "replace-one": "any one record, against the same data with that record replaced by any other",
-}
+STATEMENT_SCHEMA = "forethought/statement/2"
 
 
 class Accounted(Protocol):
@@ -63,9 +40,12 @@ class Accounted(Protocol):
     @property
     def delta(self) -> float: ...
     @property
-    def hyperparameters(self) -> str: ...
+    def clip_norm(self) -> float: ...
     @property
-    def not_covered(self) -> tuple[str, ...]: ...
+    def hyperparameters(self) -> Caveat | str: ...
+    @property
+    def not_covered(self) -> tuple[Caveat | str, ...]: ...
+    def to_dict(self) -> dict[str, Any]: ...
 
 
 class StatementError(ValueError):
@@ -79,17 +59,21 @@ class Statement:
     Args:
         mechanism: what was released.
         delta: the δ at which ε is given.
-        epsilon: certified interval; the upper end is the guarantee.
+        epsilon: certified interval of the mechanism; the upper end is the guarantee where
+            :attr:`private` says that there is one.
         group: how many records of one person are protected together.
         attack: pairs (false-positive rate, highest true-positive rate any attacker can reach).
         accountant: how ε was computed: ``{"kind": "exact"}``, or another registered kind with
             what it needs.
+        randomness: where the run's random numbers came from.
+        caveats: what breaks the guarantee, what it rests on, what it does not cover, and how the
+            plan's numbers were chosen.
+        releases: what was released, by name, and how often; empty for a plan that was not run.
         examples: number of records, if known.
-        hyperparameters: how the plan's numbers were chosen.
-        assumptions: what the guarantee rests on. not_covered: uses of private data outside it.
-        adversary: what the attacker is assumed to see and know.
-        theorems: the results that the accounting rests on.
+        clip_norm: the bound C on one contribution at the beginning, if known.
+        plan: hash of the plan that was run (:func:`plan_digest`), if there is one.
         version: the library's version.
+        signature: of everything else, if somebody signed it.
     """
 
     mechanism: Mechanism
@@ -98,78 +82,114 @@ class Statement:
     group: int
     attack: tuple[tuple[float, float], ...]
     accountant: Mapping[str, Any] = field(default_factory=lambda: {"kind": EXACT})
+    randomness: Randomness = SECRET
+    caveats: tuple[Caveat, ...] = ()
+    releases: tuple[tuple[str, int], ...] = ()
     examples: int | None = None
-    hyperparameters: str = "not stated"
-    assumptions: tuple[str, ...] = ASSUMPTIONS
-    not_covered: tuple[str, ...] = ()
-    adversary: str = ADVERSARY
-    theorems: tuple[str, ...] = ()
+    clip_norm: float | None = None
+    plan: str | None = None
     version: str = __version__
+    signature: Signature | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "caveats", caveats(self.caveats))
 
     @property
     def private(self) -> bool:
         """Whether there is a finite guarantee at all."""
-        return math.isfinite(self.epsilon.upper)
+        return math.isfinite(self.epsilon.upper) and not self.breaks
+
+    @property
+    def guarantee(self) -> float:
+        """ε that holds: the interval's upper end, or ∞ where something breaks the guarantee."""
+        return self.epsilon.upper if self.private else math.inf
+
+    @property
+    def breaks(self) -> tuple[Caveat, ...]:
+        """Why there is no guarantee, if there is none."""
+        return of_role(self.caveats, "breaks")
+
+    @property
+    def facts(self) -> tuple[Caveat, ...]:
+        """What the accounting took in and a reader should know."""
+        return of_role(self.caveats, "fact")
+
+    @property
+    def assumptions(self) -> tuple[Caveat, ...]:
+        """What the guarantee rests on."""
+        return of_role(self.caveats, "assumption")
+
+    @property
+    def not_covered(self) -> tuple[Caveat, ...]:
+        """Uses of private data outside the guarantee."""
+        return of_role(self.caveats, "not-covered")
+
+    @property
+    def hyperparameters(self) -> str:
+        """How the plan's numbers were chosen, in words."""
+        return "; ".join(map(str, of_role(self.caveats, "choice")))
+
+    @property
+    def way(self) -> Accountant:
+        """The registered accountant."""
+        return ACCOUNTANTS[self.accountant["kind"]]
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """The difference between neighbouring data sets that ε is about."""
+        return self.way.adjacency(self.mechanism)
+
+    @property
+    def adversary(self) -> str:
+        """What the attacker is assumed to see and know; follows "The attacker"."""
+        return self.way.adversary(self.mechanism)
+
+    @property
+    def theorems(self) -> tuple[str, ...]:
+        """The results that the accounting rests on."""
+        return self.way.theorems(self.mechanism, self.group)
 
     def sentences(self) -> tuple[str, str, str]:
         """The guarantee in three plain sentences: what, what it means, what it does not cover."""
-        who = "one record" if self.group == 1 else f"any {self.group} records together"
-        if not self.private:
-            return (
-                "No noise was added: this model is not differentially private.",
-                "An attacker who sees it may learn anything about any record.",
-                "Train with a budget or a noise multiplier to get a guarantee.",
-            )
-        first = (
-            f"This model is ({self.epsilon.upper:.4g}, {self.delta:.3g})-differentially private "
-            f"for {who} ({self.mechanism.adjacency}), proven for "
-            f"{WORDINGS[self.accountant['kind']].covered}."
-        )
-        rate, power = self.attack[min(1, len(self.attack) - 1)]
-        second = (
-            f"An attacker who wants to tell whether {who} was used and accepts {rate:.1%} false "
-            f"alarms succeeds at most {power:.1%} of the time, whatever else they know."
-        )
-        count = len(self.not_covered)
-        third = f"It rests on {len(self.assumptions)} stated assumptions" + (
-            f" and does not cover {count} named {'use' if count == 1 else 'uses'} of the "
-            "data: read them in statement.md."
-            if count
-            else ", listed in statement.md, and names no use of the data outside it."
-        )
-        return first, second, third
+        return statement_text.sentences(self)
 
     def content(self) -> dict[str, Any]:
-        """Everything but the checksum, JSON-ready."""
+        """Everything but checksum and signature, JSON-ready."""
         return {
             "schema": STATEMENT_SCHEMA,
             "version": self.version,
-            "epsilon": {
-                "lower": _number(self.epsilon.lower),
-                "upper": _number(self.epsilon.upper),
-            },
+            "private": self.private,
+            "epsilon": plain(self.epsilon),
             "delta": self.delta,
             "group": self.group,
-            "adjacency": self.mechanism.adjacency,
+            "adjacency": self.adjacency,
             "rounds": len(self.mechanism),
             "examples": self.examples,
+            "clip_norm": self.clip_norm,
+            "plan": self.plan,
             "mechanism": self.mechanism.to_dict(),
             "accountant": dict(self.accountant),
+            "randomness": plain(self.randomness),
+            "releases": [{"name": name, "count": count} for name, count in self.releases],
             "attack": [
                 {"false_positive_rate": rate, "true_positive_rate": power}
                 for rate, power in self.attack
             ],
             "adversary": self.adversary,
             "hyperparameters": self.hyperparameters,
-            "assumptions": list(self.assumptions),
-            "not_covered": list(self.not_covered),
+            "caveats": plain(self.caveats),
+            "breaks": list(map(str, self.breaks)),
+            "facts": list(map(str, self.facts)),
+            "assumptions": list(map(str, self.assumptions)),
+            "not_covered": list(map(str, self.not_covered)),
             "theorems": list(self.theorems),
         }
 
     def to_json(self) -> str:
         """The statement with a checksum that notices careless edits, as one JSON object."""
         content = self.content()
-        return json.dumps({**content, "checksum": _checksum(content)}, indent=2)
+        signature = {} if self.signature is None else {"signature": plain(self.signature)}
+        return json.dumps({**content, "checksum": digest(content), **signature}, indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> Statement:
@@ -179,51 +199,11 @@ class Statement:
             StatementError: not a statement, another schema version, or edited by hand.
         """
         try:
-            values = json.loads(text)
-            if not isinstance(values, dict) or values.get("schema") != STATEMENT_SCHEMA:
-                found = values.get("schema") if isinstance(values, dict) else type(values).__name__
-                raise StatementError(
-                    f"not a statement this version can read: schema {found!r}, expected "
-                    f"{STATEMENT_SCHEMA!r}"
-                )
-            mechanism = Mechanism.from_dict(values["mechanism"])
-            _kind(values["accountant"])
-            statement = cls(
-                mechanism=mechanism,
-                delta=real("delta", values["delta"], above=0, below=1),
-                epsilon=Interval(
-                    _parse(values["epsilon"]["lower"]), _parse(values["epsilon"]["upper"])
-                ),
-                group=whole("group", values["group"]),
-                attack=tuple(
-                    (
-                        real("false_positive_rate", row["false_positive_rate"], least=0, most=1),
-                        real("true_positive_rate", row["true_positive_rate"], least=0, most=1),
-                    )
-                    for row in values["attack"]
-                ),
-                accountant=dict(values["accountant"]),
-                examples=values["examples"],
-                hyperparameters=values["hyperparameters"],
-                assumptions=tuple(values["assumptions"]),
-                not_covered=tuple(values["not_covered"]),
-                adversary=values["adversary"],
-                theorems=tuple(values["theorems"]),
-                version=values["version"],
-            )
+            return _read(parse(text))
         except StatementError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StatementError(f"not a statement: {error!s}") from error
-        checksum = values.pop("checksum", None)
-        # A mechanism of an older version says the same in other words: it is compared as read.
-        present = {**values, "mechanism": mechanism.to_dict()}
-        if present != statement.content() or checksum != _checksum(values):
-            raise StatementError(
-                "the statement was edited after it was made: its checksum or its repeated "
-                "entries (adjacency, rounds) do not match its content"
-            )
-        return statement
 
     @classmethod
     def load(cls, path: str | Path) -> Statement:
@@ -240,13 +220,13 @@ class Statement:
 
     def to_markdown(self) -> str:
         """The statement for a data-protection officer."""
-        return _markdown(self)
+        return statement_text.markdown(self)
 
     def save(self, folder: str | Path) -> None:
         """Write ``statement.json`` and ``statement.md`` into ``folder``."""
         folder = Path(folder)
-        (folder / "statement.json").write_text(self.to_json() + "\n", encoding="utf-8")
-        (folder / "statement.md").write_text(self.to_markdown(), encoding="utf-8")
+        write_text(folder / "statement.json", self.to_json() + "\n")
+        write_text(folder / "statement.md", self.to_markdown())
 
 
 def account(
@@ -256,8 +236,10 @@ def account(
     group: int = 1,
     released: int | None = None,
     seeded: bool = False,
-    not_covered: tuple[str, ...] = (),
+    not_covered: Iterable[Caveat | str] = (),
     accountant: Mapping[str, Any] | None = None,
+    randomness: Randomness | None = None,
+    releases: Iterable[tuple[str, int]] = (),
 ) -> Statement:
     """The guarantee of a plan or a mechanism.
 
@@ -266,10 +248,14 @@ def account(
         delta: in (0, 1).
         group: how many records are protected together.
         released: account only for the first so many rounds, as for a run that stopped early.
-        seeded: the noise came from a generator that the user seeded; the statement says so.
-        not_covered: uses of private data outside the mechanism, besides those of the plan.
-        accountant: a kind of :data:`ACCOUNTANTS` with what it needs. Default: the exact one, for
-            rounds that were fixed before the run.
+        seeded: short for ``randomness=Randomness(seeded_noise=True)``.
+        not_covered: uses of private data outside the mechanism besides those of the plan, and any
+            other :class:`~forethought.caveats.Caveat`, assumptions included.
+        accountant: a kind of :data:`~forethought.accounting.accountants.ACCOUNTANTS` with what it
+            needs. Default: the exact one, for rounds that were fixed before the run.
+        randomness: where the random numbers come from. Default: secrets of the operating system.
+            Seeded noise leaves no guarantee, seeded sampling one without amplification.
+        releases: pairs (name, how often), from the transcript of what was done.
 
     Returns:
         A Statement with the accountant's certified interval.
@@ -279,7 +265,10 @@ def account(
         ValueError, TypeError: an argument outside its range.
     """
     examples: int | None = None
-    hyperparameters = "not stated"
+    clip_norm: float | None = None
+    plan: str | None = None
+    chosen = Caveat("not-stated")
+    named = caveats(not_covered)
     if isinstance(plan_or_mechanism, Mechanism):
         mechanism = plan_or_mechanism
         if delta is None:
@@ -288,15 +277,17 @@ def account(
         mechanism = plan_or_mechanism.mechanism
         delta = plan_or_mechanism.delta if delta is None else delta
         examples = plan_or_mechanism.examples
-        hyperparameters = plan_or_mechanism.hyperparameters
-        not_covered = (*plan_or_mechanism.not_covered, *not_covered)
+        clip_norm = plan_or_mechanism.clip_norm
+        plan = plan_digest(plan_or_mechanism.to_dict())
+        chosen = choice(plan_or_mechanism.hyperparameters)
+        named = (*caveats(plan_or_mechanism.not_covered), *named)
     if released is not None:
         mechanism = mechanism.first(released)
     delta = real("delta", delta, above=0, below=1)
     group = whole("group", group)
-    accountant = {"kind": EXACT} if accountant is None else dict(accountant)
-    epsilon, attack = _recompute(mechanism, delta, group, accountant)
-    words = WORDINGS[accountant["kind"]]
+    randomness = Randomness(seeded_noise=seeded) if randomness is None else randomness
+    accountant = suited({"kind": EXACT} if accountant is None else accountant, randomness)
+    epsilon, attack = bounded(registered(accountant), mechanism, delta, group, accountant)
     return Statement(
         mechanism=mechanism,
         delta=delta,
@@ -304,111 +295,54 @@ def account(
         group=group,
         attack=attack,
         accountant=accountant,
+        randomness=randomness,
+        caveats=(*required(mechanism, accountant, randomness), *named, chosen),
+        releases=tuple((str(name), whole("releases", count)) for name, count in releases),
         examples=examples,
-        hyperparameters=hyperparameters,
-        assumptions=(*ASSUMPTIONS, SEEDED) if seeded else ASSUMPTIONS,
-        not_covered=tuple(not_covered),
-        adversary=words.adversary,
-        theorems=words.theorems(mechanism, group),
+        clip_norm=clip_norm,
+        plan=plan,
     )
 
 
-def verify(statement: Statement) -> Statement:
-    """Recompute a statement from the mechanism inside it.
-
-    Returns:
-        The statement as it comes out now.
+def registered(accountant: Mapping[str, Any]) -> Accountant:
+    """The accountant of that kind, if it has what the kind needs and nothing else.
 
     Raises:
-        StatementError: ε, the attack bounds or the adjacency claim more than can be proven, or
-            belong to another mechanism.
+        StatementError: an unknown kind. ValueError: other details.
     """
-    try:
-        epsilon, attack = _recompute(
-            statement.mechanism, statement.delta, statement.group, statement.accountant
-        )
-    except UnsupportedMechanismError as error:
-        raise StatementError(f"no theorem covers the stated mechanism: {error}") from error
-    except StatementError:
-        raise
-    except (KeyError, TypeError, ValueError) as error:
-        raise StatementError(f"the statement does not hold: {error!s}") from error
-    claimed = statement.epsilon
-    slack = 1 + 1e-9
-    if claimed.upper * slack < epsilon.upper or claimed.lower > epsilon.upper * slack:
-        raise StatementError(
-            f"the statement does not hold: it claims ε in [{claimed.lower:.6g}, "
-            f"{claimed.upper:.6g}] at δ = {statement.delta:g}; its mechanism has ε in "
-            f"[{epsilon.lower:.6g}, {epsilon.upper:.6g}]"
-        )
-    # Outside the exact accountant the interval is wide: another mechanism's may overlap it.
-    if statement.accountant["kind"] != EXACT and claimed.upper > epsilon.upper * (1 + TOLERANCE):
-        raise StatementError(
-            f"the statement claims ε = {claimed.upper:.6g} where its mechanism and trials have "
-            f"{epsilon.upper:.6g}: they are not those it was made for"
-        )
-    for (rate, stated), (_, true) in zip(statement.attack, attack, strict=False):
-        if stated + 1e-9 < true:
-            raise StatementError(
-                f"the statement does not hold: it claims that an attacker with {rate:.1%} false "
-                f"alarms succeeds at most {stated:.4%} of the time; {true:.4%} is what is proven"
-            )
-    return replace(statement, epsilon=epsilon, attack=attack, version=__version__)
-
-
-Recompute = Callable[[Mechanism, float, int, Mapping[str, Any]], Interval]
-# How ε is recomputed, by the accountant's kind. Rooms that account in another way register here.
-ACCOUNTANTS: dict[str, Recompute] = {
-    EXACT: lambda mechanism, delta, group, _details: exact.epsilon(mechanism, delta, group),
-    SELECTION: selection_interval,
-    FILTER: filter_interval,
-}
-
-
-def _kind(accountant: Mapping[str, Any]) -> str:
     kind = accountant.get("kind")
     if kind not in ACCOUNTANTS:
         raise StatementError(
             f"unknown accountant {kind!r}; this version knows {', '.join(ACCOUNTANTS)}"
         )
-    return str(kind)
+    way = ACCOUNTANTS[kind]
+    exact_keys(f"accountant {kind!r}", accountant, {"kind", *way.details})
+    return way
 
 
-def _recompute(
-    mechanism: Mechanism, delta: float, group: int, accountant: Mapping[str, Any]
-) -> tuple[Interval, tuple[tuple[float, float], ...]]:
-    kind = _kind(accountant)
-    epsilon = ACCOUNTANTS[kind](mechanism, delta, group, accountant)
-    rows = _attack(epsilon.upper, delta)
-    if kind == "exact" and math.isfinite(epsilon.upper):
-        # The whole trade-off function says more than one point of it.
-        misses = tradeoff(mechanism, group)
-        rows = tuple((rate, min(power, 1 - misses(rate))) for rate, power in rows)
-    return epsilon, rows
+def __getattr__(name: str) -> Any:
+    if name != "verify":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from forethought.accounting import verification
+
+    home = verification.__name__
+    warnings.warn(f"{__name__}.verify has moved to {home}", DeprecationWarning, stacklevel=2)
+    return verification.verify
 
 
-def _attack(epsilon: float, delta: float) -> tuple[tuple[float, float], ...]:
-    # (ε, δ) bounds every test's power: TPR ≤ e^ε FPR + δ and, with the roles exchanged,
-    # 1 − FPR ≤ e^ε (1 − TPR) + δ  (Kairouz, Oh, Viswanath 2015, Theorem 2.1).
-    rows = []
-    for rate in FALSE_POSITIVE_RATES:
-        grown = math.exp(min(epsilon, 700.0))
-        power = min(grown * rate + delta, 1 - (1 - rate - delta) / grown, 1.0)
-        rows.append((rate, max(power, 0.0)))
-    return tuple(rows)
+# What a plan and the statement of its run may differ in; these are compared one by one.
+_OF_THE_RUN = ("mechanism", "not_covered", "hyperparameters")
 
 
-def _number(value: float) -> float | str:
-    return value if math.isfinite(value) else "infinity"  # JSON has no infinity
+def plan_digest(plan: Mapping[str, Any]) -> str:
+    """Hash of a plan's JSON object without what the run of it may change: mechanism and caveats."""
 
+    def kept(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: kept(entry) for key, entry in value.items() if key not in _OF_THE_RUN}
+        return value
 
-def _parse(value: object) -> float:
-    return math.inf if value == "infinity" else real("epsilon", value, least=0)
-
-
-def _checksum(content: Mapping[str, Any]) -> str:
-    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
+    return digest(plain(kept(plan)))
 
 
 def json_schema() -> dict[str, Any]:
@@ -418,70 +352,82 @@ def json_schema() -> dict[str, Any]:
     return schema
 
 
-def _markdown(statement: Statement) -> str:
-    s = statement
-    words = WORDINGS[_kind(s.accountant)]
-    lines = ["# Privacy statement", ""]
-    lines += [" ".join(s.sentences()), ""]
-    records = "one record" if s.group == 1 else f"any {s.group} records together"
-    lines += [
-        "## What is protected, and against whom",
-        "",
-        f"- Protected: {_PROTECTED[s.mechanism.adjacency]}"
-        + ("" if s.group == 1 else f", for {records}")
-        + ". If one person contributes more records, ask for the statement for a group of that "
-        "size.",
-        f"- The attacker {s.adversary}.",
-        "",
-        "## The numbers",
-        "",
-        "| quantity | value |",
-        "| --- | --- |",
-        f"| ε (upper end: the guarantee) | {s.epsilon.upper:.6g} |",
-        f"| ε (lower end: how tightly it is computed) | {s.epsilon.lower:.6g} |",
-        f"| δ | {s.delta:g} |",
-        f"| adjacency | {s.mechanism.adjacency} |",
-        f"| records protected together | {s.group} |",
-        f"| records in the data | {'not stated' if s.examples is None else f'{s.examples:,}'} |",
-        f"| {words.rounds} | {len(s.mechanism):,} |",
-        f"| accountant | {s.accountant['kind']}, forethought {s.version} |",
-        "",
-        "## What they mean",
-        "",
-        "δ should be well below one over the number of records. Whatever test an attacker uses to "
-        f"tell whether {records} was used, this is the best they can do:",
-        "",
-        "| false alarms accepted | detections, at most |",
-        "| --- | --- |",
-        *(f"| {rate:.1%} | {power:.2%} |" for rate, power in s.attack),
-        "",
-        "Guessing blindly gives as many detections as false alarms.",
-        "",
-        "## What was done",
-        "",
-        "| rounds | noise multiplier | sampling | clipped contribution |",
-        "| --- | --- | --- | --- |",
-    ]
-    shown = s.mechanism.rounds[:20]
-    lines += [
-        f"| {part.count:,} | {part.noise_multiplier:.6g} | {part.sampling} | {part.clipping} |"
-        for part in shown
-    ]
-    if len(s.mechanism.rounds) > len(shown):
-        lines.append(f"| … {len(s.mechanism.rounds) - len(shown)} more parts | | | |")
-    lines += [""]
-    lines += [f"{text}." for text in words.done(s.accountant)]
-    lines += [f"Hyperparameters: {s.hyperparameters}.", ""]
-    lines += ["## What it rests on", "", *(f"- {text}." for text in s.assumptions)]
-    lines += [f"- Theorem: {text}" for text in s.theorems]
-    lines += ["", "## What is not covered", ""]
-    lines += [f"- {text}." for text in s.not_covered] or ["- Nothing was named."]
-    lines += [
-        "",
-        "## Check it yourself",
-        "",
-        "`forethought account --verify statement.json` recomputes every number from the "
-        "mechanism in that file.",
-        "",
-    ]
-    return "\n".join(lines)
+def _read(values: Any) -> Statement:
+    if not isinstance(values, dict) or values.get("schema") != STATEMENT_SCHEMA:
+        found = values.get("schema") if isinstance(values, dict) else type(values).__name__
+        maker = values.get("version") if isinstance(values, dict) else None
+        by = f"; it was made by forethought {maker}, which can verify it" if maker else ""
+        raise StatementError(
+            f"not a statement this version can read: schema {found!r}, expected "
+            f"{STATEMENT_SCHEMA!r}{by}"
+        )
+    content = dict(values)
+    signature = content.pop("signature", None)
+    checksum = content.pop("checksum", None)
+    if checksum != digest(content):
+        raise StatementError("the statement was edited after it was made: its checksum differs")
+    registered(content["accountant"])
+    exact_keys("epsilon", content["epsilon"], {"lower", "upper"})
+    attack, releases = [], []
+    for row in content["attack"]:
+        exact_keys("attack", row, {"false_positive_rate", "true_positive_rate"})
+        attack.append(tuple(real(name, row[name], least=0, most=1) for name in _ATTACK))
+    for row in content["releases"]:
+        exact_keys("releases", row, {"name", "count"})
+        releases.append((_text("name", row["name"]), whole("count", row["count"])))
+    statement = Statement(
+        mechanism=Mechanism.from_dict(content["mechanism"]),
+        delta=real("delta", content["delta"], above=0, below=1),
+        epsilon=Interval(*(_end(content["epsilon"][end]) for end in ("lower", "upper"))),
+        group=whole("group", content["group"]),
+        attack=tuple((rate, power) for rate, power in attack),
+        accountant=dict(content["accountant"]),
+        randomness=Randomness.from_dict(content["randomness"]),
+        caveats=tuple(map(Caveat.from_dict, content["caveats"])),
+        releases=tuple(releases),
+        examples=_optional(whole, "examples", content["examples"]),
+        clip_norm=_optional(_positive, "clip_norm", content["clip_norm"]),
+        plan=_optional(_text, "plan", content["plan"]),
+        version=_text("version", content["version"]),
+        signature=None if signature is None else Signature.from_dict(signature),
+    )
+    # A mechanism of an older version says the same in other words: it is compared as it was read.
+    _same_content(statement.content(), {**content, "mechanism": statement.mechanism.to_dict()})
+    return statement
+
+
+def _same_content(made: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Everything that follows from other entries says what follows from them."""
+    exact_keys("statement", found, set(made))
+    for name, value in made.items():
+        if value != found[name] or type(value) is not type(found[name]):
+            raise StatementError(
+                f"the statement was edited after it was made: its {name} is not what follows from "
+                f"its other entries. Found {_short(found[name])}, expected {_short(value)}"
+            )
+
+
+_ATTACK = ("false_positive_rate", "true_positive_rate")
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+def _end(value: object) -> float:
+    return math.inf if value == "infinity" else real("epsilon", value, least=0)
+
+
+def _positive(name: str, value: object) -> float:
+    return real(name, value, above=0)
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be text, not {value!r}")
+    return value
+
+
+def _optional(read: Any, name: str, value: object) -> Any:
+    return None if value is None else read(name, value)

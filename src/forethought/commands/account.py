@@ -49,6 +49,16 @@ def account(
     verify: Annotated[
         bool, typer.Option("--verify", help="Recompute a statement; fail when it does not hold.")
     ] = False,
+    public_key: Annotated[
+        Path | None,
+        typer.Option(help="With --verify: the key that must have signed it.", show_default=False),
+    ] = None,
+    sign: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="KEY", help="Sign a statement that holds; see keygen.", show_default=False
+        ),
+    ] = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="Show what every other analysis says of it.")
     ] = False,
@@ -57,14 +67,24 @@ def account(
     quiet: Quiet = False,
 ) -> None:
     """Say exactly how private something is: from numbers, a plan, a run or a statement."""
-    from forethought.jobs.account import account_for, compared, statement_of
+    from forethought.jobs.account import account_for, again, compared, statement_of, verified
+    from forethought.jobs.account import sign as sign_statement
     from forethought.jobs.request import from_numbers
     from forethought.report import terminal
     from forethought.report.figures import draw_statement
 
     console = console_for(quiet or as_json)
+    verification = None
     if path is not None:
-        statement = statement_of(path, verify=verify, group=group, delta=delta)
+        if sign is not None:
+            sign_statement(path, sign)
+        if verify or public_key is not None:
+            verification = verified(path, public_key)
+            statement = again(verification.statement, group=group, delta=delta)
+        else:
+            statement = statement_of(path, group=group, delta=delta)
+    elif verify or sign is not None or public_key is not None:
+        raise UsageError("--verify, --sign and --public-key need the path of a statement")
     else:
         if examples is None or noise_multiplier is None or batch is None:
             raise UsageError(

@@ -7,14 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forethought.accounting.statement import Statement
-from forethought.accounting.statement import account as exact_account
-from forethought.accounting.statement import verify as verified
+from forethought import signing
+from forethought.accounting.statement import Statement, StatementError, account
+from forethought.accounting.verification import Verification, check
 from forethought.jobs.request import Request
 from forethought.plans import Plan
+from forethought.serialisation import parse, write_text
 
 if TYPE_CHECKING:
     from forethought.published.comparison import Row
+
+PLAN, STATEMENT = "plan.json", "statement.json"
 
 
 def compared(statement: Statement) -> list[Row]:
@@ -26,65 +29,101 @@ def compared(statement: Statement) -> list[Row]:
 
 def account_for(request: Request, examples: int, group: int) -> Statement:
     """The statement of a run that a job describes, without data."""
-    return exact_account(request.job.make_plan(examples), group=group)
+    return account(request.job.make_plan(examples), group=group)
 
 
-def statement_of(
-    path: Path, *, verify: bool = False, group: int = 1, delta: float | None = None
-) -> Statement:
+def statement_of(path: Path, *, group: int = 1, delta: float | None = None) -> Statement:
     """The statement of a run folder, a plan file or a statement file.
 
     Args:
         path: run folder, plan.json or statement.json.
-        verify: recompute the statement and fail when it does not hold.
         group, delta: account again for another group size or δ.
 
     Raises:
-        ValueError: neither a plan nor a statement, or (with ``verify``) it does not hold.
+        ValueError: neither a plan nor a statement.
         OSError: no such file.
     """
-    if path.is_dir():
-        finished = path / "statement.json"
-        plan_file = path / "plan.json"
-        if finished.is_file():
-            statement = Statement.load(finished)
-            if verify and plan_file.is_file():
-                _check_plan(statement, Plan.load(plan_file))
-        elif plan_file.is_file():
-            return exact_account(Plan.load(plan_file), delta, group=group)
-        else:
-            raise ValueError(f"{path} is no run folder: it holds no statement.json or plan.json")
-    else:
-        schema = _schema_of(path)
-        if schema.startswith("forethought/plan/"):
-            return exact_account(Plan.load(path), delta, group=group)
-        statement = Statement.load(path)
-    if verify:
-        statement = verified(statement)
+    found = _file_of(path)
+    if _schema_of(found).startswith("forethought/plan/"):
+        return account(Plan.load(found), delta, group=group)
+    return again(Statement.load(found), group=group, delta=delta)
+
+
+def again(statement: Statement, *, group: int = 1, delta: float | None = None) -> Statement:
+    """The statement for another group size or δ; as it is where both are its own."""
     if (group, delta) == (1, None) or (group, delta) == (statement.group, statement.delta):
         return statement
-    again = exact_account(
+    other = account(
         statement.mechanism,
         delta or statement.delta,
         group=group,
         accountant=statement.accountant,
+        randomness=statement.randomness,
     )
     return replace(
         statement,
-        delta=again.delta,
-        epsilon=again.epsilon,
-        group=again.group,
-        attack=again.attack,
-        theorems=again.theorems,
-        accountant=again.accountant,
+        delta=other.delta,
+        epsilon=other.epsilon,
+        group=other.group,
+        attack=other.attack,
+        signature=None,
     )
 
 
-def _check_plan(statement: Statement, plan: Plan) -> None:
-    planned = plan.mechanism
-    released = len(statement.mechanism)
-    if released > len(planned) or planned.first(released) != statement.mechanism:
-        raise ValueError("the statement's mechanism is not that of the plan.json in its folder")
+def verified(path: Path, public_key: Path | None = None) -> Verification:
+    """Recompute the statement of a run folder or a file, with the plan.json beside it.
+
+    Args:
+        path: run folder or statement.json.
+        public_key: PEM file of the key that must have signed it.
+
+    Raises:
+        ValueError: no statement, or one that does not hold or is not signed with that key.
+        OSError: no such file.
+    """
+    found = _file_of(path)
+    if _schema_of(found).startswith("forethought/plan/"):
+        raise ValueError(f"{found} is a plan: there is no statement to verify")
+    statement = Statement.load(found)
+    beside = found.with_name(PLAN)
+    plan, values = None, None
+    if found.name == STATEMENT and beside.is_file():
+        plan, values = Plan.load(beside), parse(beside.read_text(encoding="utf-8"))
+    if public_key is not None:
+        if statement.signature is None:
+            raise StatementError(f"{found} is not signed")
+        signing.check(statement.signature, statement.content(), public_key)
+    return check(statement, plan, values)
+
+
+def sign(path: Path, key: Path) -> Statement:
+    """Verify a statement, sign it, and write it back.
+
+    Args:
+        path: run folder or statement.json. key: PEM file of an Ed25519 private key.
+
+    Raises:
+        ValueError: no statement, one that does not hold, or no such key.
+        OSError: no such file.
+    """
+    found = _file_of(path)
+    verified(found)
+    statement = Statement.load(found)
+    signed = replace(statement, signature=signing.sign(statement.content(), key))
+    if found.name == STATEMENT:
+        signed.save(found.parent)
+    else:
+        write_text(found, signed.to_json() + "\n")
+    return signed
+
+
+def _file_of(path: Path) -> Path:
+    if not path.is_dir():
+        return path
+    for name in (STATEMENT, PLAN):
+        if (path / name).is_file():
+            return path / name
+    raise ValueError(f"{path} is no run folder: it holds no {STATEMENT} or {PLAN}")
 
 
 def _schema_of(path: Path) -> str:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forethought.accounting import exact
-from forethought.accounting.wording import EXACT
 from forethought.mechanism import Mechanism
 
 if TYPE_CHECKING:
@@ -52,12 +51,14 @@ def draw_statement(statement: Statement, folder: Path) -> list[Path]:
 
     Nothing is drawn for a search or a filtered run: these are curves of rounds fixed in advance.
     """
-    if statement.accountant["kind"] != EXACT:
+    composed = statement.way.composed
+    if composed is None:
         return []
+    mechanism = composed(statement.mechanism)
     folder.mkdir(parents=True, exist_ok=True)
     drawn = [
-        draw_epsilon(statement.mechanism, statement.delta, folder / "epsilon.png", statement.group),
-        draw_tradeoff(statement.mechanism, folder / "tradeoff.png", statement.group),
+        draw_epsilon(mechanism, statement.delta, folder / "epsilon.png", statement.group),
+        draw_tradeoff(mechanism, folder / "tradeoff.png", statement.group),
     ]
     return [path for path in drawn if path is not None]
 

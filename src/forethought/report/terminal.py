@@ -18,6 +18,7 @@ from forethought.mechanism import FullBatch, Sampling
 from forethought.plans import Plan
 
 if TYPE_CHECKING:
+    from forethought.accounting.verification import Verification
     from forethought.planning.neighbours import Neighbour
     from forethought.planning.pareto import Front
     from forethought.published.comparison import Row
@@ -173,9 +174,10 @@ def show_statement(console: Console, statement: Statement, *, verified: bool = F
     table = Table(show_header=False)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column()
-    table.add_row("ε, certified interval", _interval(statement))
+    what = "ε, certified interval" if statement.private else "ε, had the randomness been secret"
+    table.add_row(what, _interval(statement))
     table.add_row("δ", f"{statement.delta:.3g}")
-    table.add_row("adjacency", statement.mechanism.adjacency)
+    table.add_row("adjacency", statement.adjacency)
     table.add_row("records protected together", str(statement.group))
     table.add_row("rounds", f"{len(statement.mechanism):,}")
     console.print(table)
@@ -218,6 +220,13 @@ def show_utility(console: Console, graph: UtilityGraph, tolerance: float) -> Non
 
 def _interval(statement: Statement) -> str:
     return f"[{statement.epsilon.lower:.6g}, {statement.epsilon.upper:.6g}]"
+
+
+def show_verification(console: Console, verification: Verification) -> None:
+    """Print what was recomputed of a statement and what nobody can recompute."""
+    console.print(f"  checked      {', '.join(verification.checked)}")
+    for name, why in verification.not_checked:
+        console.print(f"  not checked  {name}: {why}")
 
 
 def show_summary(console: Console, summary: RunSummary) -> None:

@@ -34,6 +34,7 @@ from forethought.accounting import exact
 from forethought.accounting.adaptive import PHASES_ALONE, filter_details
 from forethought.accounting.renyi.filter import RenyiFilter, best_order
 from forethought.accounting.statement import Statement, account
+from forethought.caveats import Caveat
 from forethought.mechanism import Mechanism, Rounds, one_of, real
 from forethought.plans import Plan
 from forethought.rounds.losses import Loss, default_loss
@@ -53,11 +54,7 @@ RECORD_SCHEMA = "forethought/phases/1"
 # Rows of the history for each phase.
 ROWS = 10
 
-STEERED = (
-    "accuracy on the held-out records, measured without noise, decided when the run stopped and "
-    "which rounds it ran: those records are not protected"
-)
-PUBLIC_TEST = "the records that accuracy was measured on are public"
+STEERED, PUBLIC_TEST = Caveat("steered-by-held-out"), Caveat("public-test")
 REACHED, USED_UP = "the wanted accuracy was reached", "the budget was used up"
 
 
@@ -300,34 +297,22 @@ class _State:
         return Mechanism(*(p.rounds for p in self.phases), adjacency=self.plan.mechanism.adjacency)
 
     def statement(self, diagnostics: bool) -> Statement:
-        uses = [use for use in self.plan.not_covered if use != PHASES_ALONE]
+        uses: list[Any] = [use for use in self.plan.not_covered if use != PHASES_ALONE]
         if self.decide_on == "held-out":
             uses += [NOT_COVERED_TEST, STEERED]
         if diagnostics:
             uses.append(NOT_COVERED_DIAGNOSTICS)
+        if self.decide_on == "public":
+            uses.append(PUBLIC_TEST)
+        ran = f"it stopped after {len(self.phases)} of them because {self.stopped}"
         if self.filter is None:
-            how = (
-                f"{len(self.plan.mechanism.rounds)} phases of rounds were fixed in advance. The "
-                f"run stopped after {len(self.phases)} of them because {self.stopped}; all of "
-                "them are accounted, since results decided when it stopped"
-            )
-            statement = account(self.plan.with_(not_covered=tuple(uses)), seeded=self.seeded)
-        else:
-            how = (
-                "the phases after the first were chosen by the accuracy of the ones before. The "
-                f"run stopped after {len(self.phases)} of them because {self.stopped}"
-            )
-            statement = account(
-                self.plan.with_(mechanism=self.mechanism, not_covered=tuple(uses)),
-                seeded=self.seeded,
-                accountant=filter_details(self.filter),
-            )
-        others = "" if self.filter is None else "all but the later phases "
-        more = (PUBLIC_TEST,) if self.decide_on == "public" else ()
-        return replace(
-            statement,
-            hyperparameters=f"{others}{self.plan.hyperparameters}. {how[:1].upper()}{how[1:]}",
-            assumptions=(*statement.assumptions, *more),
+            uses.append(Caveat("phases-fixed", ran))
+            return account(self.plan.with_(not_covered=tuple(uses)), seeded=self.seeded)
+        uses.append(Caveat("phases-by-results", ran))
+        return account(
+            self.plan.with_(mechanism=self.mechanism, not_covered=tuple(uses)),
+            seeded=self.seeded,
+            accountant=filter_details(self.filter),
         )
 
     def history(self) -> tuple[Metrics, ...]:

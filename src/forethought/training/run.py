@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from forethought import gradients
 from forethought.accounting.statement import Statement, account
+from forethought.caveats import Caveat
 from forethought.mechanism import whole
 from forethought.plans import Plan
 from forethought.rounds.losses import Loss, check_loss, default_loss
@@ -39,15 +40,8 @@ ROWS = 100
 # Without checkpoint_every: seconds between checkpoints, or so many times what writing one takes.
 CHECKPOINT_SECONDS, CHECKPOINT_SHARE = 10.0, 20.0
 
-NOT_COVERED_TEST = (
-    "loss and accuracy on the held-out records were measured without noise (metrics.csv); they "
-    "say something about those records"
-)
-NOT_COVERED_DIAGNOSTICS = (
-    "loss, share of clipped contributions and number of non-finite ones were taken on private "
-    "batches without noise, for the operator (progress display, diagnostics.csv): not for "
-    "publication"
-)
+NOT_COVERED_TEST = Caveat("held-out-accuracy")
+NOT_COVERED_DIAGNOSTICS = Caveat("diagnostics")
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from forethought.accounting.adaptive import (
 )
 from forethought.accounting.renyi.selection import Trials, draw
 from forethought.accounting.statement import Statement, account
+from forethought.caveats import Caveat
 from forethought.mechanism import one_of, real
 from forethought.plans import Plan
 from forethought.rounds.losses import Loss, default_loss
@@ -44,15 +45,9 @@ from forethought.training.run import Run, train
 Scoring = Literal["noised", "public", "unprotected"]
 Score = Callable[[torch.nn.Module], float]
 
-PUBLIC_SCORE = "the records that trials were scored on are public"
-UNPROTECTED_SCORE = (
-    "the records that trials were scored on: their scores chose the result, without noise"
-)
-DISJOINT = "no record is both trained on and scored on"
-HIDDEN = (
-    "the number of trials and their results stay secret; how long the search took tells something "
-    "of their number"
-)
+PUBLIC_SCORE = Caveat("public-score")
+UNPROTECTED_SCORE = Caveat("unprotected-score")
+DISJOINT = Caveat("disjoint-score")
 
 
 @dataclass(frozen=True)
@@ -250,22 +245,14 @@ def _statement(
     seeded: bool,
 ) -> Statement:
     uses = (use for p in (plan, *plans) for use in p.not_covered if use != SEARCH_ALONE)
-    statement = account(
+    more = {"noised": DISJOINT, "public": PUBLIC_SCORE, "unprotected": UNPROTECTED_SCORE}[scoring]
+    return account(
         plan.with_(not_covered=tuple(dict.fromkeys(uses))),
         accountant=selection_details(
             plan.mechanism, [p.mechanism for p in plans], trials, score_noise, plan.delta
         ),
-        not_covered=(UNPROTECTED_SCORE,) if scoring == "unprotected" else (),
+        not_covered=(more, Caveat("candidates", str(len(plans)))),
         seeded=seeded,
-    )
-    more = {"noised": (DISJOINT,), "public": (PUBLIC_SCORE,), "unprotected": ()}[scoring]
-    return replace(
-        statement,
-        assumptions=(*statement.assumptions, HIDDEN, *more),
-        hyperparameters=(
-            f"drawn from {len(plans)} candidate plans in every trial; the candidates were "
-            f"{plan.hyperparameters}"
-        ),
     )
 
 

@@ -1,0 +1,226 @@
+"""The ways in which a Statement's ε is computed: one registry with their words and theorems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from forethought.accounting import exact
+from forethought.accounting.adaptive import (
+    FILTER,
+    SELECTION,
+    filter_interval,
+    selection_interval,
+    trials_from_dict,
+)
+from forethought.accounting.interval import Interval
+from forethought.accounting.pld.pairs import theorem
+from forethought.accounting.renyi.selection import PoissonTrials
+from forethought.caveats import Caveat
+from forethought.mechanism import Adjacency, FullBatch, Mechanism, Rounds, Shuffled
+
+EXACT, KNOWN_BATCHES = "exact", "known-batches"
+
+_RENYI = {
+    "poisson": "Poisson-sampled Gaussian (Mironov, Talwar and Zhang 2019, Theorems 4 and 5; under "
+    "replace-one Wang, Balle and Kasiviswanathan 2019, Theorem 27)",
+    "without-replacement": "sampling without replacement (Wang, Balle and Kasiviswanathan 2019, "
+    "Theorems 9 and 27)",
+    "shuffled": "one Gaussian for each started epoch (Mironov 2017, Proposition 7)",
+    "full-batch": "Gaussian (Mironov 2017, Proposition 7)",
+}
+
+
+@dataclass(frozen=True)
+class Accountant:
+    """One way from a mechanism to ε, and what a Statement says of it.
+
+    Args:
+        interval: (mechanism, δ, group, details) → ε, certified.
+        theorems: (mechanism, group) → the results that the accounting rests on.
+        covered: what the first sentence says that the proof is for.
+        rounds: what the mechanism's rounds are.
+        hidden: what the attacker does not see besides the noise, given the mechanism; "" if
+            nothing. sees: what they see.
+        done: the accountant's details → what was done, a sentence each.
+        details: the keys that the details have besides "kind".
+        implied: mechanism → caveats that go with every statement of this kind.
+        composed: mechanism → the one whose exact composition is stated, so that its whole
+            trade-off function bounds an attacker; None where only the one (ε, δ) is proven.
+    """
+
+    interval: Callable[[Mechanism, float, int, Mapping[str, Any]], Interval]
+    theorems: Callable[[Mechanism, int], tuple[str, ...]]
+    covered: str
+    rounds: str
+    hidden: Callable[[Mechanism], str]
+    sees: str = (
+        "sees every noised sum that was released (hence every intermediate model and the final "
+        "one), knows the plan, the code and all other records"
+    )
+    done: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda _details: ()
+    details: tuple[str, ...] = ()
+    implied: Callable[[Mechanism], tuple[Caveat, ...]] = lambda _mechanism: ()
+    composed: Callable[[Mechanism], Mechanism] | None = None
+
+    def adversary(self, mechanism: Mechanism) -> str:
+        """What the attacker is assumed to see, to know and not to know; follows "The attacker"."""
+        hidden = self.hidden(mechanism)
+        return f"{self.sees}, and knows neither the noise{f' nor {hidden}' if hidden else ''}"
+
+    def unknown(self, mechanism: Mechanism) -> str:
+        """What the attacker does not know, in a few words."""
+        hidden = self.hidden(mechanism)
+        return f"the noise and {hidden}" if hidden else "the noise"
+
+    def adjacency(self, mechanism: Mechanism) -> Adjacency:
+        """The difference between neighbouring data sets that ε is about."""
+        return (mechanism if self.composed is None else self.composed(mechanism)).adjacency
+
+
+def amplified(mechanism: Mechanism) -> bool:
+    """Whether ε counts on an attacker who does not know the batches."""
+    return any(not isinstance(part.sampling, FullBatch | Shuffled) for part in mechanism)
+
+
+def batches_known(mechanism: Mechanism) -> Mechanism:
+    """What is left when the attacker knows every batch: a record is in every round that may hold
+    it, at the same noise.
+
+    A batch is then a fixed set of positions. A record that is blanked or replaced moves the sums
+    it is in, at most one a round, so full participation bounds them; shuffling puts it into one
+    round an epoch, which is what is accounted anyway. One more record would give other positions
+    altogether, so presence (add-or-remove) becomes zero-out.
+    """
+    adjacency: Adjacency = (
+        "zero-out" if mechanism.adjacency == "add-or-remove" else mechanism.adjacency
+    )
+    parts = [
+        part
+        if isinstance(part.sampling, Shuffled)
+        else Rounds(part.noise_multiplier, part.count, FullBatch(), part.clipping)
+        for part in mechanism
+    ]
+    return Mechanism(*parts, adjacency=adjacency)
+
+
+def _same(mechanism: Mechanism) -> Mechanism:
+    return mechanism
+
+
+def _sampled(mechanism: Mechanism) -> str:
+    return "which records were in which batch" if amplified(mechanism) else ""
+
+
+def _known(mechanism: Mechanism) -> tuple[Caveat, ...]:
+    changed = mechanism.adjacency == "add-or-remove"
+    return (Caveat("seeded-sampling"), *((Caveat("presence-not-protected"),) if changed else ()))
+
+
+def _theorems(mechanism: Mechanism, group: int) -> tuple[str, ...]:
+    said = [theorem(part, mechanism.adjacency, group) for part in mechanism]
+    return tuple(dict.fromkeys(said))
+
+
+def _renyi(*more: str) -> Callable[[Mechanism, int], tuple[str, ...]]:
+    def theorems(mechanism: Mechanism, _group: int) -> tuple[str, ...]:
+        kinds = dict.fromkeys(part.sampling.kind for part in mechanism)
+        return (*(f"Rényi divergence: {_RENYI[kind]}" for kind in kinds), *more)
+
+    return theorems
+
+
+def _search(details: Mapping[str, Any]) -> tuple[str, ...]:
+    trials = trials_from_dict(details["trials"])
+    if isinstance(trials, PoissonTrials):
+        drawn = f"Poisson with mean {trials.mean:g}"
+    else:
+        drawn = (
+            f"truncated negative binomial with stopping {trials.stopping:g} and shape "
+            f"{trials.shape:g} (mean {trials.mean:.4g})"
+        )
+    noise = details["score_noise"]
+    score = (
+        "Trials were compared by a score that is public or named below as not covered"
+        if noise is None
+        else "Trials were compared by their number of right answers on held-out records, each "
+        f"count with Gaussian noise of standard deviation {noise:g}. ε covers those records too; "
+        f"for a training record it is {float(details['training']['epsilon']):.4g}"
+    )
+    others = len(details["candidates"])
+    return (
+        f"The number of trials was drawn once, {drawn}, and is not shown; the table is one trial",
+        score,
+        *((f"{others} other mechanisms could be drawn, and ε covers them",) if others else ()),
+    )
+
+
+def _filtered(details: Mapping[str, Any]) -> tuple[str, ...]:
+    orders = ", ".join(f"{order:g}" for order in details["orders"])
+    return (
+        "Rounds were chosen adaptively, after seeing results. A Rényi filter at order "
+        f"{orders} with a budget of ε = {details['epsilon']:g} at δ = {details['delta']:g}, set "
+        "before the first round, was charged before each release; ε is that budget, whatever "
+        "would have been chosen",
+    )
+
+
+# By kind. Rooms that account in another way register here.
+ACCOUNTANTS: dict[str, Accountant] = {
+    EXACT: Accountant(
+        interval=lambda mechanism, delta, group, _details: exact.epsilon(mechanism, delta, group),
+        theorems=_theorems,
+        covered="everything the run released",
+        rounds="rounds accounted",
+        hidden=_sampled,
+        composed=_same,
+    ),
+    KNOWN_BATCHES: Accountant(
+        interval=lambda mechanism, delta, group, _details: exact.epsilon(
+            batches_known(mechanism), delta, group
+        ),
+        theorems=lambda mechanism, group: _theorems(batches_known(mechanism), group),
+        covered="everything the run released, to an attacker who knows the batches",
+        rounds="rounds, each counted as if it held every record",
+        hidden=lambda _mechanism: "",
+        sees="sees every noised sum that was released (hence every intermediate model and the "
+        "final one), knows the plan, the code, which records were in which batch and what all "
+        "other records say",
+        done=lambda _details: (
+            "The batches were drawn from a seed that a person chose, so ε is that of rounds whose "
+            "batches are known: no amplification by sampling",
+        ),
+        implied=_known,
+        composed=batches_known,
+    ),
+    SELECTION: Accountant(
+        interval=selection_interval,
+        theorems=_renyi(
+            "best of a random number of trials (Papernot and Steinke 2022, Theorems 2 and 6)",
+            "conversion to (ε, δ) (Asoodeh et al. 2021, Theorem 2)",
+        ),
+        covered="the best of a random number of private trials, the search for it included",
+        rounds="rounds of one trial",
+        hidden=lambda _mechanism: (
+            "the other trials, nor how many there were, nor which records were in which batch"
+        ),
+        sees="sees every noised sum of the trial that was chosen (hence its intermediate and final "
+        "models) and its score, knows the candidates, the code and all other records",
+        done=_search,
+        details=("trials", "candidates", "score_noise", "training"),
+        implied=lambda _mechanism: (Caveat("hidden-trials"),),
+    ),
+    FILTER: Accountant(
+        interval=filter_interval,
+        theorems=_renyi(
+            "Rényi filter (Feldman and Zrnic 2021, Theorem 4.3)",
+            "conversion to (ε, δ) (Canonne, Kamath and Steinke 2020, Proposition 12)",
+        ),
+        covered="everything the run released, whatever its results would have made it do",
+        rounds="rounds released",
+        hidden=_sampled,
+        done=_filtered,
+        details=("epsilon", "delta", "orders", "spent"),
+    ),
+}

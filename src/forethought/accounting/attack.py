@@ -1,0 +1,50 @@
+"""What an attacker can achieve at most: the table that a Statement translates ε and δ into."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from forethought.accounting.accountants import Accountant
+from forethought.accounting.interval import Interval
+from forethought.accounting.tradeoff import tradeoff
+from forethought.mechanism import Mechanism
+
+# False-positive rates at which a statement bounds an attacker's true-positive rate.
+FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
+
+Attack = tuple[tuple[float, float], ...]
+
+
+def bounded(
+    way: Accountant,
+    mechanism: Mechanism,
+    delta: float,
+    group: int,
+    details: Mapping[str, Any],
+) -> tuple[Interval, Attack]:
+    """ε, and pairs (false-positive rate, highest true-positive rate) of any attacker.
+
+    Raises:
+        UnsupportedMechanismError: no theorem covers the mechanism.
+        ValueError: details that do not fit.
+    """
+    epsilon = way.interval(mechanism, delta, group, details)
+    rows = _by_epsilon(epsilon.upper, delta)
+    if way.composed is not None and math.isfinite(epsilon.upper):
+        # The whole trade-off function says more than one point of it.
+        misses = tradeoff(way.composed(mechanism), group)
+        rows = tuple((rate, min(power, 1 - misses(rate))) for rate, power in rows)
+    return epsilon, rows
+
+
+def _by_epsilon(epsilon: float, delta: float) -> Attack:
+    # (ε, δ) bounds every test's power: TPR ≤ e^ε FPR + δ and, with the roles exchanged,
+    # 1 − FPR ≤ e^ε (1 − TPR) + δ  (Kairouz, Oh, Viswanath 2015, Theorem 2.1).
+    rows = []
+    for rate in FALSE_POSITIVE_RATES:
+        grown = math.exp(min(epsilon, 700.0))
+        power = min(grown * rate + delta, 1 - (1 - rate - delta) / grown, 1.0)
+        rows.append((rate, max(power, 0.0)))
+    return tuple(rows)

@@ -1,0 +1,201 @@
+"""A Statement in words: three sentences, and the page for a data-protection officer."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from forethought.mechanism import FullBatch, Sampling
+
+if TYPE_CHECKING:
+    from forethought.accounting.statement import Statement
+
+_PROTECTED = {
+    "add-or-remove": "whether any one record is present in the training data at all (with a group, "
+    "whether all of its records are present or none)",
+    "zero-out": "any one record, against the same data with that record blanked out",
+    "replace-one": "any one record, against the same data with that record replaced by any other",
+}
+# The first words of a statement without a guarantee.
+_BROKEN = {
+    "no-noise": "No noise was added: this model is not differentially private.",
+    "seeded-noise": "Not private: seeded.",
+    "seeded-search": "Not private: seeded.",
+}
+_MOST_PARTS = 20
+
+
+def records(statement: Statement) -> str:
+    """Whom ε is about: "one record" or "any 3 records together"."""
+    return "one record" if statement.group == 1 else f"any {statement.group} records together"
+
+
+def sentences(statement: Statement) -> tuple[str, str, str]:
+    """The guarantee in three plain sentences: what, what it means, what it does not cover."""
+    if not statement.private:
+        return _not_private(statement)
+    who = records(statement)
+    first = (
+        f"This model is ({statement.epsilon.upper:.4g}, {statement.delta:.3g})-differentially "
+        f"private for {who} ({statement.adjacency}), proven for {statement.way.covered}."
+    )
+    rate, power = statement.attack[min(1, len(statement.attack) - 1)]
+    second = (
+        f"An attacker who wants to tell whether {who} was used, who knows everything but "
+        f"{statement.way.unknown(statement.mechanism)}, and who accepts {rate:.1%} false alarms, "
+        f"succeeds at most {power:.1%} of the time."
+    )
+    count = len(statement.not_covered)
+    third = f"It rests on {len(statement.assumptions)} stated assumptions" + (
+        f" and does not cover {count} named {'use' if count == 1 else 'uses'} of the "
+        "data: read them in statement.md."
+        if count
+        else ", listed in statement.md, and names no use of the data outside it."
+    )
+    return first, second, third
+
+
+def _not_private(statement: Statement) -> tuple[str, str, str]:
+    causes = statement.breaks
+    code = causes[0].code if causes else "no-noise"
+    if code == "no-noise":
+        return (
+            _BROKEN[code],
+            "An attacker who sees it may learn anything about any record.",
+            "Train with a budget or a noise multiplier to get a guarantee.",
+        )
+    why = "; ".join(map(str, causes))
+    first = f"{_BROKEN.get(code, 'Not private.')} {why[:1].upper()}{why[1:]}."
+    if math.isfinite(statement.epsilon.upper):
+        second = (
+            f"With random numbers that nobody can draw again, the same rounds would have "
+            f"ε = {statement.epsilon.upper:.4g} at δ = {statement.delta:.3g}; this model has not."
+        )
+    else:
+        second = "An attacker who sees it may learn anything about any record."
+    return first, second, "Train again without a seed to get a guarantee."
+
+
+def _sampling(sampling: Sampling) -> str:
+    if isinstance(sampling, FullBatch):
+        return "every record in every round"
+    values = {name: value for name, value in vars(sampling).items() if value is not None}
+    said = ", ".join(
+        f"{name.replace('_', ' ')} {value:,}" if isinstance(value, int) else f"{name} {value:.6g}"
+        for name, value in values.items()
+    )
+    return f"{sampling.kind.replace('-', ' ')} ({said})"
+
+
+def _numbers(statement: Statement) -> list[str]:
+    s = statement
+    upper = "ε (upper end: the guarantee)"
+    if not s.private:
+        upper = "ε that secret random numbers would have given (no guarantee)"
+    return [
+        "| quantity | value |",
+        "| --- | --- |",
+        f"| {upper} | {s.epsilon.upper:.6g} |",
+        f"| ε (lower end: how tightly it is computed) | {s.epsilon.lower:.6g} |",
+        f"| δ | {s.delta:g} |",
+        f"| adjacency | {s.adjacency} |",
+        f"| records protected together | {s.group} |",
+        f"| records in the data | {'not stated' if s.examples is None else f'{s.examples:,}'} |",
+        f"| clip norm | {'not stated' if s.clip_norm is None else f'{s.clip_norm:g}'} |",
+        f"| {s.way.rounds} | {len(s.mechanism):,} |",
+        f"| accountant | {s.accountant['kind']}, forethought {s.version} |",
+    ]
+
+
+def _done(statement: Statement) -> list[str]:
+    s = statement
+    lines = []
+    if s.releases:
+        lines += ["| released | times |", "| --- | --- |"]
+        lines += [f"| {name} | {count:,} |" for name, count in s.releases]
+    else:
+        lines.append("This is the statement of a plan: nothing was released under it yet.")
+    lines += [
+        "",
+        "| rounds | noise multiplier | sampling | clipped contribution |",
+        "| --- | --- | --- | --- |",
+    ]
+    shown = s.mechanism.rounds[:_MOST_PARTS]
+    lines += [
+        f"| {part.count:,} | {part.noise_multiplier:.6g} | {_sampling(part.sampling)} | "
+        f"{part.clipping} |"
+        for part in shown
+    ]
+    if len(s.mechanism.rounds) > len(shown):
+        lines.append(f"| … {len(s.mechanism.rounds) - len(shown)} more parts | | | |")
+    lines.append("")
+    lines += [f"{text}." for text in s.way.done(s.accountant)]
+    lines += [f"Hyperparameters: {s.hyperparameters}."]
+    return lines
+
+
+def _meaning(statement: Statement) -> list[str]:
+    if not statement.private:
+        return []
+    return [
+        "## What they mean",
+        "",
+        "δ should be well below one over the number of records. Whatever test such an attacker "
+        f"uses to tell whether {records(statement)} was used, this is the best they can do:",
+        "",
+        "| false alarms accepted | detections, at most |",
+        "| --- | --- |",
+        *(f"| {rate:.1%} | {power:.2%} |" for rate, power in statement.attack),
+        "",
+        "Guessing blindly gives as many detections as false alarms.",
+        "",
+    ]
+
+
+def markdown(statement: Statement) -> str:
+    """The statement as a page."""
+    s = statement
+    lines = ["# Privacy statement", "", " ".join(s.sentences()), ""]
+    if s.breaks:
+        lines += ["## Why there is no guarantee", ""]
+        lines += [f"- {text}: {text.kind.reason}." for text in s.breaks] + [""]
+    lines += [
+        "## What is protected, and against whom",
+        "",
+        f"- Protected: {_PROTECTED[s.adjacency]}"
+        + ("" if s.group == 1 else f", for {records(s)}")
+        + ". If one person contributes more records, ask for the statement for a group of that "
+        "size.",
+        f"- The attacker {s.adversary}.",
+        *(f"- {text[:1].upper()}{text[1:]}." for text in map(str, s.facts)),
+        "",
+        "## The numbers",
+        "",
+        *_numbers(s),
+        "",
+        *_meaning(s),
+        "## What was done",
+        "",
+        *_done(s),
+        "",
+        "## What it rests on",
+        "",
+        *(f"- {text}." for text in s.assumptions),
+        *(f"- Theorem: {text}" for text in s.theorems),
+        "",
+        "## What is not covered",
+        "",
+        *([f"- {text}." for text in s.not_covered] or ["- Nothing was named."]),
+        "",
+        "## Check it yourself",
+        "",
+        "`forethought account --verify statement.json` recomputes what follows from the mechanism "
+        "in that file, and says what cannot be recomputed.",
+    ]
+    if s.signature is not None:
+        lines += [
+            "",
+            f"Signed with the Ed25519 key {s.signature.fingerprint}; check it with "
+            "`--public-key FILE` and the signer's public key.",
+        ]
+    return "\n".join([*lines, ""])

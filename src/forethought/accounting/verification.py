@@ -1,0 +1,372 @@
+"""Recompute a statement: every entry that can be, and say which cannot.
+
+Each entry of a statement has one check. A check raises when the entry does not hold, returns None
+when it was recomputed, or says why nobody can recompute it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from forethought import __version__, signing
+from forethought.accounting import exact
+from forethought.accounting.accountants import KNOWN_BATCHES
+from forethought.accounting.adaptive import TOLERANCE
+from forethought.accounting.assumptions import required, suited
+from forethought.accounting.attack import Attack, bounded
+from forethought.accounting.interval import Interval
+from forethought.accounting.statement import (
+    Accounted,
+    Statement,
+    StatementError,
+    plan_digest,
+    registered,
+)
+from forethought.caveats import Caveat, caveats, choice, of_role
+from forethought.mechanism import UnsupportedMechanismError
+
+# Ends computed on two machines may take another number of refinements, each good to this.
+_ACCURACY = 2e-3
+_FINE = 1e-5
+# Caveats of a plan that the statement of a whole search or run answers.
+_ANSWERED = (Caveat("search"), Caveat("chosen-phases"))
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What came out.
+
+    Args:
+        statement: as it comes out now.
+        checked: entries that were recomputed and hold.
+        not_checked: pairs (entry, why nobody can recompute it).
+    """
+
+    statement: Statement
+    checked: tuple[str, ...]
+    not_checked: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A statement, what its mechanism gives now, and the plan beside it."""
+
+    claimed: Statement
+    epsilon: Interval
+    attack: Attack
+    plan: Accounted | None
+    plan_values: Mapping[str, Any] | None
+
+    @property
+    def of_this_version(self) -> bool:
+        return self.claimed.version == __version__
+
+
+def verify(statement: Statement, plan: Accounted | None = None) -> Statement:
+    """Recompute a statement from the mechanism inside it.
+
+    Args:
+        plan: the plan that is said to have been run, if it is at hand.
+
+    Returns:
+        The statement as it comes out now.
+
+    Raises:
+        StatementError: an entry claims more than can be proven, or belongs to something else.
+    """
+    return check(statement, plan).statement
+
+
+def check(
+    statement: Statement,
+    plan: Accounted | None = None,
+    plan_values: Mapping[str, Any] | None = None,
+) -> Verification:
+    """Recompute a statement, and say entry by entry what could be recomputed.
+
+    Args:
+        plan: the plan that is said to have been run, if it is at hand.
+        plan_values: its JSON object as it was stored; None takes it from ``plan``.
+
+    Raises:
+        StatementError: an entry claims more than can be proven, or belongs to something else.
+    """
+    try:
+        way = registered(statement.accountant)
+        epsilon, attack = bounded(
+            way, statement.mechanism, statement.delta, statement.group, statement.accountant
+        )
+        if plan is not None and plan_values is None:
+            plan_values = plan.to_dict()
+        case = _Case(statement, epsilon, attack, plan, plan_values)
+        found = {name: look(case) for name, look in CHECKS.items()}
+    except UnsupportedMechanismError as error:
+        raise StatementError(f"no theorem covers the stated mechanism: {error}") from error
+    except (StatementError, signing.SignatureError) as error:
+        raise StatementError(str(error)) from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise StatementError(f"the statement does not hold: {error!s}") from error
+    now = statement
+    if (epsilon, attack) != (statement.epsilon, statement.attack):
+        now = replace(
+            statement, epsilon=epsilon, attack=attack, version=__version__, signature=None
+        )
+    return Verification(
+        now,
+        checked=tuple(name for name, why in found.items() if why is None),
+        not_checked=tuple((name, why) for name, why in found.items() if why is not None),
+    )
+
+
+def _epsilon(case: _Case) -> str | None:
+    claimed, now = case.claimed.epsilon, case.epsilon
+    if claimed.upper < now.upper and claimed.upper < _finest(case):
+        raise StatementError(
+            f"the statement does not hold: it claims ε in [{claimed.lower:.6g}, "
+            f"{claimed.upper:.6g}] at δ = {case.claimed.delta:g}; its mechanism has ε in "
+            f"[{now.lower:.6g}, {now.upper:.6g}]"
+        )
+    if claimed.lower > now.upper * (1 + 1e-9):
+        raise StatementError(
+            f"the statement does not hold: it says that ε is at least {claimed.lower:.6g}; its "
+            f"mechanism has at most {now.upper:.6g}"
+        )
+    tolerance = _ACCURACY if case.claimed.way.composed is not None else TOLERANCE
+    ends = ((claimed.upper, now.upper), (claimed.lower, now.lower))
+    if all(_near(a, b, tolerance * max(now.upper, 1e-8)) for a, b in ends):
+        return None
+    if case.of_this_version or case.claimed.way.composed is None:
+        raise StatementError(
+            f"the statement claims ε in [{claimed.lower:.6g}, {claimed.upper:.6g}] where its "
+            f"mechanism has [{now.lower:.6g}, {now.upper:.6g}]: they are not those it was made for"
+        )
+    return (
+        f"the upper end is a guarantee; this version finds [{now.lower:.6g}, {now.upper:.6g}], and "
+        f"what {case.claimed.version} would have found is not known"
+    )
+
+
+def _near(one: float, other: float, distance: float) -> bool:
+    return one == other or abs(one - other) <= distance
+
+
+def _finest(case: _Case) -> float:
+    """The least upper end that can be had: a claim between it and the usual one still holds."""
+    claimed, compose = case.claimed, case.claimed.way.composed
+    if compose is None:
+        return case.epsilon.upper / (1 + 1e-9)
+    finest = exact.epsilon(
+        compose(claimed.mechanism), claimed.delta, claimed.group, accuracy=_FINE
+    ).upper
+    return min(case.epsilon.upper, finest) / (1 + 1e-9)
+
+
+def _attack(case: _Case) -> str | None:
+    claimed = case.claimed.attack
+    if [rate for rate, _ in claimed] != [rate for rate, _ in case.attack]:
+        raise StatementError(
+            "the statement's table of attacks is not at the false-alarm rates that every "
+            f"statement has ({', '.join(f'{rate:g}' for rate, _ in case.attack)}): found "
+            f"{', '.join(f'{rate:g}' for rate, _ in claimed) or 'none'}"
+        )
+    loose = False
+    for (rate, stated), (_, true) in zip(claimed, case.attack, strict=True):
+        # The distance to 1 counts as well: 0.999 is not 0.9999.
+        distance = 10 * _ACCURACY * min(true, 1 - true) + 1e-9
+        if stated < true - distance or (case.of_this_version and stated > true + distance):
+            raise StatementError(
+                f"the statement does not hold: it claims that an attacker with {rate:.1%} false "
+                f"alarms succeeds at most {stated:.4%} of the time; {true:.4%} is what is proven"
+            )
+        loose |= stated > true + distance
+    return "this version proves less power of an attacker" if loose else None
+
+
+def _caveats(case: _Case) -> str | None:
+    s = case.claimed
+    wanted = caveats(required(s.mechanism, s.accountant, s.randomness))
+    missing = [one for one in wanted if one not in s.caveats]
+    if missing:
+        raise StatementError(
+            f"the statement leaves out what it must say ({missing[0].code}): {missing[0].sentence}"
+        )
+    for one in s.caveats:
+        if one.code in _COMPUTED and one not in wanted:
+            raise StatementError(
+                f"the statement says what is not so of its mechanism ({one.code}): {one.sentence}"
+            )
+    if not of_role(s.caveats, "choice"):
+        raise StatementError("the statement does not say how hyperparameters were chosen")
+    return "that nothing else was left out, and how hyperparameters were chosen, is as declared"
+
+
+# These follow from mechanism, accountant and randomness: they are there if and only if they do.
+_COMPUTED = (
+    "no-noise",
+    "seeded-noise",
+    "seeded-search",
+    "seeded-sampling",
+    "presence-not-protected",
+    "public-size",
+    "secret-batches",
+    "stated-batches",
+    "secret-noise",
+    "pseudo-random",
+    "floating-point-noise",
+    "other-runs",
+    "hidden-trials",
+)
+
+
+def _accountant(case: _Case) -> str | None:
+    s = case.claimed
+    if suited(s.accountant, s.randomness) != dict(s.accountant) or (
+        s.accountant["kind"] == KNOWN_BATCHES and not s.randomness.seeded_sampling
+    ):
+        raise StatementError(
+            f"the accountant {s.accountant['kind']!r} does not go with the stated randomness"
+        )
+    return None
+
+
+def _randomness(case: _Case) -> str | None:
+    return "where the random numbers came from leaves no trace in the statement"
+
+
+def _mechanism(case: _Case) -> str | None:
+    s = case.claimed
+    for part in s.mechanism:
+        said = getattr(part.sampling, "examples", s.examples)
+        if s.examples is not None and said != s.examples:
+            raise StatementError(
+                f"the sampling speaks of {said} records, the statement of {s.examples}"
+            )
+    if case.plan is None:
+        return "no plan.json beside it: that these rounds were the ones that ran"
+    planned, count = case.plan.mechanism, len(s.mechanism)
+    # Phases and trials chosen by results are not a prefix of what was planned.
+    if s.accountant["kind"] in ("exact", KNOWN_BATCHES) and (
+        count > len(planned) or planned.first(count) != s.mechanism
+    ):
+        raise StatementError("the statement's mechanism is not that of the plan.json beside it")
+    return None
+
+
+def _examples(case: _Case) -> str | None:
+    s = case.claimed
+    if case.plan is not None:
+        if s.examples != case.plan.examples:
+            raise StatementError(
+                f"the statement is for {s.examples} records, the plan beside it for "
+                f"{case.plan.examples}"
+            )
+        return None
+    if s.examples is not None and all(
+        getattr(part.sampling, "examples", None) for part in s.mechanism
+    ):
+        return None  # compared with the mechanism
+    return "no plan.json beside it, and the mechanism does not depend on it"
+
+
+def _clip_norm(case: _Case) -> str | None:
+    if case.plan is None:
+        return "no plan.json beside it, and ε does not depend on it"
+    if case.claimed.clip_norm != case.plan.clip_norm:
+        raise StatementError(
+            f"the statement's clip norm is {case.claimed.clip_norm}, that of the plan.json beside "
+            f"it {case.plan.clip_norm}"
+        )
+    return None
+
+
+def _plan(case: _Case) -> str | None:
+    s = case.claimed
+    if case.plan is None or case.plan_values is None:
+        return "no plan.json beside it"
+    if s.plan is None:
+        raise StatementError("the statement names no plan, but there is a plan.json beside it")
+    # A stored plan of an older version says the same in the words of its time.
+    if s.plan not in (plan_digest(case.plan_values), plan_digest(case.plan.to_dict())):
+        raise StatementError(
+            "the plan.json beside the statement is not the plan that was run: its hash differs"
+        )
+    left_out = [
+        one
+        for one in caveats(case.plan.not_covered)
+        if one not in _ANSWERED and one not in s.caveats
+    ]
+    if left_out:
+        raise StatementError(f"the statement leaves out what its plan says: {left_out[0]}")
+    chosen = choice(case.plan.hyperparameters)
+    if chosen not in s.caveats:
+        raise StatementError(
+            f"the plan beside the statement says of its hyperparameters {str(chosen)!r}, the "
+            f"statement {s.hyperparameters!r}"
+        )
+    return None
+
+
+def _releases(case: _Case) -> str | None:
+    s = case.claimed
+    if not s.releases:
+        return "none are listed: it is the statement of a plan, or of a bare mechanism"
+    for name, count in s.releases:
+        if count > len(s.mechanism):
+            raise StatementError(
+                f"the statement lists {count} releases of {name}, its mechanism has "
+                f"{len(s.mechanism)} rounds"
+            )
+    if all(count < len(s.mechanism) for _, count in s.releases):
+        raise StatementError(
+            f"no release is listed as often as the mechanism has rounds ({len(s.mechanism)})"
+        )
+    return "names are as the run wrote them; their numbers fit the mechanism"
+
+
+def _signature(case: _Case) -> str | None:
+    s = case.claimed
+    if s.signature is None:
+        return "not signed"
+    signing.check(s.signature, s.content())
+    return f"fits, by the key {s.signature.fingerprint}; whose key that is, check with a public key"
+
+
+def _delta(case: _Case) -> str | None:
+    return None if case.claimed.private else "with no guarantee any δ is as good as another"
+
+
+def _follows(_case: _Case) -> str | None:
+    return None  # reading compared it with what follows from the other entries
+
+
+# Entry → its check. Those that only repeat others were compared when the statement was read.
+CHECKS: dict[str, Callable[[_Case], str | None]] = {
+    "schema": _follows,
+    "version": lambda _case: "which version made it leaves no trace",
+    "private": _follows,
+    "epsilon": _epsilon,
+    "delta": _delta,
+    "group": _delta,
+    "adjacency": _follows,
+    "rounds": _follows,
+    "examples": _examples,
+    "clip_norm": _clip_norm,
+    "plan": _plan,
+    "mechanism": _mechanism,
+    "accountant": _accountant,
+    "randomness": _randomness,
+    "releases": _releases,
+    "attack": _attack,
+    "adversary": _follows,
+    "hyperparameters": _follows,
+    "caveats": _caveats,
+    "breaks": _follows,
+    "facts": _follows,
+    "assumptions": _follows,
+    "not_covered": _follows,
+    "theorems": _follows,
+    "checksum": _follows,
+    "signature": _signature,
+}
