@@ -272,9 +272,6 @@ KINDS: dict[str, Kind] = {
         "the records that numbers of the plan were chosen on are public: {detail}",
         "a choice by private records would be a release",
     ),
-    "assumed": Kind(
-        "assumption", "{detail}", "named by the user or another program, in its own words"
-    ),
     "declared-shape": Kind(
         "assumption",
         "as declared by the user, without looking at the private data: {detail}",
