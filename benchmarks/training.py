@@ -22,7 +22,7 @@ from torch import nn
 
 from forethought.mechanism import Mechanism, Poisson, Rounds
 from forethought.plans import Optimizer, Plan
-from forethought.rounds import private_step as rounds_module
+from forethought.rounds import contributions as rounds_module
 from forethought.rounds.noise import GaussianNoise
 from forethought.rounds.randomness import Stream
 from forethought.rounds.sampling import sampler

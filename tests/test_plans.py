@@ -85,3 +85,43 @@ def test_a_file_that_is_no_plan_is_named(tmp_path: Path) -> None:
     path.write_text("{}")
     with pytest.raises(ValueError, match=r"plan\.json holds no plan"):
         ft.Plan.load(path)
+
+
+def test_a_round_is_derived_from_the_plan() -> None:
+    mixed = ft.Mechanism(ft.Rounds(1.5, 3, ft.Poisson(0.1)), ft.Rounds(2.0, 2, ft.FullBatch()))
+    plan = ft.Plan(mixed, 50, 1e-5, ft.Clip(0.5))
+    first, last = plan.round(2), plan.round(3)
+    assert (first.index, first.origin, first.noise_std, first.divisor) == (2, 0, 0.75, 5.0)
+    assert (last.index, last.origin, last.noise_std, last.divisor) == (3, 3, 1.0, 50.0)
+    assert last.mechanism == ft.Rounds(2.0, 1, ft.FullBatch())
+    for index in (-1, 5):
+        with pytest.raises(IndexError, match="round"):
+            plan.round(index)
+    grouped = ft.Plan(mechanism("group"), 1000, 1e-5, groups=4)
+    assert grouped.round(0).divisor == 4.0
+
+
+def test_a_plan_of_the_first_version_is_read_and_others_are_named() -> None:
+    new = ft.Plan(
+        mechanism("group"), 1000, 1e-5, groups=4, optimizer=ft.Optimizer("adam", 0.01, ())
+    ).to_dict()
+    flat = {**new, **new["privacy"], **new["use"], "schema": "forethought/plan/1", "groups": 4}
+    for name in ("privacy", "use", "contribution", "noise"):
+        del flat[name]
+    assert ft.Plan.from_dict(flat) == ft.Plan.from_dict(new)
+    with pytest.raises(ValueError, match="sigma"):
+        ft.Plan.from_dict({**flat, "sigma": 1})
+    with pytest.raises(ValueError, match="missing"):
+        ft.Plan.from_dict({k: v for k, v in flat.items() if k != "clip"})
+    with pytest.raises(ValueError, match=r"forethought/plan/9.*forethought/plan/2"):
+        ft.Plan.from_dict({**flat, "schema": "forethought/plan/9"})
+
+
+def test_a_plan_is_in_two_parts() -> None:
+    plan = ft.Plan(mechanism(), 1000, 1e-5)
+    other = plan.with_(optimizer=ft.Optimizer("adam", 0.01, ()))
+    assert other.privacy == plan.privacy and other.use != plan.use
+    assert plan.with_(delta=1e-6).use == plan.use
+    assert plan.with_(noise="grid").noise == "grid"
+    with pytest.raises(ValueError, match="'gaussian', 'grid'"):
+        plan.with_(noise="laplace")

@@ -3,15 +3,12 @@
 In every round each holder draws its own Poisson batch, clips, sums, adds N(0, C²σ²I), and sends;
 the server adds η times every noised sum and broadcasts. The paper lets holders be one round ahead
 of each other; here they wait for each other, so all of a round's gradients are taken at the same
-weights. That makes the simulation cheap without changing its distribution: the server needs only
-the sum of what it receives, which is the clipped sum over all batches plus noise of variance
-n·C²σ².
+weights. Each holder releases through private rounds of its own, with its own transcript.
 """
 
 from __future__ import annotations
 
 import copy
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,11 +16,13 @@ import torch
 
 import forethought as ft
 from forethought.rounds.losses import Loss
-from forethought.rounds.private_step import PrivateStep, Release
-from forethought.rounds.randomness import Secrets, Stream
+from forethought.rounds.private_sum import PrivateRounds
+from forethought.rounds.randomness import Secrets
 from forethought.rounds.records import as_records
-from forethought.rounds.sampling import Indices, sampler
+from forethought.rounds.sampling import Indices
+from forethought.training.descent import Descent
 from forethought.training.optimizers import make_optimizer
+from forethought.training.search import derived
 from forethought.training.step_sizes import step_sizes
 
 
@@ -88,23 +87,24 @@ def train(
             diagnostics=False,
         )
         return trained
-    records = as_records(data, torch.float32, torch.device("cpu"))
-    (rounds,) = plan.mechanism.rounds
-    secrets = Secrets.draw(seed, seed)
-    parts = holders.parts(plan.examples)
-    draws = [
-        sampler(rounds.sampling, len(part), Stream(secrets.sampling, f"sampling {index}"))
-        for index, part in enumerate(parts)
-    ]
-    noise = Stream(secrets.noise, "noise")
-    parameters = [p for p in trained.parameters() if p.requires_grad]
-    step = PrivateStep(trained, loss, plan.clip, make_optimizer(plan.optimizer, parameters))
-    spread = math.sqrt(holders.number) * rounds.noise_multiplier * plan.clip_norm
-    release = Release(plan.clip_norm, spread, plan.batch)
+    parameters = {name: p for name, p in trained.named_parameters() if p.requires_grad}
+    descent = Descent(parameters, make_optimizer(plan.optimizer, parameters.values()))
+    inputs, targets = data
+    held = []
+    for index, part in enumerate(holders.parts(plan.examples)):
+        own = as_records((inputs[part], targets[part]), torch.float32, torch.device("cpu"))
+        secrets = Secrets.draw(derived(seed, index), derived(seed, index))
+        privacy = plan.with_(examples=len(part)).privacy
+        held.append((PrivateRounds(privacy, parameters, loss, secrets), own))
     step_size = step_sizes(plan)
     for index in range(plan.rounds):
-        batch = np.concatenate([part[draw(index)] for part, draw in zip(parts, draws, strict=True)])
-        step.sum_contributions(records, batch, release, None)
-        step.update(release, step_size(index), noise.at(index))
-    step.clear()
+        received = []
+        for rounds, own in held:
+            total = rounds.open(index)
+            total.add(trained, own)
+            received.append(total.release())
+        descent.step(received, step_size(index), divisor=plan.batch)
+    descent.clear()
+    for rounds, _ in held:
+        rounds.transcript.require(plan.mechanism)
     return trained

@@ -6,12 +6,13 @@ tensor, and it is the only description of a run from which a guarantee is ever c
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal, get_args
+
+from forethought.serialisation import Stored, exact_keys
 
 Adjacency = Literal["add-or-remove", "zero-out", "replace-one"]
 Clipping = Literal["example", "group"]
@@ -19,8 +20,6 @@ Clipping = Literal["example", "group"]
 ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
 CLIPPINGS: tuple[Clipping, ...] = get_args(Clipping)
 SCHEMA = "forethought/mechanism/2"
-# Version 1 said "rounds" where this one says "count", in every part.
-FIRST_SCHEMA = "forethought/mechanism/1"
 
 
 class UnsupportedMechanismError(ValueError):
@@ -222,12 +221,12 @@ class Rounds:
         """The inverse of :meth:`to_dict`; refuses unknown keys. Reads the former "rounds" too."""
         if "rounds" in values and "count" not in values:
             values = {("count" if key == "rounds" else key): v for key, v in values.items()}
-        _exact_keys("rounds", values, {field.name for field in fields(cls)})
+        exact_keys("rounds", values, {field.name for field in fields(cls)})
         sampling = dict(values["sampling"])
         kind = sampling.pop("kind", None)
         one_of("sampling kind", kind, tuple(SAMPLINGS))
         chosen = SAMPLINGS[kind]
-        _exact_keys(f"sampling {kind!r}", sampling, {field.name for field in fields(chosen)})
+        exact_keys(f"sampling {kind!r}", sampling, {field.name for field in fields(chosen)})
         return cls(
             values["noise_multiplier"], values["count"], chosen(**sampling), values["clipping"]
         )
@@ -264,7 +263,7 @@ def sensitivity(rounds: Rounds, adjacency: Adjacency) -> float:
 
 
 @dataclass(frozen=True, init=False)
-class Mechanism:
+class Mechanism(Stored):
     """A sequence of rounds under one adjacency: everything privacy depends on.
 
     ``m1 + m2`` composes. Neighbouring equal rounds are merged, so the same run is the same value.
@@ -273,6 +272,13 @@ class Mechanism:
     Mechanism(Rounds(noise_multiplier=1.0, count=5, sampling=FullBatch(), clipping='example'),
               adjacency='add-or-remove')
     """
+
+    SCHEMA: ClassVar[str] = SCHEMA
+    CALLED: ClassVar[str] = "mechanism"
+    # Version 1 said "rounds" where Rounds.from_dict now reads "count", and still reads "rounds".
+    UPGRADES: ClassVar[Mapping[str, Any]] = {
+        "forethought/mechanism/1": lambda values: {**values, "schema": SCHEMA}
+    }
 
     rounds: tuple[Rounds, ...]
     adjacency: Adjacency
@@ -333,39 +339,17 @@ class Mechanism:
                 break
         return Mechanism(*parts, adjacency=self.adjacency)
 
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready mapping; :meth:`from_dict` reads it back."""
+    def _values(self) -> dict[str, Any]:
         return {
-            "schema": SCHEMA,
             "adjacency": self.adjacency,
             "rounds": [part.to_dict() for part in self.rounds],
         }
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Mechanism:
-        """The inverse of :meth:`to_dict`.
-
-        Raises:
-            ValueError: another schema version, an unknown or a missing key.
-        """
-        if values.get("schema") not in (SCHEMA, FIRST_SCHEMA):
-            raise ValueError(
-                f"not a mechanism this version can read: schema {values.get('schema')!r}, "
-                f"expected {SCHEMA!r} or {FIRST_SCHEMA!r}"
-            )
-        _exact_keys("mechanism", values, {"schema", "adjacency", "rounds"})
+    def _restore(cls, values: dict[str, Any]) -> Mechanism:
         return cls(
             *(Rounds.from_dict(part) for part in values["rounds"]), adjacency=values["adjacency"]
         )
-
-    def to_json(self) -> str:
-        """One JSON object; :meth:`from_json` reads it back."""
-        return json.dumps(self.to_dict())
-
-    @classmethod
-    def from_json(cls, text: str) -> Mechanism:
-        """The inverse of :meth:`to_json`."""
-        return cls.from_dict(json.loads(text))
 
 
 def _same_release(one: Rounds, other: Rounds) -> bool:
@@ -378,11 +362,3 @@ def _same_release(one: Rounds, other: Rounds) -> bool:
         other.sampling,
         other.clipping,
     )
-
-
-def _exact_keys(what: str, values: Mapping[str, Any], wanted: set[str]) -> None:
-    unknown, missing = set(values) - wanted, wanted - set(values)
-    if unknown or missing:
-        said = [f"unknown {sorted(unknown)}"] if unknown else []
-        said += [f"missing {sorted(missing)}"] if missing else []
-        raise ValueError(f"{what}: {', '.join(said)}; the keys are {sorted(wanted)}")

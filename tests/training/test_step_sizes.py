@@ -6,7 +6,7 @@ import pytest
 
 from forethought.mechanism import FullBatch, Mechanism, Poisson, Rounds
 from forethought.plans import Optimizer, Plan, Schedule
-from forethought.training.step_sizes import examples_before, step_sizes
+from forethought.training.step_sizes import step_sizes
 
 
 def plan(schedule: Schedule, rounds: int = 100) -> Plan:
@@ -38,5 +38,5 @@ def test_step_sizes(schedule: Schedule, index: int, value: float) -> None:
 
 def test_examples_are_counted_across_parts() -> None:
     mechanism = Mechanism(Rounds(1.0, 3, Poisson(0.1)), Rounds(1.0, 2, FullBatch()))
-    before = examples_before(Plan(mechanism, 50, 1e-5))
+    before = Plan(mechanism, 50, 1e-5).privacy.examples_before
     assert [before(index) for index in range(6)] == pytest.approx([0, 5, 10, 15, 65, 115])

@@ -130,6 +130,14 @@ def factors(norms: Norms, clip_norm: float, chosen: ClippingRule = flat) -> Tens
     return torch.where(finite, scaled, 0.0)
 
 
+def centred_count_below(norms: Tensor, clip_norm: float) -> float:
+    """Σ (1[‖g‖ ≤ C] − 1/2), the quantile rule's count: one contribution moves it by at most 1/2.
+
+    A norm that is not finite counts as within C, like the zero that its gradient became.
+    """
+    return float(((norms <= clip_norm) | ~torch.isfinite(norms)).sum()) - norms.numel() / 2
+
+
 def noised_fraction_below(
     norms: Tensor,
     clip_norm: float,
@@ -152,8 +160,7 @@ def noised_fraction_below(
     real("clip_norm", clip_norm, above=0)
     real("count_noise", count_noise, least=0)
     real("expected", expected, above=0)
-    below = (norms <= clip_norm) | ~torch.isfinite(norms)
-    centred = float(below.sum()) - norms.numel() / 2
+    centred = centred_count_below(norms, clip_norm)
     device = generator.device if generator is not None else "cpu"
     noise = torch.randn((), generator=generator, device=device, dtype=torch.float64)
     return (centred + count_noise * float(noise)) / expected + 0.5

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought.mechanism import FullBatch, Poisson, Sampling, Shuffled, WithoutReplacement
+from forethought.privacy import Round
 from forethought.rounds.randomness import Stream
 
 # Up to so many records several halvings are drawn at once.
@@ -81,6 +82,26 @@ def sampler(sampling: Sampling, examples: int, stream: Stream, first: int = 0) -
             return lambda index: everything
         case _:
             raise TypeError(f"no sampler for {sampling!r}")
+
+
+class Batches:
+    """Draws every round's batch; keeps what the present part of the plan needs and no other.
+
+    Args:
+        stream: the randomness of sampling.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._part: tuple[Sampling, int, int] | None = None
+        self._draw: Sampler | None = None
+
+    def __call__(self, chosen: Round) -> Indices:
+        """Record numbers of a round's batch, int64, shape (batch,)."""
+        part = (chosen.sampling, chosen.examples, chosen.origin)
+        if self._draw is None or part != self._part:
+            self._part, self._draw = part, sampler(*part[:2], self._stream, chosen.origin)
+        return self._draw(chosen.index)
 
 
 def _poisson(examples: int, rate: float, generator: np.random.Generator) -> Indices:

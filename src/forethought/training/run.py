@@ -18,11 +18,12 @@ from forethought.caveats import Caveat
 from forethought.mechanism import whole
 from forethought.plans import Plan
 from forethought.rounds.losses import Loss, check_loss, default_loss
-from forethought.rounds.private_step import PrivateStep
+from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets
 from forethought.rounds.records import Records, as_records
 from forethought.training.checkpoint import Checkpoint, CheckpointError, ReleasedRounds
 from forethought.training.datasets import opened, with_caveats
+from forethought.training.descent import Descent
 from forethought.training.folder import MODEL, PLAN, STATEMENT, RunFolder
 from forethought.training.identity import (
     environment,
@@ -167,12 +168,9 @@ def train(
         )
         log_every = int(saved.values["log_every"])
         diagnostics = bool(saved.values["diagnostics"])
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    step = PrivateStep(
-        model, chosen_loss, plan.clip, make_optimizer(plan.optimizer, parameters), micro_batch
-    )
-    if plan.groups is None:
-        step.prepare(records)
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    descent = Descent(parameters, make_optimizer(plan.optimizer, parameters.values()))
+    private = PrivateRounds(plan.privacy, parameters, chosen_loss, secrets, micro_batch=micro_batch)
     # Before the first round: a mechanism that no theorem covers is refused here.
     statement = account(
         plan,
@@ -183,7 +181,18 @@ def train(
         ),
     )
     epsilon = statement.epsilon.upper
-    loop = Loop(plan, records, held_out, step, secrets, log_every, diagnostics, epsilon)
+    loop = Loop(
+        plan,
+        records,
+        held_out,
+        model,
+        private,
+        descent,
+        chosen_loss,
+        log_every,
+        diagnostics,
+        epsilon,
+    )
     keeper = None
     if folder is not None:
         keeper = _Keeper(folder, loop, checkpoint_every)
@@ -201,11 +210,12 @@ def train(
         else:
             keeper.resume(saved)
     _run(loop, keeper, progress)
+    private.transcript.require(statement.mechanism)
 
     history = tuple(loop.history)
     with torch.no_grad():
         for name, weights in loop.average.values.items():
-            step.parameters[name].copy_(weights)
+            parameters[name].copy_(weights)
     if folder is not None:
         folder.save_results(model.state_dict(), history, statement)
         folder.erase_secrets()
@@ -251,11 +261,12 @@ def _read_back(folder: RunFolder, model: torch.nn.Module, plan: Plan) -> Run:
 
 def _run(loop: Loop, keeper: _Keeper | None, progress: Callable[[Event], None] | None) -> None:
     total = loop.plan.rounds
-    # Every round sets the generator that dropout draws from; the caller gets it back as it was.
-    before = loop.torch_generator.get_state()
+    if keeper is not None:
+        released = keeper.released
+        loop.private.before = lambda index: released.advance(index + 1)
     try:
-        with InterruptGuard() as guard:
-            for done in loop.rounds(None if keeper is None else keeper.released):
+        with loop.private, InterruptGuard() as guard:
+            for done in loop.rounds():
                 if progress is not None:
                     progress(event(done, total, loop.history[-1] if loop.history else None))
                 if done == total:
@@ -267,8 +278,7 @@ def _run(loop: Loop, keeper: _Keeper | None, progress: Callable[[Event], None] |
                         keeper.write()
                     raise Interrupted(None if keeper is None else keeper.folder.path, done)
     finally:
-        loop.torch_generator.set_state(before)
-        loop.step.clear()
+        loop.descent.clear()
         if keeper is not None:
             keeper.released.close()
 
@@ -286,9 +296,7 @@ class _Keeper:
     def begin(self, plan: Plan, files: Mapping[str, str], *, overwrite: bool) -> None:
         """Set up the folder and write the checkpoint of no rounds; nothing private yet."""
         self.folder.begin(overwrite=overwrite)
-        size = sum(
-            t.numel() * t.element_size() for t in self._loop.step.model.state_dict().values()
-        )
+        size = sum(t.numel() * t.element_size() for t in self._loop.model.state_dict().values())
         # Weights, average, two optimizer moments: twice, since the old file is kept until the
         # new one is whole; and the reported model.
         self.folder.reserve(9 * size + (1 << 20))

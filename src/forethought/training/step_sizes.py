@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from forethought.plans import Plan, ScheduleKind, expected_batch
+from forethought.plans import Plan, ScheduleKind
 
 # Time t, its end T and the decay β to the factor on η₀.
 SHAPES: dict[ScheduleKind, Callable[[float, float, float], float]] = {
@@ -35,7 +35,7 @@ def step_sizes(plan: Plan) -> Callable[[int], float]:
     if schedule.kind == "constant" and not warmup:
         return lambda index: rate
     in_examples = schedule.unit == "examples"
-    time = examples_before(plan) if in_examples else float
+    time = plan.privacy.examples_before if in_examples else float
     end = time(plan.rounds)
 
     def step_size(index: int) -> float:
@@ -43,20 +43,3 @@ def step_sizes(plan: Plan) -> Callable[[int], float]:
         return rate * ramp * shape(time(index), end, decay)
 
     return step_size
-
-
-def examples_before(plan: Plan) -> Callable[[int], float]:
-    """From a round's number to the expected number of examples that earlier rounds used."""
-    parts = [(part.count, expected_batch(part.sampling, plan.examples)) for part in plan.mechanism]
-
-    def before(index: int) -> float:
-        total, left = 0.0, index
-        for rounds, batch in parts:
-            take = min(left, rounds)
-            total += take * batch
-            left -= take
-            if not left:
-                break
-        return total
-
-    return before

@@ -18,8 +18,9 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.mechanism import _exact_keys, one_of, real, whole
+from forethought.mechanism import one_of, real, whole
 from forethought.plans import Plan
+from forethought.serialisation import exact_keys
 
 UTILITY_SCHEMA = "forethought/utility-graph/1"
 
@@ -266,7 +267,7 @@ class UtilityGraph:
                 f"not a utility graph this version can read: schema {values.get('schema')!r}, "
                 f"expected {UTILITY_SCHEMA!r}"
             )
-        _exact_keys("utility graph", values, {"schema", *(field.name for field in fields(cls))})
+        exact_keys("utility graph", values, {"schema", *(field.name for field in fields(cls))})
         known = {name: value for name, value in values.items() if name != "schema"}
         known["training"] = Plan.from_dict(known["training"])
         return cls(**known)

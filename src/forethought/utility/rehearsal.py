@@ -24,9 +24,10 @@ from torch import nn
 from forethought.data import Dataset
 from forethought.data.dataset import Split
 from forethought.data.synthetic import like
-from forethought.mechanism import _exact_keys, real, whole
+from forethought.mechanism import real, whole
 from forethought.plans import Plan
 from forethought.rounds.losses import Loss
+from forethought.serialisation import exact_keys
 from forethought.training.run import train
 
 REHEARSAL_SCHEMA = "forethought/rehearsal/1"
@@ -136,7 +137,7 @@ class Rehearsal:
             )
         derived = {"schema", "predicted", "interval", "baseline", "covers", "not_covered"}
         known = {name: value for name, value in values.items() if name not in derived}
-        _exact_keys("rehearsal", known, {field.name for field in fields(cls)})
+        exact_keys("rehearsal", known, {field.name for field in fields(cls)})
         known["plan"] = Plan.from_dict(known["plan"])
         known["accuracies"] = tuple(known["accuracies"])
         known["baselines"] = tuple(known["baselines"])

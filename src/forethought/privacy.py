@@ -1,0 +1,354 @@
+"""What privacy needs of a plan, and the one place where a round's numbers are derived from it.
+
+:class:`Privacy` says which noised sums are released; :meth:`Privacy.round` derives sampling, clip
+norm, noise and divisor of each. Nothing else in the library computes any of these.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
+
+from forethought.mechanism import (
+    Budget,
+    Clipping,
+    Mechanism,
+    Rounds,
+    Sampling,
+    Shuffled,
+    one_of,
+    real,
+    whole,
+)
+from forethought.serialisation import build, exact_keys, plain
+
+ClipRule = Literal["flat", "automatic", "per-layer", "quantile"]
+NoiseKind = Literal["gaussian", "grid"]
+NOISES: tuple[NoiseKind, ...] = get_args(NoiseKind)
+
+
+@dataclass(frozen=True)
+class Clip:
+    """How one contribution is bounded in L2 norm by ``norm``.
+
+    Args:
+        norm: the clipping norm C. Under ``"quantile"`` it is only the first round's norm.
+        rule: ``"flat"`` scales by min(1, C/‖g‖); ``"automatic"`` by C/(‖g‖ + gamma)
+            (Bu et al. 2022); ``"per-layer"`` clips every parameter tensor to its own share of C;
+            ``"quantile"`` follows a quantile of the norms, estimated privately each round
+            (Andrew et al. 2021), which is part of the mechanism.
+        gamma: stability constant of the automatic rule.
+        quantile, quantile_rate: target quantile and step of the quantile rule.
+        count_noise: standard deviation of the noise on the count of clipped contributions; the
+            quantile rule needs it, and its cost is taken from the plan's noise multiplier.
+        shares: per-layer rule: parameter name → share of C. The squares sum to at most 1.
+            None splits evenly.
+    """
+
+    norm: float = 1.0
+    rule: ClipRule = "flat"
+    gamma: float = 0.01
+    quantile: float = 0.5
+    quantile_rate: float = 0.2
+    count_noise: float | None = None
+    shares: tuple[tuple[str, float], ...] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "norm", real("clip_norm", self.norm, above=0))
+        one_of("clip rule", self.rule, get_args(ClipRule))
+        real("gamma", self.gamma, above=0)
+        real("quantile", self.quantile, above=0, below=1)
+        real("quantile_rate", self.quantile_rate, above=0)
+        if (self.rule == "quantile") != (self.count_noise is not None):
+            raise ValueError("count_noise goes with the clip rule 'quantile', and only with it")
+        if self.count_noise is not None:
+            real("count_noise", self.count_noise, above=0)
+        if self.shares is not None:
+            if self.rule != "per-layer":
+                raise ValueError("shares go with the clip rule 'per-layer' only")
+            pairs = self.shares.items() if isinstance(self.shares, Mapping) else self.shares
+            shares = tuple(
+                (str(name), real(f"share of {name!r}", share, above=0)) for name, share in pairs
+            )
+            object.__setattr__(self, "shares", shares)
+            if math.fsum(share**2 for _, share in shares) > 1 + 1e-12:
+                raise ValueError("the squares of the per-layer shares must sum to at most 1")
+
+    def gradient_noise(self, noise_multiplier: float) -> float:
+        """Noise multiplier left for the gradients when the round's total is ``noise_multiplier``.
+
+        The quantile rule's count has sensitivity 1/2 where the gradient has C, so both together
+        are one Gaussian release with σ⁻² = σ_g⁻² + (2 σ_b)⁻² (Andrew et al. 2021, Theorem 1).
+
+        Raises:
+            ValueError: the count's noise alone is too small for the total.
+        """
+        if self.count_noise is None or noise_multiplier == 0:
+            return noise_multiplier
+        left = noise_multiplier**-2 - (2 * self.count_noise) ** -2
+        if left <= 0:
+            raise ValueError(
+                f"count_noise {self.count_noise} spends more than a noise multiplier of "
+                f"{noise_multiplier} allows: it must be above {noise_multiplier / 2:.4g}"
+            )
+        return float(left**-0.5)
+
+
+@runtime_checkable
+class Contribution(Protocol):
+    """What is clipped: one value says what one contribution to a round's sum is.
+
+    A kind is a frozen dataclass of JSON-ready fields, listed in :data:`CONTRIBUTIONS`; how it is
+    computed is registered in :mod:`forethought.rounds.contributions`.
+
+    Attributes:
+        kind: its name in files.
+        clipping: what its sensitivity follows from, see :func:`forethought.mechanism.sensitivity`.
+    """
+
+    kind: ClassVar[str]
+    clipping: ClassVar[Clipping]
+
+    def expected(self, batch: float) -> float:
+        """How many contributions a round is expected to have, at this expected batch size."""
+        ...
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Every record's gradient is a contribution."""
+
+    kind: ClassVar[str] = "examples"
+    clipping: ClassVar[Clipping] = "example"
+
+    def expected(self, batch: float) -> float:
+        """One for each record of the batch."""
+        return batch
+
+
+@dataclass(frozen=True)
+class Groups:
+    """A batch is dealt into ``count`` groups, of which each one's mean gradient is a contribution.
+
+    Each record goes to a group by itself, uniformly at random, so that one record more never moves
+    another into a different group. One group is batch clipping.
+    """
+
+    count: int
+    kind: ClassVar[str] = "groups"
+    clipping: ClassVar[Clipping] = "group"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "count", whole("groups", self.count))
+
+    def expected(self, batch: float) -> float:
+        """The number of groups, empty ones included: an update is already a mean over records."""
+        return float(self.count)
+
+
+CONTRIBUTIONS: dict[str, type[Any]] = {kind.kind: kind for kind in (Examples, Groups)}
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round: everything that its noised sum depends on besides data, weights and secrets.
+
+    Args:
+        index: its number in the run, from 0.
+        origin: number of the first round of its part; shuffled epochs begin there.
+        examples: number of records.
+        sampling: how its batch is drawn.
+        contribution: what is clipped. clip: the rule that clips it.
+        clip_norm: bound C on the L2 norm of one contribution.
+        noise_multiplier: noise on the sum, in units of C.
+        accounted: noise multiplier of all of the round's releases together, as it is accounted.
+        noise: which noise.
+        divisor: what the noised sum is divided by: the expected number of contributions, public.
+    """
+
+    index: int
+    origin: int
+    examples: int
+    sampling: Sampling
+    contribution: Contribution
+    clip: Clip
+    clip_norm: float
+    noise_multiplier: float
+    accounted: float
+    noise: NoiseKind
+    divisor: float
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation σC of the noise on every coordinate of the sum."""
+        return self.noise_multiplier * self.clip_norm
+
+    @property
+    def count_noise(self) -> float | None:
+        """Standard deviation of the noise on the count below the norm; None: no such count."""
+        return self.clip.count_noise
+
+    @property
+    def mechanism(self) -> Rounds:
+        """The round by itself, as it is accounted."""
+        return Rounds(self.accounted, 1, self.sampling, self.contribution.clipping)
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """The releases of a run: all that its guarantee depends on.
+
+    Args:
+        mechanism: the releases, all with the same clipping kind.
+        examples: size N of the training set, taken as public.
+        delta: the δ at which the Statement gives ε.
+        clip: how one contribution is bounded.
+        contribution: what is clipped.
+        noise: ``"gaussian"``: in floating-point numbers. ``"grid"``: discrete Gaussian noise on
+            the gridded sum, in whole numbers, see :mod:`forethought.rounds.grid`.
+        budget: the target that was asked for, if any. The mechanism need not use it up.
+
+    Raises:
+        ValueError, TypeError: parts that contradict each other.
+    """
+
+    mechanism: Mechanism
+    examples: int
+    delta: float
+    clip: Clip = Clip()
+    contribution: Contribution = Examples()
+    noise: NoiseKind = "gaussian"
+    budget: Budget | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.mechanism, Mechanism):
+            raise TypeError("mechanism must be a forethought.Mechanism")
+        object.__setattr__(self, "examples", whole("examples", self.examples))
+        object.__setattr__(self, "delta", real("delta", self.delta, above=0, below=1))
+        one_of("noise", self.noise, NOISES)
+        if type(self.contribution) not in CONTRIBUTIONS.values():
+            raise TypeError(
+                f"contribution must be one of {', '.join(CONTRIBUTIONS)}, not {self.contribution!r}"
+            )
+        kinds = {part.clipping for part in self.mechanism}
+        if len(kinds) > 1:
+            raise ValueError("all rounds of a plan clip the same kind of contribution")
+        if kinds != {self.contribution.clipping}:
+            raise ValueError(
+                "groups= goes with clipping='group' (1 is batch clipping), and only with it: the "
+                f"mechanism clips {kinds.pop()!r}, the contribution is {self.contribution!r}"
+            )
+        for part in self.mechanism:
+            said = getattr(part.sampling, "examples", self.examples)
+            if said != self.examples:
+                raise ValueError(
+                    f"the sampling speaks of {said} examples, the plan of {self.examples}"
+                )
+            self.clip.gradient_noise(part.noise_multiplier)
+
+    @property
+    def rounds(self) -> int:
+        """How many noised sums are released."""
+        return self._ends[-1]
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(accumulate(part.count for part in self.mechanism))
+
+    def part(self, index: int) -> tuple[Rounds, int]:
+        """The Rounds that round ``index`` (from 0) belongs to, and the number of its first round.
+
+        Raises:
+            IndexError: no such round.
+        """
+        if not 0 <= index < self._ends[-1]:
+            raise IndexError(f"round {index} of a plan with {self._ends[-1]}")
+        place = bisect_right(self._ends, index)
+        return self.mechanism.rounds[place], self._ends[place - 1] if place else 0
+
+    def round(self, index: int, clip_norm: float | None = None) -> Round:
+        """Round ``index``, from 0: sampling, clip norm, noise and divisor, derived here only.
+
+        Args:
+            index: the round's number.
+            clip_norm: the norm that earlier releases led to; goes with the quantile rule only,
+                whose first norm is the plan's.
+
+        Raises:
+            IndexError: no such round. ValueError: ``clip_norm`` under another rule.
+        """
+        part, origin = self.part(index)
+        if clip_norm is None:
+            clip_norm = self.clip.norm
+        elif self.clip.rule != "quantile" and clip_norm != self.clip.norm:
+            raise ValueError(
+                f"the clip rule {self.clip.rule!r} keeps its norm of {self.clip.norm}: only "
+                "'quantile' moves it"
+            )
+        return Round(
+            index,
+            origin,
+            self.examples,
+            part.sampling,
+            self.contribution,
+            self.clip,
+            real("clip_norm", clip_norm, above=0),
+            self.clip.gradient_noise(part.noise_multiplier),
+            part.noise_multiplier,
+            self.noise,
+            self.contribution.expected(expected_batch(part.sampling, self.examples)),
+        )
+
+    @cached_property
+    def _examples_before(self) -> list[float]:
+        sizes = (
+            part.count * expected_batch(part.sampling, self.examples) for part in self.mechanism
+        )
+        return [0.0, *accumulate(sizes)]
+
+    def examples_before(self, index: int) -> float:
+        """Expected number of records that the rounds before round ``index`` use; index may be N."""
+        place = bisect_right(self._ends, index)
+        before = self._examples_before[place]
+        if place == len(self._ends):
+            return before
+        start = self._ends[place - 1] if place else 0
+        part = self.mechanism.rounds[place]
+        return before + (index - start) * expected_batch(part.sampling, self.examples)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready mapping; :meth:`from_dict` reads it back."""
+        values = {field.name: plain(getattr(self, field.name)) for field in fields(self)}
+        shares = self.clip.shares
+        values["clip"]["shares"] = None if shares is None else dict(shares)
+        values["contribution"] = {"kind": self.contribution.kind, **values["contribution"]}
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Privacy:
+        """The inverse of :meth:`to_dict`; refuses unknown keys and kinds."""
+        exact_keys("privacy", values, {field.name for field in fields(cls)})
+        known = dict(values)
+        known["mechanism"] = Mechanism.from_dict(known["mechanism"])
+        known["clip"] = build(Clip, known["clip"])
+        contribution = dict(known["contribution"])
+        kind = contribution.pop("kind", None)
+        one_of("contribution", kind, tuple(CONTRIBUTIONS))
+        known["contribution"] = build(CONTRIBUTIONS[kind], contribution)
+        if known["budget"] is not None:
+            known["budget"] = build(Budget, known["budget"])
+        return cls(**known)
+
+
+def expected_batch(sampling: Sampling, examples: int) -> float:
+    """Expected number of records in one round: what a noised sum is divided by."""
+    match sampling:
+        case Shuffled(batch=batch):
+            return float(batch)
+        case _:
+            return float(getattr(sampling, "rate", 1.0)) * examples

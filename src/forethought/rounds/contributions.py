@@ -1,0 +1,224 @@
+"""How each kind of contribution adds to a round's sum.
+
+A kind is a value of :data:`forethought.privacy.CONTRIBUTIONS`; what computes it is registered here.
+A new kind (an inner optimizer for each group, say) is a frozen dataclass there and a
+:class:`Contributor` here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from forethought.gradients import ClippingRule, Norms, clipped_sum
+from forethought.gradients.clipping import factors, flat
+from forethought.privacy import Contribution, Examples, Groups, Round
+from forethought.rounds.losses import Loss
+from forethought.rounds.randomness import Stream
+from forethought.rounds.records import Records
+from forethought.rounds.sampling import Indices, assign_groups
+
+# A bound that no finite gradient in single precision meets: its group's is applied afterwards.
+UNBOUNDED = 1e30
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A round's batch, dealt into contributions.
+
+    Args:
+        indices: record numbers, int64, shape (batch,).
+        member_of: which contribution each record belongs to, shape (batch,).
+        count: how many contributions there are, empty ones included.
+    """
+
+    indices: Indices
+    member_of: Indices | None
+    count: int
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """How gradients are computed: for whom the guarantee makes no difference.
+
+    Args:
+        loss: one value per example. rule: turns norms into factors.
+        micro_batch: examples whose gradients are held at once; None: all of them.
+    """
+
+    loss: Loss
+    rule: ClippingRule
+    micro_batch: int | None = None
+
+
+class Contributor(Protocol):
+    """Computes one kind of contribution."""
+
+    def deal(self, kind: Contribution, indices: Indices, chosen: Round, stream: Stream) -> Batch:
+        """Say which record belongs to which contribution, by the round's own randomness."""
+        ...
+
+    def add(
+        self,
+        into: Mapping[str, torch.Tensor],
+        model: torch.nn.Module,
+        records: Records,
+        batch: Batch,
+        chosen: Round,
+        how: Gradients,
+    ) -> torch.Tensor:
+        """Add clipped contributions to ``into`` (name → float64 tensor); returns their norms."""
+        ...
+
+
+class ExampleGradients:
+    """Each record's gradient, clipped."""
+
+    def deal(self, kind: Contribution, indices: Indices, chosen: Round, stream: Stream) -> Batch:
+        return Batch(indices, None, len(indices))
+
+    def add(
+        self,
+        into: Mapping[str, torch.Tensor],
+        model: torch.nn.Module,
+        records: Records,
+        batch: Batch,
+        chosen: Round,
+        how: Gradients,
+    ) -> torch.Tensor:
+        size = len(batch.indices)
+        piece = how.micro_batch or size
+        norms = []
+        for start in range(0, size, piece):
+            inputs, targets = records.take(batch.indices[start : start + piece])
+            sums, found = clipped_sum(
+                model, how.loss, inputs, targets, chosen.clip_norm, clip=how.rule
+            )
+            _accumulate(into, sums)
+            norms.append(found)
+        return norms[0] if len(norms) == 1 else torch.cat(norms)
+
+
+class GroupGradients:
+    """Each group's mean gradient, clipped. Group by group: one group is the most that is held."""
+
+    def deal(self, kind: Contribution, indices: Indices, chosen: Round, stream: Stream) -> Batch:
+        count = int(kind.expected(0.0))
+        member_of = assign_groups(len(indices), count, stream.at(chosen.index))
+        return Batch(indices, member_of, count)
+
+    def add(
+        self,
+        into: Mapping[str, torch.Tensor],
+        model: torch.nn.Module,
+        records: Records,
+        batch: Batch,
+        chosen: Round,
+        how: Gradients,
+    ) -> torch.Tensor:
+        device = next(iter(into.values())).device
+        norms = torch.zeros(batch.count, dtype=torch.float64, device=device)
+        for group in range(batch.count):
+            members = batch.indices[batch.member_of == group]
+            if not len(members):
+                continue  # contributes zero
+            if how.micro_batch is not None and len(members) > how.micro_batch:
+                norms[group] = self._long(into, model, records, members, chosen, how)
+                continue
+            sums, norm = _one_group(model, records, members, chosen.clip_norm, how.loss, how.rule)
+            _accumulate(into, sums)
+            norms[group] = norm[0]
+        return norms
+
+    def _long(
+        self,
+        into: Mapping[str, torch.Tensor],
+        model: torch.nn.Module,
+        records: Records,
+        members: Indices,
+        chosen: Round,
+        how: Gradients,
+    ) -> torch.Tensor:
+        # The mean of a group longer than what is held at once: piece by piece, then clipped.
+        piece = how.micro_batch or len(members)
+        mean = {name: torch.zeros_like(part) for name, part in into.items()}
+        for start in range(0, len(members), piece):
+            some = members[start : start + piece]
+            sums, norm = _one_group(model, records, some, UNBOUNDED, how.loss, flat)
+            if not bool(torch.isfinite(norm).all()):
+                return norm[0]
+            share = len(some) / len(members)
+            _accumulate(mean, {name: share * part.double() for name, part in sums.items()})
+        table = torch.stack([torch.linalg.vector_norm(part) for part in mean.values()])
+        norms = Norms(tuple(mean), table.unsqueeze(1))
+        scale = factors(norms, chosen.clip_norm, how.rule)
+        for part, row, target in zip(mean.values(), scale, into.values(), strict=True):
+            target.add_(part * row)
+        return norms.total[0]
+
+
+def _one_group(
+    model: torch.nn.Module,
+    records: Records,
+    members: Indices,
+    bound: float,
+    loss: Loss,
+    clip: ClippingRule,
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    inputs, targets = records.take(members)
+    groups = torch.zeros(len(members), dtype=torch.int64)
+    return clipped_sum(model, loss, inputs, targets, bound, groups=groups, clip=clip)
+
+
+def _accumulate(into: Mapping[str, torch.Tensor], sums: Mapping[str, torch.Tensor]) -> None:
+    if sums.keys() != into.keys():
+        raise ValueError(
+            "the model's trainable parameters are not those that the private sum was opened for: "
+            f"{sorted(sums.keys() ^ into.keys())}"
+        )
+    for name, gradient in sums.items():
+        if gradient.shape != into[name].shape:
+            raise ValueError(
+                f"parameter {name!r} has shape {tuple(gradient.shape)}, the private sum was opened "
+                f"for {tuple(into[name].shape)}"
+            )
+        into[name].add_(gradient)
+
+
+# Kind of contribution → what computes it.
+CONTRIBUTORS: dict[type, Contributor] = {Examples: ExampleGradients(), Groups: GroupGradients()}
+
+
+def part_of(batch: Batch, indices: Indices) -> Batch:
+    """The contributions of some records of a batch.
+
+    Raises:
+        ValueError: records that are not in the batch, one twice, or a part of a contribution only.
+    """
+    places = _places(batch.indices, indices)
+    if batch.member_of is None:
+        return Batch(indices, None, len(indices))
+    members = batch.member_of[places]
+    chosen = np.unique(members)
+    if np.isin(batch.member_of, chosen).sum() != len(indices):
+        raise ValueError("a group is one contribution: add all of its records together")
+    return Batch(indices, np.searchsorted(chosen, members), len(chosen))
+
+
+def _places(batch: Indices, indices: Indices) -> Indices:
+    order = np.argsort(batch, kind="stable")
+    at = np.searchsorted(batch, indices, sorter=order)
+    inside = at < len(batch)
+    if not inside.all() or (batch[order[np.minimum(at, len(batch) - 1)]] != indices).any():
+        raise ValueError(
+            "add only records of the round's batch: it was drawn by the plan's sampling, and the "
+            "guarantee is about that"
+        )
+    places = order[at]
+    if len(np.unique(places)) != len(places):
+        raise ValueError("a record adds to a round once: its contribution would count twice")
+    return places

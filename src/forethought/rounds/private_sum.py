@@ -1,0 +1,272 @@
+"""A private sum: opened for one round, takes contributions, releases once a noised sum.
+
+**Formal guarantee.** A :class:`NoisedSum` is the round's Gaussian mechanism (sampling, clipping to
+C, noise σC on the sum) and nothing else: only :meth:`PrivateSum.release` makes one, at most once a
+round, and notes it in the transcript with the numbers that the noise was drawn with. Sum and noise
+are in float64. Optimizers, messages to a server and mixing steps take noised sums and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from forethought.gradients import rule as clipping_rule
+from forethought.privacy import Privacy, Round
+from forethought.rounds.clip_norm import next_norm, noised_share
+from forethought.rounds.contributions import CONTRIBUTORS, Batch, Gradients, part_of
+from forethought.rounds.flat import Layout
+from forethought.rounds.losses import Loss
+from forethought.rounds.noise import GaussianNoise
+from forethought.rounds.randomness import Secrets, Stream
+from forethought.rounds.records import Records
+from forethought.rounds.sampling import Batches, Indices
+from forethought.rounds.transcript import Transcript
+
+
+class RoundError(RuntimeError):
+    """A private sum was used in a way that its accounting does not cover."""
+
+
+class NoisedSum:
+    """What a round released: its noised sum. Made by :meth:`PrivateSum.release` only.
+
+    Attributes:
+        round: the round. layout: which parameter lies where.
+        vector: the noised sum, float64, shape (parameters,).
+        next_clip_norm: the norm of the next round.
+    """
+
+    __slots__ = ("layout", "next_clip_norm", "round", "vector")
+
+    round: Round
+    layout: Layout
+    vector: torch.Tensor
+    next_clip_norm: float
+
+    def __init__(self, *_: object, **__: object) -> None:
+        raise RoundError("a noised sum is made by PrivateSum.release(), and by nothing else")
+
+    def __init_subclass__(cls, **_: object) -> None:
+        raise RoundError("a noised sum is made by PrivateSum.release(): it has no subclasses")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{name}: a noised sum does not change")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise RoundError("send the vector of a noised sum, not the object: it cannot be copied")
+
+    def mean(self) -> torch.Tensor:
+        """The noised sum over the expected number of contributions, float64, (parameters,)."""
+        return self.vector / self.round.divisor
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """The mean by parameter, in the parameters' shapes and precisions."""
+        views = self.layout.views(self.mean())
+        return {
+            name: views[name].to(dtype)
+            for name, dtype in zip(self.layout.names, self.layout.dtypes, strict=True)
+        }
+
+
+class PrivateRounds:
+    """Opens the rounds of a plan in order, each once. A context: it leaves torch's generator alone.
+
+    Args:
+        privacy: what is released.
+        parameters: name → trainable parameter of every model that will contribute.
+        loss: one value per example.
+        secrets: of sampling and noise.
+        micro_batch: examples whose gradients are held at once; None: the whole batch. It changes
+            memory only.
+        transcript: where releases are noted; a continued run's own.
+        before: called with a round's number before it is computed, for a record on disk.
+
+    Attributes:
+        transcript: see above.
+        clip_norm: norm of the next round; set it when a run continues.
+    """
+
+    def __init__(
+        self,
+        privacy: Privacy,
+        parameters: Mapping[str, torch.Tensor],
+        loss: Loss,
+        secrets: Secrets,
+        *,
+        micro_batch: int | None = None,
+        transcript: Transcript | None = None,
+        before: Callable[[int], None] | None = None,
+    ) -> None:
+        self.privacy, self.layout = privacy, Layout(parameters)
+        self.transcript = Transcript() if transcript is None else transcript
+        self.clip_norm = privacy.clip.norm
+        self.before = before
+        self._how = Gradients(loss, clipping_rule(privacy.clip), micro_batch)
+        self._contributor = CONTRIBUTORS[type(privacy.contribution)]
+        self._batches = Batches(Stream(secrets.sampling, "sampling"))
+        self._groups = Stream(secrets.sampling, "groups")
+        self._model = Stream(secrets.sampling, "model")
+        self._noise = Stream(secrets.noise, "noise")
+        self._gaussian = GaussianNoise(self.layout.size)
+        self._opened = -1
+        device = self.layout.device
+        # Dropout and the like draw from torch's own generator of the model's device.
+        self._generator = (
+            torch.cuda.default_generators[device.index or 0]
+            if device.type == "cuda"
+            else torch.default_generator
+        )
+        self._kept: list[torch.Tensor] = []
+
+    def __enter__(self) -> PrivateRounds:
+        self._kept.append(self._generator.get_state())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._generator.set_state(self._kept.pop())
+
+    def open(self, index: int) -> PrivateSum:
+        """The private sum of round ``index``, with its batch drawn.
+
+        Raises:
+            RoundError: a round out of order, or opened before.
+        """
+        due = max(len(self.transcript), self._opened + 1)
+        if index != due:
+            raise RoundError(
+                f"round {index} cannot be opened: round {due} is next. Every round is opened once, "
+                "in order; its noise must never meet two different sums"
+            )
+        if self.before is not None:
+            self.before(index)
+        self._opened = index
+        chosen = self.privacy.round(index, self.clip_norm)
+        indices = self._batches(chosen)
+        batch = self._contributor.deal(chosen.contribution, indices, chosen, self._groups)
+        return PrivateSum(self, chosen, batch)
+
+    def seed_model(self, index: int) -> None:
+        """Set the generator that dropout draws from to a round's own beginning."""
+        # Whether a round is logged must not move its dropout masks: both passes begin alike.
+        self._generator.manual_seed(int(self._model.at(index).bit_generator.random_raw()) >> 1)
+
+    def _contribute(
+        self,
+        into: Mapping[str, torch.Tensor],
+        model: torch.nn.Module,
+        records: Records,
+        batch: Batch,
+        chosen: Round,
+    ) -> torch.Tensor:
+        if len(records) != chosen.examples:
+            raise RoundError(
+                f"the plan is for {chosen.examples} examples, the data has {len(records)}"
+            )
+        self.seed_model(chosen.index)
+        return self._contributor.add(into, model, records, batch, chosen, self._how)
+
+    def _finish(self, chosen: Round, vector: torch.Tensor, norms: torch.Tensor) -> NoisedSum:
+        generator = self._noise.at(chosen.index)
+        std, counted = chosen.noise_std, chosen.count_noise
+        self.transcript.append(chosen, std, chosen.clip_norm, counted)
+        if std:
+            self._gaussian.add_to(vector, std, generator)
+        if counted is not None:
+            share = noised_share(norms, chosen.clip_norm, counted, chosen.divisor, generator)
+            self.clip_norm = next_norm(chosen.clip, chosen.clip_norm, share)
+        noised = object.__new__(NoisedSum)
+        for name, value in (
+            ("round", chosen),
+            ("layout", self.layout),
+            ("vector", vector),
+            ("next_clip_norm", self.clip_norm),
+        ):
+            object.__setattr__(noised, name, value)
+        return noised
+
+
+class PrivateSum:
+    """The sum of one round, while it is secret. Opened by :meth:`PrivateRounds.open`.
+
+    Attributes:
+        round: the round it was opened for.
+        indices: the records of its batch, int64, shape (batch,).
+    """
+
+    def __init__(self, rounds: PrivateRounds, chosen: Round, batch: Batch) -> None:
+        self.round, self.indices = chosen, batch.indices
+        self._rounds, self._batch = rounds, batch
+        self._left = batch.indices
+        self._norms: list[torch.Tensor] = []
+        self._vector: torch.Tensor | None = rounds.layout.zeros()
+        self._views = rounds.layout.views(self._vector)
+
+    def add(self, model: torch.nn.Module, records: Records, indices: Indices | None = None) -> None:
+        """Add clipped contributions at the model's present weights. ``.grad`` is never touched.
+
+        Args:
+            model: its trainable parameters have the layout of the rounds.
+            records: all of the data.
+            indices: some of the batch's records that were not added yet; whole groups where
+                groups are clipped. None: all that are left.
+
+        Raises:
+            RoundError: released already, or records that were added before.
+            ValueError: records that are not in the batch, or a model of other parameters.
+        """
+        if self._vector is None:
+            raise RoundError(f"round {self.round.index} is closed: it takes nothing more")
+        batch = self._batch
+        if indices is None and self._left is batch.indices:
+            self._left = self._left[:0]
+        else:
+            some = self._left if indices is None else np.asarray(indices, dtype=np.int64)
+            batch = part_of(self._batch, some)
+            if not np.isin(some, self._left).all():
+                raise RoundError("these records were added already: a record adds once a round")
+            self._left = np.setdiff1d(self._left, some)
+        if not len(batch.indices):
+            return
+        try:
+            found = self._rounds._contribute(self._views, model, records, batch, self.round)
+        except BaseException:
+            self._vector = None  # a part may have been added: nothing may come of it
+            raise
+        self._norms.append(found)
+
+    @property
+    def norms(self) -> torch.Tensor:
+        """Norms before clipping of what was added. Private: for the operator, never released."""
+        if not self._norms:
+            empty = 0 if self._batch.member_of is None else self._batch.count
+            return torch.zeros(empty, device=self._rounds.layout.device)
+        return self._norms[0] if len(self._norms) == 1 else torch.cat(self._norms)
+
+    def release(self) -> NoisedSum:
+        """Add the noise and hand the sum over, once; an empty batch releases noise all the same.
+
+        Raises:
+            RoundError: released before, or records of the batch are missing.
+        """
+        if self._vector is None:
+            raise RoundError(
+                f"round {self.round.index} is closed: it was released, which is accounted once, or "
+                "its contributions failed"
+            )
+        if len(self._left):
+            raise RoundError(
+                f"{len(self._left)} records of the batch were not added: which ones are left out "
+                "could depend on the data"
+            )
+        vector, self._vector, self._views = self._vector, None, {}
+        return self._rounds._finish(self.round, vector, self.norms)

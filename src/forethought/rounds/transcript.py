@@ -1,0 +1,226 @@
+"""The transcript: what was released, in order, as it was literally done.
+
+Every noised sum appends its round, with the standard deviations that the noise was really drawn
+with. At the end the transcript, turned into a :class:`~forethought.mechanism.Mechanism`, must be
+the one that was accounted; else no statement is written. Other releases (scores of a search) are
+in it by their own names. No torch in here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from forethought.mechanism import Adjacency, Mechanism, Rounds
+from forethought.privacy import Round
+from forethought.serialisation import exact_keys
+
+GRADIENTS, COUNTS = "sums of clipped contributions", "counts below the clipping norm"
+# Two releases of one round are accounted as one: joining their noise rounds in the last digits.
+ROUNDING = 1e-12
+
+
+class TranscriptError(RuntimeError):
+    """What was released is not what was accounted; there is no statement for it."""
+
+
+@dataclass(frozen=True)
+class Releases:
+    """Equal releases in a row.
+
+    Args:
+        name: what was released.
+        count: how many times.
+        noise_multiplier: standard deviation of the noise over what one contribution can add.
+        rounds: sampling and clipping of the rounds it belongs to; None: of no round.
+    """
+
+    name: str
+    count: int
+    noise_multiplier: float
+    rounds: Rounds | None = None
+
+
+@dataclass
+class _Run:
+    """Equal rounds in a row: their releases, how they sampled, and how many there were."""
+
+    noises: tuple[tuple[str, float], ...]
+    like: Rounds
+    origin: int
+    count: int = 0
+
+    def takes(self, noises: tuple[tuple[str, float], ...], released: Round) -> bool:
+        return (
+            self.noises == noises
+            and self.origin == released.origin
+            and self.like.sampling == released.sampling
+            and self.like.clipping == released.contribution.clipping
+        )
+
+
+class Transcript:
+    """A growing list of releases; its memory grows with the *different* rounds only."""
+
+    def __init__(self) -> None:
+        self._runs: list[_Run] = []
+        self._others: dict[tuple[str, float], int] = {}
+        self._rounds = 0
+
+    def __len__(self) -> int:
+        """Rounds so far."""
+        return self._rounds
+
+    def append(
+        self, released: Round, noise_std: float, clip_norm: float, count_std: float | None = None
+    ) -> None:
+        """Note a round's noised sum.
+
+        Args:
+            released: the round.
+            noise_std: standard deviation that the noise on the sum was drawn with.
+            clip_norm: what its contributions were clipped to.
+            count_std: that of the noise on the count below the norm, where there was one.
+
+        Raises:
+            TranscriptError: a round that was released already, or out of order.
+        """
+        if released.index != self._rounds:
+            what = "again" if released.index < self._rounds else "before its turn"
+            raise TranscriptError(
+                f"round {released.index} would be released {what}: {self._rounds} rounds were. "
+                "Rounds are released once, in order"
+            )
+        # A quotient that rounds differently from the plan's own multiplier is that multiplier.
+        exact = noise_std == released.noise_multiplier * clip_norm
+        sigma = released.noise_multiplier if exact else noise_std / clip_norm
+        noises: tuple[tuple[str, float], ...] = ((GRADIENTS, sigma),)
+        if count_std is not None:
+            noises += ((COUNTS, 2 * count_std),)  # a contribution moves the count by half
+        last = self._runs[-1] if self._runs else None
+        if last is None or not last.takes(noises, released):
+            like = Rounds(1.0, 1, released.sampling, released.contribution.clipping)
+            last = _Run(noises, like, released.origin)
+            self._runs.append(last)
+        last.count += 1
+        self._rounds += 1
+
+    def append_other(self, name: str, noise_multiplier: float) -> None:
+        """Note a release that belongs to no round, such as a trial's score."""
+        key = (name, float(noise_multiplier))
+        self._others[key] = self._others.get(key, 0) + 1
+
+    def extend(self, later: Transcript) -> None:
+        """Take in another run's rounds behind these, and its other releases."""
+        for run in later._runs:
+            self._runs.append(_Run(run.noises, run.like, run.origin + self._rounds, run.count))
+        for key, count in later._others.items():
+            self._others[key] = self._others.get(key, 0) + count
+        self._rounds += later._rounds
+
+    def mechanism(self, adjacency: Adjacency) -> Mechanism:
+        """The rounds as a mechanism.
+
+        Raises:
+            TranscriptError: nothing was released.
+        """
+        if not self._runs:
+            raise TranscriptError("nothing was released")
+        parts = (
+            Rounds(_together(run.noises), run.count, run.like.sampling, run.like.clipping)
+            for run in self._runs
+        )
+        return Mechanism(*parts, adjacency=adjacency)
+
+    def releases(self) -> tuple[Releases, ...]:
+        """Everything released, by name, for a Statement's table."""
+        found = [
+            Releases(name, run.count, sigma, run.like)
+            for run in self._runs
+            for name, sigma in run.noises
+        ]
+        found += [Releases(name, count, sigma) for (name, sigma), count in self._others.items()]
+        return tuple(found)
+
+    def require(self, accounted: Mechanism, *, stopped: bool = False) -> None:
+        """Refuse anything but what was accounted.
+
+        Args:
+            accounted: the mechanism that the statement is about.
+            stopped: the run ended early; a prefix is enough.
+
+        Raises:
+            TranscriptError: names the first difference.
+        """
+        if stopped and 0 < self._rounds < len(accounted):
+            accounted = accounted.first(self._rounds)
+        found = self.mechanism(accounted.adjacency)
+        joined = any(len(run.noises) > 1 for run in self._runs)
+        if len(found) != len(accounted):
+            raise TranscriptError(
+                f"{len(found)} rounds were released, {len(accounted)} are accounted: no statement "
+                "is written"
+            )
+        pairs = zip(_shapes(found), _shapes(accounted), strict=False)
+        for place, (one, other) in enumerate(pairs):
+            if one[1:] != other[1:] or not _same(one[0], other[0], joined):
+                raise TranscriptError(
+                    f"part {place + 1} of what was released is {one}, of what is accounted "
+                    f"{other}: no statement is written"
+                )
+        if len(found.rounds) != len(accounted.rounds):
+            raise TranscriptError(
+                f"what was released has {len(found.rounds)} parts, what is accounted has "
+                f"{len(accounted.rounds)}: no statement is written"
+            )
+
+    def to_values(self) -> dict[str, Any]:
+        """JSON-ready, for a checkpoint."""
+        return {
+            "rounds": [
+                {
+                    "noises": [list(pair) for pair in run.noises],
+                    "like": run.like.to_dict(),
+                    "origin": run.origin,
+                    "count": run.count,
+                }
+                for run in self._runs
+            ],
+            "others": [[name, sigma, count] for (name, sigma), count in self._others.items()],
+        }
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Transcript:
+        """The inverse of :meth:`to_values`."""
+        exact_keys("transcript", values, {"rounds", "others"})
+        transcript = cls()
+        for row in values["rounds"]:
+            noises = tuple((str(name), float(sigma)) for name, sigma in row["noises"])
+            run = _Run(noises, Rounds.from_dict(row["like"]), row["origin"], row["count"])
+            transcript._runs.append(run)
+            transcript._rounds += run.count
+        transcript._others = {(name, sigma): count for name, sigma, count in values["others"]}
+        return transcript
+
+
+def _together(noises: Iterable[tuple[str, float]]) -> float:
+    """Noise multiplier of one Gaussian release that says as much as all of these together.
+
+    σ⁻² = Σ σ_j⁻² (Andrew et al. 2021, Theorem 1).
+    """
+    values = [sigma for _, sigma in noises]
+    if len(values) == 1:
+        return values[0]
+    if min(values) == 0:
+        return 0.0
+    return 1 / math.sqrt(math.fsum(sigma**-2 for sigma in values))
+
+
+def _shapes(mechanism: Mechanism) -> list[tuple[Any, ...]]:
+    return [(part.noise_multiplier, part.count, part.sampling, part.clipping) for part in mechanism]
+
+
+def _same(one: float, other: float, joined: bool) -> bool:
+    return math.isclose(one, other, rel_tol=ROUNDING) if joined else one == other

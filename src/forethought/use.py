@@ -1,0 +1,107 @@
+"""How a noised sum is used: optimizer, step sizes, averaging. Post-processing, hence free.
+
+Nothing in here can change a guarantee; what privacy depends on is in :mod:`forethought.privacy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from forethought.mechanism import one_of, real, whole
+from forethought.serialisation import build, exact_keys, plain
+
+ScheduleKind = Literal["constant", "inverse", "inverse-sqrt", "cosine"]
+AveragingKind = Literal["none", "exponential", "tail"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Step size as a function of time t, counted in ``unit`` and starting at 0.
+
+    ``constant`` η₀; ``inverse`` η₀/(1 + decay·t); ``inverse-sqrt`` η₀/(1 + decay·√t); ``cosine``
+    from η₀ to 0 over the run. Over the first ``warmup`` rounds η grows linearly to its value.
+    """
+
+    kind: ScheduleKind = "constant"
+    decay: float = 0.0
+    warmup: int = 0
+    unit: Literal["rounds", "examples"] = "rounds"
+
+    def __post_init__(self) -> None:
+        one_of("schedule", self.kind, get_args(ScheduleKind))
+        object.__setattr__(self, "decay", real("decay", self.decay, least=0))
+        object.__setattr__(self, "warmup", whole("warmup", self.warmup, least=0))
+        one_of("schedule unit", self.unit, ("rounds", "examples"))
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """Which average of the iterates is the reported model: free post-processing.
+
+    ``exponential`` weights by ``decay`` a round (with warm-up of the weight); ``tail`` averages
+    the last ``fraction`` of the rounds evenly; ``none`` reports the last iterate.
+    """
+
+    kind: AveragingKind = "exponential"
+    decay: float = 0.95
+    fraction: float = 0.25
+
+    def __post_init__(self) -> None:
+        one_of("averaging", self.kind, get_args(AveragingKind))
+        real("averaging decay", self.decay, least=0, below=1)
+        real("averaging fraction", self.fraction, above=0, most=1)
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """A torch optimizer by name: ``"sgd"``, ``"adam"``, … or ``"module:Class"``, with options."""
+
+    name: str = "sgd"
+    learning_rate: float = 0.1
+    options: tuple[tuple[str, Any], ...] = (("momentum", 0.9),)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise TypeError(f"optimizer must be a name, not {self.name!r}")
+        rate = real("learning_rate", self.learning_rate, above=0)
+        object.__setattr__(self, "learning_rate", rate)
+        pairs = self.options.items() if isinstance(self.options, Mapping) else self.options
+        frozen = tuple(
+            (str(name), tuple(value) if isinstance(value, list) else value) for name, value in pairs
+        )
+        object.__setattr__(self, "options", frozen)
+
+
+@dataclass(frozen=True)
+class Use:
+    """What happens to the noised means of a run.
+
+    Args:
+        optimizer: steps along a noised mean. schedule: its step sizes.
+        averaging: which average of the iterates is reported.
+    """
+
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    averaging: Averaging = Averaging()
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready mapping; :meth:`from_dict` reads it back."""
+        values: dict[str, Any] = plain({name: getattr(self, name) for name in _PARTS})
+        values["optimizer"]["options"] = plain(dict(self.optimizer.options))
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Use:
+        """The inverse of :meth:`to_dict`; refuses unknown keys."""
+        exact_keys("use", values, _PARTS)
+        return cls(**{name: build(kind, values[name]) for name, kind in _PARTS.items()})
+
+
+_PARTS: dict[str, type[Any]] = {
+    "optimizer": Optimizer,
+    "schedule": Schedule,
+    "averaging": Averaging,
+}

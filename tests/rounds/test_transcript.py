@@ -1,0 +1,134 @@
+"""The transcript: equal to what was accounted, or no statement."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forethought.mechanism import (
+    FullBatch,
+    Mechanism,
+    Poisson,
+    Rounds,
+    Shuffled,
+    WithoutReplacement,
+)
+from forethought.plans import Clip
+from forethought.privacy import Examples, Groups, Privacy
+from forethought.rounds.transcript import COUNTS, GRADIENTS, Transcript, TranscriptError
+
+N = 12
+samplings = st.sampled_from([Poisson(0.3), WithoutReplacement(4, N), Shuffled(5, N), FullBatch()])
+parts = st.lists(
+    st.tuples(st.floats(0.1, 50), st.integers(1, 7), samplings), min_size=1, max_size=6
+)
+
+
+def privacy(rows: object, grouped: bool = False, clip: Clip | None = None) -> Privacy:
+    clipping = "group" if grouped else "example"
+    rounds = (Rounds(*row, clipping) for row in rows)  # type: ignore[attr-defined]
+    mechanism = Mechanism(*rounds, adjacency="zero-out")
+    contribution = Groups(2) if grouped else Examples()
+    return Privacy(mechanism, N, 1e-5, clip or Clip(0.37), contribution)
+
+
+def written(chosen: Privacy, rounds: int | None = None) -> Transcript:
+    transcript = Transcript()
+    for index in range(chosen.rounds if rounds is None else rounds):
+        released = chosen.round(index)
+        transcript.append(released, released.noise_std, released.clip_norm, released.count_noise)
+    return transcript
+
+
+@given(rows=parts, grouped=st.booleans(), norm=st.floats(1e-3, 1e3))
+def test_what_the_plan_says_is_what_is_found(rows: object, grouped: bool, norm: float) -> None:
+    chosen = privacy(rows, grouped, Clip(norm))
+    transcript = written(chosen)
+    assert transcript.mechanism("zero-out") == chosen.mechanism
+    transcript.require(chosen.mechanism)
+    again = Transcript.from_values(transcript.to_values())
+    again.require(chosen.mechanism)
+    assert again.releases() == transcript.releases()
+
+
+@given(rows=parts, data=st.data())
+def test_a_prefix_is_enough_for_a_run_that_stopped(rows: object, data: st.DataObject) -> None:
+    chosen = privacy(rows)
+    done = data.draw(st.integers(1, chosen.rounds))
+    transcript = written(chosen, done)
+    transcript.require(chosen.mechanism, stopped=True)
+    if done < chosen.rounds:
+        with pytest.raises(TranscriptError, match=f"{done} rounds were released"):
+            transcript.require(chosen.mechanism)
+
+
+@given(sigma=st.floats(0.2, 20), room=st.floats(1.01, 10))
+def test_the_quantile_count_is_in_it_by_its_own_name(sigma: float, room: float) -> None:
+    chosen = privacy(
+        [(sigma, 5, Poisson(0.3))], clip=Clip(1.0, "quantile", count_noise=room * sigma)
+    )
+    transcript = written(chosen)
+    transcript.require(chosen.mechanism)
+    gradients, counts = transcript.releases()
+    assert (gradients.name, gradients.count) == (GRADIENTS, 5)
+    assert gradients.noise_multiplier > sigma
+    assert (counts.name, counts.noise_multiplier) == (COUNTS, 2 * room * sigma)
+
+
+def test_each_difference_is_found() -> None:
+    accounted = privacy([(2.0, 3, Poisson(0.3)), (1.0, 2, FullBatch())])
+    for other in (
+        [(2.0, 3, Poisson(0.3)), (1.0, 3, FullBatch())],
+        [(2.0, 2, Poisson(0.3)), (1.0, 2, FullBatch())],
+        [(2.0, 2, Poisson(0.3)), (1.0, 3, FullBatch())],
+        [(1.0, 2, FullBatch()), (2.0, 3, Poisson(0.3))],
+        [(2.0, 3, Poisson(0.3)), (1.0 - 1e-12, 2, FullBatch())],
+        [(2.0, 3, Poisson(0.3)), (1.0, 2, Poisson(1.0))],
+    ):
+        with pytest.raises(TranscriptError, match="no statement"):
+            written(privacy(other)).require(accounted.mechanism)
+    with pytest.raises(TranscriptError, match="no statement"):
+        written(privacy([(2.0, 5, Poisson(0.3))], grouped=True)).require(
+            privacy([(2.0, 5, Poisson(0.3))]).mechanism
+        )
+    with pytest.raises(TranscriptError, match="nothing"):
+        Transcript().require(accounted.mechanism)
+
+
+def test_rounds_are_released_once_and_in_order() -> None:
+    chosen = privacy([(2.0, 3, Poisson(0.3))])
+    transcript = written(chosen, 2)
+    for index, message in ((1, "again"), (0, "again"), (2, None)):
+        released = chosen.round(index)
+        if message is None:
+            transcript.append(released, released.noise_std, released.clip_norm)
+        else:
+            with pytest.raises(TranscriptError, match=message):
+                transcript.append(released, released.noise_std, released.clip_norm)
+    early = written(chosen, 1)
+    with pytest.raises(TranscriptError, match="before its turn"):
+        early.append(chosen.round(2), 2.0, 1.0)
+
+
+def test_shuffled_epochs_that_a_part_cuts_are_not_one_longer_part() -> None:
+    chosen = privacy([(1.0, 2, Shuffled(5, N)), (1.0, 4, Shuffled(5, N))])
+    assert len(chosen.mechanism.rounds) == 2
+    written(chosen).require(chosen.mechanism)
+    with pytest.raises(TranscriptError, match="no statement"):
+        written(privacy([(1.0, 6, Shuffled(5, N))])).require(chosen.mechanism)
+
+
+def test_phases_follow_each_other_and_scores_have_their_name() -> None:
+    one, other = privacy([(2.0, 3, Poisson(0.3))]), privacy([(1.0, 2, Shuffled(5, N))])
+    transcript, later = written(one), written(other)
+    later.append_other("score", 7.0)
+    transcript.extend(later)
+    transcript.require(one.mechanism + other.mechanism)
+    assert len(transcript) == 5
+    assert [(r.name, r.count) for r in transcript.releases()][-1] == ("score", 1)
+
+
+def test_its_size_is_that_of_the_different_rounds() -> None:
+    chosen = privacy([(2.0, 1000, Poisson(0.3)), (1.0, 1000, FullBatch())])
+    assert len(written(chosen).to_values()["rounds"]) == 2
