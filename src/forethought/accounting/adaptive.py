@@ -25,6 +25,7 @@ from forethought.accounting.renyi.selection import (
     Trials,
     best_of,
 )
+from forethought.caveats import Caveat
 from forethought.mechanism import (
     FullBatch,
     Mechanism,
@@ -32,16 +33,10 @@ from forethought.mechanism import (
     UnsupportedMechanismError,
     real,
 )
+from forethought.serialisation import exact_keys
 
 SELECTION, FILTER = "selection", "renyi-filter"
-SEARCH_ALONE = (
-    "the private search that this plan comes from: an account of the plan alone leaves it out, "
-    "the statement of the search does not"
-)
-PHASES_ALONE = (
-    "the choice of these phases by results: an account of the plan alone takes them as fixed in "
-    "advance, the statement of the run does not"
-)
+SEARCH_ALONE, PHASES_ALONE = (Caveat(code).sentence for code in ("search", "chosen-phases"))
 _SAME = 1e-9
 # By how much a search's ε may differ when it is recomputed, by another version for example.
 TOLERANCE = 1e-3
@@ -195,6 +190,7 @@ def selection_interval(
             "only: account with group=1"
         )
     trials = trials_from_dict(details["trials"])
+    exact_keys("training", details["training"], {"epsilon", "delta"})
     others = [Mechanism.from_dict(values) for values in details["candidates"]]
     if any(other.adjacency != mechanism.adjacency for other in others):
         raise ValueError("all candidates of a search must be stated under one adjacency")

@@ -30,6 +30,8 @@ from forethought.mechanism import UnsupportedMechanismError
 # Ends computed on two machines may take another number of refinements, each good to this.
 _ACCURACY = 2e-3
 _FINE = 1e-5
+# What one machine gives twice.
+_SAME = 1e-9
 # Caveats of a plan that the statement of a whole search or run answers.
 _ANSWERED = (Caveat("search"), Caveat("chosen-phases"))
 
@@ -135,8 +137,13 @@ def _epsilon(case: _Case) -> str | None:
         )
     tolerance = _ACCURACY if case.claimed.way.composed is not None else TOLERANCE
     ends = ((claimed.upper, now.upper), (claimed.lower, now.lower))
-    if all(_near(a, b, tolerance * max(now.upper, 1e-8)) for a, b in ends):
+    if all(_near(a, b, _SAME * b) for a, b in ends):
         return None
+    if all(_near(a, b, tolerance * max(now.upper, 1e-8)) for a, b in ends):
+        return (
+            f"holds, and agrees with the [{now.lower:.6g}, {now.upper:.6g}] found here as far as "
+            "two machines do, not to the last digit"
+        )
     if case.of_this_version or case.claimed.way.composed is None:
         raise StatementError(
             f"the statement claims ε in [{claimed.lower:.6g}, {claimed.upper:.6g}] where its "
@@ -171,7 +178,7 @@ def _attack(case: _Case) -> str | None:
             f"statement has ({', '.join(f'{rate:g}' for rate, _ in case.attack)}): found "
             f"{', '.join(f'{rate:g}' for rate, _ in claimed) or 'none'}"
         )
-    loose = False
+    said = None
     for (rate, stated), (_, true) in zip(claimed, case.attack, strict=True):
         # The distance to 1 counts as well: 0.999 is not 0.9999.
         distance = 10 * _ACCURACY * min(true, 1 - true) + 1e-9
@@ -180,8 +187,11 @@ def _attack(case: _Case) -> str | None:
                 f"the statement does not hold: it claims that an attacker with {rate:.1%} false "
                 f"alarms succeeds at most {stated:.4%} of the time; {true:.4%} is what is proven"
             )
-        loose |= stated > true + distance
-    return "this version proves less power of an attacker" if loose else None
+        if stated > true + distance:
+            said = "holds, and this version proves that an attacker can do less"
+        elif not _near(stated, true, _SAME * true):
+            said = said or "holds, and agrees as far as two machines do, not to the last digit"
+    return said
 
 
 def _caveats(case: _Case) -> str | None:
@@ -228,6 +238,8 @@ def _accountant(case: _Case) -> str | None:
         raise StatementError(
             f"the accountant {s.accountant['kind']!r} does not go with the stated randomness"
         )
+    if s.way.details:
+        return "its details fit ε and each other; that they are those of the run leaves no trace"
     return None
 
 

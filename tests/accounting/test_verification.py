@@ -1,0 +1,288 @@
+"""Forged statements: whatever entry is edited, verifying notices it or says that nobody can."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import forethought as ft
+from forethought.accounting import verification
+from forethought.accounting.adaptive import filter_details, selection_details
+from forethought.accounting.assumptions import Randomness
+from forethought.accounting.renyi.filter import RenyiFilter
+from forethought.accounting.renyi.selection import NegativeBinomialTrials
+from forethought.accounting.statement import Statement, StatementError, account
+from forethought.accounting.verification import CHECKS, check, verify
+from forethought.caveats import Caveat
+from forethought.mechanism import Budget, FullBatch, Mechanism, Poisson, Rounds, Shuffled
+from forethought.plans import Plan
+from forethought.serialisation import digest
+
+DELTA = 1e-5
+MECHANISM = Mechanism(Rounds(1.1, 200, Poisson(0.01)), Rounds(1.3, 20, FullBatch()))
+SAMPLED = Mechanism(
+    Rounds(2.0, 30, Shuffled(50, 1000)),
+    Rounds(3.0, 40, ft.WithoutReplacement(50, 1000)),
+    adjacency="replace-one",
+)
+PLAN = Plan(MECHANISM, 1000, DELTA, not_covered=("means of the columns",))
+
+
+def of_a_run() -> Statement:
+    return account(
+        PLAN,
+        not_covered=(Caveat("held-out-accuracy"), Caveat("classes-from-data", "no, yes")),
+        releases=(("noised sum of clipped gradients", 220),),
+    )
+
+
+def of_a_search() -> Statement:
+    mechanism = Mechanism(Rounds(2.0, 50, Poisson(0.1)))
+    other = Mechanism(Rounds(2.1, 50, Poisson(0.1)))
+    trials = NegativeBinomialTrials.of_mean(10, 0.0)
+    details = selection_details(mechanism, [mechanism, other], trials, 5.0, DELTA)
+    return account(mechanism, DELTA, accountant=details, not_covered=(Caveat("disjoint-score"),))
+
+
+def of_a_filter() -> Statement:
+    mechanism = Mechanism(Rounds(2.0, 50, Poisson(0.1)))
+    ledger = RenyiFilter(Budget(3.0, DELTA), orders=(6.0,))
+    ledger.spend(mechanism)
+    return account(mechanism, DELTA, accountant=filter_details(ledger))
+
+
+STATEMENTS = {
+    "run": of_a_run,
+    "group": lambda: account(SAMPLED, 1e-6, group=3),
+    "known batches": lambda: account(MECHANISM, DELTA, randomness=Randomness(seeded_sampling=True)),
+    "seeded noise": lambda: account(MECHANISM, DELTA, randomness=Randomness(seeded_noise=True)),
+    "grid": lambda: account(MECHANISM, DELTA, randomness=Randomness(grid=True)),
+    "search": of_a_search,
+    "filter": of_a_filter,
+    "no noise": lambda: account(Mechanism(Rounds(0.0, 3, FullBatch())), DELTA),
+}
+
+
+def forged(values: dict[str, Any]) -> Statement:
+    """The statement with a fresh checksum: what a careful forger writes."""
+    content = {key: value for key, value in values.items() if key not in ("checksum", "signature")}
+    kept = {"signature": values["signature"]} if "signature" in values else {}
+    return Statement.from_json(json.dumps({**content, "checksum": digest(content), **kept}))
+
+
+def edits(value: Any) -> Iterator[Any]:
+    """Other values in the place of this one."""
+    if isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int | float):
+        yield from (value * 0.9, value + 1, -5, 0, value * 1.0001, "7")
+    elif isinstance(value, str):
+        yield from ("", "proved by NIST", f"{value}, and more", value[:-1])
+    elif value is None:
+        yield from (7, "something", 0.5)
+    elif isinstance(value, list):
+        yield []
+        yield [*value, *(value[:1] or ["added"])]
+        if value:
+            yield value[:-1]
+            yield value[1:]
+            yield value[::-1]
+    elif isinstance(value, dict):
+        yield {}
+        yield {**value, "extra": 1}
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Paths of everything inside, objects and lists included."""
+    if path:
+        yield path
+    if isinstance(value, dict):
+        for key in value:
+            yield from places(value[key], (*path, key))
+    elif isinstance(value, list):
+        for index in range(min(len(value), 3)):
+            yield from places(value[index], (*path, index))
+
+
+def outcomes(values: dict[str, Any], plan: Plan | None) -> Iterator[tuple[str, Any, str]]:
+    """(entry, edit, what verifying says) for every edit of every place."""
+    for path in places(values):
+        if path[0] == "checksum":
+            continue
+        found: Any = values
+        for key in path:
+            found = found[key]
+        for new in edits(found):
+            if new == found and type(new) is type(found):
+                continue
+            changed = copy.deepcopy(values)
+            inside: Any = changed
+            for key in path[:-1]:
+                inside = inside[key]
+            inside[path[-1]] = new
+            try:
+                now = check(forged(changed), plan)
+            except StatementError:
+                yield "/".join(map(str, path)), new, "caught"
+                continue
+            named = path[0] in dict(now.not_checked) or _moved_with(path, now)
+            yield "/".join(map(str, path)), new, "named" if named else "passed"
+
+
+def _moved_with(path: tuple[Any, ...], now: verification.Verification) -> bool:
+    # An edit so small that ε and the attacks stay within what two machines differ by.
+    near = {"delta", "mechanism", "accountant", "epsilon", "attack"}
+    return path[0] in near and bool({"epsilon", "attack"} & set(dict(now.not_checked)))
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_every_edit_is_caught_or_named(name: str) -> None:
+    values = json.loads(STATEMENTS[name]().to_json())
+    plan = PLAN if name == "run" else None
+    found = list(outcomes(values, plan))
+    assert [(place, new) for place, new, what in found if what == "passed"] == []
+    caught = {place.split("/")[0] for place, _, what in found if what == "caught"}
+    assert caught >= {
+        "epsilon",
+        "adjacency",
+        "mechanism",
+        "accountant",
+        "attack",
+        "adversary",
+        "theorems",
+        "assumptions",
+        "not_covered",
+        "caveats",
+        "hyperparameters",
+    }
+
+
+def test_a_missing_entry_is_caught() -> None:
+    values = json.loads(of_a_run().to_json())
+    for key in values:
+        if key != "checksum":
+            rest = {name: value for name, value in values.items() if name != key}
+            with pytest.raises(StatementError):
+                forged(rest)
+
+
+def test_every_entry_has_a_check() -> None:
+    values = json.loads(of_a_run().to_json())
+    assert set(CHECKS) == {*values, "signature"}
+
+
+def edited(statement: Statement, **changes: Any) -> Statement:
+    """Several entries edited at once, so that they fit each other; checksum and all."""
+    return forged({**json.loads(statement.to_json()), **changes})
+
+
+def without(statement: Statement, *codes: str) -> Statement:
+    """Caveats struck out with everything that is said of them."""
+    left = [one for one in statement.caveats if one.code not in codes]
+    return Statement.from_json(replace(statement, caveats=tuple(left)).to_json())
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["public-size", "secret-batches", "secret-noise", "pseudo-random", "floating-point-noise"],
+)
+def test_an_assumption_cannot_be_struck_out(code: str) -> None:
+    with pytest.raises(StatementError, match=code):
+        verify(without(of_a_run(), code))
+
+
+def test_the_mention_of_a_seed_cannot_be_struck_out() -> None:
+    noise = account(MECHANISM, DELTA, randomness=Randomness(seeded_noise=True))
+    with pytest.raises(StatementError, match="seeded-noise"):
+        verify(without(noise, "seeded-noise"))
+    batches = account(MECHANISM, DELTA, randomness=Randomness(seeded_sampling=True))
+    with pytest.raises(StatementError, match="seeded-sampling"):
+        verify(without(batches, "seeded-sampling"))
+    with pytest.raises(StatementError):
+        verify(edited(batches, randomness={**vars(Randomness())}))
+    search = of_a_search()
+    with pytest.raises(StatementError, match="hidden-trials"):
+        verify(without(search, "hidden-trials"))
+
+
+def test_what_is_not_so_cannot_be_added() -> None:
+    added = replace(of_a_run(), caveats=(*of_a_run().caveats, Caveat("seeded-sampling")))
+    with pytest.raises(StatementError, match="what is not so"):
+        verify(Statement.from_json(added.to_json()))
+
+
+def test_what_the_issue_lists_is_caught() -> None:
+    s = of_a_run()
+    row = {"false_positive_rate": 1e-6, "true_positive_rate": 1e-3}
+    for changes, said in (
+        ({"attack": [row]}, "false-alarm rates"),
+        ({"attack": []}, "false-alarm rates"),
+        ({"adversary": "sees nothing at all"}, "adversary"),
+        ({"theorems": ["proved by NIST"]}, "theorems"),
+        ({"assumptions": []}, "assumptions"),
+        ({"examples": -5}, "examples"),
+        ({"clip_norm": 2.0}, "clip norm"),
+    ):
+        with pytest.raises(StatementError, match=said):
+            check(edited(s, **changes), PLAN)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"clip": ft.Clip(2.0)}, "clip norm"),
+        ({"optimizer": ft.Optimizer("adam")}, "hash differs"),
+        ({"mechanism": MECHANISM.first(100)}, "mechanism is not that of the plan"),
+        ({"mechanism": SAMPLED}, "records|mechanism"),
+        ({"examples": 999}, "records"),
+        ({"delta": 1e-6}, "hash differs"),
+        ({"not_covered": ("means of the columns", "more")}, "leaves out what its plan says: more"),
+        ({"hyperparameters": "copied from a paper"}, "copied from a paper"),
+    ],
+)
+def test_another_plan_beside_it_is_caught(changes: dict[str, Any], said: str) -> None:
+    assert "plan" in check(of_a_run(), PLAN).checked
+    with pytest.raises((StatementError, ValueError), match=said):
+        check(of_a_run(), PLAN.with_(**changes))
+
+
+def test_a_shorter_run_is_that_of_its_plan() -> None:
+    short = account(PLAN, released=150)
+    assert "mechanism" in check(short, PLAN).checked
+
+
+def test_what_cannot_be_recomputed_is_listed() -> None:
+    alone = dict(check(of_a_run()).not_checked)
+    assert {"version", "examples", "clip_norm", "plan", "randomness", "signature"} <= set(alone)
+    assert "epsilon" not in alone
+    beside = dict(check(of_a_run(), PLAN).not_checked)
+    assert not {"examples", "clip_norm", "plan", "mechanism"} & set(beside)
+
+
+def test_an_older_version_may_be_looser_but_never_wrong() -> None:
+    s = of_a_run()
+    wide = ft.Interval(0.9 * s.epsilon.lower, 1.1 * s.epsilon.upper)
+    with pytest.raises(StatementError, match="not those it was made for"):
+        verify(replace(s, epsilon=wide))
+    older = replace(s, epsilon=wide, version="0.0.1")
+    assert "epsilon" in dict(check(older).not_checked)
+    assert verify(older).epsilon == s.epsilon
+    with pytest.raises(StatementError, match="does not hold"):
+        verify(replace(older, epsilon=ft.Interval(0.0, 0.99 * s.epsilon.lower)))
+
+
+def test_a_claim_between_two_certified_ends_holds() -> None:
+    """Another machine may stop refining elsewhere: what finer accounting proves is accepted."""
+    s = of_a_run()
+    finer = ft.epsilon(MECHANISM, DELTA, accuracy=1e-5)
+    assert finer.upper < s.epsilon.upper
+    between = ft.Interval(s.epsilon.lower, (finer.upper + s.epsilon.upper) / 2)
+    assert "epsilon" in dict(check(replace(s, epsilon=between)).not_checked)
+    below = ft.Interval(s.epsilon.lower, (s.epsilon.lower + finer.lower) / 2)
+    with pytest.raises(StatementError, match="does not hold"):
+        verify(replace(s, epsilon=below))
