@@ -45,3 +45,21 @@ def test_noise_to_signal_follows_its_formula() -> None:
         examples=1000, noise_multiplier=2.0, batch=50, rounds=100, clipping="group", groups=5
     )
     assert noise_to_signal(grouped) == pytest.approx(2.0 / (5 * 10))
+
+
+def test_neighbours_have_a_step_size_of_their_own_unless_it_was_given() -> None:
+    request = {"examples": 20_000, "budget": ft.Budget(0.5, 1e-6), "rounds": 100, "batch": 300}
+    plan = ft.plan(**request, parameters=500)
+    for near in neighbours(plan, 500):
+        own = ft.plan(**{**request, "batch": round(near.plan.batch)}, parameters=500)
+        assert near.plan.optimizer.learning_rate == pytest.approx(own.optimizer.learning_rate)
+        assert near.plan.optimizer.learning_rate != plan.optimizer.learning_rate
+    given = ft.plan(**request, learning_rate=0.25)
+    assert {near.plan.optimizer.learning_rate for near in neighbours(given)} == {0.25}
+
+
+def test_more_accurate_never_means_no_less_noise() -> None:
+    plan = ft.plan(examples=1000, budget=ft.Budget(8.0, 1e-5), batch=480, rounds=2000)
+    better = neighbours(plan)[-1]
+    assert noise_to_signal(better.plan) < 0.99 * noise_to_signal(plan)
+    assert "+0%" not in better.reason and "-0%" not in better.reason

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import forethought as ft
-from forethought.planning.pareto import OBJECTIVES, non_dominated, pareto
+from forethought.planning.pareto import (
+    OBJECTIVES,
+    approximate_epsilons,
+    non_dominated,
+    pareto,
+)
+from forethought.planning.request import PlanRequest
 from forethought.planning.solve import PlanError
 
 GRID = {"batches": [50, 100, 200], "rounds": [10, 40, 160], "noise_multipliers": [0.8, 1.5, 4.0]}
@@ -66,3 +72,53 @@ def test_a_utility_graph_replaces_the_noise_objective() -> None:
 def test_what_cannot_be_met_is_explained(options: dict[str, object], message: str) -> None:
     with pytest.raises((PlanError, ValueError), match=message):
         pareto(examples=2000, delta=1e-5, **GRID, **options)  # type: ignore[arg-type]
+
+
+def test_what_the_request_fixes_every_plan_of_the_front_keeps() -> None:
+    request = PlanRequest(
+        examples=2000,
+        budget=ft.Budget(2.0, 1e-5),
+        clip_norm=0.3,
+        optimizer="adam",
+        learning_rate=0.02,
+        averaging=ft.Averaging("none"),
+        epochs=10,
+    )
+    front = pareto(request)
+    assert front.candidates
+    for candidate in front.candidates:
+        plan = candidate.plan
+        assert (plan.clip_norm, plan.clip.rule) == (0.3, "flat")
+        assert (plan.optimizer.name, plan.optimizer.learning_rate) == ("adam", 0.02)
+        assert plan.averaging.kind == "none"
+        assert plan.epochs == pytest.approx(10, rel=0.2)
+        assert candidate.epsilon <= 2.0
+
+
+def test_without_a_limit_one_is_set_and_the_front_is_short() -> None:
+    front = pareto(examples=60_000)
+    best = front.best()
+    assert front.limits["epsilon"] == 8.0
+    assert best.epsilon <= 8.0
+    assert best.plan.epochs <= 30
+    assert 8 <= len(front.candidates) <= 20
+    places = np.log([candidate.costs() for candidate in front.candidates])
+    apart = np.abs(places[:, None] - places[None]).max(-1) + np.eye(len(places))
+    assert apart.min() > 0.05, "two plans of the front look alike"
+    loose = pareto(examples=60_000, limits={"epsilon": 300, "gradients": 1e9})
+    assert max(candidate.epsilon for candidate in loose.candidates) > 8
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "without-replacement", "shuffled", "full-batch"])
+def test_the_approximation_sorts_plans_as_the_accountant_does(sampling: str) -> None:
+    front = pareto(
+        examples=2000,
+        delta=1e-5,
+        sampling=sampling,  # type: ignore[arg-type]
+        rounds=[30, 100, 300],
+        noise_multipliers=[2.0, 6.0, 20.0],
+        limits={"epsilon": 50},
+    )
+    plans = [candidate.plan for candidate in front.candidates]
+    ratios = approximate_epsilons(plans) / [candidate.epsilon for candidate in front.candidates]
+    assert ratios.min() > 0.4 and ratios.max() < 2

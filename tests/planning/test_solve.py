@@ -1,13 +1,15 @@
-"""ft.plan solves for whatever is missing, exactly, and says what limits an impossible wish."""
+"""ft.plan solves for whatever is missing, exactly, and says what limits an impossible request."""
 
 from __future__ import annotations
+
+from dataclasses import fields
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import forethought as ft
-from forethought.planning.solve import PlanError
+from forethought.planning.request import PlanError, PlanKeywords, PlanRequest
 
 BUDGET = ft.Budget(1.0, 1e-5)
 
@@ -82,7 +84,7 @@ def test_every_sampling_and_clipping_is_planned(sampling: str, clipping: str) ->
     epochs=st.none() | st.floats(1, 100),
 )
 @settings(max_examples=15, deadline=None)
-def test_any_plain_wish_gives_a_sensible_plan(
+def test_any_plain_request_gives_a_sensible_plan(
     examples: int, epsilon: float, epochs: float | None
 ) -> None:
     plan = ft.plan(examples=examples, budget=ft.Budget(epsilon, 1e-6), epochs=epochs)
@@ -94,7 +96,7 @@ def test_any_plain_wish_gives_a_sensible_plan(
 
 
 @pytest.mark.parametrize(
-    ("wish", "message"),
+    ("request_", "message"),
     [
         ({}, r"too little.*budget=.*noise_multiplier="),
         ({"noise_multiplier": 1.0}, r"add batch= and epochs= or rounds="),
@@ -113,9 +115,11 @@ def test_any_plain_wish_gives_a_sensible_plan(
         ({"budget": BUDGET, "noise_multiplier": 0.0}, "keeps no budget"),
     ],
 )
-def test_impossible_wishes_say_what_limits_them(wish: dict[str, object], message: str) -> None:
+def test_impossible_requests_say_what_limits_them(
+    request_: dict[str, object], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
-        ft.plan(examples=1000, **wish)  # type: ignore[arg-type]
+        ft.plan(examples=1000, **request_)  # type: ignore[arg-type]
 
 
 def test_the_nearest_feasible_noise_is_right() -> None:
@@ -129,3 +133,30 @@ def test_the_nearest_feasible_noise_is_right() -> None:
 def test_a_wrong_budget_type_is_refused() -> None:
     with pytest.raises(TypeError, match="Budget"):
         ft.plan(examples=1000, budget=1.0)  # type: ignore[arg-type]
+
+
+def test_a_given_noise_that_fits_at_a_small_batch_is_not_refused() -> None:
+    for sigma in (0.34, 0.4, 0.5, 0.6):
+        plan = ft.plan(examples=1000, budget=ft.Budget(4.0, 1e-5), noise_multiplier=sigma)
+        assert ft.epsilon(plan.mechanism, 1e-5).upper <= 4.0
+        assert plan.batch >= 1
+
+
+def test_the_statement_says_who_chose_the_numbers() -> None:
+    planned = ft.plan(examples=1000, budget=ft.Budget(2.0, 1e-5), parameters=50)
+    assert "chosen by the planner" in planned.hyperparameters
+    given = ft.plan(examples=1000, budget=ft.Budget(2.0, 1e-5), batch=50, clip_norm=0.5)
+    assert "as declared by the user: batch, clip norm" in given.hyperparameters
+    for plan in (planned, given):
+        assert "fixed in advance" not in ft.account(plan).to_markdown()
+
+
+def test_keywords_and_a_request_are_one_and_the_same() -> None:
+    request = PlanRequest(examples=1000, budget=ft.Budget(2.0, 1e-5), epochs=5)
+    assert ft.plan(request) == ft.plan(examples=1000, budget=ft.Budget(2.0, 1e-5), epochs=5)
+    assert ft.plan(request, batch=50) == ft.plan(request.with_(batch=50))
+    assert {field.name for field in fields(PlanRequest)} == set(PlanKeywords.__annotations__)
+    with pytest.raises(TypeError, match=r"no keyword 'epoch'; did you mean epochs="):
+        ft.plan(examples=1000, epoch=5)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="examples= is missing"):
+        ft.plan(epochs=5)

@@ -116,7 +116,7 @@ def plan(
         alternatives = []
     else:
         chosen = jobs.chosen_plan(request, examples, parameters, utility, tolerance)
-        alternatives = list(neighbours(chosen))
+        alternatives = list(neighbours(chosen, parameters))
     if loaded is not None:
         chosen = loaded.with_caveats(chosen)
     if save is not None:

@@ -22,9 +22,10 @@ if TYPE_CHECKING:  # both import torch or scikit-learn, which a job file alone d
     from torch import nn
 
     from forethought.data import Dataset
+    from forethought.planning.request import PlanRequest
 
 
-# Keys of [training] that are arguments of forethought.plan by the same name.
+# Keys of [training] that are fields of a PlanRequest by the same name.
 _PLAN_KEYS = (
     "epochs",
     "rounds",
@@ -176,17 +177,20 @@ class Job(_Section):
             split_by=section.split_by,
         )
 
-    def plan_arguments(self, examples: int, parameters: int | None = None) -> dict[str, Any]:
-        """The arguments of :func:`forethought.plan` that the job amounts to.
+    def plan_request(self, examples: int, parameters: int | None = None) -> PlanRequest:
+        """What the job asks of the planner.
 
         Args:
             examples: training records. parameters: how many the model trains, if known.
         """
         from forethought.planning import defaults
+        from forethought.planning.request import PlanRequest
 
-        asked = self.training
-        delta = self.budget.delta or defaults.default_delta(examples)
-        budget = None if self.budget.epsilon is None else Budget(self.budget.epsilon, delta)
+        asked, delta = self.training, self.budget.delta
+        budget = None
+        if self.budget.epsilon is not None:
+            budget = Budget(self.budget.epsilon, delta or defaults.default_delta(examples))
+            delta = None
         schedule = {
             "kind": asked.schedule,
             "decay": asked.decay,
@@ -198,15 +202,15 @@ class Job(_Section):
             "decay": asked.averaging_decay,
             "fraction": asked.averaging_fraction,
         }
-        return {
-            "examples": examples,
-            "parameters": parameters,
-            "budget": budget,
-            "delta": None if budget else delta,
-            "schedule": Schedule(**_given(schedule)) if _given(schedule) else None,
-            "averaging": Averaging(**_given(averaging)) if _given(averaging) else None,
+        return PlanRequest(
+            examples=examples,
+            parameters=parameters,
+            budget=budget,
+            delta=delta,
+            schedule=Schedule(**_given(schedule)) if _given(schedule) else None,
+            averaging=Averaging(**_given(averaging)) if _given(averaging) else None,
             **{name: getattr(asked, name) for name in _PLAN_KEYS},
-        }
+        )
 
     def make_plan(
         self,
@@ -217,7 +221,7 @@ class Job(_Section):
         """The plan that the job asks for.
 
         Args:
-            examples, parameters: as for :meth:`plan_arguments`.
+            examples, parameters: as for :meth:`plan_request`.
             chosen: arguments of :func:`forethought.plan` that come from elsewhere, such as a
                 utility graph; they go before the job's own.
 
@@ -226,7 +230,7 @@ class Job(_Section):
         """
         from forethought.planning.solve import plan
 
-        return plan(**{**self.plan_arguments(examples, parameters), **(chosen or {})})
+        return plan(self.plan_request(examples, parameters).with_(**(chosen or {})))
 
     def build_model(self, dataset: Dataset) -> nn.Module:
         """The model that the job names, shaped for ``dataset``.

@@ -47,27 +47,11 @@ def front(
     from forethought.utility.graph import UtilityGraph
 
     graph = None if utility is None else UtilityGraph.load(utility)
-
-    training = request.job.training
-    wanted = {name: most for name, most in limits.items() if most is not None}
-    if request.job.budget.epsilon is not None:
-        wanted.setdefault("epsilon", request.job.budget.epsilon)
     return pareto(
-        examples=examples,
-        delta=request.job.budget.delta,
-        batches=None if training.batch is None else [training.batch],
-        rounds=None if training.rounds is None else [training.rounds],
-        noise_multipliers=None
-        if training.noise_multiplier is None
-        else [training.noise_multiplier],
+        request.job.plan_request(examples, parameters),
         clip_norms=None if graph is None else graph.clip_norms,
         loss_of_utility=None if graph is None else graph.loss,
-        limits=wanted,
-        parameters=parameters or 1,
-        sampling=training.sampling,
-        clipping=training.clipping,
-        adjacency=training.adjacency,
-        groups=training.groups,
+        limits={name: most for name, most in limits.items() if most is not None},
     )
 
 

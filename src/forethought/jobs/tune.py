@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from forethought.jobs.job import JobError
 from forethought.jobs.load import load
-from forethought.jobs.request import Request, without_none
+from forethought.jobs.request import Request
 from forethought.mechanism import one_of
 
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ def tune(
     if job.budget.epsilon is None or loaded.dataset.test is None:
         raise JobError("a private search needs a budget, and held-out data to score trials on")
     candidates = plan_tuning(
+        job.plan_request(loaded.examples, loaded.parameters),
         trials=trials,
         candidates=[{"learning_rate": rate} for rate in learning_rates],
-        **without_none(job.plan_arguments(loaded.examples, loaded.parameters)),
     )
     return search(
         lambda: job.build_model(loaded.dataset),

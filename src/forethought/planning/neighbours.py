@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forethought.accounting import exact
 from forethought.accounting.calibration import noise_multiplier
@@ -16,7 +16,9 @@ from forethought.mechanism import (
     Shuffled,
     WithoutReplacement,
 )
+from forethought.planning import defaults
 from forethought.planning.noise_to_signal import gradient_computations, noise_to_signal
+from forethought.planning.solve import GIVEN, STEP_SIZE
 from forethought.plans import Plan
 
 
@@ -29,12 +31,21 @@ class Neighbour:
     reason: str
 
 
-def neighbours(plan: Plan) -> tuple[Neighbour, ...]:
+# Less noise for the signal than this share of it is no gain in accuracy.
+_GAIN = 0.01
+
+
+def neighbours(plan: Plan, parameters: int | None = None) -> tuple[Neighbour, ...]:
     """A cheaper and a more accurate plan with the same promise; fewer where none exists.
 
     The cheaper one halves the batch, the more accurate one doubles it, each with exactly
-    calibrated noise. A full batch cannot be doubled: there only a larger ε helps, so the more
+    calibrated noise and, where the planner chose it, a step size of its own. A full batch cannot be
+    doubled, and a batch near it gains nothing from it: there only a larger ε helps, so the more
     accurate plan is the one at twice ε.
+
+    Args:
+        plan: from :func:`forethought.plan`, with equal rounds.
+        parameters: as the plan was made with.
     """
     if len(plan.mechanism.rounds) != 1 or plan.noise_multiplier == 0:
         return ()
@@ -43,12 +54,13 @@ def neighbours(plan: Plan) -> tuple[Neighbour, ...]:
     )
     budget = Budget(epsilon, plan.delta)
     found = []
-    half = _resized(plan, 0.5, budget)
+    size = defaults.PARAMETERS if parameters is None else parameters
+    half = _resized(plan, 0.5, budget, size)
     if half is not None:
         found.append(Neighbour("cheaper", half, _change(plan, half)))
-    double = _resized(plan, 2.0, budget)
-    if double is None:
-        double = _with_noise(plan, plan.sampling, Budget(2 * epsilon, plan.delta))
+    double = _resized(plan, 2.0, budget, size)
+    if double is None or noise_to_signal(double) > (1 - _GAIN) * noise_to_signal(plan):
+        double = _with_noise(plan, plan.sampling, Budget(2 * epsilon, plan.delta), size)
         reason = f"twice ε: {_change(plan, double)}"
     else:
         reason = _change(plan, double)
@@ -56,7 +68,7 @@ def neighbours(plan: Plan) -> tuple[Neighbour, ...]:
     return tuple(found)
 
 
-def _resized(plan: Plan, factor: float, budget: Budget) -> Plan | None:
+def _resized(plan: Plan, factor: float, budget: Budget, size: int) -> Plan | None:
     batch = plan.batch * factor
     if not 1 <= batch <= plan.examples:
         return None
@@ -69,15 +81,20 @@ def _resized(plan: Plan, factor: float, budget: Budget) -> Plan | None:
             resized = Shuffled(int(batch), plan.examples)
         case FullBatch():
             return None
-    return _with_noise(plan, resized, budget)
+    return _with_noise(plan, resized, budget, size)
 
 
-def _with_noise(plan: Plan, sampling: Sampling, budget: Budget) -> Plan:
+def _with_noise(plan: Plan, sampling: Sampling, budget: Budget, size: int) -> Plan:
     part = plan.mechanism.rounds[0]
     adjacency = plan.mechanism.adjacency
     sigma = noise_multiplier(budget, sampling, part.count, part.clipping, adjacency)
     release = Rounds(sigma, part.count, sampling, part.clipping)
-    return plan.with_(mechanism=Mechanism(release, adjacency=adjacency), budget=budget)
+    found = plan.with_(mechanism=Mechanism(release, adjacency=adjacency), budget=budget)
+    if plan.optimizer.name != "sgd" or dict(plan.reasons).get(STEP_SIZE, GIVEN) == GIVEN:
+        return found
+    momentum = float(dict(plan.optimizer.options).get("momentum", 0.0))
+    rate = defaults.learning_rate(found, size, momentum)
+    return found.with_(optimizer=replace(plan.optimizer, learning_rate=rate))
 
 
 def _change(old: Plan, new: Plan) -> str:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from forethought.accounting.adaptive import SEARCH_ALONE, search_epsilon
 from forethought.accounting.renyi.selection import NegativeBinomialTrials, Trials
 from forethought.mechanism import Budget, Mechanism, Rounds
-from forethought.planning.solve import PlanError, plan
+from forethought.planning.request import PlanError, PlanKeywords, PlanRequest
+from forethought.planning.solve import plan
 from forethought.plans import Plan
 
 # What candidates may differ in: all of it works on sums that are already noised and clipped, or
@@ -33,22 +34,22 @@ TOLERANCE = 1e-3
 
 
 def plan_tuning(
+    request: PlanRequest | None = None,
+    /,
     *,
-    examples: int,
-    budget: Budget,
     trials: Trials,
     candidates: Sequence[Mapping[str, Any]],
-    **shared: Any,
+    **shared: Unpack[PlanKeywords],
 ) -> tuple[Plan, ...]:
     """One plan for each candidate, all with the least noise at which the search keeps the budget.
 
     Args:
-        examples: records in the training set.
-        budget: what the whole search may cost.
+        request: what all candidates share, as for :func:`forethought.plan`; its budget is what
+            the whole search may cost.
         trials: how the number of trials will be drawn.
         candidates: for each the arguments of :func:`forethought.plan` in which it differs, out of
             clip_norm, clip_rule, quantile, optimizer, learning_rate, options, schedule, averaging.
-        shared: arguments of :func:`forethought.plan` that all share, such as epochs or batch.
+        shared: keywords of :func:`forethought.plan`, in place of ``request`` or going before it.
 
     Returns:
         Plans for :func:`forethought.tune`, in the order of the candidates, with one mechanism.
@@ -80,9 +81,13 @@ def plan_tuning(
                 "released must be the same in every trial. Give it for all, or make plans with "
                 "forethought.plan and hand them to forethought.tune, which accounts for the worst"
             )
-    if shared.get("noise_multiplier") is not None:
+    request = PlanRequest.of(**shared) if request is None else request.with_(**shared)
+    if request.noise_multiplier is not None:
         raise PlanError("noise_multiplier follows from the budget and the trials: drop it")
-    alone = plan(examples=examples, budget=budget, **shared)
+    budget = request.budget
+    if budget is None:
+        raise PlanError("a search needs budget=, which all its trials together keep")
+    alone = plan(request)
     part = alone.mechanism.rounds[0]
 
     def mechanism(sigma: float) -> Mechanism:
@@ -99,9 +104,8 @@ def plan_tuning(
     )
     plans = []
     for candidate in candidates:
-        base = plan(examples=examples, budget=budget, **{**shared, **candidate})
-        clip = base.clip
-        if clip.rule == "quantile" and "count_noise" not in shared:
+        base = plan(request.with_(**candidate))
+        if base.clip.rule == "quantile" and request.count_noise is None:
             raise PlanError("the clip rule 'quantile' needs count_noise= for all candidates")
         plans.append(
             base.with_(

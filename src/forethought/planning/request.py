@@ -1,0 +1,255 @@
+"""What is known and wanted of a private run: one typed value for planning, fronts and searches."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypedDict, Unpack, get_args
+
+from forethought.caveats import Caveat
+from forethought.mechanism import (
+    Adjacency,
+    Budget,
+    Clipping,
+    FullBatch,
+    Mechanism,
+    Poisson,
+    Rounds,
+    Sampling,
+    Shuffled,
+    WithoutReplacement,
+    one_of,
+    real,
+    whole,
+)
+from forethought.planning import defaults
+from forethought.plans import Averaging, ClipRule, Schedule
+
+SamplingName = Literal["poisson", "without-replacement", "shuffled", "full-batch"]
+
+MOST_ROUNDS = 10_000_000
+_ADJACENCY: dict[str, Adjacency] = {
+    "poisson": "add-or-remove",
+    "full-batch": "add-or-remove",
+    "without-replacement": "replace-one",
+    "shuffled": "zero-out",
+}
+# What does not count as choosing the plan's numbers: the task, the promise, and words about them.
+_GIVEN_ANYWAY = (
+    "examples",
+    "budget",
+    "delta",
+    "parameters",
+    "adjacency",
+    "hyperparameters",
+    "not_covered",
+)
+
+
+class PlanError(ValueError):
+    """A request that no plan fulfils: over- or under-determined, or out of reach."""
+
+
+class PlanKeywords(TypedDict, total=False):
+    """The keywords of :func:`forethought.plan`: the fields of a :class:`PlanRequest`."""
+
+    examples: int
+    budget: Budget | None
+    delta: float | None
+    epochs: float | None
+    rounds: int | None
+    batch: int | None
+    noise_multiplier: float | None
+    sampling: SamplingName
+    adjacency: Adjacency | None
+    clipping: Clipping
+    groups: int | None
+    clip_norm: float | None
+    clip_rule: ClipRule | None
+    quantile: float | None
+    count_noise: float | None
+    optimizer: str
+    learning_rate: float | None
+    options: Mapping[str, Any] | None
+    schedule: Schedule | None
+    averaging: Averaging | None
+    hyperparameters: str | None
+    not_covered: tuple[Any, ...]
+    parameters: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """What is known and wanted of a private run. What is None the planner chooses.
+
+    The fields are those of :func:`forethought.plan`, which says what each means.
+
+    Raises:
+        PlanError: fields that contradict each other; names which to drop.
+        TypeError, ValueError: a field outside its range.
+    """
+
+    examples: int
+    budget: Budget | None = None
+    delta: float | None = None
+    epochs: float | None = None
+    rounds: int | None = None
+    batch: int | None = None
+    noise_multiplier: float | None = None
+    sampling: SamplingName = "poisson"
+    adjacency: Adjacency | None = None
+    clipping: Clipping = "example"
+    groups: int | None = None
+    clip_norm: float | None = None
+    clip_rule: ClipRule | None = None
+    quantile: float | None = None
+    count_noise: float | None = None
+    optimizer: str = "sgd"
+    learning_rate: float | None = None
+    options: Mapping[str, Any] | None = None
+    schedule: Schedule | None = None
+    averaging: Averaging | None = None
+    hyperparameters: str | None = None
+    not_covered: tuple[Any, ...] = ()
+    parameters: int | None = None
+
+    def __post_init__(self) -> None:
+        def settle(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)
+
+        settle("examples", whole("examples", self.examples))
+        if self.budget is not None and not isinstance(self.budget, Budget):
+            raise TypeError(
+                f"budget must be forethought.Budget(epsilon, delta), not {self.budget!r}"
+            )
+        if self.budget is not None and self.delta not in (None, self.budget.delta):
+            raise PlanError("delta is given twice: drop delta=, the budget has its own")
+        if self.epochs is not None and self.rounds is not None:
+            raise PlanError("epochs and rounds both fix the length: drop one of them")
+        if self.epochs is not None:
+            settle("epochs", real("epochs", self.epochs, above=0))
+        if self.rounds is not None:
+            settle("rounds", whole("rounds", self.rounds, most=MOST_ROUNDS))
+        if self.parameters is not None:
+            settle("parameters", whole("parameters", self.parameters))
+        if self.noise_multiplier is not None:
+            sigma = real("noise_multiplier", self.noise_multiplier, least=0)
+            settle("noise_multiplier", sigma)
+        one_of("sampling", self.sampling, get_args(SamplingName))
+        if self.sampling == "full-batch" and self.batch not in (None, self.examples):
+            raise PlanError(f"full-batch sampling takes all {self.examples} examples: drop batch=")
+        if self.batch is not None:
+            settle("batch", whole("batch", self.batch))
+        if self.batch is not None and self.batch > self.examples:
+            raise PlanError(
+                f"batch {self.batch} is larger than the data ({self.examples} examples): choose "
+                f"at most {self.examples}"
+            )
+
+    @classmethod
+    def of(cls, **keywords: Unpack[PlanKeywords]) -> PlanRequest:
+        """A request from keywords.
+
+        Raises:
+            TypeError: an unknown keyword, with the nearest known one, or no ``examples``.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in keywords:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+                hint = f"did you mean {near[0]}=?" if near else f"known: {', '.join(known)}"
+                raise TypeError(f"forethought.plan has no keyword {name!r}; {hint}")
+        if "examples" not in keywords:
+            raise TypeError("examples= is missing: how many records will be trained on")
+        return cls(**keywords)
+
+    def with_(self, **changes: Any) -> PlanRequest:
+        """A copy with the named fields replaced."""
+        return replace(self, **changes)
+
+    @property
+    def size(self) -> int:
+        """Trained parameters, or the guess where nobody says how many."""
+        return defaults.PARAMETERS if self.parameters is None else self.parameters
+
+    @property
+    def timed(self) -> bool:
+        """Whether the length is given."""
+        return self.rounds is not None or self.epochs is not None
+
+    def settled_delta(self) -> float:
+        """δ: the budget's, the one given, or the default. Warns when it allows publishing one."""
+        default = defaults.default_delta(self.examples)
+        delta = default if self.delta is None else real("delta", self.delta, above=0, below=1)
+        if self.budget is not None:
+            delta = self.budget.delta
+        if delta > 1 / self.examples:
+            warnings.warn(
+                f"delta {delta:g} is larger than 1/{self.examples}, one over the number of "
+                "examples: publishing a random record outright would be allowed. Use at most "
+                f"{default:.2g}",
+                stacklevel=3,
+            )
+        return delta
+
+    def chosen_by(self) -> str:
+        """Who chose the plan's numbers, for the Statement.
+
+        The planner looks at no data. What the user gives is "as declared": whether the private
+        data were looked at, nobody but the user knows.
+        """
+        if self.hyperparameters is not None:
+            return self.hyperparameters
+        given = [
+            field.name
+            for field in fields(self)
+            if field.name not in _GIVEN_ANYWAY and getattr(self, field.name) != field.default
+        ]
+        if not given:
+            return str(Caveat("planned"))
+        named = ", ".join(name.replace("_", " ") for name in given)
+        return str(Caveat("declared-as", f"{named}; the planner chose the rest from no data"))
+
+    def sampling_of(self, batch: int) -> Sampling:
+        """How batches of an expected size are drawn."""
+        match self.sampling:
+            case "poisson":
+                return Poisson(batch / self.examples)
+            case "without-replacement":
+                return WithoutReplacement(batch, self.examples)
+            case "shuffled":
+                return Shuffled(batch, self.examples)
+            case "full-batch":
+                return FullBatch()
+
+    def length_of(self, batch: int) -> int:
+        """How many rounds the given length is with batches of this size.
+
+        Raises:
+            PlanError: no length is given, or one shorter than a batch.
+        """
+        if self.rounds is not None:
+            return self.rounds
+        if self.epochs is None:
+            raise PlanError("the length is missing: add epochs= or rounds=")
+        wanted = self.epochs * self.examples / batch
+        if wanted < 0.5:
+            raise PlanError(
+                f"{self.epochs:g} epochs of {self.examples} examples are less than one batch of "
+                f"{batch}: at least {batch / self.examples:.3g} epochs are needed, or a batch of "
+                f"at most {max(1, math.floor(self.epochs * self.examples))}"
+            )
+        return max(1, round(wanted))
+
+    @property
+    def neighbouring(self) -> Adjacency:
+        """The adjacency given, or the sampling's own."""
+        return self.adjacency or _ADJACENCY[self.sampling]
+
+    def mechanism(self, noise_multiplier: float, batch: int, rounds: int) -> Mechanism:
+        """Equal rounds of this request's kind."""
+        release = Rounds(noise_multiplier, rounds, self.sampling_of(batch), self.clipping)
+        return Mechanism(release, adjacency=self.neighbouring)
