@@ -42,8 +42,8 @@ def account(
     rounds: RoundCount = None,
     noise_multiplier: NoiseMultiplier = None,
     delta: Delta = None,
-    sampling: SamplingName = "poisson",
-    clipping: ClippingName = "example",
+    sampling: SamplingName = None,
+    clipping: ClippingName = None,
     adjacency: AdjacencyName = None,
     group: Annotated[int, typer.Option(help="Records protected together.")] = 1,
     verify: Annotated[

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,17 +19,27 @@ DataDir = Annotated[
     Path | None,
     typer.Option("--data-dir", envvar="FORETHOUGHT_DATA", help="Folder with the data sets."),
 ]
+_PANEL = "In place of the job's own"
 Examples = Annotated[int | None, typer.Option(help="Records to train on.")]
-Delta = Annotated[float | None, typer.Option(help="Default: 1/(10 · examples).")]
-Epochs = Annotated[float | None, typer.Option(help="Passes over the data.")]
-RoundCount = Annotated[int | None, typer.Option(help="Releases.")]
-Batch = Annotated[int | None, typer.Option(help="Expected batch size.")]
-NoiseMultiplier = Annotated[float | None, typer.Option(help="σ.")]
-SamplingName = Annotated[
-    str, typer.Option(help="poisson, without-replacement, shuffled or full-batch.")
+Epsilon = Annotated[float | None, typer.Option(help="Budget.", rich_help_panel=_PANEL)]
+Delta = Annotated[
+    float | None, typer.Option(help="Default: 1/(10 · examples).", rich_help_panel=_PANEL)
 ]
-ClippingName = Annotated[str, typer.Option(help="example or group.")]
-AdjacencyName = Annotated[str | None, typer.Option(help="add-or-remove, zero-out or replace-one.")]
+Epochs = Annotated[float | None, typer.Option(help="Passes over the data.", rich_help_panel=_PANEL)]
+RoundCount = Annotated[int | None, typer.Option(help="Releases.", rich_help_panel=_PANEL)]
+Batch = Annotated[int | None, typer.Option(help="Expected batch size.", rich_help_panel=_PANEL)]
+NoiseMultiplier = Annotated[float | None, typer.Option(help="σ.", rich_help_panel=_PANEL)]
+SamplingName = Annotated[
+    str | None,
+    typer.Option(
+        help="poisson, without-replacement, shuffled or full-batch.", rich_help_panel=_PANEL
+    ),
+]
+ClippingName = Annotated[str | None, typer.Option(help="example or group.", rich_help_panel=_PANEL)]
+AdjacencyName = Annotated[
+    str | None,
+    typer.Option(help="add-or-remove, zero-out or replace-one.", rich_help_panel=_PANEL),
+]
 Figures = Annotated[Path | None, typer.Option(help="Draw the figures into this folder.")]
 
 
@@ -56,6 +67,12 @@ def chosen_proxy(given: str | None, old: str | None) -> str | None:
 def console_for(quiet: bool) -> Console:
     """Where a command prints; nowhere when quiet."""
     return Console(quiet=quiet, highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+def show_overrides(console: Console, overrides: Sequence[str]) -> None:
+    """Say what the command line put in place of the job's own."""
+    for text in overrides:
+        console.print(f"[yellow]from the command line[/yellow]: {text}")
 
 
 def print_json(values: Any) -> None:

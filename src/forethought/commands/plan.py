@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,6 +14,7 @@ from forethought.commands.options import (
     DataDir,
     Delta,
     Epochs,
+    Epsilon,
     Examples,
     Figures,
     JobFile,
@@ -28,6 +29,7 @@ from forethought.commands.options import (
     chosen_proxy,
     console_for,
     print_json,
+    show_overrides,
 )
 
 EPILOG = "Example: forethought plan --examples 60000 --epsilon 1 --epochs 20"
@@ -36,14 +38,14 @@ EPILOG = "Example: forethought plan --examples 60000 --epsilon 1 --epochs 20"
 def plan(
     job_file: JobFile = None,
     examples: Examples = None,
-    epsilon: Annotated[float | None, typer.Option(help="Budget.")] = None,
+    epsilon: Epsilon = None,
     delta: Delta = None,
     epochs: Epochs = None,
     rounds: RoundCount = None,
     batch: Batch = None,
     noise_multiplier: NoiseMultiplier = None,
-    sampling: SamplingName = "poisson",
-    clipping: ClippingName = "example",
+    sampling: SamplingName = None,
+    clipping: ClippingName = None,
     adjacency: AdjacencyName = None,
     parameters: Annotated[int | None, typer.Option(help="Numbers the model trains.")] = None,
     explain: Annotated[
@@ -81,7 +83,7 @@ def plan(
     from forethought.jobs import plan as jobs
     from forethought.jobs.load import load
     from forethought.jobs.public_proxy import rehearse as rehearse_job
-    from forethought.jobs.request import from_file, from_numbers
+    from forethought.jobs.request import from_file, from_numbers, overridden
     from forethought.planning.neighbours import neighbours
     from forethought.report import terminal
     from forethought.report.plan_figures import draw_plan
@@ -90,20 +92,24 @@ def plan(
         raise UsageError("give a job file, or --examples and what is known (see --help)")
     proxy = chosen_proxy(public_proxy, stand_in)
     console = console_for(quiet or as_json)
-    if job_file is not None:
-        request = from_file(job_file)
+    flags: dict[str, Any] = {
+        "epsilon": epsilon,
+        "delta": delta,
+        "epochs": epochs,
+        "rounds": rounds,
+        "batch": batch,
+        "noise_multiplier": noise_multiplier,
+        "sampling": sampling,
+        "clipping": clipping,
+        "adjacency": adjacency,
+    }
+    if job_file is None:
+        request = from_numbers(**flags)
     else:
-        request = from_numbers(
-            epsilon=epsilon,
-            delta=delta,
-            epochs=epochs,
-            rounds=rounds,
-            batch=batch,
-            noise_multiplier=noise_multiplier,
-            sampling=sampling,
-            clipping=clipping,
-            adjacency=adjacency,
-        )
+        if parameters is not None:
+            raise UsageError("--parameters goes with --examples: a job's model has its own number")
+        request = overridden(from_file(job_file), flags)
+        show_overrides(console, request.overrides)
     loaded = None
     if examples is None:
         loaded = load(request, data_dir)

@@ -5,19 +5,26 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from forethought.commands.options import (
+    Batch,
     DataDir,
+    Delta,
+    Epochs,
+    Epsilon,
     JobFile,
     Json,
+    NoiseMultiplier,
     Quiet,
+    RoundCount,
     UsageError,
     console_for,
     fail,
     print_json,
+    show_overrides,
 )
 
 EPILOG = "Example: forethought train job.toml --out runs/mnist"
@@ -38,6 +45,12 @@ def train(
     max_epsilon: Annotated[
         float | None, typer.Option(help="Limit on ε of all phases. Default: the job's budget.")
     ] = None,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    epochs: Epochs = None,
+    rounds: RoundCount = None,
+    batch: Batch = None,
+    noise_multiplier: NoiseMultiplier = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -45,11 +58,19 @@ def train(
     """Plan and train a model privately; leave it with a statement of what was guaranteed."""
     from forethought.jobs import train as jobs
     from forethought.jobs.request import demo as demo_request
-    from forethought.jobs.request import from_file, resumed
+    from forethought.jobs.request import from_file, overridden, resumed, without_none
     from forethought.report import terminal
     from forethought.report.figures import draw_run
     from forethought.training.summary import RunSummary
 
+    flags: dict[str, Any] = {
+        "epsilon": epsilon,
+        "delta": delta,
+        "epochs": epochs,
+        "rounds": rounds,
+        "batch": batch,
+        "noise_multiplier": noise_multiplier,
+    }
     if (job_file is not None) + demo + (resume is not None) != 1:
         raise UsageError("give exactly one of: a job file, --demo, --resume RUN_FOLDER")
     if resume is not None:
@@ -57,9 +78,11 @@ def train(
             raise UsageError("--resume names the run folder itself: drop --out and --overwrite")
         if until_accuracy is not None:
             raise UsageError("--resume goes on to the accuracy that the run began with")
+        if without_none(flags):
+            raise UsageError("a resumed run keeps the plan it began with: drop the other options")
         request, folder = resumed(resume), resume
     else:
-        request = demo_request() if demo else from_file(job_file or Path())
+        request = overridden(demo_request() if demo else from_file(job_file or Path()), flags)
         folder = out or Path("runs") / request.name
     if max_epsilon is not None and until_accuracy is None:
         raise UsageError("--max-epsilon goes with --until-accuracy; a job has its own budget")
@@ -67,6 +90,7 @@ def train(
     prepared = jobs.prepare(
         request, data_dir, until=until_accuracy, max_epsilon=max_epsilon, resume=resume
     )
+    show_overrides(console, prepared.loaded.request.overrides)
     terminal.show_plan(console, prepared.plan)
     start = time.perf_counter()
     try:

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from forethought.commands.options import (
+    Batch,
     DataDir,
+    Delta,
+    Epochs,
+    Epsilon,
     JobFile,
     Json,
+    NoiseMultiplier,
     Quiet,
+    RoundCount,
     UsageError,
     console_for,
     print_json,
+    show_overrides,
 )
 
 EPILOG = "Example: forethought tune job.toml --learning-rate 0.1 --learning-rate 1 --trials 8"
@@ -35,21 +42,36 @@ def tune(
     ] = "noised",
     out: Annotated[Path | None, typer.Option(help="Run folder of the best trial.")] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace an existing run folder.")] = False,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    epochs: Epochs = None,
+    rounds: RoundCount = None,
+    batch: Batch = None,
+    noise_multiplier: NoiseMultiplier = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Search for the best step size privately: one budget pays for the whole search."""
-    from forethought.jobs.request import from_file
+    from forethought.jobs.request import from_file, overridden
     from forethought.jobs.tune import trials_of
     from forethought.jobs.tune import tune as tune_job
     from forethought.report import terminal
 
     if not learning_rate:
         raise UsageError("give the step sizes to try: --learning-rate 0.1 --learning-rate 1")
-    request = from_file(job_file or Path())
+    flags: dict[str, Any] = {
+        "epsilon": epsilon,
+        "delta": delta,
+        "epochs": epochs,
+        "rounds": rounds,
+        "batch": batch,
+        "noise_multiplier": noise_multiplier,
+    }
+    request = overridden(from_file(job_file or Path()), flags)
     folder = out or Path("runs") / request.name
     console = console_for(quiet or as_json)
+    show_overrides(console, request.overrides)
     found = tune_job(
         request,
         folder,

@@ -11,17 +11,43 @@ from typing import Any
 from pydantic import ValidationError
 
 from forethought.jobs.job import Job, JobError, explain
+from forethought.jobs.toml import to_toml
 
 JOB_NAME = "job.toml"
+SEEDS = ("seed", "noise_seed")
+# Flags that are keys of [budget]; the others are keys of [training].
+_BUDGET = ("epsilon", "delta")
+# Keys of which one takes the place of the other.
+_INSTEAD = {"epochs": "rounds", "rounds": "epochs"}
 
 
 @dataclass(frozen=True)
 class Request:
-    """A job with the text it was read from, which is stored with the run."""
+    """A job with the text it was read from, which is stored with the run.
+
+    Args:
+        name: of the job, for its run folder.
+        text: what was read; empty for a request without a file.
+        job: what it says.
+        overrides: in words, what the command line put in place of the file's own.
+    """
 
     name: str
     text: str
     job: Job
+    overrides: tuple[str, ...] = ()
+
+    def released_text(self) -> str:
+        """The job as a TOML text that may be shown: as written, or without its seeds.
+
+        Whoever knows a seed can subtract the noise, and a run folder is there to be handed on.
+        """
+        run = self.job.run.model_dump(exclude_unset=True)
+        if not self.overrides and not any(name in run for name in SEEDS):
+            return self.text
+        tables = self.job.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+        tables["run"] = {k: v for k, v in tables.get("run", {}).items() if k not in SEEDS}
+        return "# As it was run; seeds are left out.\n" + to_toml(tables)
 
 
 def from_file(path: Path) -> Request:
@@ -59,8 +85,40 @@ def from_numbers(
         "budget": without_none({"epsilon": epsilon, "delta": delta}),
         "training": without_none(training),
     }
+    return Request("", "", _validated(tables))
+
+
+def overridden(request: Request, flags: Mapping[str, Any]) -> Request:
+    """The request with flags in place of what its file says, each change in words.
+
+    Args:
+        flags: keys of ``[budget]`` and ``[training]``; None is left out. A length takes the place
+            of the other way to give it.
+
+    Raises:
+        JobError: a value that is not allowed.
+    """
+    tables = request.job.model_dump(exclude_unset=True)
+    changes = []
+    for key, value in without_none(flags).items():
+        section = tables.setdefault("budget" if key in _BUDGET else "training", {})
+        old = section.get(key)
+        instead = section.pop(_INSTEAD[key], None) if key in _INSTEAD else None
+        section[key] = value
+        if instead is not None:
+            changes.append(f"{key} {value} in place of {_INSTEAD[key]} {instead}")
+        elif old is None:
+            changes.append(f"{key} {value}, which the file leaves out")
+        elif old != value:
+            changes.append(f"{key} {value} in place of {old}")
+    if not changes:
+        return request
+    return replace(request, job=_validated(tables), overrides=(*request.overrides, *changes))
+
+
+def _validated(tables: Mapping[str, Any]) -> Job:
     try:
-        return Request("", "", Job.model_validate(tables))
+        return Job.model_validate(tables)
     except ValidationError as error:
         raise JobError("; ".join(explain("", "", row) for row in error.errors())) from None
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forethought.jobs.job import JobError
 from forethought.jobs.load import Loaded, load
-from forethought.jobs.request import JOB_NAME, Request
+from forethought.jobs.request import JOB_NAME, Request, overridden
 from forethought.mechanism import real
 from forethought.plans import Plan
 
@@ -42,7 +42,8 @@ def prepare(
     Args:
         until: run in phases until this accuracy on held-out data.
         max_epsilon: their budget together; the job's by default.
-        resume: folder of a run whose plan and accuracy are taken over if it is in phases.
+        resume: folder of a run that is continued: its plan.json is the plan, whatever the planner
+            of this version would choose, and its accuracy that of the run if it is in phases.
 
     Raises:
         JobError: a run until an accuracy without a budget, or without held-out data.
@@ -51,15 +52,17 @@ def prepare(
         if until is None:
             raise JobError("a largest epsilon goes with an accuracy to run until")
         limit = real("max_epsilon", max_epsilon, above=0)
-        budget = request.job.budget.model_copy(update={"epsilon": limit})
-        request = replace(request, job=request.job.model_copy(update={"budget": budget}))
+        request = overridden(request, {"epsilon": limit})
     loaded = load(request, data_dir)
     if resume is not None:
+        from forethought.training.folder import PLAN
         from forethought.training.phases import phases_of
 
-        begun = phases_of(resume)
-        if begun is not None:
-            return Prepared(loaded, *begun)
+        phased = phases_of(resume)
+        if phased is not None:
+            return Prepared(loaded, *phased)
+        if (resume / PLAN).is_file():
+            return Prepared(loaded, Plan.load(resume / PLAN))
     job = request.job
     if until is not None and (job.budget.epsilon is None or loaded.dataset.test is None):
         raise JobError(
@@ -88,9 +91,11 @@ def run(
 
     loaded = prepared.loaded
     settings = loaded.request.job.run
+    data, test = loaded.dataset.train, loaded.dataset.test
     options: dict[str, Any] = {
+        "test": None if test is None else (test.inputs, test.targets),
         "out": folder,
-        "files": {JOB_NAME: loaded.request.text},
+        "files": {JOB_NAME: loaded.request.released_text()},
         "resume": resume,
         "overwrite": overwrite,
         "progress": progress,
@@ -100,8 +105,8 @@ def run(
         "device": settings.device,
         "checkpoint_every": settings.checkpoint_every,
     }
+    # Bare arrays: the plan has the caveats of loading already, in the words of when it was made.
+    pair = (data.inputs, data.targets)
     if prepared.until is None:
-        return train(loaded.model, loaded.dataset, prepared.plan, **options)
-    return train_until(
-        loaded.model, loaded.dataset, prepared.plan, accuracy=prepared.until, **options
-    )
+        return train(loaded.model, pair, prepared.plan, **options)
+    return train_until(loaded.model, pair, prepared.plan, accuracy=prepared.until, **options)

@@ -1,0 +1,164 @@
+"""One request: flags go visibly before the file, seeds stay out of what is released."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import forethought as ft
+from forethought.cli import app
+from forethought.jobs.job import Job, JobError
+from forethought.jobs.request import Request, from_file, overridden
+from forethought.jobs.toml import to_toml
+
+JOB = """\
+# The lab's job.
+[data]
+source = "digits"
+[budget]
+epsilon = 3.0
+[training]
+batch = 200
+rounds = 5
+clip_norm = 0.7
+optimizer = "adam"
+learning_rate = 0.003
+"""
+
+
+@pytest.fixture(name="job")
+def job_file(tmp_path: Path) -> Path:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB)
+    return path
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def plan_in(folder: Path) -> ft.Plan:
+    return ft.Plan.load(folder / "plan.json")
+
+
+def test_a_flag_goes_before_the_file_and_says_so(job: Path, tmp_path: Path) -> None:
+    flags = ("--epsilon", 1.5, "--rounds", 7)
+    shown = run("plan", job, *flags, "--save", tmp_path / "plan.json")
+    assert "epsilon 1.5 in place of 3.0" in shown
+    assert "rounds 7 in place of 5" in shown
+    plan = ft.Plan.load(tmp_path / "plan.json")
+    assert plan.budget is not None
+    assert (plan.budget.epsilon, plan.rounds) == (1.5, 7)
+    shown = run("train", job, *flags, "--out", tmp_path / "run")
+    assert "epsilon 1.5 in place of 3.0" in shown
+    assert plan_in(tmp_path / "run").mechanism == plan.mechanism
+    again = from_file(tmp_path / "run" / "job.toml")
+    assert (again.job.budget.epsilon, again.job.training.rounds) == (1.5, 7)
+
+
+def test_epochs_take_the_place_of_rounds(job: Path) -> None:
+    request = overridden(from_file(job), {"epochs": 2.0, "batch": None})
+    assert (request.job.training.rounds, request.job.training.epochs) == (None, 2.0)
+    assert request.overrides == ("epochs 2.0 in place of rounds 5",)
+    assert overridden(request, {"epochs": 2.0}) is request
+    with pytest.raises(JobError, match=r"budget\.epsilon = -1"):
+        overridden(request, {"epsilon": -1})
+
+
+def test_a_front_keeps_clip_norm_optimizer_and_step_size(job: Path) -> None:
+    found = json.loads(run("plan", job, "--pareto", "--json"))
+    for row in found["front"]:
+        plan = ft.Plan.from_dict(row["plan"])
+        assert (plan.clip_norm, plan.optimizer.name) == (0.7, "adam")
+        assert plan.optimizer.learning_rate == 0.003
+        assert (round(plan.batch), plan.rounds) == (200, 5)
+        assert row["epsilon"] <= 3.0
+
+
+def test_seeds_never_land_in_the_run_folder(job: Path, tmp_path: Path) -> None:
+    # However TOML lets one write them down.
+    for number, table in enumerate(
+        (
+            "[run]\nseed = 20240229\nnoise_seed = 19700101\nmicro_batch = 64\n",
+            "[run]\n'seed' = 20_240_229\n\"noise_seed\" = 0x12C9A45\nmicro_batch = 64\n",
+        )
+    ):
+        job.write_text(JOB + table)
+        folder = tmp_path / f"run{number}"
+        run("train", job, "--out", folder)
+        for path in folder.rglob("*"):
+            if path.is_file():
+                content = path.read_bytes()
+                for seed in (b"20240229", b"20_240_229", b"19700101", b"12C9A45"):
+                    assert seed not in content, path
+        released = Job.load(folder / "job.toml")
+        assert released.run.model_dump(exclude_unset=True) == {"micro_batch": 64}
+        assert released.training == Job.parse(JOB).training
+    job.write_text("run = {noise_seed = 19700101}\n" + JOB)
+    assert "19700101" not in from_file(job).released_text()
+
+
+def test_a_job_without_seeds_is_kept_as_written(job: Path, tmp_path: Path) -> None:
+    run("train", job, "--out", tmp_path / "run")
+    assert (tmp_path / "run" / "job.toml").read_text() == JOB
+
+
+def test_a_resumed_run_keeps_its_plan_whatever_the_planner_says_now(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forethought.jobs import train as jobs
+    from forethought.planning import defaults
+    from forethought.training.interruption import Interrupted
+
+    job.write_text("[data]\nsource = 'digits'\n[budget]\nepsilon = 3.0\n")
+    folder = tmp_path / "run"
+    prepared = jobs.prepare(from_file(job))
+
+    def stop(event: object) -> None:
+        raise Interrupted(folder, 1)
+
+    with pytest.raises(KeyboardInterrupt):
+        jobs.run(prepared, folder, progress=stop)
+    monkeypatch.setattr(defaults, "NOISE", 3.0)
+    monkeypatch.setattr(defaults, "ROUNDS", 77)
+    assert Job.load(job).make_plan(prepared.loaded.examples) != prepared.plan
+    run("train", "--resume", folder, "--quiet")
+    assert plan_in(folder) == prepared.plan
+    result = CliRunner().invoke(app, ["train", "--resume", str(folder), "--epsilon", "9"])
+    assert isinstance(result.exception, ValueError)
+    assert "keeps the plan it began with" in str(result.exception)
+
+
+values = st.recursive(
+    st.booleans()
+    | st.integers(-(2**40), 2**40)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.text(), st.dictionaries(st.text(), values, min_size=1), max_size=3))
+def test_what_is_written_as_toml_reads_back(tables: dict[str, dict[str, object]]) -> None:
+    assert tomllib.loads(to_toml(tables)) == tables
+
+
+def test_a_request_without_a_file_has_no_text() -> None:
+    assert Request("", "", Job.parse(JOB)).released_text() == ""
+
+
+def test_the_old_name_of_the_public_proxy_still_works(job: Path) -> None:
+    arguments = ["plan", str(job), "--rehearse", "--repeats", "2", "--json"]
+    with pytest.warns(FutureWarning, match="now called --public-proxy"):
+        result = CliRunner().invoke(app, [*arguments, "--stand-in", "synthetic"])
+    assert result.exit_code == 0, result.output
+    assert len(json.loads(result.output)["rehearsal"]["accuracies"]) == 2
