@@ -8,10 +8,11 @@ It has two parts: what privacy needs (:mod:`forethought.privacy`) and how the no
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, TypedDict, Unpack
 
+from forethought.caveats import Caveat, caveats, choice
 from forethought.mechanism import Budget, Mechanism, Rounds, Sampling
 from forethought.privacy import Clip as Clip
 from forethought.privacy import ClipRule as ClipRule
@@ -26,7 +27,7 @@ from forethought.use import ScheduleKind as ScheduleKind
 from forethought.use import Use
 
 PLAN_SCHEMA = "forethought/plan/2"
-FIXED_IN_ADVANCE = "fixed in advance, without looking at the private data"
+DECLARED = Caveat("declared")
 
 
 class Parts(TypedDict, total=False):
@@ -66,8 +67,10 @@ class Plan(Stored):
     Args:
         mechanism, examples, delta, clip, contribution, noise, budget: see :class:`Privacy`.
         use: what happens to the noised means; post-processing.
-        hyperparameters: how this plan's numbers were chosen, for the Statement.
-        not_covered: ways in which private data was used outside the mechanism, for the Statement.
+        hyperparameters: how this plan's numbers were chosen, for the Statement: a
+            :class:`~forethought.caveats.Caveat` of that role, or words.
+        not_covered: ways in which private data was used outside the mechanism, and assumptions,
+            for the Statement: caveats, or words.
         reasons: pairs (what, why it is what it is), written by the planner for :meth:`explain`.
         parts: short forms, see :class:`Parts`.
 
@@ -81,8 +84,8 @@ class Plan(Stored):
 
     privacy: Privacy
     use: Use
-    hyperparameters: str
-    not_covered: tuple[str, ...]
+    hyperparameters: Caveat
+    not_covered: tuple[Caveat, ...]
     reasons: tuple[tuple[str, str], ...]
 
     def __init__(
@@ -96,8 +99,8 @@ class Plan(Stored):
         noise: NoiseKind = "gaussian",
         budget: Budget | None = None,
         use: Use = Use(),  # noqa: B008 (frozen)
-        hyperparameters: str = FIXED_IN_ADVANCE,
-        not_covered: tuple[str, ...] = (),
+        hyperparameters: Caveat | str = DECLARED,
+        not_covered: Iterable[Caveat | str] = (),
         reasons: tuple[tuple[str, str], ...] = (),
         **parts: Unpack[Parts],
     ) -> None:
@@ -114,14 +117,14 @@ class Plan(Stored):
         self,
         privacy: Privacy,
         use: Use,
-        hyperparameters: str,
-        not_covered: tuple[str, ...],
+        hyperparameters: Caveat | str,
+        not_covered: Iterable[Caveat | str],
         reasons: tuple[tuple[str, str], ...],
     ) -> None:
         object.__setattr__(self, "privacy", privacy)
         object.__setattr__(self, "use", use)
-        object.__setattr__(self, "hyperparameters", hyperparameters)
-        object.__setattr__(self, "not_covered", tuple(not_covered))
+        object.__setattr__(self, "hyperparameters", choice(hyperparameters))
+        object.__setattr__(self, "not_covered", caveats(not_covered))
         pairs = tuple((str(what), str(why)) for what, why in reasons)
         object.__setattr__(self, "reasons", pairs)
 
@@ -253,7 +256,7 @@ class Plan(Stored):
         return {
             "privacy": self.privacy.to_dict(),
             "use": self.use.to_dict(),
-            "hyperparameters": self.hyperparameters,
+            "hyperparameters": plain(self.hyperparameters),
             "not_covered": plain(self.not_covered),
             "reasons": plain(self.reasons),
         }
@@ -262,5 +265,13 @@ class Plan(Stored):
     def _restore(cls, values: dict[str, Any]) -> Plan:
         privacy, use = Privacy.from_dict(values["privacy"]), Use.from_dict(values["use"])
         plan = cls.__new__(cls)
-        plan._set(privacy, use, values["hyperparameters"], values["not_covered"], values["reasons"])
+        # Plans of earlier versions hold sentences.
+        chosen = values["hyperparameters"]
+        plan._set(
+            privacy,
+            use,
+            chosen if isinstance(chosen, str) else Caveat.from_dict(chosen),
+            map(Caveat.from_dict, values["not_covered"]),
+            values["reasons"],
+        )
         return plan

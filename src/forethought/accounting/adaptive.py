@@ -36,7 +36,7 @@ from forethought.mechanism import (
 from forethought.serialisation import exact_keys
 
 SELECTION, FILTER = "selection", "renyi-filter"
-SEARCH_ALONE, PHASES_ALONE = (Caveat(code).sentence for code in ("search", "chosen-phases"))
+SEARCH_ALONE, PHASES_ALONE = Caveat("search"), Caveat("chosen-phases")
 _SAME = 1e-9
 # By how much a search's ε may differ when it is recomputed, by another version for example.
 TOLERANCE = 1e-3
