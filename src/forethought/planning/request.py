@@ -76,8 +76,8 @@ class PlanKeywords(TypedDict, total=False):
     options: Mapping[str, Any] | None
     schedule: Schedule | None
     averaging: Averaging | None
-    hyperparameters: str | None
-    not_covered: tuple[Any, ...]
+    hyperparameters: Caveat | str | None
+    not_covered: tuple[Caveat | str, ...]
     parameters: int | None
 
 
@@ -112,8 +112,8 @@ class PlanRequest:
     options: Mapping[str, Any] | None = None
     schedule: Schedule | None = None
     averaging: Averaging | None = None
-    hyperparameters: str | None = None
-    not_covered: tuple[Any, ...] = ()
+    hyperparameters: Caveat | str | None = None
+    not_covered: tuple[Caveat | str, ...] = ()
     parameters: int | None = None
 
     def __post_init__(self) -> None:
@@ -195,7 +195,7 @@ class PlanRequest:
             )
         return delta
 
-    def chosen_by(self) -> str:
+    def chosen_by(self) -> Caveat | str:
         """Who chose the plan's numbers, for the Statement.
 
         The planner looks at no data. What the user gives is "as declared": whether the private
@@ -209,9 +209,9 @@ class PlanRequest:
             if field.name not in _GIVEN_ANYWAY and getattr(self, field.name) != field.default
         ]
         if not given:
-            return str(Caveat("planned"))
+            return Caveat("planned")
         named = ", ".join(name.replace("_", " ") for name in given)
-        return str(Caveat("declared-as", f"{named}; the planner chose the rest from no data"))
+        return Caveat("declared-as", f"{named}; the planner chose the rest from no data")
 
     def sampling_of(self, batch: int) -> Sampling:
         """How batches of an expected size are drawn."""

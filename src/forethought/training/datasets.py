@@ -26,6 +26,5 @@ def opened(data: object, held_out: object | None) -> tuple[object, object | None
 
 def with_caveats(plan: Plan, found: Sequence[Caveat]) -> Plan:
     """The plan with what loading read from the private data, each thing once."""
-    known = {str(use) for use in plan.not_covered}
-    new = tuple(str(use) for use in found if str(use) not in known)
+    new = tuple(use for use in found if use not in plan.not_covered)
     return plan.with_(not_covered=(*plan.not_covered, *new)) if new else plan

@@ -9,28 +9,24 @@ This module holds the measured values and chooses; :mod:`forethought.utility.per
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from forethought.caveats import Caveat
 from forethought.mechanism import one_of, real, whole
 from forethought.plans import Plan
-from forethought.serialisation import exact_keys
+from forethought.serialisation import Stored
 
 UTILITY_SCHEMA = "forethought/utility-graph/1"
 
 Source = Literal["public", "synthetic", "released", "private"]
 SOURCES: tuple[Source, ...] = get_args(Source)
 
-LEAKS = (
-    "clip norm and noise multiplier were chosen from a utility graph that was trained and measured "
-    "without noise on the private data: what this choice reveals is in no ε"
-)
+LEAKS = Caveat("utility-graph-on-private-data")
 
 
 class Admissible(NamedTuple):
@@ -56,7 +52,7 @@ class Choice(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class UtilityGraph:
+class UtilityGraph(Stored):
     """Accuracy of models trained with clipping, before and after Gaussian perturbation.
 
     Args:
@@ -69,6 +65,9 @@ class UtilityGraph:
         noise_scale: the perturbation's standard deviation is noise_scale · C · σ.
         seed: of initial weights, batches and draws.
     """
+
+    SCHEMA: ClassVar[str] = UTILITY_SCHEMA
+    CALLED: ClassVar[str] = "utility graph"
 
     clip_norms: tuple[float, ...]
     noise_multipliers: tuple[float, ...]
@@ -133,7 +132,7 @@ class UtilityGraph:
         return _spread(self.fraction)
 
     @property
-    def not_covered(self) -> tuple[str, ...]:
+    def not_covered(self) -> tuple[Caveat, ...]:
         """For ``plan.not_covered`` and so the Statement: what the choice leaks, if anything."""
         return (LEAKS,) if self.source == "private" else ()
 
@@ -238,65 +237,15 @@ class UtilityGraph:
             "learning_rate": training.optimizer.learning_rate,
             "options": dict(training.optimizer.options),
             "schedule": training.schedule,
-            "hyperparameters": (
-                f"clip norm and noise multiplier chosen from a utility graph {whose} "
-                f"(tolerated loss of accuracy {tolerance:.0%})"
+            "hyperparameters": Caveat(
+                "utility-graph", f"{whose} (tolerated loss of accuracy {tolerance:.0%})"
             ),
             "not_covered": self.not_covered,
         }
 
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready mapping; :meth:`from_dict` reads it back."""
-        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        values["training"] = self.training.to_dict()
-        for name in ("noiseless", "accuracy"):
-            values[name] = values[name].tolist()
-        for name in ("clip_norms", "noise_multipliers"):
-            values[name] = list(values[name])
-        return {"schema": UTILITY_SCHEMA, **values}
-
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> UtilityGraph:
-        """The inverse of :meth:`to_dict`.
-
-        Raises:
-            ValueError: another schema version, an unknown or a missing key.
-        """
-        if values.get("schema") != UTILITY_SCHEMA:
-            raise ValueError(
-                f"not a utility graph this version can read: schema {values.get('schema')!r}, "
-                f"expected {UTILITY_SCHEMA!r}"
-            )
-        exact_keys("utility graph", values, {"schema", *(field.name for field in fields(cls))})
-        known = {name: value for name, value in values.items() if name != "schema"}
-        known["training"] = Plan.from_dict(known["training"])
-        return cls(**known)
-
-    def to_json(self) -> str:
-        """One JSON object; :meth:`from_json` reads it back."""
-        return json.dumps(self.to_dict())
-
-    @classmethod
-    def from_json(cls, text: str) -> UtilityGraph:
-        """The inverse of :meth:`to_json`."""
-        return cls.from_dict(json.loads(text))
-
-    def save(self, path: str | Path) -> None:
-        """Write the graph as JSON."""
-        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
-
-    @classmethod
-    def load(cls, path: str | Path) -> UtilityGraph:
-        """Read a graph that :meth:`save` wrote.
-
-        Raises:
-            OSError: no such file. ValueError: not a utility graph; the message names the file.
-        """
-        text = Path(path).read_text(encoding="utf-8")
-        try:
-            return cls.from_json(text)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} holds no utility graph: {error}") from error
+    def _restore(cls, values: dict[str, Any]) -> UtilityGraph:
+        return cls(**{**values, "training": Plan.from_dict(values["training"])})
 
 
 def increasing(name: str, values: Sequence[float]) -> tuple[float, ...]:

@@ -8,13 +8,11 @@ is touched. It is as good as the source resembles the private data; no statistic
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -27,7 +25,7 @@ from forethought.data.synthetic import like
 from forethought.mechanism import real, whole
 from forethought.plans import Plan
 from forethought.rounds.losses import Loss
-from forethought.serialisation import exact_keys
+from forethought.serialisation import Stored, plain
 from forethought.training.run import train
 
 REHEARSAL_SCHEMA = "forethought/rehearsal/1"
@@ -41,11 +39,12 @@ COVERS = (
 NOT_COVERED = (
     "how the private data differ from the rehearsal's data, which can be far more than the interval"
 )
+_DERIVED = ("predicted", "interval", "baseline")
 SHARED_POOL = "repeats draw from one pool of records, so they differ less than fresh draws would"
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class Rehearsal(Stored):
     """What a plan achieved on a public proxy, and the accuracy it predicts.
 
     Args:
@@ -59,6 +58,9 @@ class Rehearsal:
         one_pool: whether all repeats drew from the same records.
         plan: what was run.
     """
+
+    SCHEMA: ClassVar[str] = REHEARSAL_SCHEMA
+    CALLED: ClassVar[str] = "rehearsal"
 
     accuracies: tuple[float, ...]
     baselines: tuple[float, ...]
@@ -113,48 +115,22 @@ class Rehearsal:
             )
         return "\n".join(sentences)
 
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready mapping; :meth:`from_dict` reads it back."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        values["accuracies"], values["baselines"] = list(self.accuracies), list(self.baselines)
-        values["plan"] = self.plan.to_dict()
-        low, high = self.interval
-        derived = {"predicted": self.predicted, "interval": [low, high], "baseline": self.baseline}
+    def _values(self) -> dict[str, Any]:
+        derived = {name: plain(getattr(self, name)) for name in _DERIVED}
         meaning = {"covers": COVERS, "not_covered": NOT_COVERED}
-        return {"schema": REHEARSAL_SCHEMA, **derived, **meaning, **values}
+        return {**derived, **meaning, **super()._values()}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Rehearsal:
-        """The inverse of :meth:`to_dict`.
+    def _keys(cls) -> set[str]:
+        return {*super()._keys(), *_DERIVED, "covers", "not_covered"}
 
-        Raises:
-            ValueError: another schema version, an unknown or a missing key.
-        """
-        if values.get("schema") != REHEARSAL_SCHEMA:
-            raise ValueError(
-                f"not a rehearsal this version can read: schema {values.get('schema')!r}, expected "
-                f"{REHEARSAL_SCHEMA!r}"
-            )
-        derived = {"schema", "predicted", "interval", "baseline", "covers", "not_covered"}
-        known = {name: value for name, value in values.items() if name not in derived}
-        exact_keys("rehearsal", known, {field.name for field in fields(cls)})
+    @classmethod
+    def _restore(cls, values: dict[str, Any]) -> Rehearsal:
+        known = {name: values[name] for name in super()._keys()}
         known["plan"] = Plan.from_dict(known["plan"])
-        known["accuracies"] = tuple(known["accuracies"])
-        known["baselines"] = tuple(known["baselines"])
+        for name in ("accuracies", "baselines"):
+            known[name] = tuple(known[name])
         return cls(**known)
-
-    def to_json(self) -> str:
-        """One JSON object; :meth:`from_json` reads it back."""
-        return json.dumps(self.to_dict(), indent=2)
-
-    @classmethod
-    def from_json(cls, text: str) -> Rehearsal:
-        """The inverse of :meth:`to_json`."""
-        return cls.from_dict(json.loads(text))
-
-    def save(self, path: str | Path) -> None:
-        """Write the rehearsal as JSON."""
-        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
 
 
 def rehearse(
