@@ -18,7 +18,7 @@ from forethought.gradients import SlowGradientsWarning, clipped_sum
 B = 5
 Case = tuple[nn.Module, Any]
 ZOO: dict[str, Callable[[], Case]] = {}
-SLOW = set()  # architectures that the fallback must take
+SLOW = set()  # architectures that go one example at a time
 
 
 def architecture(make: Callable[[], Case]) -> Callable[[], Case]:
@@ -838,10 +838,10 @@ def test_equals_one_example_at_a_time(name: str, dtype: torch.dtype) -> None:
     norms = torch.stack([row.reshape(B, -1).norm(dim=1) for row in rows.values()]).norm(dim=0)
     clip_norm = float(norms.median())
     wanted, norms = expected(rows, clip_norm)
-    tolerance = 1e-6 if dtype == torch.float64 else 1e-4
+    tolerance = 1e-6 if dtype == torch.float64 else 3e-4
     with warnings.catch_warnings():
         warnings.simplefilter("ignore" if name in SLOW else "error", SlowGradientsWarning)
-        for _ in range(2):  # the first look at the model, and the second pass without one
+        for _ in range(2):
             gradients, got = clipped_sum(model, loss, inputs, targets, clip_norm)
             assert set(gradients) == set(wanted)
             torch.testing.assert_close(got, norms.to(got), rtol=tolerance, atol=0)

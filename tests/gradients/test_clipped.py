@@ -238,8 +238,8 @@ def test_micro_batches_give_the_same_sum(name: str) -> None:
 @pytest.mark.filterwarnings("error")
 def test_dropout_draws_once_and_the_same_as_an_ordinary_pass() -> None:
     torch.manual_seed(3)
-    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True)
-    model = nn.Sequential(layer, nn.Dropout(0.4), nn.Flatten(), nn.Linear(40, 3))
+    hidden = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.3))
+    model = nn.Sequential(hidden, nn.Dropout(0.4), nn.Flatten(), nn.Linear(80, 3))
     x, y = torch.randn(6, 5, 8), torch.randint(0, 3, (6,))
     for _ in range(2):
         torch.manual_seed(11)
@@ -250,7 +250,21 @@ def test_dropout_draws_once_and_the_same_as_an_ordinary_pass() -> None:
         assert torch.equal(torch.get_rng_state(), after)
         torch.testing.assert_close(got, norms, rtol=1e-4, atol=0)
         for name, row in rows.items():
-            torch.testing.assert_close(gradients[name], row.sum(0), rtol=1e-3, atol=1e-4)
+            wanted = row.sum(0).to(gradients[name].dtype)
+            torch.testing.assert_close(gradients[name], wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("error")
+def test_dropout_in_attention_is_another_for_every_example() -> None:
+    torch.manual_seed(3)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True)
+    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(40, 3))
+    x, y = torch.randn(1, 5, 8).expand(6, 5, 8), torch.zeros(6, dtype=torch.long)
+    torch.manual_seed(11)
+    _, first = clipped_sum(model, loss, x, y, 1e6)
+    torch.manual_seed(11)
+    _, again = clipped_sum(model, loss, x, y, 1e6)
+    assert torch.equal(first, again) and len(first.unique()) == 6
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -307,24 +321,59 @@ def test_the_model_is_untouched_and_trains_and_saves_as_before() -> None:
         assert torch.equal(one, other)
 
 
-def test_what_a_pass_writes_into_buffers_is_put_back() -> None:
-    class Counting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 3)
-            self.register_buffer("mean", torch.zeros(4))
-            self.register_buffer("seen", torch.tensor(0))
+class Remembering(nn.Module):
+    """Keeps something of every pass, in the way that it is told."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.no_grad():
-                self.mean.mul_(0.9).add_(x.mean(0))
-            self.seen = self.seen + len(x)
-            return self.layer(x)
+    def __init__(self, remember: Callable[[Any, Tensor], None]) -> None:
+        super().__init__()
+        self.layer, self.remember = nn.Linear(4, 3), remember
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("seen", torch.tensor(0))
+        self.held: list[Tensor] = []
 
-    model = Counting()
-    mean, seen = model.mean, model.seen
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.remember(self, x)
+        return self.layer(x)
+
+
+def _running_mean(m: Any, x: Tensor) -> None:
+    m.mean.mul_(0.9).add_(x.mean(0))
+
+
+def _new_buffer(m: Any, x: Tensor) -> None:
+    m.mean = 0.9 * m.mean + x.mean(0)
+
+
+def _list(m: Any, x: Tensor) -> None:
+    m.held.append(x.mean(0))
+
+
+def _attribute(m: Any, x: Tensor) -> None:
+    m.last = x
+
+
+def _parameter(m: Any, x: Tensor) -> None:
+    m.layer.weight.clamp_(max=1.0)
+
+
+@pytest.mark.parametrize("remember", [_running_mean, _new_buffer, _list, _attribute, _parameter])
+def test_a_model_that_keeps_values_of_the_examples_is_refused(remember: Any) -> None:
+    model = Remembering(remember)
+    with pytest.raises(ValueError, match=r"is not theirs|changes itself"):
+        clipped_sum(model, loss, torch.randn(5, 4), torch.zeros(5, dtype=torch.long), 1.0)
+    assert not model.mean.any() and not model.held and not hasattr(model, "last")
+
+
+def test_what_a_pass_counts_is_put_back() -> None:
+    def count(m: Any, x: Tensor) -> None:
+        m.seen = m.seen + len(x)
+        m.calls = getattr(m, "calls", 0) + 1
+
+    model = Remembering(count)
+    seen = model.seen
     clipped_sum(model, loss, torch.randn(5, 4), torch.zeros(5, dtype=torch.long), 1.0)
-    assert model.mean is mean and not mean.any() and model.seen is seen and int(seen) == 0
+    assert model.seen is seen and int(seen) == 0 and not hasattr(model, "calls")
 
 
 def test_random_noise_with_a_parameter_that_has_no_rule_uses_one_draw() -> None:

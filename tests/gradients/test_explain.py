@@ -32,7 +32,7 @@ def test_the_table_names_every_parameter_and_its_way(capsys: pytest.CaptureFixtu
     assert rows["conv.weight"].way == "ghost, pixel Gram"
     assert rows["first.weight"].way == "per-example, patches"
     assert rows["out.weight"].way == "product of norms"
-    assert rows["mix"].way == "vmap" and "no rule" in rows["mix"].reason
+    assert rows["mix"].way == "per-example" and "no rule" in rows["mix"].reason
     # The ghost norm holds far less than batch × parameter.
     assert rows["conv.weight"].held < rows["conv.weight"].written / 5
 

@@ -8,23 +8,20 @@ known. Per layer the cost model decides whether gradients are written out or not
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from forethought.gradients import clipping, direct, fallback, rules, survey, trees
-from forethought.gradients.capture import Site, Watch
-from forethought.gradients.groups import clipped_group_sum
-from forethought.gradients.place import Slot, combine
-from forethought.gradients.terms import Dense, Outer, Term
+from forethought.gradients import clipping, exits, refusals, rules, trees
+from forethought.gradients.groups import by_size, group_numbers
+from forethought.gradients.passes import Batch, contributions
+from forethought.gradients.terms import Term
+from forethought.gradients.trees import Loss
 from forethought.mechanism import real
 
-Loss = Callable[[Any, Any], Tensor]
-Observer = Callable[[str, str, Term], None]
-_ = rules  # importing the package registers the rules
+_ = rules, exits, refusals  # importing them registers what the lanes intercept
 
 
 def clipped_sum(
@@ -69,138 +66,19 @@ def clipped_sum(
         raise ValueError("the model has no parameter with requires_grad=True: nothing to train")
     inputs, targets = trees.detached(inputs), trees.detached(targets)
     size = trees.batch_size(inputs, targets)
-    if groups is not None:
-        with survey.undisturbed(model):
-            return clipped_group_sum(
-                model, loss, inputs, targets, bound, groups, clip, group_count, trained
-            )
+    count = None if groups is None else group_numbers(groups, size, group_count)
     if not size:
         sums = {name: trees.zeros_for(p) for name, p in trained.items()}
-        return sums, trees.zeros_for(next(iter(trained.values())), 0)
-    with survey.undisturbed(model):
-        terms = per_example_terms(model, loss, inputs, targets, trained)
-    return _clip_and_sum(terms, trained, bound, clip)
-
-
-def per_example_terms(
-    model: nn.Module,
-    loss: Loss,
-    inputs: Any,
-    targets: Any,
-    trained: Mapping[str, nn.Parameter],
-    observe: Observer | None = None,
-) -> dict[str, Term]:
-    """Every trained parameter's per-example gradients, as terms.
-
-    ``observe(name, rule, term)`` is told of every use before it is decided how to keep it.
-    """
-    kind = survey.signature(model, inputs, targets, trained)
-    known = survey.known(model, kind)
-    fresh = known is None
-    if known is None:
-        known = survey.survey(model, loss, inputs, targets)
-        survey.keep(model, kind, known)
-        _announce(known)
-    if not fresh and observe is None and not known.unruled and not known.failure:
-        layer = direct.single_linear(model, inputs)
-        found = None if layer is None else direct.terms(layer, loss, inputs, targets, trained)
-        if found is not None:
-            return found
-    terms, strange = _book(model, loss, inputs, targets, trained, known, observe)
-    if strange and not fresh:
-        # The pass took another way than the one surveyed: look again, once.
-        survey.keep(model, kind, None)
-        return per_example_terms(model, loss, inputs, targets, trained, observe)
-    return terms
-
-
-def _announce(known: survey.Survey) -> None:
-    wrong = sorted(name for name, why in known.unruled.items() if "disagrees" in why)
-    said = ""
-    if wrong:
-        said = (
-            f"the rules disagree with autograd for {', '.join(wrong)}: vmap is used instead; a "
-            "hand-written rule may be mistaken, or the model mixes examples"
-        )
-    elif known.failure:
-        said = f"vmap is used for the whole model, since {known.failure}"
-    if said:
-        warnings.warn(said, fallback.SlowGradientsWarning, stacklevel=4)
-
-
-def _book(
-    model: nn.Module,
-    loss: Loss,
-    inputs: Any,
-    targets: Any,
-    trained: Mapping[str, nn.Parameter],
-    known: survey.Survey,
-    observe: Observer | None,
-) -> tuple[dict[str, Term], set[str]]:
-    size = trees.batch_size(inputs, targets)
-    uses: dict[str, list[tuple[Slot, Term]]] = {name: [] for name in trained}
-    strange: set[str] = set()
-
-    def report(site: Site, saved: Mapping[str, Tensor], gradient: Tensor) -> None:
-        frames = known.frames.get(site.key)
-        if frames is None:
-            strange.update(place.name for place in site.slots.values())
-            return
-        try:
-            use = survey.use_of(site, saved, gradient, frames, size)
-        except ValueError:
-            strange.update(place.name for place in site.slots.values())
-            return
-        for place, term in survey.terms_of(site, use):
-            if observe is not None:
-                observe(place.name, site.rule.name, term)
-            # Linear uses of one weight are joined before it is decided how to keep them.
-            joined = known.uses[place] > 1 and isinstance(term, Outer)
-            uses[place.name].append((place, term if joined else term.settled()))
-
-    names = {id(parameter): name for name, parameter in trained.items()}
-    watch = Watch(names, frozenset(known.unruled), report)
-    left = survey.differentiate(watch, model, loss, inputs, targets, trained)
-    left |= strange | set(known.unruled)
-    if left and watch.random:
-        left = set(trained)  # another pass draws other numbers: all from the same one
-    rows = fallback.per_example(
-        model, loss, inputs, targets, tuple(n for n in trained if n in left)
-    )
-    terms: dict[str, Term] = {}
-    for name, parameter in trained.items():
-        if name in left:
-            terms[name] = Dense(rows[name])
-        elif uses[name]:
-            terms[name] = combine(uses[name])
-        else:
-            terms[name] = _Unused(size, parameter)
-    return terms, strange
-
-
-class _Unused:
-    """The gradient of a parameter that the loss does not depend on."""
-
-    def __init__(self, size: int, parameter: Tensor) -> None:
-        self._size, self._parameter = size, parameter
-
-    def squared_norms(self) -> Tensor:
-        return trees.zeros_for(self._parameter, self._size)
-
-    def weighted(self, factors: Tensor) -> Tensor:
-        return trees.zeros_for(self._parameter)
-
-    def rows(self) -> Tensor:
-        return trees.zeros_for(self._parameter, self._size, *self._parameter.shape)
-
-    def without(self, bad: Tensor) -> _Unused:
-        return self
-
-    def settled(self) -> _Unused:
-        return self
-
-    def way(self) -> str:
-        return "unused"
+        return sums, trees.zeros_for(next(iter(trained.values())), count or 0)
+    if groups is None or count is None:
+        terms = contributions(model, loss, Batch(inputs, targets), trained)
+        return _clip_and_sum(terms, trained, bound, clip)
+    sums, norms = {}, trees.zeros_for(next(iter(trained.values())), count)
+    for which, members in by_size(groups):
+        terms = contributions(model, loss, Batch(inputs, targets, members), trained)
+        some, norms[which] = _clip_and_sum(terms, trained, bound, clip)
+        sums = {name: some[name] + sums[name] if sums else some[name] for name in some}
+    return sums, norms
 
 
 def _clip_and_sum(

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forethought.gradients import clipped, survey, trees
+from forethought.gradients import trees
+from forethought.gradients.passes import Batch, contributions
 from forethought.gradients.terms import Term
 
 
@@ -17,10 +18,11 @@ class Choice:
     """One parameter's row of the table.
 
     Attributes:
-        parameter: its name. shape: its shape. rules: the functions that used it.
-        way: how its norm is taken; "vmap" for the fallback.
+        parameter: its name. shape: its shape. rules: the functions that used it; "any function"
+            has no rule and is written out, "derived" is computed from parameters first.
+        way: how its norm is taken.
         held: bytes kept until the factors are known. written: bytes of batch × parameter.
-        reason: why the fallback, if it is.
+        reason: why it is written out, if it is.
     """
 
     parameter: str
@@ -30,6 +32,13 @@ class Choice:
     held: int
     written: int
     reason: str = ""
+
+
+_REASONS = {
+    "any function": "no rule for a function that uses it: written out for every example",
+    "derived": "used through values computed from parameters: pulled back through them",
+    "one at a time": "vmap cannot run the model: see the warning",
+}
 
 
 def explain(model: nn.Module, example: Any) -> tuple[Choice, ...]:
@@ -52,38 +61,40 @@ def explain(model: nn.Module, example: Any) -> tuple[Choice, ...]:
     if not size:
         raise ValueError("the example batch is empty: pass at least one example")
     inputs = trees.detached(example)
-    targets = torch.zeros(size)
     seen: dict[str, list[tuple[str, str]]] = {name: [] for name in trained}
 
     def observe(name: str, rule: str, term: Term) -> None:
-        seen[name].append((rule, term.way()))
+        seen.setdefault(name, []).append((rule, term.way()))
 
-    with survey.undisturbed(model):
-        terms = clipped.per_example_terms(model, _any_loss, inputs, targets, trained, observe)
-    known = survey.known(model, survey.signature(model, inputs, targets, trained))
-    reasons = {} if known is None else known.unruled
+    terms = contributions(model, _any_loss, Batch(inputs, torch.zeros(size)), trained, observe)
     rows = []
     for name, parameter in trained.items():
         width = trees.zeros_for(parameter, 0).element_size()
-        written = size * parameter.numel() * width
-        uses = seen[name]
-        if name in reasons or not uses:
-            way = "vmap" if name in reasons else terms[name].way()
-            rule = "none"
-        else:
-            rule = ", ".join(dict.fromkeys(rule for rule, _ in uses))
+        uses, way = seen[name], terms[name].way()
+        rules = [rule for rule, _ in uses]
+        if not uses and way != "unused":
+            rules = ["derived" if any(seen.values()) else "one at a time"]
+        elif uses:
             way = ", ".join(dict.fromkeys(way for _, way in uses))
-            rule += f" ×{len(uses)}" if len(uses) > 1 else ""
             way = f"{way}, joined" if len(uses) > 1 else way
-        held = _held(terms[name])
-        row = Choice(name, tuple(parameter.shape), rule, way, held, written)
-        rows.append(Choice(**{**row.__dict__, "reason": reasons[name]}) if name in reasons else row)
+        rule = ", ".join(dict.fromkeys(rules)) or "none"
+        rows.append(
+            Choice(
+                name,
+                tuple(parameter.shape),
+                f"{rule} ×{len(uses)}" if len(uses) > 1 else rule,
+                way,
+                _held(terms[name]),
+                size * parameter.numel() * width,
+                next((_REASONS[r] for r in rules if r in _REASONS), ""),
+            )
+        )
     _show(rows, size)
     return tuple(rows)
 
 
 def _any_loss(outputs: Any, targets: Tensor) -> Tensor:
-    # Any loss shows the layouts; squares make every output count.
+    # Any loss shows the ways; squares make every output count.
     total = targets
     for leaf in trees.tensors(outputs):
         if leaf.is_floating_point() and leaf.dim() and leaf.shape[0] == len(targets):
@@ -113,7 +124,7 @@ def _show(rows: list[Choice], size: int) -> None:
             row.parameter,
             "×".join(map(str, row.shape)) or "scalar",
             row.rules,
-            row.way + (f" ({row.reason})" if row.reason else ""),
+            row.way,
             f"{row.held / 1e6:.2f}",
             f"{row.written / 1e6:.2f}",
         )

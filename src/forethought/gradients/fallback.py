@@ -1,127 +1,159 @@
-"""Per-example gradients of any parameters, slowly: torch.func's vmap, then one at a time."""
+"""Gradients of one lane after another, for what vmap cannot run: slow, and exact.
+
+Every lane runs alone, from the same state of the model, and only its own examples are at hand. A
+mode watches what it writes to: a tensor that was there before and is not the model's own would
+carry values from one lane to the next.
+"""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+import gc
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
-from torch.utils._pytree import tree_map
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from forethought.gradients import trees
+from forethought.gradients.control import Refused
+from forethought.gradients.lanes import writes
+from forethought.gradients.state import State, alike, changes_itself
+from forethought.gradients.trees import Loss
 
-Loss = Callable[[Any, Any], Tensor]
+if TYPE_CHECKING:
+    from forethought.gradients.passes import Batch
 
 
 class SlowGradientsWarning(UserWarning):
-    """Gradients are exact but slow: a part of the model has neither a rule nor a vmap."""
+    """Gradients are exact but slow: vmap cannot run a part of the model, or a rule failed."""
 
 
-def by_vmap(
-    model: nn.Module, loss: Loss, inputs: Any, targets: Any, names: tuple[str, ...]
-) -> dict[str, Tensor]:
-    """Per-example gradients by torch.func: name → shape (B, *parameter shape).
+class _Alone(TorchFunctionMode):
+    """Knows the tensors that one lane's pass made, and refuses to write to others."""
 
-    Raises:
-        RuntimeError or ValueError: whatever torch.func cannot do with this model.
-    """
-    everything = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    held = {name: value.detach() for name, value in everything.items()}
-    wanted = {name: held.pop(name) for name in names}
-    judged = _Judged(model, loss)
-
-    def one(parameters: Mapping[str, Tensor], x: Any, y: Any) -> Tensor:
-        x, y = (tree_map(_single, tree) for tree in (x, y))
-        state = {**held, **parameters}
-        args, kwargs = ((), x) if isinstance(x, dict) else (x, {})
-        if not isinstance(args, tuple | list):
-            args = (args,)
-        state = {f"model.{name}": value for name, value in state.items()}
-        return trees.losses(functional_call(judged, state, (tuple(args), kwargs, y)), 1).sum()
-
-    dims = tuple(
-        tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, tree)
-        for tree in (inputs, targets)
-    )
-    gradients: dict[str, Tensor] = vmap(grad(one), in_dims=(None, *dims), randomness="different")(
-        wanted, inputs, targets
-    )
-    return gradients
-
-
-class _Judged(nn.Module):
-    """A model with its loss: a loss that reads the model's parameters must see the traced ones."""
-
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
+    def __init__(self, model: nn.Module, grouped: bool) -> None:
         super().__init__()
-        self.model, self.loss = model, loss
+        self._grouped = grouped
+        # The model's own are put back after every lane.
+        owned = [*model.parameters(), *model.buffers()]
+        for module in model.modules():
+            owned += trees.tensors(list(vars(module).values()))
+        self._owned = {t.untyped_storage().data_ptr() for t in owned if t.layout is torch.strided}
+        self._made: dict[int, weakref.ref[Tensor]] = {}
+        self._storages: set[int] = set()
 
-    def forward(self, args: Any, kwargs: Any, targets: Any) -> Tensor:
-        return self.loss(self.model(*args, **kwargs), targets)
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.batch_norm and self._grouped:
+            names = ("input", "running_mean", "running_var", "weight", "bias", "training")
+            given = dict(zip((*names, "momentum", "eps"), args, strict=False)) | kwargs
+            if given.get("training"):  # the group's own statistics, kept nowhere
+                return func(**{**given, "running_mean": None, "running_var": None})
+        if writes(func, kwargs):
+            target = kwargs.get("out", args[0] if args else None)
+            if isinstance(target, Tensor) and not self._mine(target):
+                raise Refused(
+                    "values of the examples are written into a tensor that is neither the "
+                    "example's nor the model's (a global, or one that a closure keeps): compute a "
+                    "new tensor instead"
+                )
+        result = func(*args, **kwargs)
+        for leaf in trees.tensors(result if isinstance(result, tuple | list) else [result]):
+            self._made[id(leaf)] = weakref.ref(leaf)
+            if leaf.layout is torch.strided:
+                self._storages.add(leaf.untyped_storage().data_ptr())
+        return result
 
+    def _mine(self, target: Tensor) -> bool:
+        known = self._made.get(id(target))
+        if known is not None and known() is target:
+            return True
+        place = target.untyped_storage().data_ptr() if target.layout is torch.strided else None
+        return place in self._storages or place in self._owned
 
-def _single(leaf: Any) -> Any:
-    return leaf.unsqueeze(0) if isinstance(leaf, Tensor) else leaf
-
-
-def each(
-    model: nn.Module, loss: Loss, inputs: Any, targets: Any, names: tuple[str, ...]
-) -> Iterator[dict[str, Tensor]]:
-    """The gradient of one example after another, by ordinary backward passes.
-
-    ``.grad`` of every parameter is left as it was.
-    """
-    parameters = dict(model.named_parameters())
-    for i in range(trees.batch_size(inputs, targets)):
-        index = torch.tensor([i])
-        kept = {name: parameter.grad for name, parameter in parameters.items()}
-        try:
-            for parameter in parameters.values():
-                parameter.grad = None
-            outputs = trees.call(model, trees.select(inputs, index))
-            value = trees.losses(loss(outputs, trees.select(targets, index)), 1).sum()
-            if value.requires_grad:
-                # backward, not autograd.grad: reentrant checkpointing allows nothing else.
-                value.backward()  # type: ignore[no-untyped-call]
-            found = {name: parameters[name].grad for name in names}
-        finally:
-            for name, parameter in parameters.items():
-                parameter.grad = kept[name]
-        yield {
-            name: torch.zeros_like(parameters[name]) if g is None else g.to_dense()
-            for name, g in found.items()
-        }
+    def made(self) -> list[Tensor]:
+        """Tensors of the pass that somebody still holds."""
+        return [value for value in (kept() for kept in self._made.values()) if value is not None]
 
 
 def one_at_a_time(
-    model: nn.Module, loss: Loss, inputs: Any, targets: Any, names: tuple[str, ...]
+    model: nn.Module,
+    loss: Loss,
+    batch: Batch,
+    trained: Mapping[str, nn.Parameter],
+    state: State,
 ) -> dict[str, Tensor]:
-    """Per-example gradients by one backward pass an example, shapes as :func:`by_vmap`."""
-    rows = list(each(model, loss, inputs, targets, names))
-    return {name: torch.stack([row[name].detach() for row in rows]) for name in names}
+    """Every lane's gradients by one ordinary backward pass: name → (lanes, *parameter shape).
+
+    ``.grad`` of every parameter is left as it was, and so is the model.
+
+    Raises:
+        Refused: the model changes itself, or keeps what it computed from an example.
+    """
+    rows: dict[str, list[Tensor]] = {name: [] for name in trained}
+    first: dict[str, Any] | None = None
+    for at in range(batch.lanes):
+        found, changed = _gradients(model, loss, batch, trained, state, at)
+        first = changed if first is None else first
+        if not alike(changed, first):
+            raise changes_itself({**changed, **first}, "depends on the examples that it has seen")
+        for name, parameter in trained.items():
+            gradient = found[name]
+            rows[name].append(
+                torch.zeros_like(parameter) if gradient is None else gradient.to_dense().detach()
+            )
+    return {name: torch.stack(values) for name, values in rows.items()}
 
 
-def per_example(
-    model: nn.Module, loss: Loss, inputs: Any, targets: Any, names: tuple[str, ...]
-) -> dict[str, Tensor]:
-    """Per-example gradients by vmap, or one at a time with a warning where vmap cannot."""
-    if not names:
-        return {}
+def _gradients(
+    model: nn.Module,
+    loss: Loss,
+    batch: Batch,
+    trained: Mapping[str, nn.Parameter],
+    state: State,
+    at: int,
+) -> tuple[dict[str, Tensor | None], dict[str, Any]]:
+    parameters = list(model.parameters())
+    kept = [parameter.grad for parameter in parameters]
+    alone = _Alone(model, batch.members is not None)
     try:
-        return by_vmap(model, loss, inputs, targets, names)
-    except (RuntimeError, ValueError, NotImplementedError, TypeError) as error:
-        size = trees.batch_size(inputs, targets)
-        where = ", ".join(
-            sorted({name.rpartition(".")[0] or type(model).__name__ for name in names})
-        )
-        reason = str(error).strip().splitlines()[0][:200] if str(error) else type(error).__name__
-        warnings.warn(
-            f"gradients of {where} are computed one example at a time, {size} passes a batch "
-            f"instead of one: no rule covers them and vmap cannot ({reason})",
-            SlowGradientsWarning,
-            stacklevel=4,
-        )
-        return one_at_a_time(model, loss, inputs, targets, names)
+        for parameter in parameters:
+            parameter.grad = None
+        with torch.enable_grad(), alone:
+            inputs, targets = batch.some(torch.tensor([at]))
+            inputs, targets = (trees.mapped(tree, _only) for tree in (inputs, targets))
+            values = loss(trees.call(model, inputs), targets)
+        if isinstance(values, Tensor) and values.dim() == 0 and batch.each == 1:
+            values = values.reshape(1)
+        value = trees.losses(values, batch.each).mean()
+        if value.requires_grad:
+            # backward, not autograd.grad: reentrant checkpointing allows nothing else.
+            value.backward()  # type: ignore[no-untyped-call]
+        found = {name: parameter.grad for name, parameter in trained.items()}
+        del values, value, inputs, targets
+    finally:
+        for parameter, gradient in zip(parameters, kept, strict=True):
+            parameter.grad = gradient
+    return found, _check(alone, state)
+
+
+def _only(leaf: Tensor) -> Tensor:
+    return leaf[0]
+
+
+def _check(alone: _Alone, state: State) -> dict[str, Any]:
+    changed = state.changes()
+    written = state.parameters_changed()
+    state.restore()
+    if written:
+        raise changes_itself(written, "is written to in the forward pass")
+    if alone.made():
+        gc.collect()
+        if alone.made():
+            raise changes_itself(["something outside the model"], "keeps values of an example")
+    return changed

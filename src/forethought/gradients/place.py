@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from forethought.gradients.terms import Dense, Outer, Term, joined
+from forethought.gradients.trees import zeros_for
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,70 @@ class Disjoint:
 
     def way(self) -> str:
         return ", ".join(dict.fromkeys(term.way() for term in self.terms))
+
+
+@dataclass
+class Split:
+    """Terms of lanes that ran apart: (which of all lanes, their term)."""
+
+    parts: Sequence[tuple[Tensor, Term]]
+    size: int
+
+    def _joined(self, values: list[Tensor]) -> Tensor:
+        whole = values[0].new_zeros(self.size, *values[0].shape[1:])
+        for (index, _), value in zip(self.parts, values, strict=True):
+            whole[index.to(value.device)] = value.to(whole.dtype)
+        return whole
+
+    def squared_norms(self) -> Tensor:
+        return self._joined([term.squared_norms() for _, term in self.parts])
+
+    def weighted(self, factors: Tensor) -> Tensor:
+        total: Tensor | None = None
+        for index, term in self.parts:
+            part = term.weighted(factors[index.to(factors.device)])
+            total = part if total is None else total + part
+        assert total is not None  # lanes that parted are two parts at least
+        return total
+
+    def rows(self) -> Tensor:
+        return self._joined([term.rows() for _, term in self.parts])
+
+    def without(self, bad: Tensor) -> Split:
+        return Split(
+            [(i, term.without(bad[i.to(bad.device)])) for i, term in self.parts], self.size
+        )
+
+    def settled(self) -> Split:
+        return self
+
+    def way(self) -> str:
+        return ", ".join(dict.fromkeys(term.way() for _, term in self.parts))
+
+
+class Unused:
+    """The gradient of a parameter that the loss does not depend on."""
+
+    def __init__(self, size: int, parameter: Tensor) -> None:
+        self._size, self._parameter = size, parameter
+
+    def squared_norms(self) -> Tensor:
+        return zeros_for(self._parameter, self._size)
+
+    def weighted(self, factors: Tensor) -> Tensor:
+        return zeros_for(self._parameter)
+
+    def rows(self) -> Tensor:
+        return zeros_for(self._parameter, self._size, *self._parameter.shape)
+
+    def without(self, bad: Tensor) -> Unused:
+        return self
+
+    def settled(self) -> Unused:
+        return self
+
+    def way(self) -> str:
+        return "unused"
 
 
 @lru_cache(maxsize=1024)

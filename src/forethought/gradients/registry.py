@@ -1,19 +1,19 @@
 """Rules: how a torch function's parameters get per-example gradients from its input and output.
 
-One rule covers one function (or several that take the same arguments). It runs unchanged, with
-its parameters detached, and the gradient of its output is caught on the way back.
+One rule covers one function (or several that take the same arguments). In the lanes it runs on the
+whole batch with its parameters detached, and the gradient of its output is caught on the way back.
+A function without a rule needs none: its parameters are then written out for every example.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from forethought.gradients.layout import Layout
-from forethought.gradients.place import Slot
 from forethought.gradients.terms import Term, sums_to
 
 
@@ -23,37 +23,49 @@ class Use:
 
     Attributes:
         arguments: the call's arguments by name, without the saved tensors and the parameters.
-        parameters: role → the parameter (detached), for roles that are trained here.
-        saved: name → the saved argument with the batch in front, shape (B, …).
-        gradient: of the output, with the batch in front.
-        batch_dim: which dimension of the output the batch was.
-        folded: whether one example has several entries along the batch dimension; these then
-            stay as a dimension of their own at ``batch_dim`` + 1.
+        parameters: role → the parameter (detached), trained or frozen.
+        saved: name → the saved argument, one row an example: shape (B, *shape in a lane). A lane
+            is a batch of one, so an input of a layer usually has the shape (B, 1, …).
+        gradient: of the output, likewise.
+        trained: the roles whose gradients are wanted.
     """
 
     arguments: Mapping[str, Any]
     parameters: Mapping[str, Tensor]
     saved: Mapping[str, Tensor]
     gradient: Tensor
-    batch_dim: int
-    folded: bool
+    trained: frozenset[str]
 
     def reduced(self, values: Tensor, role: str) -> Tensor:
         """``values`` (B, *output shape) summed over everything that ``role`` was broadcast to."""
-        shape = tuple(self.parameters[role].shape)
-        rank = values.dim() if self.folded is False else values.dim() - 1
-        padded = [1] * (rank - len(shape)) + list(shape)
-        if padded[self.batch_dim] != 1:
-            raise ValueError(f"{role} of shape {shape} has one entry for each example of a batch")
-        if not self.folded:
-            del padded[self.batch_dim]
-        return sums_to(values, padded).reshape(values.shape[0], *shape)
+        return sums_to(values, tuple(self.parameters[role].shape))
+
+    @property
+    def batch_dim(self) -> int:
+        """Deprecated: the examples are always in front."""
+        _moved("batch_dim")
+        return 0
+
+    @property
+    def folded(self) -> bool:
+        """Deprecated: one example's entries are always behind the first dimension."""
+        _moved("folded")
+        return True
+
+
+def _moved(name: str) -> None:
+    warnings.warn(
+        f"Use.{name} is no longer needed: the examples are in dimension 0, and the dimensions of "
+        "one example (a batch of one) follow",
+        DeprecationWarning,
+        stacklevel=3,
+    )
 
 
 Gradients = Callable[[Use], Iterator[tuple[str, Term]]]
 
 
-def _always(arguments: Mapping[str, Any], parameters: Mapping[str, Slot]) -> bool:
+def _always(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> bool:
     return True
 
 
@@ -66,9 +78,10 @@ class Rule:
         signature: the function's argument names, in order.
         parameters: the arguments that may be parameters.
         saved: the arguments whose values the gradients need.
-        gradients: yields (role, :class:`Term`) for every role in ``use.parameters``.
-        accepts: whether the rule covers these arguments; otherwise the parameters fall back.
-        run: replaces the call where one captured output is not enough (recurrent layers).
+        gradients: yields (role, :class:`Term`) for every role in ``use.trained``; what it yields
+            for other roles is dropped.
+        accepts: whether the rule covers these arguments, given the trained parameters by role;
+            otherwise they are written out for every example.
     """
 
     name: str
@@ -76,8 +89,7 @@ class Rule:
     parameters: tuple[str, ...]
     saved: tuple[str, ...]
     gradients: Gradients
-    accepts: Callable[[Mapping[str, Any], Mapping[str, Slot]], bool] = _always
-    run: Callable[..., Any] | None = None
+    accepts: Callable[[Mapping[str, Any], Mapping[str, Any]], bool] = _always
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
         """The arguments by name; None for a form of the call that the rule does not know."""
@@ -106,18 +118,22 @@ PARTS: dict[Any, Callable[..., Any]] = {}
 
 
 def register_parts(parts: Callable[..., Any], *functions: Any) -> None:
-    """Watch calls of ``functions`` as the torch functions that ``parts`` makes of them.
+    """Run calls of ``functions`` in the lanes as ``parts(lanes, *args, **kwargs)``.
 
-    ``parts(watch, *args, **kwargs)`` must compute the same value; it is used only where a call
-    uses a trained parameter.
+    ``parts`` must compute the same value for one example; what it calls is intercepted in turn.
     """
     for function in functions:
         PARTS[function] = parts
 
 
-@dataclass(frozen=True)
-class Frames:
-    """The layouts of one use: of its output's gradient and of each saved argument."""
+PHYSICAL: dict[Any, Callable[..., Any]] = {}
 
-    gradient: Layout
-    saved: Mapping[str, Layout]
+
+def register_physical(run: Callable[..., Any], *functions: Any) -> None:
+    """Run calls of ``functions`` that see examples as ``run(lanes, function, *args, **kwargs)``.
+
+    For functions that vmap cannot run, or only slowly. ``run`` works on the whole batch and must
+    treat every row alike and alone; it may answer ``NotImplemented`` to leave the call to vmap.
+    """
+    for function in functions:
+        PHYSICAL[function] = run

@@ -117,6 +117,12 @@ class Outer:
     transposed: bool = False
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """Of the parameter."""
+        _, _, m, n = self._sizes
+        return (n, m) if self.transposed else (m, n)
+
+    @property
     def _sizes(self) -> tuple[int, int, int, int]:
         left, right = self.blocks[0]
         m = left.size if isinstance(left, OneHot) else left.shape[2]

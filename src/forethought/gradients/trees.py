@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+Loss = Callable[[Any, Any], Tensor]
 
 
 def tensors(tree: Any) -> Iterator[Tensor]:
     """Every tensor in a nested tuple, list or dict, depth first."""
     if isinstance(tree, Tensor):
         yield tree
-    elif isinstance(tree, dict):
+    elif isinstance(tree, Mapping):
         for value in tree.values():
             yield from tensors(value)
     elif isinstance(tree, tuple | list):
@@ -35,8 +37,15 @@ def detached(tree: Any) -> Any:
     return _rebuild(tree, detached)
 
 
+def mapped(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The tree with every tensor changed."""
+    if isinstance(tree, Tensor):
+        return change(tree)
+    return _rebuild(tree, lambda leaf: mapped(leaf, change))
+
+
 def _rebuild(tree: Any, change: Any) -> Any:
-    if isinstance(tree, dict):
+    if isinstance(tree, Mapping):
         return {key: change(value) for key, value in tree.items()}
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return type(tree)(*(change(value) for value in tree))
@@ -68,7 +77,7 @@ def batch_size(inputs: Any, targets: Any) -> int:
 
 def call(model: nn.Module, inputs: Any) -> Any:
     """``model(x)``, ``model(*tuple)`` or ``model(**dict)``, after the kind of ``inputs``."""
-    if isinstance(inputs, dict):
+    if isinstance(inputs, Mapping):
         return model(**inputs)
     if isinstance(inputs, tuple | list):
         return model(*inputs)

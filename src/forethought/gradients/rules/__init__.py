@@ -1,12 +1,23 @@
 """The rules that come with the library, one file a family; importing them registers them."""
 
 from forethought.gradients.rules import (
-    broadcast,
+    activation,
+    attention,
     convolution,
+    dropout,
     embedding,
     linear,
     normalisation,
     recurrent,
 )
 
-__all__ = ["broadcast", "convolution", "embedding", "linear", "normalisation", "recurrent"]
+__all__ = [
+    "activation",
+    "attention",
+    "convolution",
+    "dropout",
+    "embedding",
+    "linear",
+    "normalisation",
+    "recurrent",
+]

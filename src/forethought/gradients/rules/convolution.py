@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,28 +24,33 @@ def _each(value: Any, dims: int, default: int) -> tuple[int, ...]:
     return tuple(value) * (dims if len(value) == 1 else 1)
 
 
-def _images(use: Use, value: Tensor) -> Tensor:
-    # (B·several, C, *space)
-    return value.flatten(0, 1) if use.folded else value
+def _images(value: Tensor, dims: int) -> tuple[Tensor, int]:
+    # (B·several, C, *space), and how many images a lane has: a batch, or one without a dimension
+    # for it.
+    if value.dim() == dims + 2:
+        return value, 1
+    return value.flatten(0, 1), value.shape[1]
 
 
 def _bias(use: Use) -> Dense:
+    channels = use.parameters["bias"].shape[0]
     gradient = wide(use.gradient)
-    if use.folded:
-        gradient = gradient.movedim(2, 1)
-    return Dense(gradient.flatten(2).sum(2))
+    before = gradient.shape[1] if gradient.dim() == use.parameters["weight"].dim() + 1 else 1
+    shape = (gradient.shape[0], before, channels, -1)
+    return Dense(gradient.reshape(shape).sum((1, 3)))
 
 
 def _convolution(use: Use) -> Iterator[tuple[str, Term]]:
-    if "bias" in use.parameters:
+    if "bias" in use.trained:
         yield "bias", _bias(use)
-    if "weight" not in use.parameters:
+    if "weight" not in use.trained:
         return
     weight, given = use.parameters["weight"], use.arguments
     dims = weight.dim() - 2
     stride = _each(given.get("stride"), dims, 1)
     dilation = _each(given.get("dilation"), dims, 1)
-    image, padding = _images(use, use.saved["input"]), given.get("padding", 0)
+    image, several = _images(use.saved["input"], dims)
+    padding = given.get("padding", 0)
     if padding == "same":
         sides: list[int] = []
         for size, step in zip(reversed(weight.shape[2:]), reversed(dilation), strict=True):
@@ -55,16 +60,15 @@ def _convolution(use: Use) -> Iterator[tuple[str, Term]]:
     elif padding == "valid":
         padding = 0
     window = Window(tuple(weight.shape[2:]), stride, _each(padding, dims, 0), dilation)
-    several = use.gradient.shape[1] if use.folded else 1
-    groups = given.get("groups", 1)
-    yield "weight", Convolved(image, _images(use, use.gradient), window, groups, several)
+    gradient, _ = _images(use.gradient, dims)
+    yield "weight", Convolved(image, gradient, window, given.get("groups", 1), several)
 
 
 def _transposed(use: Use) -> Iterator[tuple[str, Term]]:
     # The transpose of a convolution has the same weight gradient with input and output swapped.
-    if "bias" in use.parameters:
+    if "bias" in use.trained:
         yield "bias", _bias(use)
-    if "weight" not in use.parameters:
+    if "weight" not in use.trained:
         return
     weight, given = use.parameters["weight"], use.arguments
     dims = weight.dim() - 2
@@ -74,20 +78,14 @@ def _transposed(use: Use) -> Iterator[tuple[str, Term]]:
         _each(given.get("padding"), dims, 0),
         _each(given.get("dilation"), dims, 1),
     )
-    several = use.gradient.shape[1] if use.folded else 1
-    image, gradient = _images(use, use.gradient), _images(use, use.saved["input"])
+    image, several = _images(use.gradient, dims)
+    gradient, _ = _images(use.saved["input"], dims)
     yield "weight", Convolved(image, gradient, window, given.get("groups", 1), several)
-
-
-def _batched(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> bool:
-    # An image without a batch dimension could only be shared by all examples.
-    dims: int = arguments["input"].dim()
-    return bool(dims == arguments["weight"].dim())
 
 
 for _name in ("conv1d", "conv2d", "conv3d"):
     register(
-        Rule(_name, _ARGUMENTS, ("weight", "bias"), ("input",), _convolution, _batched),
+        Rule(_name, _ARGUMENTS, ("weight", "bias"), ("input",), _convolution),
         getattr(torch, _name),
     )
 for _name in ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"):
@@ -98,7 +96,6 @@ for _name in ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"):
             ("weight", "bias"),
             ("input",),
             _transposed,
-            _batched,
         ),
         getattr(torch, _name),
     )

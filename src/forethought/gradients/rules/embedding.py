@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from forethought.gradients.place import Slot
 from forethought.gradients.registry import Rule, Use, register
 from forethought.gradients.terms import OneHot, Outer, Term, wide
 
@@ -33,8 +32,6 @@ def _bag(use: Use) -> Iterator[tuple[str, Term]]:
     # A bag is a weighted sum of rows; "mean" divides by the entries that are not padding.
     index = use.saved["input"]
     weights = use.saved.get("per_sample_weights")
-    if use.folded:  # several bags an example
-        index = index.movedim(1, -2).flatten(1, -2) if index.dim() > 3 else index
     each = torch.ones_like(index, dtype=use.gradient.dtype) if weights is None else weights
     if use.arguments.get("mode", "mean") == "mean":
         padding = use.arguments.get("padding_idx")
@@ -44,12 +41,12 @@ def _bag(use: Use) -> Iterator[tuple[str, Term]]:
     yield "weight", _outer(use, index.flatten(1), wide(gradient).flatten(1, -2))
 
 
-def _plain(arguments: Mapping[str, Any], parameters: Mapping[str, Slot]) -> bool:
+def _plain(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> bool:
     # max_norm rewrites the weights while reading them; frequencies mix the examples of a batch.
     return not arguments.get("max_norm") and not arguments.get("scale_grad_by_freq")
 
 
-def _plain_bags(arguments: Mapping[str, Any], parameters: Mapping[str, Slot]) -> bool:
+def _plain_bags(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> bool:
     return (
         _plain(arguments, parameters)
         and arguments.get("offsets") is None

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from forethought.gradients.place import Slot
 from forethought.gradients.registry import Rule, Use, register
 from forethought.gradients.terms import Dense, Outer, Term, wide
 
@@ -22,15 +21,15 @@ def _rows(values: Tensor) -> Tensor:
 def _linear(use: Use) -> Iterator[tuple[str, Term]]:
     # ∇W = Σ_t g_t x_tᵀ, ∇b = Σ_t g_t
     gradient = _rows(use.gradient)
-    if "weight" in use.parameters:
+    if "weight" in use.trained:
         yield "weight", Outer([(gradient, _rows(use.saved["input"]))])
-    if "bias" in use.parameters:
+    if "bias" in use.trained:
         wider = wide(gradient)
         yield "bias", Dense(wider.squeeze(1) if wider.shape[1] == 1 else wider.sum(1))
 
 
 def _matmul(use: Use) -> Iterator[tuple[str, Term]]:
-    if "other" in use.parameters:
+    if "other" in use.trained:
         left = use.saved["input"]
         if use.parameters["other"].dim() == 1:
             product = wide(left) * wide(use.gradient).unsqueeze(-1)
@@ -39,12 +38,12 @@ def _matmul(use: Use) -> Iterator[tuple[str, Term]]:
             yield "other", Outer([(_rows(left), _rows(use.gradient))])
     else:
         right, gradient = use.saved["other"], use.gradient
-        if right.dim() == 2:  # the batch was the last dimension: one column an example
+        if right.dim() == 2:  # an example's vector: one column
             right, gradient = right.unsqueeze(2), gradient.unsqueeze(2)
         yield "input", Outer([(_rows(gradient.mT), _rows(right.mT))])
 
 
-def _one_matrix(arguments: Mapping[str, Any], parameters: Mapping[str, Slot]) -> bool:
+def _one_matrix(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> bool:
     if len(parameters) != 1:
         return False
     role = next(iter(parameters))
@@ -53,22 +52,22 @@ def _one_matrix(arguments: Mapping[str, Any], parameters: Mapping[str, Slot]) ->
 
 
 def _addmm(use: Use) -> Iterator[tuple[str, Term]]:
-    if "mat2" in use.parameters:
+    if "mat2" in use.trained:
         yield "mat2", Outer([(_rows(use.saved["mat1"]), _rows(use.gradient))])
-    if "input" in use.parameters:
+    if "input" in use.trained:
         yield "input", Dense(use.reduced(use.gradient, "input"))
 
 
-def _right_factor(arguments: Mapping[str, Any], parameters: Mapping[str, Slot]) -> bool:
+def _right_factor(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> bool:
     return "mat1" not in parameters and arguments["mat1"].dim() == 2
 
 
 def _bilinear(use: Use) -> Iterator[tuple[str, Term]]:
     gradient = wide(_rows(use.gradient))
-    if "weight" in use.parameters:
+    if "weight" in use.trained:
         one, two = (wide(_rows(use.saved[name])) for name in ("input1", "input2"))
         yield "weight", Dense(torch.einsum("bto,bti,btj->boij", gradient, one, two))
-    if "bias" in use.parameters:
+    if "bias" in use.trained:
         yield "bias", Dense(gradient.sum(1))
 
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from forethought.gradients.place import Slot
 from forethought.gradients.registry import Rule, Use, register
 from forethought.gradients.terms import Dense, Term, wide
 
@@ -20,9 +19,9 @@ def _affine(
     # y = w·x̂ + b: ∇w = Σ g·x̂ and ∇b = Σ g. x̂ is computed again instead of being kept.
     def gradients(use: Use) -> Iterator[tuple[str, Term]]:
         gradient = wide(use.gradient)
-        if "weight" in use.parameters:
+        if "weight" in use.trained:
             yield "weight", Dense(total(use, gradient * normalised(use)))
-        if "bias" in use.parameters:
+        if "bias" in use.trained:
             yield "bias", Dense(total(use, gradient))
 
     return gradients
@@ -36,10 +35,8 @@ def _over_positions(use: Use, values: Tensor) -> Tensor:
 
 
 def _over_space(use: Use, values: Tensor) -> Tensor:
-    # (B, C, *space), or (B, several, C, *space)
-    if use.folded:
-        values = values.movedim(2, 1)
-    return values.flatten(2).sum(2) if values.dim() > 2 else values
+    # (B, several, C, *space)
+    return values.flatten(3).sum((1, 3)) if values.dim() > 3 else values.sum(1)
 
 
 def _layer(use: Use) -> Tensor:
@@ -58,8 +55,6 @@ def _rms(use: Use) -> Tensor:
 
 def _each_image(use: Use, normalise: Callable[[Tensor], Tensor]) -> Tensor:
     value = wide(use.saved["input"])
-    if not use.folded:
-        return normalise(value)
     return normalise(value.flatten(0, 1)).reshape(value.shape)
 
 
@@ -79,11 +74,12 @@ def _frozen_batch(use: Use) -> Tensor:
     return _each_image(use, lambda v: F.batch_norm(v, wide(mean), wide(var), eps=eps))
 
 
-def _own_statistics(arguments: Mapping[str, Any], parameters: Mapping[str, Slot]) -> bool:
-    return bool(arguments.get("use_input_stats", True))
+def _own_statistics(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> bool:
+    batched: bool = arguments["input"].dim() > 2  # a lane's image may lack a batch dimension
+    return bool(arguments.get("use_input_stats", True)) and batched
 
 
-def _given_statistics(arguments: Mapping[str, Any], parameters: Mapping[str, Slot]) -> bool:
+def _given_statistics(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> bool:
     return not arguments.get("training", False)
 
 

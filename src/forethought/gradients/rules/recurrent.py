@@ -3,47 +3,93 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from forethought.gradients.capture import Site, Watch
+from forethought.gradients.boundary import is_lane, lane, outside, physical
+from forethought.gradients.control import Unable
+from forethought.gradients.lanes import HANDLERS, Lanes
 from forethought.gradients.recurrence import Gated, Long, Plain, Steps, scan
-from forethought.gradients.registry import Rule, Use, register, register_parts
+from forethought.gradients.registry import Rule, Use, register_parts
+from forethought.gradients.tap import Site
 from forethought.gradients.terms import Dense, Outer, Term, wide
 
 
 def _hidden(use: Use) -> Iterator[tuple[str, Term]]:
-    if "weight" in use.parameters:
+    if "weight" in use.trained:
         yield "weight", Outer([(use.gradient, use.saved["before"])])
-    if "bias" in use.parameters:
+    if "bias" in use.trained:
         yield "bias", Dense(wide(use.gradient).sum(1))
 
 
-def _watched_scan(function: Any, site: Site, watch: Watch) -> Any:
-    # The gates are overwritten, and nothing of the call is needed but its parameters.
-    kept = replace(site, arguments={}, args=(), kwargs={})
-
-    def emit(gradient: Tensor, before: Tensor) -> None:
-        watch.report(kept, {"before": before}, gradient)
-
-    return function(*site.args[:8], emit, watch.anchor)
+_RULE = Rule("recurrence", (), ("weight", "bias"), ("before",), _hidden)
 
 
-register(
-    Rule(
-        "recurrence",
-        ("steps", "reverse", "gates", "h", "c", "weight", "bias", "active", "emit", "anchor"),
-        ("weight", "bias"),
-        ("before",),
-        _hidden,
-        run=_watched_scan,
-    ),
-    scan,
-)
+def _in_lanes(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The scan over all lanes at once: their batches side by side in one."""
+    steps, reverse, gates, h, c, weight, bias, active = args[:8]
+    if any(isinstance(t, Tensor) and is_lane(t) for t in (weight, bias, active)):
+        raise Unable("a recurrent layer with a weight for each example")
+    lanes.here()
+    size, batch = lanes.size, gates.shape[1]
+    weights = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+    trained = {
+        role: value
+        for role, value in weights.items()
+        if value.requires_grad and torch.is_grad_enabled()
+    }
+
+    def side_by_side(value: Tensor, at: int) -> Tensor:
+        # (…, lanes, batch, …) with the lanes at dimension ``at``, then both as one.
+        whole, dim = physical(value) if is_lane(value) else (None, 0)
+        if whole is None:
+            whole = value.unsqueeze(at).expand(*value.shape[:at], size, *value.shape[at:])
+        else:
+            whole = whole.movedim(dim, at)
+        return whole.flatten(at, at + 1)
+
+    def by_lane(value: Tensor) -> Tensor:
+        # (time, lanes·batch, n) → (lanes, time·batch, n)
+        apart = value.view(value.shape[0], size, batch, -1).movedim(1, 0)
+        return apart.squeeze(2) if batch == 1 else apart.flatten(1, 2)
+
+    site = Site(_RULE, trained, {}, {r: w.detach() for r, w in weights.items()}, (), (), size)
+    emit: Any = None
+    if trained:
+        lanes.count(trained)
+
+        def emit(gradient: Tensor, before: Tensor) -> None:
+            saved = {"before": by_lane(before)}
+            parameters, roles = site.parameters, frozenset(trained)
+            lanes.report(site, Use({}, parameters, saved, by_lane(gradient), roles))
+
+    with outside():
+        out, last, cell = func(
+            steps,
+            reverse,
+            side_by_side(gates, 1),
+            side_by_side(h, 0),
+            None if c is None else side_by_side(c, 0),
+            weight.detach(),
+            None if bias is None else bias.detach(),
+            None if active is None else side_by_side(active, 1),
+            emit,
+            lanes.anchor if trained else None,
+        )
+        out = out.unflatten(1, (size, batch))
+        last = last.unflatten(0, (size, batch))
+        cell = None if cell is None else cell.unflatten(0, (size, batch))
+    return (
+        lane(out, 1, lanes.level),
+        lane(last, 0, lanes.level),
+        None if cell is None else lane(cell, 0, lanes.level),
+    )
+
+
+HANDLERS[scan] = _in_lanes
 
 
 def _layers(
@@ -117,11 +163,11 @@ def _long_step(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _whole(steps: Steps, cell: bool) -> Callable[..., Any]:
-    def layers(watch: Watch, x: Tensor, second: Any, third: Any, *rest: Any) -> Any:
+    def layers(lanes: Lanes, x: Tensor, second: Any, third: Any, *rest: Any) -> Any:
         if isinstance(third, bool):  # x, states, weights would put has_biases fourth
             raise TypeError("a recurrent layer is called with states and a list of weights")
         if isinstance(second, Tensor) and second.dtype == torch.long and second.dim() == 1:
-            return _packed(steps, cell, watch, x, second, third, *rest)
+            return _packed(steps, cell, x, second, third, *rest)
         states, weights = second, third
         *options, batch_first = rest
         h, c = states if cell else (states, None)
@@ -136,33 +182,24 @@ def _whole(steps: Steps, cell: bool) -> Callable[..., Any]:
 def _packed(
     steps: Steps,
     cell: bool,
-    watch: Watch,
     data: Tensor,
     sizes: Tensor,
     states: Any,
     weights: Sequence[Tensor],
     *options: Any,
 ) -> Any:
-    # Unpacked to (time, batch) in the order of the examples, run with a mask, packed again.
+    # Unpacked to (time, batch), longest first, run with a mask, packed again. A lane's own batch:
+    # lanes of unlike lengths have parted before.
     length, batch = sizes.numel(), int(sizes[0])
-    order = watch.packing_order(sizes)
-    order = torch.arange(batch) if order is None else order.cpu()
-    inverse = order.argsort()
-    place = (sizes.cumsum(0) - sizes).unsqueeze(1) + torch.arange(batch)
     valid = torch.arange(batch) < sizes.unsqueeze(1)
-    packed_rows = (torch.arange(length).unsqueeze(1) * batch + order)[valid]
-    device = data.device
-    rows = place.where(valid, 0)[:, inverse].flatten().to(device)
-    active = valid[:, inverse].unsqueeze(2).to(device)
+    place = (sizes.cumsum(0) - sizes).unsqueeze(1) + torch.arange(batch)
+    rows = place.where(valid, 0).flatten().to(data.device)
+    active = valid.unsqueeze(2).to(data.device)
     x = data.index_select(0, rows).view(length, batch, -1) * active
-    back, forth = inverse.to(device), order.to(device)
     h, c = states if cell else (states, None)
-    h = h.index_select(1, back)
-    c = None if c is None else c.index_select(1, back)
-    out, h, c = _layers(steps, x, h, c, weights, options, active)
-    out = out.flatten(0, 1).index_select(0, packed_rows.to(device))
-    h = h.index_select(1, forth)
-    return (out, h, c.index_select(1, forth)) if c is not None else (out, h)
+    out, h, c = _layers(steps, x, h, c, weights, options, None if batch == 1 else active)
+    out = out.flatten(0, 1).index_select(0, valid.flatten().nonzero().flatten().to(data.device))
+    return (out, h, c) if c is not None else (out, h)
 
 
 def _two_maps(
@@ -172,7 +209,7 @@ def _two_maps(
 
 
 def _long_cell(
-    watch: Watch,
+    lanes: Lanes,
     x: Tensor,
     states: Sequence[Tensor],
     w_ih: Tensor,
@@ -185,7 +222,7 @@ def _long_cell(
 
 
 def _gated_cell(
-    watch: Watch,
+    lanes: Lanes,
     x: Tensor,
     h: Tensor,
     w_ih: Tensor,
@@ -201,7 +238,7 @@ def _gated_cell(
 
 def _plain_cell(relu: bool) -> Callable[..., Tensor]:
     def cell(
-        watch: Watch,
+        lanes: Lanes,
         x: Tensor,
         h: Tensor,
         w_ih: Tensor,

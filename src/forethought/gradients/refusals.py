@@ -1,0 +1,161 @@
+"""What cannot be trained privately as it is, told in one line where it happens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from forethought.gradients.boundary import FUNCTION_CALL
+from forethought.gradients.control import Refused, Unable
+from forethought.gradients.lanes import Lanes, handles
+
+
+def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], at: int, name: str) -> Any:
+    return kwargs.get(name, args[at] if len(args) > at else None)
+
+
+_BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum")
+_PLAIN_BATCH_NORM = ("input", "weight", "bias", "running_mean", "running_var", "training")
+
+
+@handles(F.batch_norm, torch.batch_norm)
+def _batch_norm(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    names = (*_BATCH_NORM, "eps") if func is F.batch_norm else _PLAIN_BATCH_NORM
+    given = dict(zip(names, args, strict=False)) | kwargs
+    if not given.get("training"):
+        return NotImplemented
+    if not lanes.settings.grouped:
+        raise Refused(
+            "batch normalisation in training mode mixes the examples of a batch: use GroupNorm "
+            "(forethought.gradients.replace_mixing_layers), or eval mode with fixed statistics"
+        )
+    if given.get("running_mean") is None:
+        return NotImplemented
+    if func is torch.batch_norm:
+        raise Unable("torch.batch_norm with running statistics in a group")
+    # Inside a group of examples it is theirs; the running statistics are left as they are.
+    with lanes:
+        return F.batch_norm(**{**given, "running_mean": None, "running_var": None})
+
+
+@handles(F.instance_norm)
+def _instance_norm(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    own = _argument(args, kwargs, 5, "use_input_stats")
+    if own is not False and _argument(args, kwargs, 1, "running_mean") is not None:
+        raise Refused(
+            "instance normalisation that tracks running statistics mixes the examples: use "
+            "track_running_stats=False (forethought.gradients.replace_mixing_layers)"
+        )
+    return NotImplemented
+
+
+@handles(F.embedding)
+def _embedding(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    _check_table(
+        _argument(args, kwargs, 3, "max_norm"), _argument(args, kwargs, 5, "scale_grad_by_freq")
+    )
+    return NotImplemented
+
+
+@handles(F.embedding_bag)
+def _bag(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    _check_table(
+        _argument(args, kwargs, 3, "max_norm"), _argument(args, kwargs, 5, "scale_grad_by_freq")
+    )
+    return NotImplemented
+
+
+def _check_table(max_norm: Any, by_frequency: Any) -> None:
+    if max_norm is not None:
+        raise Refused("an embedding's max_norm rewrites rows that the examples use: use None")
+    if by_frequency:
+        raise Refused(
+            "scale_grad_by_freq counts tokens over the batch, which mixes the examples: use False"
+        )
+
+
+@handles(
+    torch.Tensor.register_hook,
+    torch.Tensor.register_post_accumulate_grad_hook,
+    torch.Tensor.retain_grad,
+    always=True,
+)
+def _hook(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise Refused(
+        "a hook on a tensor would run in the backward pass, where the examples are no longer "
+        "apart: remove it, or write what it does into the forward pass"
+    )
+
+
+@handles(torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward, always=True)
+def _inner_backward(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise Unable("the model or loss differentiates inside itself")
+
+
+@handles(FUNCTION_CALL, always=True)
+def _function(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise Unable(f"{args[0].__name__} is a torch.autograd.Function of the model's own")
+
+
+@handles(vars(torch._C.TensorBase)["data"].__get__, always=True)
+def _data(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0].detach().clone()  # changes of it would be seen by nobody
+
+
+def hooked(model: nn.Module) -> None:
+    """Refuse hooks that would run in the backward pass.
+
+    Raises:
+        Refused: naming the module or parameter.
+    """
+    everywhere = torch.nn.modules.module
+    if everywhere._global_backward_hooks or everywhere._global_backward_pre_hooks:
+        raise Refused("global backward hooks of modules see all examples at once: remove them")
+    for name, module in model.named_modules():
+        if module._backward_hooks or module._backward_pre_hooks:
+            raise Refused(
+                f"module {name or type(module).__name__!r} has backward hooks, which would see "
+                "all examples at once: remove them"
+            )
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise Refused(
+                f"parameter {name!r} has a hook on its gradient, which private training does not "
+                "pass through it: remove it"
+            )
+
+
+def parameters(model: nn.Module) -> None:
+    """Refuse parameters that no rule is true of.
+
+    Raises:
+        Refused: naming the parameter.
+    """
+    for name, parameter in model.named_parameters():
+        if type(parameter.data).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+            kind = type(parameter.data).__name__
+            raise Refused(
+                f"parameter {name!r} is a {kind}: shards of a parameter (FSDP, tensor "
+                "parallelism) and other wrapped tensors are not supported; use the plain module"
+            )
+        if parameter.is_complex() and parameter.requires_grad:
+            raise Refused(
+                f"parameter {name!r} is complex: keep its real and imaginary part as two real "
+                "parameters (torch.view_as_real)"
+            )
+
+
+def module_at_fault(model: nn.Module, error: BaseException) -> str:
+    """The name of the innermost module that the error passed through; the model's type if none."""
+    names = {id(module): name for name, module in model.named_modules()}
+    found = ""
+    trace = error.__traceback__
+    while trace is not None:
+        owner = trace.tb_frame.f_locals.get("self")
+        if isinstance(owner, nn.Module) and id(owner) in names:
+            found = names[id(owner)] or type(owner).__name__
+        trace = trace.tb_next
+    return found or type(model).__name__

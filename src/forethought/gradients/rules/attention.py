@@ -1,0 +1,52 @@
+"""Scaled dot-product attention on the whole batch: vmap would leave torch's fused kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from forethought.gradients.boundary import is_lane, lane, outside, rows
+from forethought.gradients.lanes import Lanes
+from forethought.gradients.registry import register_physical
+
+_OPTIONS = ("attn_mask", "dropout_p", "is_causal")
+
+
+def _attention(
+    lanes: Lanes, func: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    given = dict(zip(_OPTIONS, args, strict=False)) | kwargs
+    mask, rank, batch = given.pop("attn_mask", None), query.dim(), query.shape[0]
+    if given.get("dropout_p") and lanes.draws is not None and lanes.draws.open:
+        return NotImplemented
+    if rank < 3 or any(t.dim() != rank or t.shape[0] != batch for t in (key, value)):
+        return NotImplemented
+    if mask is not None:
+        if not is_lane(mask) and mask.requires_grad:
+            return NotImplemented
+        if mask.dim() == rank and mask.shape[0] not in (1, batch):
+            return NotImplemented
+    with outside():
+        whole = [_side_by_side(t, lanes.size) for t in (query, key, value)]
+        mask = None if mask is None else _mask(mask, rank, lanes.size, batch)
+        out = func(*whole, attn_mask=mask, **given)
+        out = out.unflatten(0, (lanes.size, batch))
+    return lane(out, 0, lanes.level)
+
+
+def _side_by_side(value: Tensor, size: int) -> Tensor:
+    whole = rows(value) if is_lane(value) else value.expand(size, *value.shape)
+    return whole.flatten(0, 1)
+
+
+def _mask(mask: Tensor, rank: int, size: int, batch: int) -> Tensor:
+    if not is_lane(mask) and (mask.dim() < rank or mask.shape[0] == 1):
+        return mask
+    whole = rows(mask) if is_lane(mask) else mask.expand(size, *mask.shape)
+    whole = whole.reshape(size, *(1,) * (rank - mask.dim()), *mask.shape)
+    return whole.expand(size, batch, *whole.shape[2:]).flatten(0, 1)
+
+
+register_physical(_attention, F.scaled_dot_product_attention)
