@@ -89,5 +89,13 @@ def test_what_the_job_declares_is_not_named_as_read(job: Path, tmp_path: Path) -
     declared = "[data]\nclasses = [-1, 1]\nfeatures = 2\n"
     job.write_text(job.read_text().replace("[data]\n", declared))
     run("train", job, "--out", tmp_path / "run")
-    uses = list(ft.Statement.load(tmp_path / "run" / "statement.json").not_covered)
-    assert named(uses) == set()
+    statement = ft.Statement.load(tmp_path / "run" / "statement.json")
+    assert named(list(statement.not_covered)) == set()
+    assert any("the classes, the number of features" in str(c) for c in statement.assumptions)
+
+
+def test_a_run_names_its_time_and_memory(job: Path, tmp_path: Path) -> None:
+    run("train", job, "--out", tmp_path / "run")
+    assert "how long the run took" in (tmp_path / "run" / "statement.md").read_text()
+    run("train", job, "--until-accuracy", 0.01, "--out", tmp_path / "phases")
+    assert "how long the run took" in (tmp_path / "phases" / "statement.md").read_text()

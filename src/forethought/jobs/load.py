@@ -40,7 +40,7 @@ class Loaded:
 
     def with_caveats(self, plan: Plan) -> Plan:
         """The plan with what loading read from the private data, each thing once."""
-        return with_caveats(plan, self.dataset.not_covered)
+        return with_caveats(plan, self.dataset.caveats)
 
 
 def load(request: Request, data_dir: Path | None = None) -> Loaded:

@@ -21,10 +21,10 @@ def opened(data: object, held_out: object | None) -> tuple[object, object | None
         return data, held_out, ()
     if held_out is None and data.test is not None:
         held_out = (data.test.inputs, data.test.targets)
-    return (data.train.inputs, data.train.targets), held_out, data.not_covered
+    return (data.train.inputs, data.train.targets), held_out, data.caveats
 
 
 def with_caveats(plan: Plan, found: Sequence[Caveat]) -> Plan:
-    """The plan with what loading read from the private data, each thing once."""
+    """The plan with what loading read from the private data, or was declared, each thing once."""
     new = tuple(use for use in found if use not in plan.not_covered)
     return plan.with_(not_covered=(*plan.not_covered, *new)) if new else plan

@@ -46,7 +46,13 @@ from forethought.training.folder import MODEL, PHASES, PLAN, RECORD, STATEMENT, 
 from forethought.training.identity import identity, require_same
 from forethought.training.metrics import Event, Metrics, evaluate, from_values, to_values
 from forethought.training.progress import NextPhaseRule, Progress
-from forethought.training.run import NOT_COVERED_DIAGNOSTICS, NOT_COVERED_TEST, Run, train
+from forethought.training.run import (
+    NOT_COVERED_DIAGNOSTICS,
+    NOT_COVERED_TEST,
+    TIME_AND_MEMORY,
+    Run,
+    train,
+)
 from forethought.training.search import derived
 
 DecideOn = Literal["held-out", "public"]
@@ -298,6 +304,7 @@ class _State:
 
     def statement(self, diagnostics: bool) -> Statement:
         uses: list[Any] = [use for use in self.plan.not_covered if use != PHASES_ALONE]
+        uses.append(TIME_AND_MEMORY)
         if self.decide_on == "held-out":
             uses += [NOT_COVERED_TEST, STEERED]
         if diagnostics:

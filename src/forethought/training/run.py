@@ -41,6 +41,7 @@ ROWS = 100
 # Without checkpoint_every: seconds between checkpoints, or so many times what writing one takes.
 CHECKPOINT_SECONDS, CHECKPOINT_SHARE = 10.0, 20.0
 
+TIME_AND_MEMORY = Caveat("time-and-memory")
 NOT_COVERED_TEST = Caveat("held-out-accuracy")
 NOT_COVERED_DIAGNOSTICS = Caveat("diagnostics")
 
@@ -176,6 +177,7 @@ def train(
         plan,
         seeded=secrets.seeded,
         not_covered=(
+            TIME_AND_MEMORY,
             *((NOT_COVERED_TEST,) if held_out is not None else ()),
             *((NOT_COVERED_DIAGNOSTICS,) if diagnostics else ()),
         ),
