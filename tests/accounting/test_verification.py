@@ -14,6 +14,7 @@ import forethought as ft
 from forethought.accounting import verification
 from forethought.accounting.adaptive import filter_details, selection_details
 from forethought.accounting.assumptions import Randomness
+from forethought.accounting.releases import Release
 from forethought.accounting.renyi.filter import RenyiFilter
 from forethought.accounting.renyi.selection import NegativeBinomialTrials
 from forethought.accounting.statement import Statement, StatementError, account
@@ -37,7 +38,7 @@ def of_a_run() -> Statement:
     return account(
         PLAN,
         not_covered=(Caveat("held-out-accuracy"), Caveat("classes-from-data", "no, yes")),
-        releases=(("noised sum of clipped gradients", 220),),
+        releases=(Release("sums", 200, 1.1), Release("sums", 20, 1.3), Release("scores", 1, 9.0)),
     )
 
 

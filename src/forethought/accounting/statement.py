@@ -11,7 +11,7 @@ import json
 import math
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +22,7 @@ from forethought.accounting.accountants import ACCOUNTANTS, EXACT, Accountant
 from forethought.accounting.assumptions import SECRET, Randomness, required, suited
 from forethought.accounting.attack import bounded
 from forethought.accounting.interval import Interval
+from forethought.accounting.releases import Release, Released, difference, listed
 from forethought.caveats import Caveat, caveats, choice, of_role
 from forethought.mechanism import Adjacency, Mechanism, real, whole
 from forethought.serialisation import digest, exact_keys, parse, plain, write_text
@@ -41,6 +42,8 @@ class Accounted(Protocol):
     def delta(self) -> float: ...
     @property
     def clip_norm(self) -> float: ...
+    @property
+    def noise(self) -> str: ...
     @property
     def hyperparameters(self) -> Caveat | str: ...
     @property
@@ -68,7 +71,7 @@ class Statement:
         randomness: where the run's random numbers came from.
         caveats: what breaks the guarantee, what it rests on, what it does not cover, and how the
             plan's numbers were chosen.
-        releases: what was released, by name, and how often; empty for a plan that was not run.
+        releases: what was released, by name; empty for a plan that was not run.
         examples: number of records, if known.
         clip_norm: the bound C on one contribution at the beginning, if known.
         plan: hash of the plan that was run (:func:`plan_digest`), if there is one.
@@ -84,7 +87,7 @@ class Statement:
     accountant: Mapping[str, Any] = field(default_factory=lambda: {"kind": EXACT})
     randomness: Randomness = SECRET
     caveats: tuple[Caveat, ...] = ()
-    releases: tuple[tuple[str, int], ...] = ()
+    releases: tuple[Release, ...] = ()
     examples: int | None = None
     clip_norm: float | None = None
     plan: str | None = None
@@ -149,6 +152,18 @@ class Statement:
         """The results that the accounting rests on."""
         return self.way.theorems(self.mechanism, self.group)
 
+    def of_run(self, released: Iterable[Released]) -> Statement:
+        """The same statement with what the run released: rows of its transcript.
+
+        Raises:
+            ValueError: they are not the rounds that are accounted here.
+        """
+        found = listed(released)
+        wrong = difference(found, self.mechanism)
+        if wrong is not None:
+            raise ValueError(f"no statement is written: {wrong}")
+        return replace(self, releases=found, signature=None)
+
     def sentences(self) -> tuple[str, str, str]:
         """The guarantee in three plain sentences: what, what it means, what it does not cover."""
         return statement_text.sentences(self)
@@ -170,7 +185,7 @@ class Statement:
             "mechanism": self.mechanism.to_dict(),
             "accountant": dict(self.accountant),
             "randomness": plain(self.randomness),
-            "releases": [{"name": name, "count": count} for name, count in self.releases],
+            "releases": plain(self.releases),
             "attack": [
                 {"false_positive_rate": rate, "true_positive_rate": power}
                 for rate, power in self.attack
@@ -239,7 +254,7 @@ def account(
     not_covered: Iterable[Caveat | str] = (),
     accountant: Mapping[str, Any] | None = None,
     randomness: Randomness | None = None,
-    releases: Iterable[tuple[str, int]] = (),
+    releases: Iterable[Released] = (),
 ) -> Statement:
     """The guarantee of a plan or a mechanism.
 
@@ -254,8 +269,9 @@ def account(
         accountant: a kind of :data:`~forethought.accounting.accountants.ACCOUNTANTS` with what it
             needs. Default: the exact one, for rounds that were fixed before the run.
         randomness: where the random numbers come from. Default: secrets of the operating system.
-            Seeded noise leaves no guarantee, seeded sampling one without amplification.
-        releases: pairs (name, how often), from the transcript of what was done.
+            Seeded noise leaves no guarantee, seeded sampling one without amplification. Whether
+            the noise is on a grid is the plan's to say.
+        releases: rows of the transcript of what was done.
 
     Returns:
         A Statement with the accountant's certified interval.
@@ -281,11 +297,13 @@ def account(
         plan = plan_digest(plan_or_mechanism.to_dict())
         chosen = choice(plan_or_mechanism.hyperparameters)
         named = (*caveats(plan_or_mechanism.not_covered), *named)
+        grid = plan_or_mechanism.noise == "grid"
+        randomness = replace(randomness or Randomness(seeded_noise=seeded), grid=grid)
     if released is not None:
         mechanism = mechanism.first(released)
     delta = real("delta", delta, above=0, below=1)
     group = whole("group", group)
-    randomness = Randomness(seeded_noise=seeded) if randomness is None else randomness
+    randomness = randomness or Randomness(seeded_noise=seeded)
     accountant = suited({"kind": EXACT} if accountant is None else accountant, randomness)
     epsilon, attack = bounded(registered(accountant), mechanism, delta, group, accountant)
     return Statement(
@@ -297,7 +315,7 @@ def account(
         accountant=accountant,
         randomness=randomness,
         caveats=(*required(mechanism, accountant, randomness), *named, chosen),
-        releases=tuple((str(name), whole("releases", count)) for name, count in releases),
+        releases=listed(releases),
         examples=examples,
         clip_norm=clip_norm,
         plan=plan,
@@ -368,13 +386,10 @@ def _read(values: Any) -> Statement:
         raise StatementError("the statement was edited after it was made: its checksum differs")
     registered(content["accountant"])
     exact_keys("epsilon", content["epsilon"], {"lower", "upper"})
-    attack, releases = [], []
+    attack = []
     for row in content["attack"]:
         exact_keys("attack", row, {"false_positive_rate", "true_positive_rate"})
         attack.append(tuple(real(name, row[name], least=0, most=1) for name in _ATTACK))
-    for row in content["releases"]:
-        exact_keys("releases", row, {"name", "count"})
-        releases.append((_text("name", row["name"]), whole("count", row["count"])))
     statement = Statement(
         mechanism=Mechanism.from_dict(content["mechanism"]),
         delta=real("delta", content["delta"], above=0, below=1),
@@ -384,7 +399,7 @@ def _read(values: Any) -> Statement:
         accountant=dict(content["accountant"]),
         randomness=Randomness.from_dict(content["randomness"]),
         caveats=tuple(map(Caveat.from_dict, content["caveats"])),
-        releases=tuple(releases),
+        releases=tuple(map(Release.from_dict, content["releases"])),
         examples=_optional(whole, "examples", content["examples"]),
         clip_norm=_optional(_positive, "clip_norm", content["clip_norm"]),
         plan=_optional(_text, "plan", content["plan"]),

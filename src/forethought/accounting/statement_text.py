@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from forethought.accounting.releases import rows
 from forethought.mechanism import FullBatch, Sampling
 
 if TYPE_CHECKING:
@@ -111,8 +112,8 @@ def _done(statement: Statement) -> list[str]:
     s = statement
     lines = []
     if s.releases:
-        lines += ["| released | times |", "| --- | --- |"]
-        lines += [f"| {name} | {count:,} |" for name, count in s.releases]
+        lines += ["| released | times | noise multiplier |", "| --- | --- | --- |"]
+        lines += [f"| {name} | {count:,} | {noise} |" for name, count, noise in rows(s.releases)]
     else:
         lines.append("This is the statement of a plan: nothing was released under it yet.")
     lines += [

@@ -17,6 +17,7 @@ from forethought.accounting.adaptive import TOLERANCE
 from forethought.accounting.assumptions import required, suited
 from forethought.accounting.attack import Attack, bounded
 from forethought.accounting.interval import Interval
+from forethought.accounting.releases import difference, of_the_rounds
 from forethought.accounting.statement import (
     Accounted,
     Statement,
@@ -244,6 +245,12 @@ def _accountant(case: _Case) -> str | None:
 
 
 def _randomness(case: _Case) -> str | None:
+    grid = case.claimed.randomness.grid
+    if case.plan is not None and grid != (case.plan.noise == "grid"):
+        raise StatementError(
+            f"the statement says that noise is{'' if grid else ' not'} on a grid, the plan beside "
+            f"it says {case.plan.noise!r}"
+        )
     return "where the random numbers came from leaves no trace in the statement"
 
 
@@ -324,17 +331,12 @@ def _releases(case: _Case) -> str | None:
     s = case.claimed
     if not s.releases:
         return "none are listed: it is the statement of a plan, or of a bare mechanism"
-    for name, count in s.releases:
-        if count > len(s.mechanism):
-            raise StatementError(
-                f"the statement lists {count} releases of {name}, its mechanism has "
-                f"{len(s.mechanism)} rounds"
-            )
-    if all(count < len(s.mechanism) for _, count in s.releases):
-        raise StatementError(
-            f"no release is listed as often as the mechanism has rounds ({len(s.mechanism)})"
-        )
-    return "names are as the run wrote them; their numbers fit the mechanism"
+    wrong = difference(s.releases, s.mechanism)
+    if wrong is not None:
+        raise StatementError(f"the releases are not the rounds that are accounted: {wrong}")
+    rest = {row.name for row in s.releases} - set(of_the_rounds(s.releases, len(s.mechanism)))
+    also = f"; that there were {', '.join(sorted(rest))} leaves no other trace" if rest else ""
+    return f"they are the rounds accounted; their names are as the run wrote them{also}"
 
 
 def _signature(case: _Case) -> str | None:

@@ -1,0 +1,56 @@
+"""Releases: they are the accounted rounds, or they are not, whatever way they are cut."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import forethought as ft
+from forethought.accounting.releases import Release, difference, listed
+from forethought.accounting.statement import account
+from forethought.mechanism import Mechanism, Poisson, Rounds
+
+MECHANISM = Mechanism(Rounds(1.1, 200, Poisson(0.01)), Rounds(1.3, 20, Poisson(0.02)))
+PARTS = st.lists(st.tuples(st.integers(1, 5), st.sampled_from([0.5, 1.0, 2.0])), min_size=1)
+
+
+@given(PARTS, st.lists(st.integers(1, 4), max_size=30), st.floats(0.1, 10))
+def test_rounds_are_recognised_however_they_are_cut(
+    parts: list[tuple[int, float]], cuts: list[int], count_noise: float
+) -> None:
+    mechanism = Mechanism(*(Rounds(sigma, n, Poisson(0.1)) for n, sigma in parts))
+    sums = [Release("sums", 1, sigma) for n, sigma in parts for _ in range(n)]
+    merged = listed(sums)
+    assert difference(merged, mechanism) is None
+    assert difference(sums, mechanism) is None
+    assert difference(sums[1:], mechanism) is not None
+    wrong = [Release("sums", row.count, row.noise_multiplier * 1.001) for row in merged]
+    assert difference(wrong, mechanism) is not None
+    # A count beside every sum: both together are the accounted noise.
+    joined = Mechanism(
+        *(Rounds(1 / math.sqrt(sigma**-2 + count_noise**-2), n, Poisson(0.1)) for n, sigma in parts)
+    )
+    counts = [Release("counts", len(sums), count_noise)]
+    assert difference([*counts, *merged], joined) is None
+    assert difference([*counts, *merged], mechanism) is not None
+
+
+def test_a_statement_takes_the_releases_of_its_rounds_only() -> None:
+    planned = account(MECHANISM, 1e-5)
+    assert "nothing was released under it yet" in planned.to_markdown()
+    rows = [Release("sums", 200, 1.1), Release("sums", 20, 1.3), Release("scores", 3, 8.0)]
+    run = planned.of_run(rows)
+    assert "| sums | 220 | 1.1 to 1.3 |" in run.to_markdown()
+    assert "| scores | 3 | 8 |" in run.to_markdown()
+    assert ft.Statement.from_json(run.to_json()) == run
+    for fault, said in (
+        (rows[:1], "once in each round"),
+        ([Release("sums", 220, 1.1)], r"rounds 201 to 220 were released with noise 1\.1"),
+        (rows[1::-1], "rounds 1 to 20"),
+        ([Release("sums", 221, 1.1)], "220 times"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            planned.of_run(fault)
