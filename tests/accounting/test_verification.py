@@ -25,7 +25,7 @@ from forethought.plans import Plan
 from forethought.serialisation import digest
 
 DELTA = 1e-5
-MECHANISM = Mechanism(Rounds(1.1, 200, Poisson(0.01)), Rounds(1.3, 20, FullBatch()))
+MECHANISM = Mechanism(Rounds(1.1, 10, Poisson(0.1)), Rounds(2.3, 2, FullBatch()))
 SAMPLED = Mechanism(
     Rounds(2.0, 30, Shuffled(50, 1000)),
     Rounds(3.0, 40, ft.WithoutReplacement(50, 1000)),
@@ -38,7 +38,7 @@ def of_a_run() -> Statement:
     return account(
         PLAN,
         not_covered=(Caveat("held-out-accuracy"), Caveat("classes-from-data", "no, yes")),
-        releases=(Release("sums", 200, 1.1), Release("sums", 20, 1.3), Release("scores", 1, 9.0)),
+        releases=(Release("sums", 10, 1.1), Release("sums", 2, 2.3), Release("scores", 1, 9.0)),
     )
 
 
@@ -238,7 +238,7 @@ def test_what_the_issue_lists_is_caught() -> None:
     [
         ({"clip": ft.Clip(2.0)}, "clip norm"),
         ({"optimizer": ft.Optimizer("adam")}, "hash differs"),
-        ({"mechanism": MECHANISM.first(100)}, "mechanism is not that of the plan"),
+        ({"mechanism": MECHANISM.first(5)}, "mechanism is not that of the plan"),
         ({"mechanism": SAMPLED}, "records|mechanism"),
         ({"examples": 999}, "records"),
         ({"delta": 1e-6}, "hash differs"),
@@ -253,7 +253,7 @@ def test_another_plan_beside_it_is_caught(changes: dict[str, Any], said: str) ->
 
 
 def test_a_shorter_run_is_that_of_its_plan() -> None:
-    short = account(PLAN, released=150)
+    short = account(PLAN, released=11)
     assert "mechanism" in check(short, PLAN).checked
 
 

@@ -67,7 +67,8 @@ class Accountant:
     def adversary(self, mechanism: Mechanism) -> str:
         """What the attacker is assumed to see, to know and not to know; follows "The attacker"."""
         hidden = self.hidden(mechanism)
-        return f"{self.sees}, and knows neither the noise{f' nor {hidden}' if hidden else ''}"
+        missing = f"knows neither the noise nor {hidden}" if hidden else "does not know the noise"
+        return f"{self.sees}, and {missing}"
 
     def unknown(self, mechanism: Mechanism) -> str:
         """What the attacker does not know, in a few words."""
