@@ -1,4 +1,4 @@
-"""Tables 6 to 11 of the proactive-DP paper: printed value, the formula's value, the exact value.
+"""Tables 6 to 11 of the proactive-DP paper: printed, to the letter, converged, exact.
 
 python experiments/proactive_dp/tables.py            # prints markdown
 python experiments/proactive_dp/tables.py --write    # also writes tables.md beside this file
@@ -12,8 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import forethought as ft
-from forethought.published.calculators import phase_calculator, rounds_calculator
+from forethought.published.calculators import (
+    phase_calculator,
+    phase_epsilon,
+    rounds_calculator,
+)
 from forethought.published.closed_form import closed_form_sigma
+from forethought.published.clt import approximate_clt_epsilon
 
 # (ε, σ, sample size) as printed, with N, K and δ of the experiment.
 SIZES = {
@@ -73,49 +78,80 @@ def exact(sigma: float, size: float, rounds: int, examples: int, delta: float) -
     return ft.epsilon(ft.Mechanism(release), delta).upper
 
 
+def uniform(sigma: float, size: float, rounds: int, examples: int) -> float:
+    """ε of equation (65): the central limit for samples of a fixed size; not a guarantee.
+
+    Its σ belongs to a sensitivity of 1; ours is 2 where one record takes another's place.
+    """
+    sampling = ft.WithoutReplacement(round(size), examples)
+    release = ft.Rounds(2 * sigma, rounds, sampling)
+    return approximate_clt_epsilon(ft.Mechanism(release, adjacency="replace-one"), 1 / examples)
+
+
 def sizes() -> Iterator[str]:
     """Tables 6 to 8."""
     for name, (examples, gradients, delta, rows) in SIZES.items():
         yield f"\n### {name}: N = {examples:,}, K = {gradients:,}, δ = {delta:g}\n"
         yield (
-            "| ε | σ printed | σ of the formula | s printed | s of the calculator | "
-            "exact ε at the printed σ, s | exact σ at the printed ε, s | less noise |"
+            "| ε printed | s printed | σ printed | ε, σ to the letter at this s | "
+            "s converged | σ of (1) | exact ε at the printed σ, s | exact σ at the printed ε, s | "
+            "less noise |"
         )
-        yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+        yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
         for epsilon, sigma, size in rows:
-            formula = closed_form_sigma(epsilon, delta)
+            literal = phase_epsilon(examples, gradients, size, reading="as-printed")
+            text = "none" if literal is None else f"{literal[0]:.5f}, {literal[1]:.5f}"
             found = phase_calculator(examples, gradients, epsilon, delta=delta).size
             rounds = round(gradients / size)
             spent = exact(sigma, size, rounds, examples, delta)
             sampling = ft.Poisson(size / examples)
             needed = ft.noise_multiplier(ft.Budget(epsilon, delta), sampling, rounds)
             yield (
-                f"| {epsilon:g} | {sigma:g} | {formula:.5f} | {size} | {found} | {spent:.4g} | "
-                f"{needed:.3f} | {sigma / needed:.1f} × |"
+                f"| {epsilon:g} | {size} | {sigma:.5f} | {text} | {found} | "
+                f"{closed_form_sigma(epsilon, delta):.5f} | {spent:.4g} | {needed:.3f} | "
+                f"{sigma / needed:.1f} × |"
             )
 
 
 def tightness() -> Iterator[str]:
     """Tables 9 to 11."""
-    yield "\n### Tables 9 to 11: ε at T_min and at T_min,asym, θ = 1, δ = 1/N\n"
+    yield "\n### Tables 9 to 11: θ = 1, δ = 1/N\n"
     yield (
-        "| table | s_max printed | of the formula | ε_target | ε there, printed | exact | "
-        "s_asym printed | of the formula | ε there, printed | exact |"
+        "| table | s_max printed | to the letter (its γ) | converged | ε_target | ε there, printed "
+        "| (65) | exact |"
     )
-    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    asymptotic = []
     for name, (examples, sigma, epochs, printed) in TIGHTNESS.items():
-        most, asymptotic, target, spent, spent_asymptotic = printed
+        most, s_asymptotic, target, spent, spent_asymptotic = printed
+        literal = rounds_calculator(examples, sigma, epochs, reading="as-printed")
         found = rounds_calculator(examples, sigma, epochs)
         delta = 1 / examples
         rounds = round(epochs * examples / most)
-        least = max(1, round(found.t_min_asymptotic))
-        size = epochs * examples / least
         yield (
-            f"| {name} | {most} | {math.floor(found.s_max)} | {target:g} | {spent:g} | "
-            f"{exact(sigma, most, rounds, examples, delta):.4g} | {asymptotic} | "
-            f"{math.floor(found.s_max_asymptotic)} | {spent_asymptotic:g} | "
-            f"{exact(sigma, size, least, examples, delta):.4g} |"
+            f"| {name} | {most} | {math.floor(literal.s_max)} ({literal.gamma:.3f}) | "
+            f"{math.floor(found.s_max)} | {target:g} | {spent:g} | "
+            f"{uniform(sigma, most, rounds, examples):.4f} | "
+            f"{exact(sigma, most, rounds, examples, delta):.4g} |"
         )
+        cells = []
+        for divisor in (2, 4):
+            least = max(1, round(epochs**2 / (divisor * found.epsilon)))
+            size = epochs * examples / least
+            cells.append(
+                f"{size:.0f} | {uniform(sigma, size, least, examples):.4f} | "
+                f"{exact(sigma, size, least, examples, delta):.4g}"
+            )
+        asymptotic.append(
+            f"| {name} | {s_asymptotic} | {spent_asymptotic:g} | {' | '.join(cells)} |"
+        )
+    yield "\nThe asymptotic number of rounds, T = k²/(2ε) as printed, and k²/(4ε):\n"
+    yield (
+        "| table | s_asym printed | ε there, printed | s at k²/(2ε) | (65) | exact | s at k²/(4ε) "
+        "| (65) | exact |"
+    )
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    yield from asymptotic
 
 
 def main() -> None:

@@ -2,7 +2,12 @@ import math
 
 import pytest
 
-from forethought.published.calculators import converged_gamma, phase_calculator, rounds_calculator
+from forethought.published.calculators import (
+    converged_gamma,
+    phase_calculator,
+    phase_epsilon,
+    rounds_calculator,
+)
 from forethought.published.closed_form import gamma
 
 
@@ -55,3 +60,80 @@ def test_an_impossible_target_says_what_to_change():
 
 def test_the_iteration_converges_to_the_solution():
     assert converged_gamma(12.1, 0.025) == pytest.approx(gamma(12.1, 0.025), rel=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("examples", "sigma", "epochs", "size", "gamma_kept"),
+    [
+        (10000, 19.29962, 5, 26, 3.815),
+        (60000, 12.10881, 6, 288, 5.281),
+        (50000, 6.572, 7, 406, 9.225),
+    ],
+)
+def test_tables_9_to_11_come_out_to_the_letter(examples, sigma, epochs, size, gamma_kept):
+    found = rounds_calculator(examples, sigma, epochs, reading="as-printed")
+    assert math.floor(found.s_max) == size
+    assert found.gamma == pytest.approx(gamma_kept, abs=5e-4)
+
+
+# Table, N, K, (sample size printed, σ printed, ε found at it). Left out are the two rows that do
+# not come out: the first of Table 6, which is Appendix D.4's, and the last of Table 8.
+AS_PRINTED = [
+    (
+        10000,
+        50000,
+        [
+            (55, 13.06742, 0.10788),
+            (103, 8.59143, 0.24956),
+            (168, 6.05868, 0.50182),
+            (265, 4.27273, 1.00900),
+            (400, 3.03241, 2.00322),
+        ],
+    ),
+    (
+        60000,
+        360000,
+        [
+            (370, 12.10881, 0.15007),
+            (460, 10.48452, 0.20017),
+            (543, 9.37379, 0.25042),
+            (889, 6.63120, 0.50040),
+            (1168, 5.41887, 0.74936),
+            (1409, 4.69244, 0.99932),
+            (2159, 3.31648, 2.00054),
+        ],
+    ),
+    (
+        50000,
+        350000,
+        [
+            (417, 9.29838, 0.25028),
+            (689, 6.57192, 0.50103),
+            (909, 5.36937, 0.75059),
+            (1099, 4.65014, 1.00073),
+            (1267, 4.16111, 1.24976),
+            (1690, 3.28831, 2.00125),
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("examples", "gradients", "rows"), AS_PRINTED, ids=["table 6", "table 7", "table 8"]
+)
+def test_tables_6_to_8_come_out_to_the_letter(examples, gradients, rows):
+    for size, sigma, epsilon in rows:
+        found = phase_epsilon(examples, gradients, size, reading="as-printed")
+        assert found is not None
+        assert found[1] == pytest.approx(sigma, abs=1.2e-5)
+        assert found[0] == pytest.approx(epsilon, abs=6e-6)
+
+
+def test_the_largest_size_as_printed_is_the_printed_one_or_the_one_below():
+    for target, size in ((0.25, 103), (0.5, 168), (2.0, 400)):
+        phase = phase_calculator(10000, 50000, target, reading="as-printed")
+        assert phase.size in (size, size - 1)
+        assert phase.result.epsilon <= target
+        failing = [c.name for c in phase.result.conditions if not c.holds]
+        assert failing == ["(35) sqrt(2(ε + ln(1/δ))/ε) ≤ σ"], "the ε left out of the root"
+        assert phase.result.exact.upper < target

@@ -32,6 +32,10 @@ def calculator(
         list[str] | None,
         typer.Option(help="An earlier phase, SIZE:ROUNDS; repeat for several.", show_default=False),
     ] = None,
+    as_printed: Annotated[
+        bool,
+        typer.Option("--as-printed", help="Read the rules to the letter: the paper's own tables."),
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -48,6 +52,7 @@ def calculator(
         power=power,
         steps=steps,
         earlier=[earlier_phase(text) for text in after or ()],
+        reading="as-printed" if as_printed else "converged",
     )
     if as_json:
         print_json([plan.to_dict() for plan in plans])

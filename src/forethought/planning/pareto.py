@@ -2,7 +2,7 @@
 
 Batch × rounds × σ (× C) are searched for the plans that are non-dominated in privacy, predicted
 utility, communication and computation. Which grid points to keep is decided with the central limit
-theorem's ε (Dong, Roth and Su 2022; Bu et al. 2020), which takes no time; of what is left at most
+theorem's ε (:mod:`forethought.published.clt`), which takes no time; of what is left at most
 twenty plans that differ visibly are certified exactly, and only those are returned.
 """
 
@@ -18,12 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought.accounting import exact, gaussian
-from forethought.mechanism import Mechanism, Rounds, Shuffled, real, sensitivity
+from forethought.mechanism import real
 from forethought.planning.defaults import EPOCHS_LIMIT
 from forethought.planning.noise_to_signal import gradient_computations, noise_to_signal
 from forethought.planning.request import PlanError, PlanRequest
 from forethought.planning.solve import plan
-from forethought.plans import Plan, expected_batch
+from forethought.plans import Plan
+from forethought.published.clt import approximate_clt_mu
 
 # What is minimised. Utility from a utility graph enters as the loss 1 − F(w + n)/F(w).
 OBJECTIVES = ("epsilon", "noise", "rounds", "gradients")
@@ -227,31 +228,16 @@ def _approximate(
 
 
 def approximate_epsilons(plans: Sequence[Plan]) -> NDArray[np.float64]:
-    """ε of plans with one δ by the central limit theorem: to sort them by, never a guarantee.
-
-    μ² = Σ q² T (e^(Δ²/σ²) − 1) for sampling at rate q (Bu et al. 2020); without amplification
-    Σ Δ²/σ², for shuffling once an epoch.
-    """
+    """ε of plans with one δ by the central limit theorem: to sort them by, never a guarantee."""
     delta = plans[0].delta
-    squares = [math.fsum(_squared_mu(part, made) for part in made.mechanism) for made in plans]
-    mu = np.sqrt(np.minimum(squares, 1e8))
+    found = np.array([approximate_clt_mu(made.mechanism) for made in plans])
+    mu = np.minimum(found, 1e4)
     low, high = np.zeros(len(mu)), mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))
     for _ in range(40):  # Chernoff's bound is halved until its end is as good as exact
         middle = (low + high) / 2
         above = gaussian.gaussian_delta(middle, mu) > delta
         low, high = np.where(above, middle, low), np.where(above, high, middle)
-    return np.asarray(np.where(np.array(squares) < 1e8, high, np.inf))
-
-
-def _squared_mu(part: Rounds, plan: Plan) -> float:
-    if part.noise_multiplier == 0:
-        return math.inf
-    count = len(Mechanism(part, adjacency=plan.mechanism.adjacency))
-    square = (sensitivity(part, plan.mechanism.adjacency) / part.noise_multiplier) ** 2
-    if isinstance(part.sampling, Shuffled):
-        return math.ceil(count / part.sampling.rounds_per_epoch) * square
-    rate = expected_batch(part.sampling, plan.examples) / plan.examples
-    return count * (square if rate == 1 else rate**2 * math.expm1(min(square, 700)))
+    return np.asarray(np.where(found < 1e4, high, np.inf))
 
 
 def _certified(row: Candidate) -> Candidate:

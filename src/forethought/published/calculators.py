@@ -1,19 +1,23 @@
 """The two published DP calculators: from noise and epochs to rounds and sample size.
 
 Source: van Dijk et al., "Proactive DP", Appendix D.4 (on Theorem 3.1) and Appendix E.1 (on
-Theorem B.4, with phases). Both iterate γ until it moves by less than 0.0001γ. Printed is
-γ_new − γ ≤ 0.0001γ, which also holds when γ falls, i.e. as soon as the iteration overshoots, far
-from the solution: here it is the absolute difference. The printed tables of sample sizes do not
-follow from the converged rules.
+Theorem B.4, with phases). Two readings:
+
+- ``"converged"``, for use: γ is iterated until it moves by less than 0.0001γ either way.
+- ``"as-printed"``, for the paper's tables: γ_new − γ ≤ 0.0001γ to the letter, which also holds when
+  γ falls. So the iteration ends at its first overshoot, and the γ that it kept is the one before.
+  And the ε inside the root of σ is left out, σ = sqrt(2 ln(1/δ)/ε). Tables 6 to 11 come out this
+  way: the γ is larger than needed (fewer records a round), the σ a little smaller than (35) asks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
-from forethought.mechanism import real, whole
+from forethought.mechanism import one_of, real, whole
 from forethought.published.closed_form import (
     ClosedForm,
     SampleSizes,
@@ -29,14 +33,34 @@ from forethought.published.closed_form import (
 TOLERANCE = 1e-4
 
 
-def converged_gamma(sigma: float, ratio: float) -> float:
-    """γ by the calculators' own iteration from 2; infinite when ᾱ leaves its range."""
+Reading = Literal["converged", "as-printed"]
+
+
+def iterated_gamma(
+    step: Callable[[float], float], reading: Reading = "converged"
+) -> tuple[float, float]:
+    """(γ, γ_new) where the calculators' own iteration from 2 ends; infinite when ᾱ is too large.
+
+    Args:
+        step: from γ to γ_new.
+    """
     current = 2.0
     while True:
-        new = gamma_step(sigma, ratio, current)
-        if not math.isfinite(new) or abs(new - current) <= TOLERANCE * current:
-            return new
+        new = step(current)
+        moved = new - current if reading == "as-printed" else abs(new - current)
+        if not math.isfinite(new) or moved <= TOLERANCE * current:
+            return current, new
         current = new
+
+
+def converged_gamma(sigma: float, ratio: float) -> float:
+    """γ of Theorem 3.1 at fixed σ by that iteration. ratio: εN/K."""
+    return iterated_gamma(lambda current: gamma_step(sigma, ratio, current))[1]
+
+
+def printed_sigma(epsilon: float, delta: float) -> float:
+    """σ of the paper's tables: sqrt(2 ln(1/δ)/ε), without the ε that belongs inside the root."""
+    return math.sqrt(-2 * math.log(delta) / epsilon)
 
 
 @dataclass(frozen=True)
@@ -88,6 +112,7 @@ def rounds_calculator(
     epochs: float,
     theta: float = 1.0,
     delta: float | None = None,
+    reading: Reading = "converged",
 ) -> RoundsCalculator:
     """Appendix D.4, steps 1 to 7: δ = 1/N unless given, ε = 2 ln(1/δ)/(σ² − 2), then γ and T_min.
 
@@ -100,7 +125,9 @@ def rounds_calculator(
     eps = closed_form_epsilon(size, tail)
     if not math.isfinite(eps):
         raise ValueError(f"sigma must be above sqrt(2) for the closed form, not {size}")
-    gam = converged_gamma(size, eps / k)
+    one_of("reading", reading, get_args(Reading))
+    kept, last = iterated_gamma(lambda current: gamma_step(size, eps / k, current), reading)
+    gam = kept if reading == "as-printed" and math.isfinite(last) else last
     if (2 / math.e * k) ** 2 < 0.5 - math.log(tail) or not math.isfinite(gam):
         raise ValueError(
             f"inequality (7) or the range of gamma fails at sigma {size} and {k} epochs: lower "
@@ -126,6 +153,7 @@ def phase_calculator(
     earlier: Sequence[tuple[float, int]] = (),
     sigma: float | None = None,
     delta: float | None = None,
+    reading: Reading = "converged",
 ) -> Phase:
     """Appendix E.1: the largest sample size of the next phase that keeps ε ≤ ``epsilon_target``.
 
@@ -136,9 +164,11 @@ def phase_calculator(
         sigma: σ_j of this phase, needed when there are earlier ones; the first phase's σ follows
             from ε unless given.
         delta: 1/N unless given.
+        reading: see the module's text.
 
     Returns:
-        The phase, with Theorem B.4 of the whole sequence. Rounds are rounded down.
+        The phase, with Theorem B.4 of the whole sequence. Rounds are rounded down. As printed it
+        is stated at the ε that the size was found to have, and (35) fails by the ε left out.
 
     Raises:
         ValueError: not even s_j = 1 is admissible, or a later phase without ``sigma``.
@@ -151,10 +181,11 @@ def phase_calculator(
     tail = 1 / N if delta is None else real("delta", delta, above=0, below=1)
     if earlier and sigma is None:
         raise ValueError("a later phase needs its sigma: the noise that the user has chosen for it")
+    one_of("reading", reading, get_args(Reading))
     fixed = None if sigma is None else real("sigma", sigma, above=0)
 
     def admissible(size: int) -> tuple[float, float] | None:
-        found = _phase_epsilon(N, K, size, earlier, fixed, tail)
+        found = phase_epsilon(N, K, size, earlier, fixed, tail, reading)
         return found if found is not None and found[0] <= target else None
 
     # As published, sizes grow from 1 until one fails. After earlier phases the smallest ones fail
@@ -174,46 +205,56 @@ def phase_calculator(
     chosen = admissible(low)
     if chosen is None:
         raise RuntimeError(f"sample size {low} was admissible and no longer is")
-    _, noise = chosen
+    spent, noise = chosen
     rounds = max(1, math.floor(K / low))
     sizes = SampleSizes(
         (*(float(size) for size, _ in earlier), float(low)),
         (*(count for _, count in earlier), rounds),
         N,
     )
-    return Phase(low, rounds, noise, theorem_b_4(target, tail, noise, sizes))
+    stated = target if reading == "converged" else spent
+    return Phase(low, rounds, noise, theorem_b_4(stated, tail, noise, sizes))
 
 
-def _phase_epsilon(
+def phase_epsilon(
     examples: int,
     gradients: float,
     size: int,
-    earlier: Sequence[tuple[float, int]],
-    sigma: float | None,
-    delta: float,
+    earlier: Sequence[tuple[float, int]] = (),
+    sigma: float | None = None,
+    delta: float | None = None,
+    reading: Reading = "converged",
 ) -> tuple[float, float] | None:
-    """(ε, σ) of steps 1 to 6, or None when (32) or (33) fails or γ does not exist."""
+    """(ε, σ) of Appendix E.1, steps 1 to 6, at one sample size; arguments as for the calculator.
+
+    None when (32) or (33) fails or γ does not exist.
+    """
     N = examples
+    tail = 1 / N if delta is None else delta
     rounds = gradients / size
     total = gradients + math.fsum(s * count for s, count in earlier)
     mean = total / (rounds + sum(count for _, count in earlier))
     theta = max([size, *(s for s, _ in earlier)]) / mean
-    current = 2.0
-    while True:
+    root = closed_form_sigma if reading == "converged" else printed_sigma
+
+    def settled(current: float) -> tuple[float, float]:
         epsilon = current * theta**2 * mean * total / N**2
         if sigma is not None:
-            epsilon = max(epsilon, closed_form_epsilon(sigma, delta))
-        if not math.isfinite(epsilon):
-            return None
-        noise = closed_form_sigma(epsilon, delta) if sigma is None else sigma
-        new = gamma_step(noise, epsilon * N / total, current)
-        if not math.isfinite(new):
-            return None
-        if abs(new - current) <= TOLERANCE * current:
-            break
-        current = new
-    if mean > g(closed_form_sigma(epsilon, delta)) * N / theta:
+            epsilon = max(epsilon, closed_form_epsilon(sigma, tail))
+        if not 0 < epsilon < math.inf:
+            return math.inf, math.inf
+        return epsilon, root(epsilon, tail) if sigma is None else sigma
+
+    def step(current: float) -> float:
+        epsilon, noise = settled(current)
+        return gamma_step(noise, epsilon * N / total, current) if epsilon < 1e3 else math.inf
+
+    kept, last = iterated_gamma(step, reading)
+    if not math.isfinite(last):
         return None
-    if epsilon > new * h(noise) * total / N:
+    epsilon, noise = settled(kept)
+    if mean > g(closed_form_sigma(epsilon, tail)) * N / theta:
+        return None
+    if epsilon > (kept if reading == "as-printed" else last) * h(noise) * total / N:
         return None
     return epsilon, noise

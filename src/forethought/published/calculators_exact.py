@@ -12,11 +12,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 from forethought.accounting.calibration import calibrate
-from forethought.mechanism import Budget, real, whole
+from forethought.mechanism import Budget, one_of, real, whole
 from forethought.published.calculators import (
+    Reading,
     RoundsCalculator,
     phase_calculator,
     rounds_calculator,
@@ -118,6 +119,7 @@ def calculate(
     power: float = 0.0,
     steps: int = STEPS,
     earlier: Sequence[tuple[float, int]] = (),
+    reading: Reading = "converged",
 ) -> list[Calculated]:
     """Closed-form plans of a data set, as the paper's calculators make them.
 
@@ -135,6 +137,8 @@ def calculate(
         power: p of s_i ≈ q N i^p; 0 is a constant sample size.
         steps: growing sizes change so many times over the run at most.
         earlier: (sample size, rounds) of the phases before.
+        reading: ``"as-printed"`` gives the sizes of the paper's tables; see
+            :mod:`forethought.published.calculators`. Constant sample sizes only.
 
     Raises:
         CalculatorError: arguments that do not go together, or no plan that the theorems prove.
@@ -148,6 +152,9 @@ def calculate(
     tail = 1 / N if delta is None else real("delta", delta, above=0, below=1)
     exponent = real("power", power, least=0, most=4)
     most = whole("steps", steps, most=64)
+    one_of("reading", reading, get_args(Reading))
+    if exponent and reading == "as-printed":
+        raise CalculatorError("the paper prints constant sample sizes: drop power, or as-printed")
     if epsilon is None and noise_multiplier is None:
         raise CalculatorError(
             "give noise_multiplier (Appendix D.4 finds epsilon and rounds) or epsilon (Appendix "
@@ -157,7 +164,7 @@ def calculate(
         if earlier:
             raise CalculatorError("a phase after earlier ones needs epsilon: the total allowed")
         sigma = real("noise_multiplier", noise_multiplier, above=0)
-        return _by_noise(N, sigma, k, tail, exponent, most)
+        return _by_noise(N, sigma, k, tail, exponent, most, reading)
     target = real("epsilon", epsilon, above=0)
     if exponent:
         if earlier or noise_multiplier is not None:
@@ -167,10 +174,11 @@ def calculate(
             )
         return [_growing_by_epsilon(N, target, k, tail, exponent, most)]
     try:
-        phase = phase_calculator(N, k * N, target, earlier, noise_multiplier, tail)
+        phase = phase_calculator(N, k * N, target, earlier, noise_multiplier, tail, reading)
     except ValueError as error:
         raise CalculatorError(f"{E1}: {error}") from error
     what = f"phase {len(earlier) + 1}" if earlier else "largest constant sample size"
+    what += ", as printed" if reading == "as-printed" else ""
     return [Calculated(E1, what, phase.result)]
 
 
@@ -215,12 +223,18 @@ def earlier_phase(text: str) -> tuple[float, int]:
 
 
 def _by_noise(
-    examples: int, sigma: float, epochs: float, delta: float, power: float, steps: int
+    examples: int,
+    sigma: float,
+    epochs: float,
+    delta: float,
+    power: float,
+    steps: int,
+    reading: Reading,
 ) -> list[Calculated]:
     # θ hardly depends on the number of rounds: take it from many.
     many = growing(examples, epochs, power, max(10_000, math.ceil(epochs * (power + 1))), steps)
     try:
-        found = rounds_calculator(examples, sigma, epochs, many.theta, delta)
+        found = rounds_calculator(examples, sigma, epochs, many.theta, delta, reading)
         proven = _enough_rounds(found, power, steps)
         claimed = _at(found, math.ceil(found.t_min_asymptotic), power, steps)
     except ValueError as error:
