@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from forethought.gradients import SlowGradientsWarning, clipped_sum
+from forethought.gradients.rounding import CHARGE
 
 B = 5
 Case = tuple[nn.Module, Any]
@@ -803,7 +804,7 @@ def one_at_a_time(model: nn.Module, inputs: Any, targets: Tensor) -> dict[str, T
 
 def expected(rows: dict[str, Tensor], clip_norm: float) -> tuple[dict[str, Tensor], Tensor]:
     norms = torch.stack([row.reshape(B, -1).norm(dim=1) for row in rows.values()]).norm(dim=0)
-    factors = (clip_norm / norms).clamp(max=1)
+    factors = (clip_norm * (1 - CHARGE) / norms).clamp(max=1)
     return {name: torch.tensordot(factors, row, 1) for name, row in rows.items()}, norms
 
 

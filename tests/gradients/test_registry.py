@@ -20,6 +20,7 @@ from forethought.gradients import (
     explain,
 )
 from forethought.gradients.registry import RULES, register
+from forethought.gradients.rounding import CHARGE
 
 
 def squares(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -41,7 +42,7 @@ def expected(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     names, parameters = zip(*model.named_parameters(), strict=True)
     rows = [torch.autograd.grad(v, parameters, retain_graph=True) for v in values]
     norms = torch.stack([torch.cat([g.flatten() for g in row]).norm() for row in rows])
-    factors = (float(norms.median()) / norms).clamp(max=1)
+    factors = (float(norms.median()) * (1 - CHARGE) / norms).clamp(max=1)
     sums = [
         sum(f * row[i] for f, row in zip(factors, rows, strict=True)) for i in range(len(names))
     ]

@@ -7,8 +7,6 @@ known. Per layer the cost model decides whether gradients are written out or not
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,7 +15,7 @@ from torch import Tensor, nn
 from forethought.gradients import clipping, exits, refusals, rules, trees
 from forethought.gradients.groups import by_size, group_numbers
 from forethought.gradients.passes import Batch, contributions
-from forethought.gradients.terms import Term
+from forethought.gradients.sums import clip_and_sum
 from forethought.gradients.trees import Loss
 from forethought.mechanism import real
 
@@ -34,6 +32,7 @@ def clipped_sum(
     *,
     clip: clipping.ClippingRule = clipping.flat,
     group_count: int | None = None,
+    round_size: int | None = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The sum over contributions of their clipped gradients, and the norms before clipping.
 
@@ -49,12 +48,15 @@ def clipped_sum(
             as one contribution. None: every example is its own contribution.
         clip: how the norms become factors, see :mod:`forethought.gradients.clipping`.
         group_count: number of groups, for when the last ones may be empty. Default: highest + 1.
+        round_size: contributions of the whole round, where its sum is put together from several
+            calls (micro-batches, processes): each may then add its share of the rounding that is
+            charged to ``clip_norm``. Default: this call is the round.
 
     Returns:
-        ``(gradients, norms)``: parameter name → sum, float32 (float64 for float64 parameters), in
-        the parameter's shape; norms of shape (B,) or (groups,). A contribution with a non-finite
-        gradient or norm adds zero, and its norm says so: count ``~isfinite(norms)``. An empty
-        batch gives zeros, and so does an empty group.
+        ``(gradients, norms)``: parameter name → sum, float64, in the parameter's shape; norms of
+        shape (B,) or (groups,), upper bounds, float32 (float64 for float64 parameters). A
+        contribution with a non-finite gradient or norm adds zero, and its norm says so: count
+        ``~isfinite(norms)``. An empty batch gives zeros, and so does an empty group.
 
     Raises:
         ValueError: no trainable parameter, inputs without a common batch dimension, losses of
@@ -68,40 +70,14 @@ def clipped_sum(
     size = trees.batch_size(inputs, targets)
     count = None if groups is None else group_numbers(groups, size, group_count)
     if not size:
-        sums = {name: trees.zeros_for(p) for name, p in trained.items()}
+        sums = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in trained.items()}
         return sums, trees.zeros_for(next(iter(trained.values())), count or 0)
     if groups is None or count is None:
         terms = contributions(model, loss, Batch(inputs, targets), trained)
-        return _clip_and_sum(terms, trained, bound, clip)
+        return clip_and_sum(terms, trained, bound, clip, round_size)
     sums, norms = {}, trees.zeros_for(next(iter(trained.values())), count)
     for which, members in by_size(groups):
         terms = contributions(model, loss, Batch(inputs, targets, members), trained)
-        some, norms[which] = _clip_and_sum(terms, trained, bound, clip)
+        some, norms[which] = clip_and_sum(terms, trained, bound, clip, round_size or count)
         sums = {name: some[name] + sums[name] if sums else some[name] for name in some}
     return sums, norms
-
-
-def _clip_and_sum(
-    terms: dict[str, Term],
-    trained: Mapping[str, nn.Parameter],
-    bound: float,
-    clip: clipping.ClippingRule,
-) -> tuple[dict[str, Tensor], Tensor]:
-    precise = any(p.dtype == torch.float64 for p in trained.values())
-    dtype = torch.float64 if precise else torch.float32
-    squares = [term.squared_norms() for term in terms.values()]
-    if precise:  # a model may mix precisions
-        squares = [values.to(dtype) for values in squares]
-    norms = clipping.Norms(tuple(terms), torch.stack(squares).sqrt())
-    total = norms.total
-    factors = clipping.factors(norms, bound, clip)
-    # Norms are not negative, so the greatest tells of every infinity, and of what is no number.
-    if not math.isfinite(float(total.max())):
-        bad = ~torch.isfinite(total)
-        terms = {name: term.without(bad) for name, term in terms.items()}
-    sums = {}
-    for (name, term), row in zip(list(terms.items()), factors, strict=True):
-        kind = trees.sum_dtype(trained[name].dtype)
-        sums[name] = term.weighted(row).to(kind).reshape(trained[name].shape)
-        del terms[name]  # frees what it held
-    return sums, total

@@ -37,6 +37,9 @@ class Norms:
         return total
 
 
+# Smaller factors are zero.
+LEAST = 2.0**-120
+
 ClippingRule = Callable[[Norms, float], Tensor]
 """(norms, clip_norm) → factors, shape (contributions,) or (parameters, contributions)."""
 
@@ -99,17 +102,29 @@ def rule(clip: Clip) -> ClippingRule:
     return flat
 
 
-def factors(norms: Norms, clip_norm: float, chosen: ClippingRule = flat) -> Tensor:
+def factors(
+    norms: Norms,
+    clip_norm: float,
+    chosen: ClippingRule = flat,
+    masses: Tensor | None = None,
+    most: float = math.inf,
+) -> Tensor:
     """Shape (parameters, contributions): what each gradient is multiplied by.
 
     Non-finite contributions get 0. The answer of ``chosen`` is capped at C/‖g‖ over the whole
-    contribution, with a margin for the rounding of the norms themselves, so that no contribution
-    leaves with a norm above C.
+    contribution, with a margin for the rounding of this arithmetic, so that no contribution
+    leaves with a norm above C, if ``norms`` are upper bounds. One contribution's factors depend on
+    its own norms and masses only (if the rule keeps to that).
+
+    Args:
+        masses: absolute masses Σ_t ‖g_t‖‖x_t‖ behind the gradients, shape of ``by_parameter``.
+            A contribution is scaled down until its mass is at most ``most``, too: the rounding
+            of a sum is relative to it.
 
     Raises:
         ValueError: the rule answered another shape.
     """
-    table = norms.by_parameter
+    table, total = norms.by_parameter, norms.total
     raw = chosen(norms, clip_norm)
     if raw.shape not in (table.shape, table.shape[1:]):
         raise ValueError(
@@ -117,17 +132,24 @@ def factors(norms: Norms, clip_norm: float, chosen: ClippingRule = flat) -> Tens
             f"{tuple(table.shape[1:])}, or per parameter and contribution, shape "
             f"{tuple(table.shape)}, not {tuple(raw.shape)}"
         )
-    scaled = torch.nan_to_num(raw.to(table.dtype), nan=0.0, posinf=1.0, neginf=0.0)
-    scaled = scaled.clamp_(min=0.0)
-    # A float32 norm of n² products is off by a few units in the last place: shrink by 32 of them.
-    margin = 1 + 32 * torch.finfo(table.dtype).eps
-    finite = norms.total < math.inf  # false for what is not a number, too
+    scaled = raw.to(table.dtype).nan_to_num(nan=0.0, posinf=1.0, neginf=0.0).clamp_(min=0.0)
+    # Norms of n parameters are added with n roundings, and a few more follow.
+    margin = 1 + (32 + len(table)) * torch.finfo(table.dtype).eps
+    finite = total < math.inf  # false for what is not a number, too
     if scaled.dim() == 1:  # ‖f·g‖ = f·‖g‖
-        scaled = torch.minimum(scaled, (clip_norm / margin) / norms.total)
-        return torch.where(finite, scaled, 0.0).expand_as(table)
-    after = torch.linalg.vector_norm(scaled * torch.nan_to_num(table), dim=0)
-    scaled *= (clip_norm / (after * margin)).clamp(max=1.0)
-    return torch.where(finite, scaled, 0.0)
+        scaled = torch.minimum(scaled, (clip_norm / margin) / total)
+        if masses is not None:
+            scaled = torch.minimum(scaled, most / torch.linalg.vector_norm(masses, dim=0))
+        scaled = torch.where(finite, scaled, 0.0)
+    else:
+        after = torch.linalg.vector_norm(scaled * torch.nan_to_num(table), dim=0)
+        cap = (clip_norm / (after * margin)).clamp(max=1.0)
+        if masses is not None:
+            heavy = torch.linalg.vector_norm(scaled * torch.nan_to_num(masses), dim=0)
+            cap = torch.minimum(cap, most / heavy)
+        scaled = torch.where(finite, scaled * cap, 0.0)
+    # Below this a factor could not be rounded to float32 with a small relative error.
+    return torch.threshold(scaled, LEAST, 0.0).expand_as(table)
 
 
 def centred_count_below(norms: Tensor, clip_norm: float) -> float:

@@ -22,7 +22,7 @@ from forethought.gradients.draws import Draws, Fork
 from forethought.gradients.lanes import Lanes, Observer, Settings
 from forethought.gradients.place import Split, Unused
 from forethought.gradients.state import Generators, State, changes_itself
-from forethought.gradients.terms import Dense, Term
+from forethought.gradients.terms import Dense, Term, bounded
 from forethought.gradients.trees import Loss
 from forethought.gradients.whole_batch import check_loss
 
@@ -202,7 +202,11 @@ class _Attempt:
             return done[0][1]
         return {
             name: Split(
-                [(part.index, terms[name]) for part, terms in done if part.index is not None],
+                [
+                    (part.index, bounded(terms[name]))
+                    for part, terms in done
+                    if part.index is not None
+                ],
                 self.batch.lanes,
             )
             for name in self.trained

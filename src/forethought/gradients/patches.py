@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 
 import torch
@@ -16,7 +17,29 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from forethought.gradients.cost import rates
-from forethought.gradients.terms import Dense, Outer, Term, gram_product, in_chunks, wide, zeroed
+from forethought.gradients.place import Moved
+from forethought.gradients.rounding import (
+    gamma,
+    gram,
+    gram_product,
+    in_blocks,
+    in_chunks,
+    lengths,
+    roundings,
+    tiny,
+)
+from forethought.gradients.terms import (
+    LOOSE,
+    BoundedTerm,
+    Bounds,
+    Dense,
+    Outer,
+    Term,
+    bounded,
+    wide,
+    zeroed,
+)
+from forethought.gradients.trees import sum_dtype
 
 # So many at a time go through a grouped convolution on the CPU.
 EXAMPLES = 32
@@ -76,25 +99,84 @@ class Convolved:
         ghost = batch * (2 * grams * rate.product + shifts * width * 2.4 * rate.move)
         return ghost < written * (rate.rows + 2 * rate.move)
 
-    def squared_norms(self) -> Tensor:
-        if not self._ghost_wins():
-            return Dense(self.rows()).squared_norms()
-        groups = self.groups
+    @property
+    def _positions(self) -> int:
+        return self.several * math.prod(self.gradient.shape[2:])
+
+    @property
+    def added(self) -> int:
+        return self._batch * self._positions
+
+    @property
+    def breadth(self) -> int:
+        return self._positions * math.prod(self._shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return sum_dtype(self.gradient.dtype)
+
+    def off(self, length: int | None) -> float:
+        if self._written is not None:
+            return self._written.off(length)
+        if self._images(length):
+            return gamma(roundings(self.added, length or 1) + 4, torch.float32)
+        each = self._positions // self.several
+        most = self._few() * each + math.ceil(self.gradient.shape[0] / self._few())
+        return gamma(most + 4, torch.float64)
+
+    def _images(self, length: int | None) -> int:
+        # How many at a time the library may add up in float32, if any. On other devices than the
+        # CPU it may choose Winograd's way, for which no such bound holds.
+        if length is None or self.gradient.device.type != "cpu":
+            return 0
+        return length * self.several // self._positions
+
+    def _few(self) -> int:
+        # How many images at a time go through a product in float64: about 2^20 numbers.
+        each = math.prod(self.gradient.shape[2:])
+        cells = self.image.shape[1] * self.window.cells
+        return max(1, (1 << 20) // max(1, each * cells))
+
+    @cached_property
+    def _written(self) -> Dense | None:
+        # Norms are those of the numbers that are added: written once, then used for both.
+        return None if self._ghost_wins() else Dense(self.rows())
+
+    def bounds(self) -> Bounds:
+        if self._written is not None:
+            return self._written.bounds()
+        kind, groups = self.dtype, self.groups
         image, gradient = wide(self.image), wide(self.gradient)
         padding = [side for p in reversed(self.window.padding) for side in (p, p)]
         image = F.pad(image, padding) if any(padding) else image
         image = image.reshape(-1, image.shape[1] // groups, *image.shape[2:])
         gradient = gradient.reshape(-1, gradient.shape[1] // groups, *gradient.shape[2:])
         pixels = math.prod(image.shape[2:])
-        squares = in_chunks(self._pixel_gram, image, gradient, cells=pixels**2)
-        return squares.view(-1, groups).sum(1)
+        found = in_chunks(self._pixel_gram, image, gradient, cells=pixels**2)
+        value, masses = found[:, :2].view(-1, groups, 2).sum(1).unbind(1)
+        reach = found[:, 2].view(-1, groups).amax(1)
+        most = roundings(image.shape[1]) + self.window.cells + roundings(gradient.shape[1])
+        slack = gamma(most + self._positions + 8, kind) * masses.square()
+        slack += 2 * tiny(kind) * (self.breadth + 1) * (1 + reach).square() * self._positions**2
+        squares = value.clamp(min=0) + slack
+        if kind == torch.float32:
+            # As for Outer: what cancels is taken again, by each example's own numbers.
+            again = ~(slack <= LOOSE * value) & (masses > 2.0**-60)
+            if again.any():
+                index = again.nonzero().squeeze(1)
+                better = self.picked(index).bounds()
+                squares[index], masses[index] = better.squares, better.masses
+        return Bounds(torch.minimum(squares, masses.square()), masses, reach)
+
+    def squared_norms(self) -> Tensor:
+        return self.bounds().squares
 
     def _pixel_gram(self, image: Tensor, gradient: Tensor) -> Tensor:
         # ⟨patch_t, patch_s⟩ = Σ over the kernel's cells of ⟨pixel_{t+cell}, pixel_{s+cell}⟩
         space, out = image.shape[2:], gradient.shape[2:]
         flat, grads = image.flatten(2), gradient.flatten(2)
-        pixels = torch.bmm(flat.mT, flat).view(-1, *space, *space)
-        outputs = torch.bmm(grads.mT, grads)
+        pixels = gram(flat.mT, flat.mT).view(-1, *space, *space)
+        outputs = gram(grads.mT, grads.mT)
         total = torch.zeros(1)
         for number, cell in enumerate(product(*(range(n) for n in self.window.size))):
             where = [
@@ -107,7 +189,18 @@ class Convolved:
             total = part.clone(memory_format=torch.contiguous_format) if not number else total
             if number:
                 total += part
-        return gram_product(total.view_as(outputs), outputs)
+        total = total.view_as(outputs)
+        # A patch's norm from its pixels' norms, which are bounds.
+        longest = lengths(flat.mT).view(-1, 1, *space).square()
+        ones = longest.new_ones(1, 1, *self.window.size)
+        dims = len(space)
+        convolution = (F.conv1d, F.conv2d, F.conv3d)[dims - 1]
+        long = convolution(
+            longest, ones, stride=self.window.stride, dilation=self.window.dilation
+        ).flatten(1)
+        sides = long.clamp(min=0).sqrt() * (1 + 2.0**-30), lengths(grads.mT)
+        masses = (sides[0] * sides[1]).sum(1) * (1 + 2.0**-30)
+        return torch.stack([gram_product(total, outputs), masses, torch.maximum(*sides).amax(1)], 1)
 
     def _weight_gradient(self, image: Tensor, gradient: Tensor, groups: int) -> Tensor:
         weight = image.new_empty(gradient.shape[1], image.shape[1] // groups, *self.window.size)
@@ -128,10 +221,48 @@ class Convolved:
         return result
 
     def weighted(self, factors: Tensor) -> Tensor:
+        return self.summed(factors.double(), None)
+
+    def summed(self, factors: Tensor, length: int | None) -> Tensor:
+        if self._written is not None:
+            return self._written.summed(factors, length)
         image, gradient = wide(self.image), wide(self.gradient)
-        scale = factors.to(gradient.dtype).repeat_interleave(self.several)
-        gradient = gradient * scale.view(-1, *(1,) * (gradient.dim() - 1))
-        return self._weight_gradient(image, gradient, self.groups)
+        scale = factors.repeat_interleave(self.several).view(-1, *(1,) * (gradient.dim() - 1))
+        count = gradient.shape[0]
+        few = self._images(length)
+        if few:
+            gradient = gradient * scale.to(gradient.dtype)
+            return in_blocks(
+                count,
+                few,
+                lambda at, to: self._weight_gradient(image[at:to], gradient[at:to], self.groups),
+            ).double()
+        return self._products(image, gradient, scale)
+
+    def _products(self, image: Tensor, gradient: Tensor, scale: Tensor) -> Tensor:
+        # In float64, as products of patches.
+        groups, count = self.groups, gradient.shape[0]
+        padding = [side for p in reversed(self.window.padding) for side in (p, p)]
+        patches = self._patches(F.pad(image, padding) if any(padding) else image)
+        cells = image.shape[1] // groups * self.window.cells
+
+        def part(at: int, to: int) -> Tensor:
+            right = patches[at:to].reshape(to - at, groups, cells, -1).double()
+            left = gradient[at:to].double() * scale[at:to]
+            left = left.reshape(to - at, groups, -1, right.shape[3])
+            left, right = (v.permute(1, 2, 0, 3).flatten(2) for v in (left, right))
+            return torch.bmm(left, right.mT)
+
+        return in_blocks(count, self._few(), part).reshape(self._shape)
+
+    def picked(self, index: Tensor) -> Convolved:
+        if self.several > 1:
+            index = index.unsqueeze(1) * self.several + torch.arange(
+                self.several, device=index.device
+            )
+            index = index.flatten()
+        image, gradient = self.image[index].double(), self.gradient[index].double()
+        return Convolved(image, gradient, self.window, self.groups, self.several)
 
     def _few_channels(self) -> bool:
         # Measured: with up to about 8 input channels, patches of a few examples at a time (they
@@ -222,27 +353,14 @@ class Convolved:
 
 
 @dataclass
-class _Reshaped:
+class _Reshaped(Moved):
     """A term in another shape of the same parameter."""
 
-    term: Term
+    term: BoundedTerm
     shape: tuple[int, ...]
 
-    def squared_norms(self) -> Tensor:
-        return self.term.squared_norms()
-
-    def weighted(self, factors: Tensor) -> Tensor:
-        return self.term.weighted(factors).reshape(self.shape)
-
-    def rows(self) -> Tensor:
-        rows = self.term.rows()
+    def moved(self, rows: Tensor) -> Tensor:
         return rows.reshape(rows.shape[0], *self.shape)
 
-    def without(self, bad: Tensor) -> _Reshaped:
-        return _Reshaped(self.term.without(bad), self.shape)
-
-    def settled(self) -> _Reshaped:
-        return _Reshaped(self.term.settled(), self.shape)
-
-    def way(self) -> str:
-        return self.term.way()
+    def around(self, term: Term) -> _Reshaped:
+        return _Reshaped(bounded(term), self.shape)

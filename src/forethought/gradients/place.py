@@ -14,7 +14,16 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from forethought.gradients.terms import Dense, Outer, Term, joined
+from forethought.gradients.rounding import gamma
+from forethought.gradients.terms import (
+    BoundedTerm,
+    Bounds,
+    Dense,
+    Outer,
+    Term,
+    bounded,
+    joined,
+)
 from forethought.gradients.trees import zeros_for
 
 
@@ -53,55 +62,145 @@ def slot(value: Tensor, parameters: dict[int, str]) -> Slot | None:
     return Slot(name, tuple(base.shape), geometry)
 
 
-@dataclass
-class Placed:
-    """A term of a view, as a term of the whole parameter."""
+class Moved:
+    """A term whose gradients lie elsewhere in the parameter: same numbers, same norms.
 
-    term: Term
-    shape: tuple[int, ...]
-    geometry: Geometry
+    A subclass says where (``moved``) and how to be made of another term (``around``).
+    """
+
+    term: BoundedTerm
+
+    def moved(self, rows: Tensor) -> Tensor:
+        """From the term's shape to the parameter's, with any number of rows in front."""
+        raise NotImplementedError
+
+    def around(self, term: Term) -> Moved:
+        """The same place of another term."""
+        raise NotImplementedError
+
+    @property
+    def added(self) -> int:
+        return self.term.added
+
+    @property
+    def breadth(self) -> int:
+        return self.term.breadth
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.term.dtype
+
+    def off(self, length: int | None) -> float:
+        return self.term.off(length)
+
+    def bounds(self) -> Bounds:
+        return self.term.bounds()
 
     def squared_norms(self) -> Tensor:
         return self.term.squared_norms()
 
     def weighted(self, factors: Tensor) -> Tensor:
-        return self._put(self.term.weighted(factors).unsqueeze(0))[0]
+        return self.moved(self.term.weighted(factors).unsqueeze(0))[0]
+
+    def summed(self, factors: Tensor, length: int | None) -> Tensor:
+        return self.moved(self.term.summed(factors, length).unsqueeze(0))[0]
 
     def rows(self) -> Tensor:
-        return self._put(self.term.rows())
+        return self.moved(self.term.rows())
 
-    def _put(self, values: Tensor) -> Tensor:
-        whole = values.new_zeros(values.shape[0], *self.shape)
-        step = whole[0].numel()
-        view = whole.as_strided(
-            (values.shape[0], *self.geometry.size),
-            (step, *self.geometry.stride),
-            self.geometry.offset,
-        )
-        view.copy_(values)
-        return whole
+    def picked(self, index: Tensor) -> Moved:
+        return self.around(self.term.picked(index))
 
-    def without(self, bad: Tensor) -> Placed:
-        return Placed(self.term.without(bad), self.shape, self.geometry)
+    def without(self, bad: Tensor) -> Moved:
+        return self.around(self.term.without(bad))
 
-    def settled(self) -> Placed:
-        return Placed(self.term.settled(), self.shape, self.geometry)
+    def settled(self) -> Moved:
+        return self.around(self.term.settled())
 
     def way(self) -> str:
         return self.term.way()
 
 
 @dataclass
-class Disjoint:
+class Placed(Moved):
+    """A term of a view, as a term of the whole parameter."""
+
+    term: BoundedTerm
+    shape: tuple[int, ...]
+    geometry: Geometry
+
+    def moved(self, rows: Tensor) -> Tensor:
+        whole = rows.new_zeros(rows.shape[0], *self.shape)
+        step = whole[0].numel()
+        view = whole.as_strided(
+            (rows.shape[0], *self.geometry.size),
+            (step, *self.geometry.stride),
+            self.geometry.offset,
+        )
+        view.copy_(rows)
+        return whole
+
+    def around(self, term: Term) -> Placed:
+        return Placed(bounded(term), self.shape, self.geometry)
+
+
+class _Several:
+    """What terms of parts say together."""
+
+    def _all(self) -> Sequence[BoundedTerm]:
+        raise NotImplementedError
+
+    @property
+    def added(self) -> int:
+        return sum(term.added for term in self._all())
+
+    @property
+    def breadth(self) -> int:
+        return sum(term.breadth for term in self._all())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        kinds = {term.dtype for term in self._all()}
+        return torch.float64 if torch.float64 in kinds else torch.float32
+
+    def off(self, length: int | None) -> float:
+        # The parts are added in float64.
+        terms = self._all()
+        return max(term.off(length) for term in terms) + gamma(len(terms) + 2, torch.float64)
+
+    def way(self) -> str:
+        return ", ".join(dict.fromkeys(term.way() for term in self._all()))
+
+
+@dataclass
+class Disjoint(_Several):
     """Terms of parts of a parameter that do not overlap: their squared norms add."""
 
-    terms: Sequence[Term]
+    terms: Sequence[BoundedTerm]
+
+    def _all(self) -> Sequence[BoundedTerm]:
+        return self.terms
+
+    def bounds(self) -> Bounds:
+        squares, masses, reach = zip(*(term.bounds() for term in self.terms), strict=True)
+        known = [values for values in reach if values is not None]
+        return Bounds(
+            torch.stack(squares).sum(0) * (1 + 2.0**-40),
+            torch.stack(masses).sum(0) * (1 + 2.0**-40),
+            torch.stack(known).amax(0) if known else None,
+        )
 
     def squared_norms(self) -> Tensor:
-        return torch.stack([term.squared_norms() for term in self.terms]).sum(0)
+        return self.bounds().squares
 
     def weighted(self, factors: Tensor) -> Tensor:
-        return torch.stack([term.weighted(factors) for term in self.terms]).sum(0)
+        return self.summed(factors.double(), None)
+
+    def summed(self, factors: Tensor, length: int | None) -> Tensor:
+        total = self.terms[0].summed(factors, length)
+        for term in self.terms[1:]:
+            total += term.summed(factors, length)
+        return total
 
     def rows(self) -> Tensor:
         total = self.terms[0].rows()
@@ -109,69 +208,107 @@ class Disjoint:
             total = total + term.rows()
         return total
 
+    def picked(self, index: Tensor) -> Disjoint:
+        return Disjoint([term.picked(index) for term in self.terms])
+
     def without(self, bad: Tensor) -> Disjoint:
-        return Disjoint([term.without(bad) for term in self.terms])
+        return Disjoint([bounded(term.without(bad)) for term in self.terms])
 
     def settled(self) -> Disjoint:
-        return Disjoint([term.settled() for term in self.terms])
-
-    def way(self) -> str:
-        return ", ".join(dict.fromkeys(term.way() for term in self.terms))
+        return Disjoint([bounded(term.settled()) for term in self.terms])
 
 
 @dataclass
-class Split:
+class Split(_Several):
     """Terms of lanes that ran apart: (which of all lanes, their term)."""
 
-    parts: Sequence[tuple[Tensor, Term]]
+    parts: Sequence[tuple[Tensor, BoundedTerm]]
     size: int
 
-    def _joined(self, values: list[Tensor]) -> Tensor:
+    def _all(self) -> Sequence[BoundedTerm]:
+        return [term for _, term in self.parts]
+
+    def _joined(self, values: Sequence[Tensor]) -> Tensor:
         whole = values[0].new_zeros(self.size, *values[0].shape[1:])
         for (index, _), value in zip(self.parts, values, strict=True):
             whole[index.to(value.device)] = value.to(whole.dtype)
         return whole
 
+    def bounds(self) -> Bounds:
+        found = [term.bounds() for _, term in self.parts]
+        reach = [torch.zeros_like(b.masses) if b.reach is None else b.reach for b in found]
+        return Bounds(
+            self._joined([bounds.squares for bounds in found]),
+            self._joined([bounds.masses for bounds in found]),
+            self._joined(reach),
+        )
+
     def squared_norms(self) -> Tensor:
-        return self._joined([term.squared_norms() for _, term in self.parts])
+        return self.bounds().squares
 
     def weighted(self, factors: Tensor) -> Tensor:
+        return self.summed(factors.double(), None)
+
+    def summed(self, factors: Tensor, length: int | None) -> Tensor:
         total: Tensor | None = None
         for index, term in self.parts:
-            part = term.weighted(factors[index.to(factors.device)])
-            total = part if total is None else total + part
+            part = term.summed(factors[index.to(factors.device)], length)
+            total = part if total is None else total.add_(part)
         assert total is not None  # lanes that parted are two parts at least
         return total
 
     def rows(self) -> Tensor:
         return self._joined([term.rows() for _, term in self.parts])
 
+    def picked(self, index: Tensor) -> Split:
+        found: list[tuple[Tensor, BoundedTerm]] = []
+        for mine, term in self.parts:
+            # Where the picked ones are among these lanes, and where the result wants them.
+            inside = mine.to(index.device).unsqueeze(1) == index.unsqueeze(0)
+            places, wanted = inside.nonzero(as_tuple=True)
+            if len(places):
+                found.append((wanted, term.picked(places)))
+        return Split(found, len(index))
+
     def without(self, bad: Tensor) -> Split:
         return Split(
-            [(i, term.without(bad[i.to(bad.device)])) for i, term in self.parts], self.size
+            [(i, bounded(term.without(bad[i.to(bad.device)]))) for i, term in self.parts],
+            self.size,
         )
 
     def settled(self) -> Split:
         return self
 
-    def way(self) -> str:
-        return ", ".join(dict.fromkeys(term.way() for _, term in self.parts))
-
 
 class Unused:
     """The gradient of a parameter that the loss does not depend on."""
 
+    added, breadth, dtype = 1, 1, torch.float64
+
     def __init__(self, size: int, parameter: Tensor) -> None:
         self._size, self._parameter = size, parameter
 
+    def bounds(self) -> Bounds:
+        zeros = torch.zeros(self._size, dtype=torch.float64, device=self._parameter.device)
+        return Bounds(zeros, zeros)
+
     def squared_norms(self) -> Tensor:
-        return zeros_for(self._parameter, self._size)
+        return self.bounds().squares
 
     def weighted(self, factors: Tensor) -> Tensor:
-        return zeros_for(self._parameter)
+        return self.summed(factors, None)
+
+    def off(self, length: int | None) -> float:
+        return 0.0
+
+    def summed(self, factors: Tensor, length: int | None) -> Tensor:
+        return torch.zeros_like(self._parameter, dtype=torch.float64)
 
     def rows(self) -> Tensor:
         return zeros_for(self._parameter, self._size, *self._parameter.shape)
+
+    def picked(self, index: Tensor) -> Unused:
+        return Unused(index.numel(), self._parameter)
 
     def without(self, bad: Tensor) -> Unused:
         return self
@@ -205,7 +342,7 @@ def combine(uses: Iterable[tuple[Slot, Term]]) -> Term:
     for place, same in by_place.items():
         merged = _merge(same)
         if place.geometry is not None:
-            merged = Placed(merged, place.shape, place.geometry)
+            merged = Placed(bounded(merged), place.shape, place.geometry)
         terms.append(merged)
     if len(terms) == 1:
         return terms[0]
@@ -213,7 +350,7 @@ def combine(uses: Iterable[tuple[Slot, Term]]) -> Term:
     shape = next(iter(by_place)).shape
     known = tuple(part for part in parts if part is not None)
     if len(known) == len(parts) and not _overlap(shape, known):
-        return Disjoint(terms)
+        return Disjoint([bounded(term) for term in terms])
     return _sum(terms)
 
 

@@ -1,32 +1,65 @@
 """Per-example gradients in the form that is cheapest to hold.
 
-A *term* is the gradient of one parameter for every example of a batch. It can say the squared
-norm of each, sum them with weights, and be written out in full (``rows``), which costs batch ×
+A *term* is the gradient of one parameter for every example of a batch. It bounds the norm of each
+from above, sums them with weights, and can be written out in full (``rows``), which costs batch ×
 parameters and is done only where the cost model finds it cheaper.
+
+All of it is arithmetic on stored numbers, and each number that comes out carries a bound on its own
+rounding (:mod:`.rounding`): docs/gradients.md, "The sum in floating point".
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from forethought.gradients.cost import rates
+from forethought.gradients.ghost import Block as Block
+from forethought.gradients.ghost import Left as Left
+from forethought.gradients.ghost import OneHot as OneHot
+from forethought.gradients.ghost import inner, lengths_of, row_sums
+from forethought.gradients.ghost import joined as joined
+from forethought.gradients.ghost import wide as wide
+from forethought.gradients.rounding import gamma, in_blocks, roundings, square_sums, tiny
 from forethought.gradients.trees import sum_dtype
+
+# So many terms of a float64 sum are added up at a time.
+SLAB = 1 << 13
+# A squared norm whose rounding may exceed this share of it is taken again in float64.
+LOOSE = 2.0**-6
+
+
+class Bounds(NamedTuple):
+    """What is proven of a term, float64, shape (B,) each; not finite where the gradient is not.
+
+    Attributes:
+        squares: at least the squared norm ‖Σ_t l_t ⊗ r_t‖² of the exact gradient.
+        masses: at least Σ_t ‖l_t‖‖r_t‖, to which the rounding of sums is relative.
+        reach: at least the norm of every l_t and r_t; None where no product is formed later.
+    """
+
+    squares: Tensor
+    masses: Tensor
+    reach: Tensor | None = None
 
 
 class Term(Protocol):
-    """The gradient of one parameter for each of B examples."""
+    """The gradient of one parameter for each of B examples.
+
+    A class of your own needs the first five methods and ``way``; one without the others is
+    written out when its bounds are needed (:func:`bounded`).
+    """
 
     def squared_norms(self) -> Tensor:
-        """Shape (B,)."""
+        """Upper bounds of the squared norms, shape (B,), float64."""
 
     def weighted(self, factors: Tensor) -> Tensor:
-        """Σ_b factors[b]·gradient_b, in the parameter's shape."""
+        """Σ_b factors[b]·gradient_b, in the parameter's shape, float64."""
 
     def rows(self) -> Tensor:
         """Shape (B, *parameter shape)."""
@@ -41,22 +74,51 @@ class Term(Protocol):
         """How the norm is taken, in a word or two."""
 
 
+class BoundedTerm(Term, Protocol):
+    """A term that says how exact it is."""
+
+    @property
+    def added(self) -> int:
+        """How many products are added up in one entry of the weighted sum."""
+
+    @property
+    def breadth(self) -> int:
+        """How many products one example's gradient consists of, at most, for underflow."""
+
+    def off(self, length: int | None) -> float:
+        """How far :meth:`summed` may be off, in units of Σ_b factors[b]·masses[b]."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the numbers it holds, float32 or float64."""
+
+    def bounds(self) -> Bounds:
+        """Norms and masses, proven."""
+
+    def summed(self, factors: Tensor, length: int | None) -> Tensor:
+        """The weighted sum, float64.
+
+        Args:
+            factors: shape (B,), float64; exact in float32 unless ``length`` is None.
+            length: None adds in float64. Otherwise in float32, so many products at a time, and
+                the partial sums one after the other.
+        """
+
+    def picked(self, index: Tensor) -> BoundedTerm:
+        """The term of the examples ``index``, in float64."""
+
+
+def bounded(term: Term) -> BoundedTerm:
+    """The term itself where it says how exact it is, else written out."""
+    if hasattr(term, "bounds") and hasattr(term, "summed"):
+        return term  # type: ignore[return-value]
+    return Dense(term.rows())
+
+
 def zeroed(values: Tensor, bad: Tensor) -> Tensor:
     """A copy whose rows in the mask are zero: 0·inf would be NaN, so scaling is not enough."""
     mask = bad.view(-1, *(1,) * (values.dim() - 1))
     return values.masked_fill(mask, 0)
-
-
-def floor(values: Tensor) -> float:
-    """What flushing small squares to zero can hide in a sum of squares over one example."""
-    count = values[0].numel() if values.shape[0] else 0
-    return count * torch.finfo(values.dtype).tiny
-
-
-def wide(values: Tensor) -> Tensor:
-    """In the precision of norms and sums."""
-    kind = values.dtype
-    return values if kind in (torch.float32, torch.float64) else values.to(sum_dtype(kind))
 
 
 @dataclass
@@ -65,18 +127,56 @@ class Dense:
 
     values: Tensor
 
+    @property
+    def added(self) -> int:
+        return self.values.shape[0]
+
+    @property
+    def breadth(self) -> int:
+        return self.values[0].numel() if self.values.shape[0] else 0
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return sum_dtype(self.values.dtype)
+
+    def off(self, length: int | None) -> float:
+        if length is None:
+            return gamma(self.added + 4, torch.float64)
+        return gamma(roundings(self.added, length) + 4, torch.float32)
+
+    def _flat(self) -> Tensor:
+        return self.values.reshape(self.values.shape[0], -1)
+
+    def bounds(self) -> Bounds:
+        squares = square_sums(wide(self._flat()))
+        return Bounds(squares, squares.sqrt())
+
     def squared_norms(self) -> Tensor:
-        flat = wide(self.values).reshape(self.values.shape[0], -1)
-        squares: Tensor = torch.linalg.vector_norm(flat, dim=1).square_()
-        return squares.add_(floor(flat))
+        return self.bounds().squares
 
     def weighted(self, factors: Tensor) -> Tensor:
-        values = wide(self.values)
-        total = factors.to(values.dtype) @ values.reshape(values.shape[0], -1)
-        return total.view(values.shape[1:])
+        return self.summed(factors.double(), None)
+
+    def summed(self, factors: Tensor, length: int | None) -> Tensor:
+        values = wide(self._flat())
+        batch, size = values.shape
+        if length is not None:
+            narrow = factors.to(values.dtype)
+            total = in_blocks(batch, length, lambda at, to: narrow[at:to] @ values[at:to])
+            return total.double().view(self.values.shape[1:])
+        total = torch.empty(size, dtype=torch.float64, device=values.device)
+        # A few columns at a time: a copy of all in float64 would leave the cache.
+        columns = max(64, (1 << 18) // max(1, batch))
+        for at in range(0, size, columns):
+            few = values[:, at : at + columns].double()
+            total[at : at + columns] = factors @ few
+        return total.view(self.values.shape[1:])
 
     def rows(self) -> Tensor:
         return self.values
+
+    def picked(self, index: Tensor) -> Dense:
+        return Dense(self.values[index].double())
 
     def without(self, bad: Tensor) -> Dense:
         return Dense(zeroed(self.values, bad))
@@ -86,22 +186,6 @@ class Dense:
 
     def way(self) -> str:
         return "per-example"
-
-
-@dataclass
-class OneHot:
-    """Rows that are unit vectors: ``index`` (B, T) of their ones, out of ``size``."""
-
-    index: Tensor
-    size: int
-
-    def dense(self, like: Tensor) -> Tensor:
-        hot = torch.nn.functional.one_hot(self.index, self.size)
-        return hot.to(like.dtype)
-
-
-Left = Tensor | OneHot
-Block = tuple[Left, Tensor]
 
 
 @dataclass
@@ -128,11 +212,37 @@ class Outer:
         m = left.size if isinstance(left, OneHot) else left.shape[2]
         return right.shape[0], sum(b.shape[1] for _, b in self.blocks), m, right.shape[2]
 
+    @property
+    def added(self) -> int:
+        return self.blocks[0][1].shape[0] * sum(right.shape[1] for _, right in self.blocks)
+
+    @property
+    def breadth(self) -> int:
+        _, time, m, n = self._sizes
+        return time * (n if self._hot and len(self.blocks) == 1 else m * n)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        kinds = {sum_dtype(right.dtype) for _, right in self.blocks}
+        return torch.float64 if torch.float64 in kinds else torch.float32
+
+    @property
+    def _hot(self) -> bool:
+        return any(isinstance(left, OneHot) for left, _ in self.blocks)
+
+    def off(self, length: int | None) -> float:
+        # Rows of a table are added in float64, in any order; all else in blocks.
+        hot = gamma(self.added + 4, torch.float64) if self._hot else 0.0
+        if all(isinstance(left, OneHot) for left, _ in self.blocks):
+            return hot
+        kind = torch.float64 if length is None else torch.float32
+        return max(hot, gamma(roundings(self.added, length or SLAB) + 6, kind))
+
     def _writing_wins(self) -> bool:
         batch, time, m, n = self._sizes
         if time == 1 and len(self.blocks) == 1:
             return False
-        if any(isinstance(left, OneHot) for left, _ in self.blocks):
+        if self._hot:
             return False
         rate = rates(self.blocks[0][1].device)
         width = self.blocks[0][1].element_size()
@@ -144,40 +254,93 @@ class Outer:
         writing = 3 * written * rate.move + thin
         return 4 * written <= 5 * held and batch * writing < batch * ghost
 
-    def squared_norms(self) -> Tensor:
+    def bounds(self) -> Bounds:
         if len(self.blocks) == 1:
-            return _square(*self.blocks[0])
-        total = torch.zeros((), device=self.blocks[0][1].device)
+            left, right = self.blocks[0]
+            if isinstance(left, Tensor) and right.shape[1] == 1:
+                one, other = square_sums(wide(left)[:, 0]), square_sums(wide(right)[:, 0])
+                squares = one * other
+                return Bounds(squares, squares.sqrt(), torch.maximum(one, other).sqrt_())
+        known = [lengths_of(*block) for block in self.blocks]
+        masses = torch.stack([(left * right).sum(1) for left, right in known]).sum(0)
+        masses *= 1 + 2.0**-30  # its own rounding
+        reach = torch.stack([torch.maximum(*pair).amax(1) for pair in known]).amax(0)
+        value, slack = self._measured(known, masses)
+        squares = value.clamp(min=0) + slack
+        if self.dtype == torch.float32:
+            # Gradients that cancel over time: the bound would be much too high. One example's
+            # own numbers decide, never the batch's.
+            again = ~(slack <= LOOSE * value) & (masses > 2.0**-60)
+            if again.any():
+                index = again.nonzero().squeeze(1)
+                better = self.picked(index).bounds()
+                squares[index], masses[index] = better.squares, better.masses
+        return Bounds(torch.minimum(squares, masses.square()), masses, reach)
+
+    def _measured(
+        self, known: Sequence[tuple[Tensor, Tensor]], masses: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        # The squared norm as computed, and the most that it can be off.
+        kind, (_, time, m, n) = self.dtype, self._sizes
+        if len(self.blocks) == 1 and isinstance(self.blocks[0][0], OneHot):
+            value = row_sums(self.blocks[0][0], wide(self.blocks[0][1]))
+            # ‖computed sums of rows‖ is within γ_T·mass (and underflow) of the exact norm.
+            off = gamma(time, kind) * masses + time * n * tiny(kind)
+            return value, (2 * value.sqrt() + off) * off
+        value = masses.new_zeros(())
         for i, one in enumerate(self.blocks):
-            total = total + _square(*one)
+            value = value + inner(one, one)
             for other in self.blocks[i + 1 :]:
-                total = total + 2 * _cross(one, other)
-        return total.clamp(min=0)
+                value = value + 2 * inner(one, other)
+        most = roundings(m) + roundings(n) + time + 8
+        reached = torch.stack([left.sum(1) + right.sum(1) for left, right in known]).sum(0)
+        lost = 2 * tiny(kind) * (m + n + 2) * (reached + time).square()
+        return value, gamma(most, kind) * masses.square() + lost
+
+    def squared_norms(self) -> Tensor:
+        return self.bounds().squares
 
     def weighted(self, factors: Tensor) -> Tensor:
+        return self.summed(factors.double(), None)
+
+    def summed(self, factors: Tensor, length: int | None) -> Tensor:
         total: Tensor | None = None
         for left, right in self.blocks:
-            right = wide(right)
-            scale = factors.to(right.dtype).view(-1, 1, 1)
-            if isinstance(left, OneHot):
-                part = right.new_zeros(left.size, right.shape[2])
-                part.index_add_(0, left.index.flatten(), (right * scale).flatten(0, 1))
-                part = part.t() if self.transposed else part
-            else:
-                one, other = wide(left), right
-                # Scale the narrower side.
-                if one.shape[2] <= other.shape[2]:
-                    one = one * scale
-                else:
-                    other = other * scale
-                first, second = (other, one) if self.transposed else (one, other)
-                if not (first.is_contiguous() and second.is_contiguous()):
-                    # Time first, as recurrent layers have it: flat without a copy.
-                    first, second = first.transpose(0, 1), second.transpose(0, 1)
-                part = first.flatten(0, 1).t() @ second.flatten(0, 1)
+            part = self._block_sum(left, wide(right), factors, length)
             total = part if total is None else total.add_(part)
         assert total is not None  # an Outer has at least one block
         return total
+
+    def _block_sum(self, left: Left, right: Tensor, factors: Tensor, length: int | None) -> Tensor:
+        if isinstance(left, OneHot):
+            scaled = right.double() * factors.view(-1, 1, 1)
+            part = scaled.new_zeros(left.size, right.shape[2])
+            part.index_add_(0, left.index.flatten(), scaled.flatten(0, 1))
+            return part.t() if self.transposed else part
+        kind = torch.float64 if length is None else right.dtype
+        scale = factors.to(kind).view(-1, 1, 1)
+        one, other = wide(left), right
+        if self.transposed:
+            one, other = other, one
+        first = one.shape[2] <= other.shape[2]  # scale the narrower side
+        if not (one.is_contiguous() and other.is_contiguous()):
+            # Time first, as recurrent layers have it: flat without a copy.
+            one, other, scale = (v.transpose(0, 1) for v in (one, other, scale))
+        if length is not None:
+            one, other = (one * scale, other) if first else (one, other * scale)
+            one, other = one.flatten(0, 1).t(), other.flatten(0, 1)
+            return in_blocks(
+                other.shape[0], length, lambda at, to: one[:, at:to] @ other[at:to]
+            ).double()
+        weights = scale.expand(*other.shape[:2], 1).reshape(-1, 1)
+        one, other = one.flatten(0, 1), other.flatten(0, 1)
+
+        def slab(at: int, to: int) -> Tensor:
+            few, many, scales = one[at:to].double(), other[at:to].double(), weights[at:to]
+            few, many = (few * scales, many) if first else (few, many * scales)
+            return few.t() @ many
+
+        return in_blocks(other.shape[0], SLAB, slab)
 
     def rows(self) -> Tensor:
         total: Tensor | None = None
@@ -190,6 +353,17 @@ class Outer:
         assert total is not None
         return total
 
+    def picked(self, index: Tensor) -> Outer:
+        blocks: list[Block] = []
+        for left, right in self.blocks:
+            few = (
+                OneHot(left.index[index], left.size)
+                if isinstance(left, OneHot)
+                else left[index].double()
+            )
+            blocks.append((few, right[index].double()))
+        return Outer(blocks, self.transposed)
+
     def without(self, bad: Tensor) -> Outer:
         blocks = [
             (left if isinstance(left, OneHot) else zeroed(left, bad), zeroed(right, bad))
@@ -201,97 +375,11 @@ class Outer:
         return Dense(self.rows()) if self._writing_wins() else self
 
     def way(self) -> str:
-        if any(isinstance(left, OneHot) for left, _ in self.blocks):
+        if self._hot:
             return "row sums" if len(self.blocks) == 1 else "ghost, tied"
         if self._sizes[1] == 1:
             return "product of norms"
         return "per-example" if self._writing_wins() else "ghost"
-
-
-def joined(blocks: Sequence[Block]) -> list[Block]:
-    """The same sum with all dense blocks as one, and all one-hot blocks as one."""
-    dense = [(left, right) for left, right in blocks if isinstance(left, Tensor)]
-    hot = [(left, right) for left, right in blocks if isinstance(left, OneHot)]
-    result: list[Block] = []
-    if dense:
-        lefts, rights = zip(*dense, strict=True)
-        result.append((torch.cat(lefts, 1), torch.cat(rights, 1)))
-    if hot:
-        index = torch.cat([left.index for left, _ in hot], 1)
-        result.append((OneHot(index, hot[0][0].size), torch.cat([r for _, r in hot], 1)))
-    return result
-
-
-def _square(left: Left, right: Tensor) -> Tensor:
-    right = wide(right)
-    if isinstance(left, OneHot):
-        return _row_sums(left, right)
-    left = wide(left)
-    if right.shape[1] == 1:
-        one, other = (torch.linalg.vector_norm(v, dim=(1, 2)).square_() for v in (left, right))
-        squares: Tensor = one.add_(floor(left)).mul_(other.add_(floor(right)))
-        return squares
-    return in_chunks(_gram_square, left, right, cells=right.shape[1] ** 2)
-
-
-def _gram_square(left: Tensor, right: Tensor) -> Tensor:
-    return gram_product(torch.bmm(left, left.mT), torch.bmm(right, right.mT))
-
-
-def gram_product(one: Tensor, other: Tensor) -> Tensor:
-    """Σ_ts one[t,s]·other[t,s] per example, rounded upwards, for two Gram matrices (B, T, T).
-
-    Where the gradients of different t cancel, the sum is small against its diagonal and only as
-    exact as that; 16 units in the last place of the diagonal cover it, so that a norm is never
-    underestimated by rounding.
-    """
-    trace, traces = (g.diagonal(dim1=1, dim2=2) for g in (one, other))
-    slack = (trace * traces).sum(1) * (16 * torch.finfo(one.dtype).eps)
-    lost = torch.finfo(one.dtype).tiny * one.shape[1]
-    slack = slack + lost * (trace.sum(1) + traces.sum(1))
-    # An elementwise product is several times faster here than a batched dot product.
-    return (one * other).sum((1, 2)).clamp(min=0) + slack
-
-
-def in_chunks(
-    function: Callable[..., Tensor], *tensors: Tensor, cells: int, limit: int = 1 << 22
-) -> Tensor:
-    """``function`` over slices of the batch so that about ``limit`` cells exist at a time."""
-    size = tensors[0].shape[0]
-    step = max(1, limit // max(1, cells))
-    if step >= size:
-        return function(*tensors)
-    parts = [function(*(t[at : at + step] for t in tensors)) for at in range(0, size, step)]
-    return torch.cat(parts)
-
-
-def _row_sums(left: OneHot, right: Tensor) -> Tensor:
-    # ‖Σ_t e_{i(t)} ⊗ h_t‖² is the sum over distinct rows i of ‖Σ_{t: i(t)=i} h_t‖².
-    batch, _, n = right.shape
-    key = left.index + left.size * torch.arange(batch, device=right.device).unsqueeze(1)
-    rows, place = torch.unique(key, return_inverse=True)
-    sums = right.new_zeros(rows.numel(), n).index_add_(0, place.flatten(), right.reshape(-1, n))
-    squares = sums.square().sum(1) + n * torch.finfo(right.dtype).tiny
-    owner = torch.div(rows, left.size, rounding_mode="floor")
-    return right.new_zeros(batch).index_add_(0, owner, squares)
-
-
-def _cross(one: Block, other: Block) -> Tensor:
-    # ⟨Σ_t a_t ⊗ x_t, Σ_s b_s ⊗ y_s⟩ = Σ_ts (a_t·b_s)(x_t·y_s)
-    (left, right), (lefts, rights) = one, other
-    right, rights = wide(right), wide(rights)
-    inner = torch.bmm(right, rights.mT)
-    if isinstance(left, OneHot) and isinstance(lefts, OneHot):
-        match = left.index.unsqueeze(2) == lefts.index.unsqueeze(1)
-        return (inner * match).sum((1, 2))
-    if isinstance(lefts, OneHot):
-        return _cross(other, one)
-    if isinstance(left, OneHot):
-        picked = torch.gather(
-            wide(lefts), 2, left.index.unsqueeze(1).expand(-1, lefts.shape[1], -1)
-        )
-        return (inner * picked.mT).sum((1, 2))
-    return (inner * torch.bmm(wide(left), wide(lefts).mT)).sum((1, 2))
 
 
 def sums_to(values: Tensor, shape: Sequence[int]) -> Tensor:

@@ -1,0 +1,131 @@
+"""Constants of the theorem that a sum of contributions keeps its bound in floating point.
+
+docs/gradients.md, "The sum in floating point", states and proves it. In short: contributions are
+clipped to (1 − r)·C, whatever the batch the computed sum is within r·C/2 of the exact sum of the
+computed contributions, so neighbouring batches differ by at most (1 − r)·C + 2·r·C/2 = C.
+
+Error bounds are those of Higham, *Accuracy and Stability of Numerical Algorithms* (2002), Section
+3.1 and 4.2: a sum of products in which no term meets more than n roundings is off by at most
+γ_n = n·u/(1 − n·u) times the sum of the absolute products, in any order, with or without fused
+operations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor
+
+CHARGE = 0.01
+"""r: the share of the clipping norm that is set aside for rounding. The same for every batch."""
+
+MASS = 2.0**10
+"""A contribution's absolute mass Σ_t ‖g_t‖‖x_t‖ is held below MASS·C: see ``clipping.factors``."""
+
+RECORDS = 1 << 20
+"""The most contributions a round may have: up to here float64 always keeps the promise."""
+
+# What other sums of float64 numbers (micro-batches, ranks) may add to the error of one round.
+OWN = 1 - 2.0**-7
+
+
+def unit(dtype: torch.dtype) -> float:
+    """u, half the distance from 1 to the next number."""
+    return torch.finfo(dtype).eps / 2
+
+
+def gamma(roundings: float, dtype: torch.dtype) -> float:
+    """γ_n = n·u/(1 − n·u), with a little more for the arithmetic that uses it; inf if n·u ≥ 1/2."""
+    part = (roundings + 2) * unit(dtype)
+    return part / (1 - part) if part < 0.5 else float("inf")
+
+
+def tiny(dtype: torch.dtype) -> float:
+    """The most that underflow loses in one operation: subnormal numbers may be flushed to zero."""
+    return torch.finfo(dtype).tiny
+
+
+@contextmanager
+def exactly(kind: str) -> Iterator[None]:
+    """No autocast, no history, and float32 products that are float32 (no TF32, no bfloat16)."""
+    with ExitStack() as stack:
+        if torch.is_autocast_enabled(kind):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        if torch.is_grad_enabled():
+            stack.enter_context(torch.no_grad())
+        precision = torch.get_float32_matmul_precision()
+        if precision != "highest":
+            torch.set_float32_matmul_precision("highest")
+            stack.callback(torch.set_float32_matmul_precision, precision)
+        yield
+
+
+# An inner product, and a float32 norm, are taken over so many numbers at a time.
+RUN = 1 << 10
+SHORT_RUN = 1 << 8
+
+
+def roundings(count: int, length: int = RUN) -> int:
+    """The most that one of ``count`` terms meets, added in blocks of ``length``, block by block."""
+    return min(count, length) + math.ceil(count / length)
+
+
+def square_sums(values: Tensor) -> Tensor:
+    """Upper bounds of Σ v² over the last dimension, float64."""
+    count, kind = values.shape[-1], values.dtype
+    if kind == torch.float64 or count <= SHORT_RUN:
+        squares: Tensor = torch.linalg.vector_norm(values, dim=-1).double().square_()
+    else:
+        whole = count - count % SHORT_RUN
+        runs = values[..., :whole].view(*values.shape[:-1], -1, SHORT_RUN)
+        squares = torch.linalg.vector_norm(runs, dim=-1).double().square_().sum(-1)
+        if whole < count:
+            rest = torch.linalg.vector_norm(values[..., whole:], dim=-1)
+            squares += rest.double().square_()
+    most = count if kind == torch.float64 else min(count, SHORT_RUN)
+    # A square that underflows may be lost whole.
+    return squares.mul_(1 + gamma(most + 16, kind)).add_(count * tiny(kind))
+
+
+def lengths(values: Tensor) -> Tensor:
+    """Upper bounds of the norms along the last dimension, float64."""
+    return square_sums(values).sqrt_()
+
+
+def in_blocks(total: int, length: int, part: Callable[[int, int], Tensor]) -> Tensor:
+    """Σ part(start, end) over blocks of ``length``, added one after the other."""
+    result = part(0, min(length, total))
+    for start in range(length, total, length):
+        result += part(start, min(start + length, total))
+    return result
+
+
+def gram(one: Tensor, other: Tensor) -> Tensor:
+    """Inner products ⟨one_t, other_s⟩, shapes (B, T, n), (B, S, n) → (B, T, S)."""
+    return in_blocks(
+        one.shape[2], RUN, lambda at, to: torch.bmm(one[..., at:to], other[..., at:to].mT)
+    )
+
+
+def in_chunks(
+    function: Callable[..., Tensor], *tensors: Tensor, cells: int, limit: int = 1 << 22
+) -> Tensor:
+    """``function`` over slices of the batch so that about ``limit`` cells exist at a time."""
+    size = tensors[0].shape[0]
+    step = max(1, limit // max(1, cells))
+    if step >= size:
+        return function(*tensors)
+    parts = [function(*(t[at : at + step] for t in tensors)) for at in range(0, size, step)]
+    return torch.cat(parts)
+
+
+def gram_product(one: Tensor, other: Tensor) -> Tensor:
+    """Σ_ts one[t,s]·other[t,s] per example, float64, for two matrices (B, T, S).
+
+    Rows are added in their own precision, then in float64: no more than S + 1 roundings of it.
+    """
+    # An elementwise product is several times faster here than a batched dot product.
+    return (one * other).sum(2).double().sum(1)

@@ -1,0 +1,513 @@
+"""The numbers that are added obey sensitivity C: norms, factors, sums against exact arithmetic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from forethought.gradients import clipped_sum, clipping, rounding, sums
+from forethought.gradients.patches import Convolved, Window
+from forethought.gradients.rounding import CHARGE
+from forethought.gradients.sums import clip_and_sum
+from forethought.gradients.terms import Dense, OneHot, Outer, Term, bounded
+
+B = 5
+
+
+def exact(values: Tensor) -> np.ndarray:
+    """The same numbers as fractions."""
+    flat = [Fraction(float(v)) for v in values.detach().double().flatten()]
+    return np.array(flat, dtype=object).reshape(tuple(values.shape))
+
+
+def exact_rows(term: Term) -> np.ndarray:
+    """Every example's gradient in exact arithmetic, shape (B, parameters)."""
+    if isinstance(term, Dense):
+        return exact(term.values.flatten(1))
+    if isinstance(term, Outer):
+        total = 0
+        for left, right in term.blocks:
+            one = exact(left.dense(right) if isinstance(left, OneHot) else left)
+            total = total + np.einsum("btm,btn->bmn", one, exact(right))
+        total = total.swapaxes(1, 2) if term.transposed else total
+        return total.reshape(len(total), -1)
+    assert isinstance(term, Convolved)
+    # Patches by indexing, one tap of the kernel at a time.
+    (pad, *_), (step, *_), (wide, *_) = (
+        term.window.padding,
+        term.window.stride,
+        term.window.dilation,
+    )
+    image = exact(nn.functional.pad(term.image, (pad, pad, pad, pad)))
+    gradient = exact(term.gradient)
+    count, out, high, broad = gradient.shape
+    inside = image.shape[1] // term.groups
+    rows = np.zeros((count, out, inside, *term.window.size), dtype=object)
+    for o, i, a, b in np.ndindex(rows.shape[1:]):
+        channel = o // (out // term.groups) * inside + i
+        seen = image[
+            :,
+            channel,
+            a * wide : a * wide + (high - 1) * step + 1 : step,
+            b * wide : b * wide + (broad - 1) * step + 1 : step,
+        ]
+        rows[:, o, i, a, b] = (seen * gradient[:, o]).sum((1, 2))
+    rows = rows.reshape(count // term.several, term.several, -1)
+    return rows.sum(1)
+
+
+def squared(rows: np.ndarray) -> np.ndarray:
+    return (rows * rows).sum(1)
+
+
+def window(stride: int = 1, padding: int = 1, dilation: int = 1) -> Window:
+    return Window((3, 3), (stride,) * 2, (padding,) * 2, (dilation,) * 2)
+
+
+def some(seed: int, *shape: int) -> Tensor:
+    """Numbers of very different magnitude, in float32."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(*shape, generator=generator)
+    return values * torch.randn(*shape, generator=generator).exp()
+
+
+def cancelling(seed: int, batch: int, time: int, m: int, n: int) -> Outer:
+    """Products that cancel over time down to the last places of float32."""
+    left, right = some(seed, batch, time // 2, m), some(seed + 1, batch, time // 2, n)
+    lefts = torch.cat([left, left * (1 + 2.0**-21)], 1)
+    return Outer([(lefts, torch.cat([right, -right], 1))])
+
+
+TERMS: dict[str, Callable[[int], Term]] = {
+    "dense": lambda s: Dense(some(s, B, 3, 4)),
+    "dense, bfloat16": lambda s: Dense(some(s, B, 3, 4).bfloat16()),
+    "linear": lambda s: Outer([(some(s, B, 1, 3), some(s + 1, B, 1, 4))]),
+    "linear, bfloat16": lambda s: Outer(
+        [(some(s, B, 1, 3).bfloat16(), some(s + 1, B, 1, 4).bfloat16())]
+    ),
+    "linear over time": lambda s: Outer([(some(s, B, 6, 3), some(s + 1, B, 6, 4))], True),
+    "time first": lambda s: Outer(
+        [(some(s, 6, B, 3).transpose(0, 1), some(s + 1, 6, B, 4).transpose(0, 1))]
+    ),
+    "cancelling": lambda s: cancelling(s, B, 6, 3, 4),
+    "embedding": lambda s: Outer(
+        [(OneHot(torch.arange(B * 6).view(B, 6) % 4, 5), some(s, B, 6, 3))]
+    ),
+    "tied": lambda s: Outer(
+        [
+            (OneHot(torch.arange(B * 6).view(B, 6) % 4, 5), some(s, B, 6, 3)),
+            (some(s + 1, B, 4, 5), some(s + 2, B, 4, 3)),
+        ]
+    ),
+    "convolution, written": lambda s: Convolved(
+        some(s, B, 2, 5, 5), some(s + 1, B, 3, 5, 5), window()
+    ),
+    "convolution, ghost": lambda s: Convolved(
+        some(s, B, 5, 3, 3), some(s + 1, B, 5, 2, 2), window(2)
+    ),
+    "convolution, ghost in groups": lambda s: Convolved(
+        some(s, B, 12, 3, 3), some(s + 1, B, 12, 1, 1), window(padding=0), 2
+    ),
+    "convolution, several": lambda s: Convolved(
+        some(s, 2 * B, 2, 4, 4), some(s + 1, 2 * B, 3, 4, 4), window(), 1, 2
+    ),
+}
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-18, 1.0, 1e16, 3e19])
+@pytest.mark.parametrize("name", TERMS)
+def test_norms_are_upper_bounds_and_not_much_more(name: str, scale: float) -> None:
+    for seed in range(3):
+        term = bounded(TERMS[name](seed))
+        if isinstance(term, Dense | Outer):
+            values = term.values if isinstance(term, Dense) else term.blocks[0][1]
+            values *= scale
+        else:
+            term.gradient.mul_(scale)
+        found = sums._measured([term])
+        rows = exact_rows(term)
+        true = squared(rows)
+        for at in range(B):
+            square, mass = (Fraction(float(v[0, at])) for v in found[:2])
+            assert square >= true[at]
+            assert mass * mass * (1 + Fraction(1, 10**9)) >= true[at]
+            # 1 % of the norm (where it is a millionth of what cancels, more), and underflow.
+            most = 1.1 if name == "cancelling" else 1.01
+            assert math.sqrt(square) <= most * math.sqrt(true[at]) + 1e-14 * max(1.0, scale**0.5)
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 64, None])
+@pytest.mark.parametrize("name", TERMS)
+def test_a_sum_is_as_exact_as_it_says(name: str, length: int | None) -> None:
+    for seed in range(3):
+        term = bounded(TERMS[name](seed))
+        factors = torch.rand(B, generator=torch.Generator().manual_seed(seed)).double()
+        bounds = term.bounds()
+        rows = exact_rows(term)
+        if isinstance(term, Convolved) and term._written is not None:
+            rows = exact(term._written.values.flatten(1))  # the numbers that are added
+        wanted = (exact(factors)[:, None] * rows).sum(0)
+        off = exact(term.summed(factors, length).flatten()) - wanted
+        allowed = term.off(length) * float((factors * bounds.masses).sum()) + 1e-37
+        assert math.sqrt((off * off).sum()) <= allowed
+        assert term.summed(factors, length).dtype == torch.float64
+
+
+@pytest.mark.parametrize("rule", ["flat", "automatic", "per-layer"])
+@pytest.mark.parametrize("name", TERMS)
+def test_contributions_stay_within_the_clipping_norm(
+    name: str, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The factors that are used, against the exact norm of what they are used on.
+    clip = {
+        "flat": clipping.flat,
+        "automatic": clipping.automatic(0.01),
+        "per-layer": clipping.per_layer(),
+    }[rule]
+    used: list[Tensor] = []
+    plan = sums._lengths
+
+    def watched(held, factors, *rest):
+        used.append(factors)
+        return plan(held, factors, *rest)
+
+    monkeypatch.setattr(sums, "_lengths", watched)
+    for seed, bound in ((0, 1e-3), (1, 1.0), (2, 1e4), (3, 0.1)):
+        held = {"one": TERMS[name](seed), "two": TERMS["dense"](seed + 50)}
+        rows = {key: exact_rows(bounded(term)) for key, term in held.items()}
+        shapes = {key: nn.Parameter(torch.zeros(len(row[0]))) for key, row in rows.items()}
+        clip_and_sum(dict(held), shapes, bound, clip)
+        factors = [exact(row) for row in used.pop()]
+        for at in range(B):
+            square = sum(
+                (factor[at] ** 2) * squared(row)[at]
+                for factor, row in zip(factors, rows.values(), strict=True)
+            )
+            # Written convolutions are off their exact gradient by float32's rounding of each.
+            room = 1e-5 if "written" in name or "several" in name else 0
+            assert square <= (Fraction(bound) * Fraction(1 - CHARGE + room)) ** 2
+
+
+def shares(count: int, parts: int) -> list[slice]:
+    step = math.ceil(count / parts)
+    return [slice(at, min(count, at + step)) for at in range(0, count, step)]
+
+
+def crafted(kind: str, count: int) -> tuple[dict[str, Term], dict[str, nn.Parameter]]:
+    """Equal contributions: in float32 their sum drifts, by ever more in every binade."""
+    one = torch.full((count, 1, 2), 0.1)
+    value = torch.full((count, 1, 2), 0.3)
+    if kind == "dense":
+        term: Term = Dense(torch.full((count, 4), 0.1))
+    elif kind == "linear":
+        term = Outer([(one, value)])
+    elif kind == "linear over time":
+        term = Outer([(one.expand(-1, 2, -1), value.expand(-1, 2, -1))])
+    elif kind == "embedding":
+        term = Outer([(OneHot(torch.zeros(count, 1, dtype=torch.long), 2), value)])
+    elif kind == "tied":
+        hot = OneHot(torch.zeros(count, 1, dtype=torch.long), 2)
+        term = Outer([(hot, value), (one, value)])
+    elif kind == "convolution, written":
+        term = Convolved(
+            torch.full((count, 1, 3, 3), 0.1), torch.full((count, 1, 3, 3), 0.3), window()
+        )
+    else:
+        term = Convolved(
+            torch.full((count, 16, 1, 1), 0.1),
+            torch.full((count, 16, 1, 1), 0.3),
+            Window((3, 3), (1, 1), (1, 1), (1, 1)),
+        )
+    shape = bounded(term).picked(torch.tensor([0])).rows().shape[1:]
+    return {"w": term}, {"w": nn.Parameter(torch.zeros(shape))}
+
+
+CRAFTED = [
+    "dense",
+    "linear",
+    "linear over time",
+    "embedding",
+    "tied",
+    "convolution, written",
+    "convolution, ghost",
+]
+
+
+def part_of(term: Term, part: slice) -> Term:
+    if isinstance(term, Dense):
+        return Dense(term.values[part])
+    if isinstance(term, Convolved):
+        return Convolved(term.image[part], term.gradient[part], term.window)
+    assert isinstance(term, Outer)
+    return Outer(
+        [
+            (OneHot(a.index[part], a.size) if isinstance(a, OneHot) else a[part], b[part])
+            for a, b in term.blocks
+        ]
+    )
+
+
+def drift(kind: str, parts: int, clip_norm: float, count: int = 56_400) -> float:
+    """How far the computed sum is from the exact sum of the contributions, in units of C."""
+    held, trained = crafted(kind, count)
+    used: set[float] = set()
+    plan = sums._lengths
+    total = torch.zeros_like(trained["w"], dtype=torch.float64)
+
+    def watched(held, factors, *rest):
+        used.update(factors.flatten().tolist())
+        return plan(held, factors, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sums, "_lengths", watched)
+        for part in shares(count, parts):
+            few = {"w": part_of(held["w"], part)}
+            found, _ = clip_and_sum(few, trained, clip_norm, round_size=count)
+            total += found["w"]
+    (factor,) = used  # equal contributions have equal factors
+    row = bounded(held["w"]).picked(torch.tensor([0])).rows()[0]
+    wanted = np.longdouble(count) * np.longdouble(factor) * row.numpy().astype(np.longdouble)
+    off = float(np.sqrt(((total.numpy().astype(np.longdouble) - wanted) ** 2).sum()))
+    return off / clip_norm
+
+
+@pytest.mark.parametrize("parts", [1, 57, 600])
+@pytest.mark.parametrize("clip_norm", [0.05, 10.0])  # clipped, and as they are
+@pytest.mark.parametrize("kind", CRAFTED)
+def test_56400_equal_records_are_summed_within_the_charge(
+    kind: str, clip_norm: float, parts: int
+) -> None:
+    assert drift(kind, parts, clip_norm) <= CHARGE / 2
+
+
+@pytest.mark.parametrize("parts", [1, 57])
+@pytest.mark.parametrize("kind", [kind for kind in CRAFTED if kind != "embedding"])
+def test_one_sum_in_float32_would_be_noticed(
+    kind: str, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(held, *rest):
+        return [max(term.added for term in held)] * len(held)
+
+    monkeypatch.setattr(sums, "_lengths", short)
+    assert drift(kind, parts, 0.05) > CHARGE / 2
+
+
+def test_pieces_that_each_take_the_whole_charge_would_be_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Without the size of the round every piece may be off by its own r/2.
+    monkeypatch.setattr(sums, "_share", lambda size, whole: 1.0)
+    assert drift("linear", 100, 0.05) > CHARGE / 2
+
+
+@pytest.mark.parametrize("name", ["dense", "linear", "linear over time", "convolution, ghost"])
+def test_a_norm_too_small_by_a_twentieth_of_a_percent_would_be_noticed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = sums._measured
+
+    def understated(held):
+        squares, masses, reach = measured(held)
+        return squares * 0.9995**2, masses, reach
+
+    monkeypatch.setattr(sums, "_measured", understated)
+    with pytest.raises(AssertionError):
+        test_contributions_stay_within_the_clipping_norm(name, "flat", monkeypatch)
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+class Looked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table((x[:, 0] > 0.1).long()) * x
+
+
+# Models whose gradient is the record itself, for the loss ``outputs.sum()``.
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "linear": (lambda: nn.Linear(1, 1, bias=False), (1,)),
+    "linear over time": (lambda: nn.Linear(1, 1, bias=False), (2, 1)),
+    "convolution": (lambda: nn.Conv1d(1, 1, 1, bias=False), (1, 2)),
+    "scale": (Scaled, (1,)),
+    "embedding": (Looked, (1,)),
+}
+
+
+def neighbours() -> tuple[Tensor, Tensor]:
+    """Batches that differ in the first record, whose float32 sums differ by tens of C = 1.
+
+    The first 16,645 records bring the sum to 2^14 or, with the first one smaller, just below.
+    What follows goes up by 0.51 units in the last place above 2^14 and down by 0.49: rounded to
+    one up and none down there, but to one up and one down below 2^14, where units are half as
+    large (after Casacuberta et al. 2022).
+    """
+    base = torch.full((16_644,), 1 - 2.0**-6)
+    base = torch.cat([base, torch.tensor([1 / 16])])
+    unit = 2.0**-9
+    rest = torch.tensor([0.51 * unit, -0.49 * unit]).repeat((56_400 - len(base)) // 2)
+    whole = torch.cat([base, rest])
+    other = whole.clone()
+    other[0] = 0.5
+    return whole, other
+
+
+@pytest.mark.parametrize("parts", [1, 57])
+@pytest.mark.parametrize("name", MODELS)
+def test_crafted_neighbours_move_the_sum_by_at_most_c(name: str, parts: int) -> None:
+    whole, other = neighbours()
+    moved = np.cumsum(whole.numpy())[-1] - np.cumsum(other.numpy())[-1]
+    assert abs(moved) > 35  # float32, one after the other
+    make, shape = MODELS[name]
+    model = make()
+
+    def total(records: Tensor) -> float:
+        x = torch.zeros(len(records), *shape).flatten(1)
+        x[:, 0] = records
+        x = x.view(-1, *shape)
+        found = 0.0
+        for part in shares(len(x), parts):
+            gradients, _ = clipped_sum(
+                model,
+                lambda outputs, targets: outputs.flatten(1).sum(1),
+                x[part],
+                torch.zeros(len(x[part])),
+                1.0,
+                round_size=len(x),
+            )
+            (gradient,) = gradients.values()
+            assert gradient.dtype == torch.float64
+            found += float(gradient.sum())
+        return found
+
+    # Replaced by one of the same sign: by no more than C.
+    assert abs(total(whole) - total(other)) <= 1.0
+    assert abs(total(whole) - total(whole[1:])) <= 1.0
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", TERMS)
+def test_a_contribution_that_is_not_finite_adds_nothing(name: str, value: float) -> None:
+    held, others = TERMS[name](1), TERMS[name](1)
+    for term in (held, others):
+        tensors = (
+            [term.values]
+            if isinstance(term, Dense)
+            else [term.gradient]
+            if isinstance(term, Convolved)
+            else [right for _, right in term.blocks]
+        )
+        # Of the first example; two images of one example are its first two rows.
+        for tensor in tensors:
+            many = tensor.shape[0] // B
+            tensor[:many] = 0.0
+            if term is held:
+                tensor[(0,) * tensor.dim()] = value
+    shape = bounded(others).rows().shape[1:]
+    trained = {"w": nn.Parameter(torch.zeros(shape))}
+    found, norms = clip_and_sum({"w": held}, trained, 1.0)
+    wanted, _ = clip_and_sum({"w": others}, trained, 1.0)
+    assert not math.isfinite(float(norms[0])) and bool(torch.isfinite(norms[1:]).all())
+    torch.testing.assert_close(found["w"], wanted["w"], rtol=1e-6, atol=1e-9)
+
+
+def test_a_norm_beyond_float32_squares_is_clipped_and_not_lost() -> None:
+    rows = torch.tensor([[3e30, 4e30], [0.3, 0.4]])
+    trained = {"w": nn.Parameter(torch.zeros(2))}
+    found, norms = clip_and_sum({"w": Dense(rows)}, trained, 1.0)
+    torch.testing.assert_close(norms, torch.tensor([5e30, 0.5]))
+    bound = 1 - CHARGE
+    wanted = torch.tensor([0.6 * bound + 0.3, 0.8 * bound + 0.4], dtype=torch.float64)
+    torch.testing.assert_close(found["w"], wanted, rtol=1e-6, atol=0)
+
+
+def test_autocast_and_fast_products_do_not_reach_the_sums() -> None:
+    term = TERMS["linear over time"](3)
+    trained = {"w": nn.Parameter(torch.zeros(4, 3))}
+    wanted, norms = clip_and_sum({"w": TERMS["linear over time"](3)}, trained, 1.0)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            found, got = clip_and_sum({"w": term}, trained, 1.0)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert torch.equal(found["w"], wanted["w"]) and torch.equal(got, norms)
+
+
+def test_a_term_of_ones_own_is_written_out() -> None:
+    class Own:
+        """Claims a norm of zero; nothing rests on that."""
+
+        def squared_norms(self) -> Tensor:
+            return torch.zeros(2)
+
+        def weighted(self, factors: Tensor) -> Tensor:
+            raise AssertionError("not asked")
+
+        def rows(self) -> Tensor:
+            return torch.tensor([[3.0, 4.0], [0.3, 0.4]])
+
+        def without(self, bad: Tensor) -> Term:
+            return self
+
+        def settled(self) -> Term:
+            return self
+
+        def way(self) -> str:
+            return "own"
+
+    found, norms = clip_and_sum({"w": Own()}, {"w": nn.Parameter(torch.zeros(2))}, 1.0)
+    torch.testing.assert_close(norms, torch.tensor([5.0, 0.5]))
+    assert float(found["w"].norm()) <= 1.5
+
+
+@pytest.mark.parametrize(("given", "message"), [(1, "round_size"), (1 << 21, "keeps its bound")])
+def test_impossible_rounds_are_refused(given: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        clip_and_sum(
+            {"w": Dense(torch.ones(2, 3))},
+            {"w": nn.Parameter(torch.zeros(3))},
+            1.0,
+            round_size=given,
+        )
+
+
+def test_what_float64_cannot_add_either_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sums, "OWN", 0.0)
+    with pytest.raises(ValueError, match="round_size"):
+        clip_and_sum({"w": Dense(torch.ones(2, 3))}, {"w": nn.Parameter(torch.zeros(3))}, 1.0)
+
+
+def test_mass_that_cancels_costs_the_record_itself_only() -> None:
+    # Its gradient is small, what cancels behind it is not: scaled down, and nobody else with it.
+    left = torch.ones(2, 2, 1) * torch.tensor([1e4, 1.0]).view(2, 1, 1)
+    right = torch.tensor([[[1e4], [-1e4 + 1 / 1024]], [[0.5], [0.25]]])
+    term = Outer([(left, right)])
+    trained = {"w": nn.Parameter(torch.zeros(1, 1))}
+    alone, _ = clip_and_sum({"w": part_of(term, slice(1, 2))}, trained, 1.0)
+    both, _ = clip_and_sum({"w": term}, trained, 1.0)
+    assert float(alone["w"]) == 0.75
+    mass = 2e8
+    assert 0 < float(both["w"]) - 0.75 <= 1e4 / 1024 * sums.MASS / mass * (1 + 1e-6)
+
+
+def test_roundings_count_the_depth_of_a_blocked_sum() -> None:
+    assert rounding.roundings(100, 30) == 34
+    assert rounding.roundings(5, 30) == 6
+    assert rounding.gamma(1 << 23, torch.float32) == math.inf
