@@ -13,6 +13,7 @@ import torch
 from scipy import stats
 from torch import nn
 
+from forethought.gradients.rounding import CHARGE
 from forethought.mechanism import FullBatch, Mechanism, Poisson, Rounds, Sampling
 from forethought.plans import Clip, Plan
 from forethought.privacy import Round
@@ -73,7 +74,7 @@ def one_by_one(model: nn.Module, data: TensorRecords, indices: Any, bound: float
         nn.functional.cross_entropy(model(inputs), targets).backward()
         norm = torch.sqrt(sum(p.grad.square().sum() for p in model.parameters()))
         for name, p in model.named_parameters():
-            total[name] += p.grad * min(1.0, bound / float(norm))
+            total[name] += p.grad * min(1.0, bound * (1 - CHARGE) / float(norm))
     model.zero_grad(set_to_none=True)
     return total
 
@@ -118,7 +119,7 @@ def test_groups_clip_the_mean_of_a_whole_group(
         nn.functional.cross_entropy(model(inputs), targets).backward()
         norm = float(torch.sqrt(sum(p.grad.square().sum() for p in model.parameters())))
         for name, p in model.named_parameters():
-            expected[name] += p.grad * min(1.0, 0.05 / norm)
+            expected[name] += p.grad * min(1.0, 0.05 * (1 - CHARGE) / norm)
     plan = plan_of(groups=4, examples=10, clip=Clip(0.05))
     found, norms = first_sum(model, data, plan, micro_batch=micro_batch)
     assert norms.shape == (4,) and norms[1] == norms[3] == 0

@@ -14,8 +14,9 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from forethought.gradients import ClippingRule, Norms, clipped_sum
-from forethought.gradients.clipping import factors, flat
+from forethought.gradients import ClippingRule, Dense, Term, clipped_sum
+from forethought.gradients.clipping import flat
+from forethought.gradients.sums import clip_and_sum
 from forethought.privacy import Contribution, Examples, Groups, Round
 from forethought.rounds.losses import Loss
 from forethought.rounds.randomness import Stream
@@ -34,11 +35,18 @@ class Batch:
         indices: record numbers, int64, shape (batch,).
         member_of: which contribution each record belongs to, shape (batch,).
         count: how many contributions there are, empty ones included.
+        whole: how many the round has, where this is a part of it; None: this is all of it.
     """
 
     indices: Indices
     member_of: Indices | None
     count: int
+    whole: int | None = None
+
+    @property
+    def round_size(self) -> int:
+        """Contributions of the whole round: each may be rounded by its share of the charge."""
+        return self.count if self.whole is None else self.whole
 
 
 @dataclass(frozen=True)
@@ -96,7 +104,13 @@ class ExampleGradients:
         for start in range(0, size, piece):
             inputs, targets = records.take(batch.indices[start : start + piece])
             sums, found = clipped_sum(
-                model, how.loss, inputs, targets, chosen.clip_norm, clip=how.rule
+                model,
+                how.loss,
+                inputs,
+                targets,
+                chosen.clip_norm,
+                clip=how.rule,
+                round_size=batch.round_size,
             )
             _accumulate(into, sums)
             norms.append(found)
@@ -127,9 +141,11 @@ class GroupGradients:
             if not len(members):
                 continue  # contributes zero
             if how.micro_batch is not None and len(members) > how.micro_batch:
-                norms[group] = self._long(into, model, records, members, chosen, how)
+                norms[group] = self._long(into, model, records, members, chosen, how, batch)
                 continue
-            sums, norm = _one_group(model, records, members, chosen.clip_norm, how.loss, how.rule)
+            sums, norm = _one_group(
+                model, records, members, chosen.clip_norm, how.loss, how.rule, batch.round_size
+            )
             _accumulate(into, sums)
             norms[group] = norm[0]
         return norms
@@ -142,23 +158,23 @@ class GroupGradients:
         members: Indices,
         chosen: Round,
         how: Gradients,
+        batch: Batch,
     ) -> torch.Tensor:
         # The mean of a group longer than what is held at once: piece by piece, then clipped.
         piece = how.micro_batch or len(members)
         mean = {name: torch.zeros_like(part) for name, part in into.items()}
         for start in range(0, len(members), piece):
             some = members[start : start + piece]
-            sums, norm = _one_group(model, records, some, UNBOUNDED, how.loss, flat)
+            sums, norm = _one_group(model, records, some, UNBOUNDED, how.loss, flat, 1)
             if not bool(torch.isfinite(norm).all()):
                 return norm[0]
             share = len(some) / len(members)
             _accumulate(mean, {name: share * part.double() for name, part in sums.items()})
-        table = torch.stack([torch.linalg.vector_norm(part) for part in mean.values()])
-        norms = Norms(tuple(mean), table.unsqueeze(1))
-        scale = factors(norms, chosen.clip_norm, how.rule)
-        for part, row, target in zip(mean.values(), scale, into.values(), strict=True):
-            target.add_(part * row)
-        return norms.total[0]
+        terms: dict[str, Term] = {name: Dense(part.unsqueeze(0)) for name, part in mean.items()}
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        sums, norm = clip_and_sum(terms, trained, chosen.clip_norm, how.rule, batch.round_size)
+        _accumulate(into, sums)
+        return norm[0]
 
 
 def _one_group(
@@ -168,10 +184,13 @@ def _one_group(
     bound: float,
     loss: Loss,
     clip: ClippingRule,
+    round_size: int,
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     inputs, targets = records.take(members)
     groups = torch.zeros(len(members), dtype=torch.int64)
-    return clipped_sum(model, loss, inputs, targets, bound, groups=groups, clip=clip)
+    return clipped_sum(
+        model, loss, inputs, targets, bound, groups=groups, clip=clip, round_size=round_size
+    )
 
 
 def _accumulate(into: Mapping[str, torch.Tensor], sums: Mapping[str, torch.Tensor]) -> None:
@@ -201,12 +220,12 @@ def part_of(batch: Batch, indices: Indices) -> Batch:
     """
     places = _places(batch.indices, indices)
     if batch.member_of is None:
-        return Batch(indices, None, len(indices))
+        return Batch(indices, None, len(indices), batch.round_size)
     members = batch.member_of[places]
     chosen = np.unique(members)
     if np.isin(batch.member_of, chosen).sum() != len(indices):
         raise ValueError("a group is one contribution: add all of its records together")
-    return Batch(indices, np.searchsorted(chosen, members), len(chosen))
+    return Batch(indices, np.searchsorted(chosen, members), len(chosen), batch.round_size)
 
 
 def _places(batch: Indices, indices: Indices) -> Indices:
