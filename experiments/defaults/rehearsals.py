@@ -33,7 +33,7 @@ from forethought.data.features import with_scattering
 from forethought.data.synthetic import like
 from forethought.models import build
 from forethought.planning.defaults import default_delta
-from forethought.utility.rehearsal import Source, rehearse
+from forethought.utility.rehearsal import PublicProxy, rehearse
 
 HERE = Path(__file__).parent
 STAND_INS = {"mnist": "fashion-mnist", "fashion-mnist": "mnist", "digits": "mnist, 8 × 8"}
@@ -66,9 +66,11 @@ def dataset(task: Task, name: str) -> Dataset:
     )
 
 
-def sources(name: str, task: Task, folder: Path | None, limit: int | None) -> dict[str, Source]:
+def sources(
+    name: str, task: Task, folder: Path | None, limit: int | None
+) -> dict[str, PublicProxy]:
     """What a data set is rehearsed on."""
-    found: dict[str, Source] = {}
+    found: dict[str, PublicProxy] = {}
     if name in ("mnist", "fashion-mnist"):
         public = fetch(STAND_INS[name], folder, limit, "scattering")
         found[STAND_INS[name]] = dataset(public, STAND_INS[name])
@@ -126,7 +128,7 @@ def generator(name: str, task: Task) -> Callable[[int], Dataset]:
 
 
 def compare(
-    name: str, task: Task, epsilon: float, found: dict[str, Source], repeats: int
+    name: str, task: Task, epsilon: float, found: dict[str, PublicProxy], repeats: int
 ) -> list[Row]:
     """Every rehearsal of the default plan beside the plan's runs on the data itself."""
     examples = len(task.targets)

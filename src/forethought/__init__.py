@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from forethought.planning.pareto import Front as Front
     from forethought.planning.pareto import pareto as pareto
     from forethought.planning.phase_plans import plan_phases as plan_phases
+    from forethought.planning.plan_request import PlanRequest as PlanRequest
     from forethought.planning.search_plans import plan_tuning as plan_tuning
     from forethought.planning.solve import plan as plan
     from forethought.plans import Averaging as Averaging
@@ -86,6 +87,7 @@ _HOME = {
     **dict.fromkeys(("Rehearsal", "rehearse"), "utility.rehearsal"),
     **dict.fromkeys(("Front", "pareto"), "planning.pareto"),
     "plan_phases": "planning.phase_plans",
+    "PlanRequest": "planning.plan_request",
     "plan_tuning": "planning.search_plans",
     **dict.fromkeys(("Run", "train"), "training.run"),
     **dict.fromkeys(("PhasedRun", "train_until"), "training.phases"),

@@ -15,7 +15,7 @@ from forethought.planning.pareto import (
     non_dominated,
     pareto,
 )
-from forethought.planning.request import PlanRequest
+from forethought.planning.plan_request import PlanRequest
 from forethought.planning.solve import PlanError
 
 GRID = {"batches": [50, 100, 200], "rounds": [10, 40, 160], "noise_multipliers": [0.8, 1.5, 4.0]}

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import forethought as ft
-from forethought.planning.request import PlanError, PlanKeywords, PlanRequest
+from forethought.planning.plan_request import PlanError, PlanKeywords, PlanRequest
 
 BUDGET = ft.Budget(1.0, 1e-5)
 

@@ -20,16 +20,16 @@ DataDir = Annotated[
     typer.Option("--data-dir", envvar="FORETHOUGHT_DATA", help="Folder with the data sets."),
 ]
 _PANEL = "In place of the job's own"
-Examples = Annotated[int | None, typer.Option(help="Records to train on.")]
+RecordCount = Annotated[int | None, typer.Option(help="Records to train on.")]
 Epsilon = Annotated[float | None, typer.Option(help="Budget.", rich_help_panel=_PANEL)]
 Delta = Annotated[
     float | None, typer.Option(help="Default: 1/(10 · examples).", rich_help_panel=_PANEL)
 ]
 Epochs = Annotated[float | None, typer.Option(help="Passes over the data.", rich_help_panel=_PANEL)]
 RoundCount = Annotated[int | None, typer.Option(help="Releases.", rich_help_panel=_PANEL)]
-Batch = Annotated[int | None, typer.Option(help="Expected batch size.", rich_help_panel=_PANEL)]
+BatchSize = Annotated[int | None, typer.Option(help="Expected batch size.", rich_help_panel=_PANEL)]
 NoiseMultiplier = Annotated[float | None, typer.Option(help="σ.", rich_help_panel=_PANEL)]
-SamplingName = Annotated[
+SamplingKind = Annotated[
     str | None,
     typer.Option(
         help="poisson, without-replacement, shuffled or full-batch.", rich_help_panel=_PANEL

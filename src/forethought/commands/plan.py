@@ -9,13 +9,12 @@ import typer
 
 from forethought.commands.options import (
     AdjacencyName,
-    Batch,
+    BatchSize,
     ClippingName,
     DataDir,
     Delta,
     Epochs,
     Epsilon,
-    Examples,
     Figures,
     JobFile,
     Json,
@@ -23,8 +22,9 @@ from forethought.commands.options import (
     OldPublicProxy,
     PublicProxy,
     Quiet,
+    RecordCount,
     RoundCount,
-    SamplingName,
+    SamplingKind,
     UsageError,
     chosen_proxy,
     console_for,
@@ -37,14 +37,14 @@ EPILOG = "Example: forethought plan --examples 60000 --epsilon 1 --epochs 20"
 
 def plan(
     job_file: JobFile = None,
-    examples: Examples = None,
+    examples: RecordCount = None,
     epsilon: Epsilon = None,
     delta: Delta = None,
     epochs: Epochs = None,
     rounds: RoundCount = None,
-    batch: Batch = None,
+    batch: BatchSize = None,
     noise_multiplier: NoiseMultiplier = None,
-    sampling: SamplingName = None,
+    sampling: SamplingKind = None,
     clipping: ClippingName = None,
     adjacency: AdjacencyName = None,
     parameters: Annotated[int | None, typer.Option(help="Numbers the model trains.")] = None,
@@ -81,8 +81,8 @@ def plan(
 ) -> None:
     """Choose everything before touching private data."""
     from forethought.jobs import plan as jobs
-    from forethought.jobs.load import load
-    from forethought.jobs.public_proxy import rehearse as rehearse_job
+    from forethought.jobs.load import load_job
+    from forethought.jobs.public_proxy import rehearse_job
     from forethought.jobs.request import from_file, from_numbers, overridden
     from forethought.planning.neighbours import neighbours
     from forethought.report import terminal
@@ -112,7 +112,7 @@ def plan(
         show_overrides(console, request.overrides)
     loaded = None
     if examples is None:
-        loaded = load(request, data_dir)
+        loaded = load_job(request, data_dir)
         examples, parameters = loaded.examples, loaded.parameters
     front = None
     if pareto:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from forethought.commands.options import (
-    Batch,
+    BatchSize,
     DataDir,
     Delta,
     Epochs,
@@ -49,7 +49,7 @@ def train(
     delta: Delta = None,
     epochs: Epochs = None,
     rounds: RoundCount = None,
-    batch: Batch = None,
+    batch: BatchSize = None,
     noise_multiplier: NoiseMultiplier = None,
     data_dir: DataDir = None,
     as_json: Json = False,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from forethought.commands.options import (
-    Batch,
+    BatchSize,
     DataDir,
     Delta,
     Epochs,
@@ -46,7 +46,7 @@ def tune(
     delta: Delta = None,
     epochs: Epochs = None,
     rounds: RoundCount = None,
-    batch: Batch = None,
+    batch: BatchSize = None,
     noise_multiplier: NoiseMultiplier = None,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -54,8 +54,7 @@ def tune(
 ) -> None:
     """Search for the best step size privately: one budget pays for the whole search."""
     from forethought.jobs.request import from_file, overridden
-    from forethought.jobs.tune import trials_of
-    from forethought.jobs.tune import tune as tune_job
+    from forethought.jobs.tune import trials_of, tune_job
     from forethought.report import terminal
 
     if not learning_rate:

@@ -46,13 +46,13 @@ def utility(
     quiet: Quiet = False,
 ) -> None:
     """See how much noise the job's model bears at each clip norm, on data that costs nothing."""
-    from forethought.jobs.load import load
+    from forethought.jobs.load import load_job
     from forethought.jobs.public_proxy import UTILITY_GRID, utility_of
     from forethought.jobs.request import from_file
     from forethought.report import terminal
     from forethought.report.utility_figures import draw_utility
 
-    loaded = load(from_file(job_file or Path()), data_dir)
+    loaded = load_job(from_file(job_file or Path()), data_dir)
     proxy = chosen_proxy(public_proxy, stand_in)
     console = console_for(quiet or as_json)
     settings: dict[str, Any] = {"draws": draws, "batch": batch, "epochs": epochs}

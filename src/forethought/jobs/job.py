@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # both import torch or scikit-learn, which a job file alone d
     from torch import nn
 
     from forethought.data import Dataset
-    from forethought.planning.request import PlanRequest
+    from forethought.planning.plan_request import PlanRequest
 
 
 # Keys of [training] that are fields of a PlanRequest by the same name.
@@ -184,7 +184,7 @@ class Job(_Section):
             examples: training records. parameters: how many the model trains, if known.
         """
         from forethought.planning import defaults
-        from forethought.planning.request import PlanRequest
+        from forethought.planning.plan_request import PlanRequest
 
         asked, delta = self.training, self.budget.delta
         budget = None
@@ -263,14 +263,16 @@ class Job(_Section):
         try:
             return cls.model_validate(tables)
         except ValidationError as error:
-            raise JobError("; ".join(explain(name, text, row) for row in error.errors())) from None
+            raise JobError(
+                "; ".join(explain_error(name, text, row) for row in error.errors())
+            ) from None
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def explain(name: str, text: str, row: Any) -> str:
+def explain_error(name: str, text: str, row: Any) -> str:
     """One validation error in the user's words: file, line, key, what is allowed."""
     place = [str(part) for part in row["loc"]]
     line = _line_of(text, place)

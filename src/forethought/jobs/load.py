@@ -43,7 +43,7 @@ class Loaded:
         return with_caveats(plan, self.dataset.caveats)
 
 
-def load(request: Request, data_dir: Path | None = None) -> Loaded:
+def load_job(request: Request, data_dir: Path | None = None) -> Loaded:
     """Read the data of a job and build its model; nothing is released yet.
 
     Args:

@@ -26,7 +26,7 @@ UTILITY_GRID = {
 }
 
 
-def rehearse(
+def rehearse_job(
     loaded: Loaded,
     plan: Plan,
     proxy: str | None,

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from forethought.jobs.job import Job, JobError, explain
+from forethought.jobs.job import Job, JobError, explain_error
 from forethought.jobs.toml import to_toml
 
 JOB_NAME = "job.toml"
@@ -120,7 +120,7 @@ def _validated(tables: Mapping[str, Any]) -> Job:
     try:
         return Job.model_validate(tables)
     except ValidationError as error:
-        raise JobError("; ".join(explain("", "", row) for row in error.errors())) from None
+        raise JobError("; ".join(explain_error("", "", row) for row in error.errors())) from None
 
 
 def without_none(values: Mapping[str, Any]) -> dict[str, Any]:

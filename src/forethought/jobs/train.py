@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forethought.jobs.job import JobError
-from forethought.jobs.load import Loaded, load
+from forethought.jobs.load import Loaded, load_job
 from forethought.jobs.request import JOB_NAME, Request, overridden
 from forethought.mechanism import real
 from forethought.plans import Plan
@@ -53,7 +53,7 @@ def prepare(
             raise JobError("a largest epsilon goes with an accuracy to run until")
         limit = real("max_epsilon", max_epsilon, above=0)
         request = overridden(request, {"epsilon": limit})
-    loaded = load(request, data_dir)
+    loaded = load_job(request, data_dir)
     if resume is not None:
         from forethought.training.folder import PLAN
         from forethought.training.phases import phases_of

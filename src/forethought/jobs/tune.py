@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forethought.jobs.job import JobError
-from forethought.jobs.load import load
+from forethought.jobs.load import load_job
 from forethought.jobs.request import Request
 from forethought.mechanism import one_of
 
@@ -26,7 +26,7 @@ def trials_of(distribution: str, mean: float) -> Trials:
     return NegativeBinomialTrials.of_mean(mean, shape=0)
 
 
-def tune(
+def tune_job(
     request: Request,
     folder: Path,
     learning_rates: Sequence[float],
@@ -45,7 +45,7 @@ def tune(
     from forethought.training.search import tune as search
 
     job = request.job
-    loaded = load(request, data_dir)
+    loaded = load_job(request, data_dir)
     if job.budget.epsilon is None or loaded.dataset.test is None:
         raise JobError("a private search needs a budget, and held-out data to score trials on")
     candidates = plan_tuning(

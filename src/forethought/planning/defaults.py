@@ -53,7 +53,7 @@ def default_delta(examples: int) -> float:
 
 
 @lru_cache(maxsize=256)
-def gaussian_mu(budget: Budget) -> float:
+def budget_mu(budget: Budget) -> float:
     """The μ for which a Gaussian mechanism just meets the budget (Dong et al. 2022)."""
     return gaussian.gaussian_mu(budget.epsilon, budget.delta)
 
@@ -95,7 +95,7 @@ def batch_for_rounds(
     Returns:
         Between 1 and ``examples``.
     """
-    mu = gaussian_mu(budget)
+    mu = budget_mu(budget)
     rate = min(1.0, mu / math.sqrt(_allowed_x(WASTE) * rounds))
     rate = _enough(examples, parameters, mu, rounds, rate)
     rate = min(max(rate, 1 / rounds, BATCH / examples), max(EPOCHS_LIMIT, 1.0) / rounds)
@@ -111,7 +111,7 @@ def batch_for_epochs(examples: int, budget: Budget, epochs: float) -> int:
     Returns:
         Between 1 and ``examples``.
     """
-    rate = gaussian_mu(budget) ** 2 / (_allowed_x(WASTE) * epochs)
+    rate = budget_mu(budget) ** 2 / (_allowed_x(WASTE) * epochs)
     rate = min(max(rate, BATCH / examples), epochs / FEWEST_ROUNDS)
     return _batch(examples, rate)
 
@@ -119,14 +119,14 @@ def batch_for_epochs(examples: int, budget: Budget, epochs: float) -> int:
 def rounds_for_batch(examples: int, budget: Budget, batch: int) -> int:
     """As many rounds as the batch serves without waste: between :data:`ROUNDS` and the limit."""
     rate = batch / examples
-    useful = gaussian_mu(budget) ** 2 / (_allowed_x(WASTE) * rate**2)
+    useful = budget_mu(budget) ** 2 / (_allowed_x(WASTE) * rate**2)
     return max(FEWEST_ROUNDS, round(min(max(useful, ROUNDS), EPOCHS_LIMIT / rate)))
 
 
 def batch_for_noise(examples: int, budget: Budget, noise_multiplier: float) -> int:
     """The batch for which the budget lasts about :data:`ROUNDS` rounds at a given σ."""
     spread = math.sqrt(ROUNDS * math.expm1(min(1 / noise_multiplier**2, 700)))
-    return _batch(examples, gaussian_mu(budget) / spread)
+    return _batch(examples, budget_mu(budget) / spread)
 
 
 def path_length(plan: Plan, parameters: int = PARAMETERS) -> float:

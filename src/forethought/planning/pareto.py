@@ -21,7 +21,7 @@ from forethought.accounting import exact, gaussian
 from forethought.mechanism import real
 from forethought.planning.defaults import EPOCHS_LIMIT
 from forethought.planning.noise_to_signal import gradient_computations, noise_to_signal
-from forethought.planning.request import PlanError, PlanRequest
+from forethought.planning.plan_request import PlanError, PlanRequest
 from forethought.planning.solve import plan
 from forethought.plans import Plan
 from forethought.published.clt import approximate_clt_mu
@@ -30,7 +30,7 @@ from forethought.published.clt import approximate_clt_mu
 OBJECTIVES = ("epsilon", "noise", "rounds", "gradients")
 # What :meth:`Front.best` weighs by: ε and noise trade one for one whatever the plan, so noise must
 # count more or the emptiest plan wins; cost decides between plans that are otherwise alike.
-WEIGHTS = {"epsilon": 1.0, "noise": 2.0, "rounds": 0.1, "gradients": 0.1}
+OBJECTIVE_WEIGHTS = {"epsilon": 1.0, "noise": 2.0, "rounds": 0.1, "gradients": 0.1}
 LEAST_BATCH = 32
 # Limits where none is given: the largest ε that the defaults were measured at, and as many passes
 # over the data as they take at most.
@@ -77,12 +77,12 @@ class Front:
         """The plan with the least weighted sum of log costs.
 
         Args:
-            weights: objective → weight; those left out count 0. Default: :data:`WEIGHTS`.
+            weights: objective → weight; those left out count 0. Default: :data:`OBJECTIVE_WEIGHTS`.
 
         Raises:
             ValueError: an unknown objective, a negative weight, or an empty front.
         """
-        weights = WEIGHTS if weights is None else dict(weights)
+        weights = OBJECTIVE_WEIGHTS if weights is None else dict(weights)
         _known(weights, "weights")
         if not self.candidates:
             raise ValueError("the front is empty: loosen the limits")
@@ -97,7 +97,7 @@ class Front:
 
 
 @dataclass(frozen=True)
-class Grid:
+class SearchGrid:
     """What a front is searched over; ten of each, evenly spaced in the logarithm, by default.
 
     Args:
@@ -139,7 +139,7 @@ def pareto(
         request: what is known and wanted, as for :func:`forethought.plan`. What it fixes (batch,
             length, noise, clipping, optimizer, step size, …) every plan keeps; its budget is a
             limit on ε.
-        batches, rounds, noise_multipliers, clip_norms, loss_of_utility: see :class:`Grid`.
+        batches, rounds, noise_multipliers, clip_norms, loss_of_utility: see :class:`SearchGrid`.
         limits: objective → the most allowed, for example ``{"epsilon": 3, "rounds": 500}``.
             Without one on ε, :data:`MOST_EPSILON`; without one on the length or the gradients,
             30 passes over the data.
@@ -151,7 +151,7 @@ def pareto(
     Raises:
         ValueError, PlanError: an argument outside its range, or limits that nothing meets.
     """
-    grid = Grid(batches, rounds, noise_multipliers, clip_norms, loss_of_utility)
+    grid = SearchGrid(batches, rounds, noise_multipliers, clip_norms, loss_of_utility)
     request = PlanRequest.of(**keywords) if request is None else request.with_(**keywords)
     limits = _limits(request, grid, limits)
     request = request.with_(budget=None, delta=request.settled_delta())
@@ -169,7 +169,7 @@ def pareto(
 
 
 def _limits(
-    request: PlanRequest, grid: Grid, given: Mapping[str, float] | None
+    request: PlanRequest, grid: SearchGrid, given: Mapping[str, float] | None
 ) -> dict[str, float]:
     limits = {name: real(f"limit of {name}", most, above=0) for name, most in (given or {}).items()}
     _known(limits, "limits")
@@ -182,7 +182,7 @@ def _limits(
     return limits
 
 
-def _requests(request: PlanRequest, grid: Grid) -> list[PlanRequest]:
+def _requests(request: PlanRequest, grid: SearchGrid) -> list[PlanRequest]:
     """One for each point of the grid; what the request fixes has no grid."""
     N = request.examples
     least = min(N, max(LEAST_BATCH, N / 1000))
@@ -262,7 +262,7 @@ def _spread_out(rows: Sequence[Candidate], most: int) -> list[Candidate]:
         return list(rows)
     costs = np.log(np.maximum([row.costs() for row in rows], 1e-300))
     places = (costs - costs.min(0)) / np.maximum(np.ptp(costs, axis=0), 1e-12)
-    weights = np.array([WEIGHTS[name] for name in OBJECTIVES])
+    weights = np.array([OBJECTIVE_WEIGHTS[name] for name in OBJECTIVES])
     chosen = list(dict.fromkeys([int((costs @ weights).argmin()), *map(int, costs.argmin(0))]))
     nearest = np.min([np.linalg.norm(places - places[row], axis=1) for row in chosen], axis=0)
     while len(chosen) < most and nearest.max() > 0:

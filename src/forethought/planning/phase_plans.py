@@ -33,7 +33,7 @@ from forethought.mechanism import (
     real,
     whole,
 )
-from forethought.planning.defaults import gaussian_mu
+from forethought.planning.defaults import budget_mu
 from forethought.planning.solve import PlanError
 from forethought.plans import Plan, expected_batch
 from forethought.published.calculators import Phase, phase_calculator
@@ -173,7 +173,7 @@ def plan_phases(plan: Plan, *, phases: int = 3, shrink: float = SHRINK) -> Plan:
     batch = max(1, round(expected_batch(like.sampling, plan.examples)))
     lengths = [plan.rounds // count + (j < plan.rounds % count) for j in range(count)]
     shares = [(2**j - 1) / (2**count - 1) for j in range(1, count + 1)]
-    targets = [_epsilon_of(math.sqrt(share) * gaussian_mu(budget), budget) for share in shares[:-1]]
+    targets = [_epsilon_of(math.sqrt(share) * budget_mu(budget), budget) for share in shares[:-1]]
     found: list[NextPhase] = []
     done: Mechanism | None = None
     for length, target in zip(lengths, [*targets, budget.epsilon], strict=True):

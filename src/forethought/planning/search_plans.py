@@ -14,7 +14,7 @@ from typing import Any, Unpack
 from forethought.accounting.adaptive import SEARCH_ALONE, search_epsilon
 from forethought.accounting.renyi.selection import NegativeBinomialTrials, Trials
 from forethought.mechanism import Budget, Mechanism, Rounds
-from forethought.planning.request import PlanError, PlanKeywords, PlanRequest
+from forethought.planning.plan_request import PlanError, PlanKeywords, PlanRequest
 from forethought.planning.solve import plan
 from forethought.plans import Plan
 
@@ -30,7 +30,7 @@ FREE = (
     "schedule",
     "averaging",
 )
-TOLERANCE = 1e-3
+NOISE_TOLERANCE = 1e-3
 
 
 def plan_tuning(
@@ -136,7 +136,7 @@ def _noise(
         low, high = low / 1.5, low
         if low < 1e-6 * single:
             return high
-    while high / low > 1 + TOLERANCE:
+    while high / low > 1 + NOISE_TOLERANCE:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if fits(middle) else (middle, high)
     return high

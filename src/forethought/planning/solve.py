@@ -15,7 +15,7 @@ from forethought.accounting.calibration import calibrate
 from forethought.accounting.calibration import noise_multiplier as exact_noise
 from forethought.mechanism import Budget, Mechanism
 from forethought.planning import defaults
-from forethought.planning.request import (
+from forethought.planning.plan_request import (
     MOST_ROUNDS,
     PlanError,
     PlanKeywords,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from forethought.utility.graph import SOURCES, Source, UtilityGraph, increasing
 from forethought.utility.side_by_side import SideBySide, side_by_side
 
 # Without a test set, this share of the data is held back and F measured on it.
-HOLDOUT = 0.2
+HELD_BACK = 0.2
 # At most so many copies are run side by side, on so many examples that a layer's activations of
 # all copies stay in the processor's cache.
 MOST_COPIES, CACHED_VALUES, STACKED_WEIGHTS = 16, 2**19, 2**26
@@ -36,7 +36,82 @@ MOST_COPIES, CACHED_VALUES, STACKED_WEIGHTS = 16, 2**19, 2**26
 DEVICE_VALUES = 2**28
 LOOP_EXAMPLES = 512
 
-Score = Callable[[Any, Any], float]
+ScoreOutputs = Callable[[Any, Any], float]
+
+
+class GraphKeywords(TypedDict, total=False):
+    """The fields of :class:`GraphSettings`, as keywords of :func:`utility_graph`."""
+
+    draws: int
+    batch: int
+    epochs: float | None
+    rounds: int | None
+    optimizer: Optimizer | None
+    schedule: Schedule | None
+    clip_rule: ClipRule
+    noise_scale: float
+    test_examples: int | None
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphSettings:
+    """How the models of a utility graph are trained, perturbed and measured.
+
+    Args:
+        draws: perturbations per pair.
+        batch, epochs, rounds: expected batch size and length of each training; 5 epochs when
+            neither length is given.
+        optimizer, schedule: of each training, the same for every C; SGD with step size 0.1 and
+            momentum 0.9 by default. A step of fixed size makes a small C converge slowly, which is
+            what bounds C from below.
+        clip_rule: ``"flat"``, ``"automatic"`` or ``"per-layer"``.
+        noise_scale: 1 is the paper's graph, noise of C σ on the weights. One round of a plan brings
+            step size · C σ/batch: noise_scale = step size/batch makes the graph of its last round.
+        test_examples: F is measured on so many examples, drawn by the seed; None: on all.
+        seed: of the batches and draws, and of weights that ``model()`` initialises.
+
+    Raises:
+        ValueError, TypeError: a field outside its range, or both epochs and rounds.
+    """
+
+    draws: int = 20
+    batch: int = 128
+    epochs: float | None = None
+    rounds: int | None = None
+    optimizer: Optimizer | None = None
+    schedule: Schedule | None = None
+    clip_rule: ClipRule = "flat"
+    noise_scale: float = 1.0
+    test_examples: int | None = 2000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        whole("draws", self.draws)
+        whole("seed", self.seed, least=0)
+        real("noise_scale", self.noise_scale, above=0)
+        one_of("clip_rule", self.clip_rule, ("flat", "automatic", "per-layer"))
+        if self.test_examples is not None:
+            whole("test_examples", self.test_examples)
+        if self.rounds is not None and self.epochs is not None:
+            raise ValueError("epochs and rounds both fix the length: drop one of them")
+
+    def plan(self, examples: int, clip_norm: float) -> Plan:
+        """The training without noise at one clip norm."""
+        batch = whole("batch", self.batch, most=examples)
+        rounds = self.rounds
+        if rounds is None:
+            passes = real("epochs", 5 if self.epochs is None else self.epochs, above=0)
+            rounds = max(1, round(passes * examples / batch))
+        return Plan(
+            mechanism=Mechanism(Rounds(0.0, rounds, Poisson(batch / examples))),
+            examples=examples,
+            delta=default_delta(examples),
+            clip=Clip(clip_norm, self.clip_rule),
+            optimizer=self.optimizer or Optimizer(),
+            schedule=self.schedule or Schedule(),
+            averaging=Averaging("none"),
+        )
 
 
 def utility_graph(
@@ -46,21 +121,12 @@ def utility_graph(
     source: Source,
     clip_norms: Sequence[float],
     noise_multipliers: Sequence[float],
-    draws: int = 20,
     test: object | None = None,
     leaks: Literal["accept"] | None = None,
     loss: Loss | None = None,
-    score: Score | None = None,
-    batch: int = 128,
-    epochs: float | None = None,
-    rounds: int | None = None,
-    optimizer: Optimizer | None = None,
-    schedule: Schedule | None = None,
-    clip_rule: ClipRule = "flat",
-    noise_scale: float = 1.0,
-    test_examples: int | None = 2000,
-    seed: int = 0,
+    score: ScoreOutputs | None = None,
     progress: Callable[[int, int], None] | None = None,
+    **settings: Unpack[GraphKeywords],
 ) -> UtilityGraph:
     """How much noise a model bears at each clipping norm, on data that costs no privacy.
 
@@ -75,24 +141,15 @@ def utility_graph(
         source: whose data ``data`` and ``test`` are: ``"public"``, ``"synthetic"``, ``"released"``
             (private data whose owners released it for this), or ``"private"``.
         clip_norms, noise_multipliers: the grid of C and σ; any order.
-        draws: perturbations per pair.
         test: data that F is measured on; by default a fifth of ``data`` is held back for it.
         leaks: ``"accept"`` allows private data. The graph's ``not_covered`` then names the leak,
             and plans made from it carry that into the Statement.
         loss: ``loss(outputs, targets)`` → one value per example; see :func:`forethought.train`.
         score: ``score(outputs, targets)`` → F in [0, 1], more is better. Default: accuracy of
             labels, where an example with a non-finite output counts as wrong.
-        batch, epochs, rounds: expected batch size and length of each training; 5 epochs when
-            neither length is given.
-        optimizer, schedule: of each training, the same for every C; SGD with step size 0.1 and
-            momentum 0.9 by default. A step of fixed size makes a small C converge slowly, which is
-            what bounds C from below.
-        clip_rule: ``"flat"``, ``"automatic"`` or ``"per-layer"``.
-        noise_scale: 1 is the paper's graph, noise of C σ on the weights. One round of a plan brings
-            step size · C σ/batch: noise_scale = step size/batch makes the graph of its last round.
-        test_examples: F is measured on so many examples, drawn by the seed; None: on all.
-        seed: of the batches and draws, and of weights that ``model()`` initialises.
         progress: called as progress(done, total) after every training and every draw.
+        settings: fields of :class:`GraphSettings` as keywords: draws, batch, epochs, rounds,
+            optimizer, schedule, clip_rule, noise_scale, test_examples, seed.
 
     Raises:
         ValueError: private data without ``leaks="accept"``, or an argument outside its range.
@@ -110,10 +167,8 @@ def utility_graph(
         )
     norms = increasing("clip_norms", clip_norms)
     sigmas = increasing("noise_multipliers", noise_multipliers)
-    draws = whole("draws", draws)
-    scale = real("noise_scale", noise_scale, above=0)
-    seed = whole("seed", seed, least=0)
-    one_of("clip_rule", clip_rule, ("flat", "automatic", "per-layer"))
+    chosen = GraphSettings(**settings)
+    draws, scale, seed = chosen.draws, chosen.noise_scale, chosen.seed
     initial = _initial(model, seed)
     first = next((p for p in initial.parameters() if p.requires_grad), None)
     if first is None:
@@ -123,11 +178,9 @@ def utility_graph(
     records = as_records(data, first.dtype, first.device)
     tested = as_records(test, first.dtype, first.device, "test")
     rows = np.arange(len(tested))
-    if test_examples is not None and whole("test_examples", test_examples) < len(tested):
-        rows = np.sort(_generator(seed, "test").choice(rows, test_examples, replace=False))
-    plan = _noise_free(
-        len(records), norms[0], clip_rule, batch, epochs, rounds, optimizer, schedule
-    )
+    if chosen.test_examples is not None and chosen.test_examples < len(tested):
+        rows = np.sort(_generator(seed, "test").choice(rows, chosen.test_examples, replace=False))
+    plan = chosen.plan(len(records), norms[0])
     noiseless = np.empty(len(norms))
     accuracy = np.empty((len(norms), len(sigmas), draws))
     done, total = 0, len(norms) * (1 + draws)
@@ -156,7 +209,7 @@ class _Perturbed:
         score: F.
     """
 
-    def __init__(self, model: nn.Module, inputs: Any, targets: Any, score: Score) -> None:
+    def __init__(self, model: nn.Module, inputs: Any, targets: Any, score: ScoreOutputs) -> None:
         self._model = model.eval()
         self._inputs, self._targets, self._score = inputs, targets, score
         self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
@@ -249,7 +302,7 @@ def _hold_back(data: object, seed: int) -> tuple[object, object]:
             f"{type(data).__name__}"
         )
     order = _generator(seed, "holdout").permutation(size)
-    count = round(HOLDOUT * size)
+    count = round(HELD_BACK * size)
     if not 0 < count < size:
         raise ValueError(f"{size} examples are too few to hold some back: give test=")
     return _rows(data, np.sort(order[count:])), _rows(data, np.sort(order[:count]))
@@ -261,31 +314,4 @@ def _rows(data: Any, rows: NDArray[np.int64]) -> object:
     return tuple(
         part[torch.from_numpy(rows)] if isinstance(part, Tensor) else np.asarray(part)[rows]
         for part in data
-    )
-
-
-def _noise_free(
-    examples: int,
-    clip_norm: float,
-    clip_rule: ClipRule,
-    batch: int,
-    epochs: float | None,
-    rounds: int | None,
-    optimizer: Optimizer | None,
-    schedule: Schedule | None,
-) -> Plan:
-    batch = whole("batch", batch, most=examples)
-    if rounds is not None and epochs is not None:
-        raise ValueError("epochs and rounds both fix the length: drop one of them")
-    if rounds is None:
-        passes = real("epochs", 5 if epochs is None else epochs, above=0)
-        rounds = max(1, round(passes * examples / batch))
-    return Plan(
-        mechanism=Mechanism(Rounds(0.0, rounds, Poisson(batch / examples))),
-        examples=examples,
-        delta=default_delta(examples),
-        clip=Clip(clip_norm, clip_rule),
-        optimizer=optimizer or Optimizer(),
-        schedule=schedule or Schedule(),
-        averaging=Averaging("none"),
     )

@@ -30,7 +30,7 @@ from forethought.training.run import train
 
 REHEARSAL_SCHEMA = "forethought/rehearsal/1"
 
-Source = Dataset | Callable[[int], Dataset]
+PublicProxy = Dataset | Callable[[int], Dataset]
 
 COVERS = (
     "one more run of this plan on records drawn like the rehearsal's: which records are in the "
@@ -136,7 +136,7 @@ class Rehearsal(Stored):
 def rehearse(
     plan: Plan,
     model_builder: Callable[[], nn.Module],
-    data: Source,
+    data: PublicProxy,
     *,
     repeats: int = 10,
     test_examples: int | None = None,
@@ -230,10 +230,10 @@ def synthetic(
     return lambda seed: like(shape, classes, examples, noise=noise, seed=seed)
 
 
-Draw = Callable[[int], tuple[Split, Split, float, str]]
+DrawRecords = Callable[[int], tuple[Split, Split, float, str]]
 
 
-def _draws(data: Source, examples: int, test_examples: int | None, seed: int) -> Draw:
+def _draws(data: PublicProxy, examples: int, test_examples: int | None, seed: int) -> DrawRecords:
     """From a repeat's number to training part, test part, share of distinct records, name."""
     if not isinstance(data, Dataset):
         if test_examples is not None:
