@@ -244,10 +244,10 @@ class Privacy:
                 f"mechanism clips {kinds.pop()!r}, the contribution is {self.contribution!r}"
             )
         for part in self.mechanism:
-            said = getattr(part.sampling, "examples", self.examples)
-            if said != self.examples:
+            told = getattr(part.sampling, "examples", self.examples)
+            if told != self.examples:
                 raise ValueError(
-                    f"the sampling speaks of {said} examples, the plan of {self.examples}"
+                    f"the sampling speaks of {told} examples, the plan of {self.examples}"
                 )
             self.clip.gradient_noise(part.noise_multiplier)
 

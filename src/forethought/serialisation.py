@@ -28,9 +28,9 @@ def exact_keys(what: str, values: Mapping[str, Any], wanted: Collection[str]) ->
         raise TypeError(f"{what}: expected a JSON object, not {type(values).__name__}")
     unknown, missing = set(values) - set(wanted), set(wanted) - set(values)
     if unknown or missing:
-        said = [f"unknown {sorted(unknown)}"] if unknown else []
-        said += [f"missing {sorted(missing)}"] if missing else []
-        raise ValueError(f"{what}: {', '.join(said)}; the keys are {sorted(wanted)}")
+        wrong = [f"unknown {sorted(unknown)}"] if unknown else []
+        wrong += [f"missing {sorted(missing)}"] if missing else []
+        raise ValueError(f"{what}: {', '.join(wrong)}; the keys are {sorted(wanted)}")
 
 
 def plain(value: Any) -> Any:

@@ -124,9 +124,9 @@ def generate(path: Path) -> tuple[Path, str]:
 
     private = Ed25519PrivateKey.generate()
     public = private.public_key()
-    beside = path.with_name(f"{path.name}.pub")
-    if beside.exists():
-        raise FileExistsError(f"{beside} exists; a key is never overwritten")
+    public_file = path.with_name(f"{path.name}.pub")
+    if public_file.exists():
+        raise FileExistsError(f"{public_file} exists; a key is never overwritten")
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -135,11 +135,11 @@ def generate(path: Path) -> tuple[Path, str]:
         file.write(
             private.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
         )
-    beside.write_bytes(
+    public_file.write_bytes(
         public.public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo)
     )
     raw = public.public_bytes_raw()
-    return beside, hashlib.sha256(raw).hexdigest()[:16]
+    return public_file, hashlib.sha256(raw).hexdigest()[:16]
 
 
 def _signed(content: Mapping[str, Any]) -> bytes:

@@ -120,8 +120,8 @@ def _known(mechanism: Mechanism) -> tuple[Caveat, ...]:
 
 
 def _theorems(mechanism: Mechanism, group: int) -> tuple[str, ...]:
-    said = [theorem(part, mechanism.adjacency, group) for part in mechanism]
-    return tuple(dict.fromkeys(said))
+    names = [theorem(part, mechanism.adjacency, group) for part in mechanism]
+    return tuple(dict.fromkeys(names))
 
 
 def _renyi(*more: str) -> Callable[[Mechanism, int], tuple[str, ...]]:

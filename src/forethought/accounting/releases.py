@@ -124,5 +124,5 @@ def rows(releases: Iterable[Release]) -> Iterator[tuple[str, int, str]]:
     for name, same in by_name.items():
         noises = [row.noise_multiplier for row in same]
         low, high = min(noises), max(noises)
-        said = f"{low:.6g}" if low == high else f"{low:.6g} to {high:.6g}"
-        yield name, sum(row.count for row in same), said
+        noise = f"{low:.6g}" if low == high else f"{low:.6g} to {high:.6g}"
+        yield name, sum(row.count for row in same), noise

@@ -81,11 +81,11 @@ def _sampling(sampling: Sampling) -> str:
     if isinstance(sampling, FullBatch):
         return "every record in every round"
     values = {name: value for name, value in vars(sampling).items() if value is not None}
-    said = ", ".join(
+    shown = ", ".join(
         f"{name.replace('_', ' ')} {value:,}" if isinstance(value, int) else f"{name} {value:.6g}"
         for name, value in values.items()
     )
-    return f"{sampling.kind.replace('-', ' ')} ({said})"
+    return f"{sampling.kind.replace('-', ' ')} ({shown})"
 
 
 def _numbers(statement: Statement) -> list[str]:

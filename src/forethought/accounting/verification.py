@@ -179,7 +179,7 @@ def _attack(case: _Case) -> str | None:
             f"statement has ({', '.join(f'{rate:g}' for rate, _ in case.attack)}): found "
             f"{', '.join(f'{rate:g}' for rate, _ in claimed) or 'none'}"
         )
-    said = None
+    remark = None
     for (rate, stated), (_, true) in zip(claimed, case.attack, strict=True):
         # The distance to 1 counts as well: 0.999 is not 0.9999.
         distance = 10 * _ACCURACY * min(true, 1 - true) + 1e-9
@@ -189,10 +189,10 @@ def _attack(case: _Case) -> str | None:
                 f"alarms succeeds at most {stated:.4%} of the time; {true:.4%} is what is proven"
             )
         if stated > true + distance:
-            said = "holds, and this version proves that an attacker can do less"
+            remark = "holds, and this version proves that an attacker can do less"
         elif not _near(stated, true, _SAME * true):
-            said = said or "holds, and agrees as far as two machines do, not to the last digit"
-    return said
+            remark = remark or "holds, and agrees as far as two machines do, not to the last digit"
+    return remark
 
 
 def _caveats(case: _Case) -> str | None:
@@ -257,10 +257,10 @@ def _randomness(case: _Case) -> str | None:
 def _mechanism(case: _Case) -> str | None:
     s = case.claimed
     for part in s.mechanism:
-        said = getattr(part.sampling, "examples", s.examples)
-        if s.examples is not None and said != s.examples:
+        told = getattr(part.sampling, "examples", s.examples)
+        if s.examples is not None and told != s.examples:
             raise StatementError(
-                f"the sampling speaks of {said} records, the statement of {s.examples}"
+                f"the sampling speaks of {told} records, the statement of {s.examples}"
             )
     if case.plan is None:
         return "no plan.json beside it: that these rounds were the ones that ran"

@@ -304,11 +304,11 @@ class _Attempt:
     def _alone(self, reason: BaseException) -> dict[str, Term]:
         self._generators.restore()
         size = self.batch.lanes
-        said = str(reason) or type(reason).__name__
+        cause = str(reason) or type(reason).__name__
         where = refusals.module_at_fault(self.model, reason)
         warnings.warn(
             f"{where} goes one example at a time, {size} passes a batch instead of one: "
-            f"{said.strip().splitlines()[0][:200]}",
+            f"{cause.strip().splitlines()[0][:200]}",
             fallback.SlowGradientsWarning,
             stacklevel=7,
         )

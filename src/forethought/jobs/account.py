@@ -85,10 +85,10 @@ def verified(path: Path, public_key: Path | None = None) -> Verification:
     if _schema_of(found).startswith("forethought/plan/"):
         raise ValueError(f"{found} is a plan: there is no statement to verify")
     statement = Statement.load(found)
-    beside = found.with_name(PLAN)
+    planned = found.with_name(PLAN)
     plan, values = None, None
-    if found.name == STATEMENT and beside.is_file():
-        plan, values = Plan.load(beside), parse(beside.read_text(encoding="utf-8"))
+    if found.name == STATEMENT and planned.is_file():
+        plan, values = Plan.load(planned), parse(planned.read_text(encoding="utf-8"))
     if public_key is not None:
         if statement.signature is None:
             raise StatementError(f"{found} is not signed")

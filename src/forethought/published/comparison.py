@@ -89,9 +89,9 @@ def compare(mechanism: Mechanism, delta: float, examples: int | None = None) -> 
     ]
     for name, guarantee, analyse in analyses:
         try:
-            epsilon, said = analyse()
-            proven = guarantee and not said.startswith("not proven")
-            rows.append(Row(name, epsilon, proven, said))
+            epsilon, note = analyse()
+            proven = guarantee and not note.startswith("not proven")
+            rows.append(Row(name, epsilon, proven, note))
         except (_DoesNotApplyError, UnsupportedMechanismError) as error:
             rows.append(Row(name, None, False, str(error)))
     return rows
@@ -155,5 +155,5 @@ def _strong_adversary(
         sampling=draw,  # type: ignore[arg-type]
         adjacency="replace-one" if mechanism.adjacency == "replace-one" else "zero-out",
     )
-    said = "the attacker also knows which batches held the record"
-    return adversary.epsilon(delta).upper, said
+    note = "the attacker also knows which batches held the record"
+    return adversary.epsilon(delta).upper, note

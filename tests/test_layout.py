@@ -1,0 +1,159 @@
+"""The house stands as docs/architecture.md draws it: layers, sizes, names."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "forethought"
+FILES = sorted(SOURCE.rglob("*.py"))
+ROOMS = ("benchmarks", "examples", "experiments", "tests")
+OTHERS = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+MOST_LINES, MOST_PARAMETERS = 450, 12
+
+# What is longer, and why. An entry that is not needed any more fails.
+LONG_FILES = {
+    "src/forethought/accounting/tradeoff.py": "one function and its certified inverse",
+    "src/forethought/training/phases.py": "phases and their folder; to be parted",
+    "tests/gradients/test_architectures.py": "one table of architectures",
+    "tests/gradients/test_clipped.py": "one table of cases",
+}
+# Public functions with more parameters, and why.
+MANY_PARAMETERS = {
+    **dict.fromkeys(
+        (
+            "commands.account.account",
+            "commands.plan.plan",
+            "commands.train.train",
+            "commands.tune.tune",
+            "commands.utility.utility",
+        ),
+        "every parameter is an option of the command line",
+    ),
+    "training.run.train": "the verb: what, and how it runs",
+    "training.phases.train_until": "the verb: what, and how it runs",
+    "training.search.tune": "the verb: what, and how it runs",
+    "utility.perturbing.utility_graph": "an experiment with all its knobs",
+}
+# Words that do not say what a thing is, and those that other words have replaced.
+FORBIDDEN = {
+    *("helper", "helpers", "manager", "util", "utils"),
+    *("beside", "keeper", "said", "standin", "wish", "wishes"),
+}
+# name → why it may stay.
+NAMES = {
+    "_Keeper": "to become a checkpointer",
+    "keeper": "to become a checkpointer",
+    "stand_in": "the old option of two commands, which warns",
+}
+
+
+def names_of(tree: ast.AST) -> Iterator[str]:
+    """Every name that a file gives to something."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+
+
+def words(name: str) -> set[str]:
+    """``_lastKeeper_of`` → last, keeper, of; a leading "stand_in" counts as one word."""
+    text = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().replace("stand_in", "standin")
+    return set(text.split("_"))
+
+
+def public_functions(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """(name, number of parameters) of every public function and method of public classes."""
+    for node in tree.body:
+        inside = node.body if isinstance(node, ast.ClassDef) else [node]
+        prefix = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
+        if prefix.startswith("_"):
+            continue
+        for one in inside:
+            if isinstance(one, ast.FunctionDef) and (
+                not one.name.startswith("_") or one.name == "__init__"
+            ):
+                given = one.args.posonlyargs + one.args.args + one.args.kwonlyargs
+                own = bool(prefix) and bool(given) and given[0].arg in ("self", "cls")
+                yield f"{prefix}{one.name}", len(given) - own
+
+
+def test_no_file_is_too_long() -> None:
+    long = {
+        str(path.relative_to(ROOT))
+        for path in (*FILES, *OTHERS)
+        if len(path.read_text(encoding="utf-8").splitlines()) > MOST_LINES
+    }
+    assert long == set(LONG_FILES)
+
+
+def test_no_public_function_has_too_many_parameters() -> None:
+    many = {
+        f"{'.'.join(path.relative_to(SOURCE).with_suffix('').parts)}.{name}"
+        for path in FILES
+        for name, count in public_functions(ast.parse(path.read_text(encoding="utf-8")))
+        if count > MOST_PARAMETERS
+    }
+    assert many == set(MANY_PARAMETERS)
+
+
+def test_names_say_what_things_are() -> None:
+    found = {
+        f"{path.relative_to(SOURCE)}: {name}"
+        for path in FILES
+        for name in (path.stem, *names_of(ast.parse(path.read_text(encoding="utf-8"))))
+        if words(name) & FORBIDDEN and name not in NAMES
+    }
+    assert sorted(found) == []
+    assert not {path.stem for path in FILES} & {"base", "common", "misc"}
+
+
+@pytest.fixture
+def lint_imports() -> str:
+    program = Path(sys.executable).with_name("lint-imports")
+    if not program.is_file():
+        pytest.skip("import-linter is not installed: make test installs it")
+    return str(program)
+
+
+def test_a_room_imports_from_rooms_below_it_only(lint_imports: str, tmp_path: Path) -> None:
+    """Planted faults: an upward import and torch in the accountant are noticed."""
+    shutil.copytree(SOURCE, tmp_path / "src" / "forethought")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+
+    def kept() -> str:
+        done = subprocess.run(
+            [lint_imports, "--no-cache"],
+            cwd=tmp_path,
+            env={"PYTHONPATH": str(tmp_path / "src"), "PATH": "/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        return "kept" if done.returncode == 0 else done.stdout + done.stderr
+
+    assert kept() == "kept"
+    for room, line, broken in (
+        ("gradients/explain.py", "from forethought.training import run", "Imports point downward"),
+        ("accounting/exact.py", "import torch", "never load torch"),
+        ("jobs/load.py", "from forethought.report import terminal", "Nobody but commands"),
+    ):
+        path = tmp_path / "src" / "forethought" / room
+        text = path.read_text(encoding="utf-8")
+        path.write_text(f"{text}\n\n{line}\n", encoding="utf-8")
+        assert broken in kept()
+        path.write_text(text, encoding="utf-8")
