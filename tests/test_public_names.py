@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import forethought as ft
+
+ROOMS = ("accounting", "data", "errors", "gradients")
 
 
 @pytest.mark.parametrize("name", ft.__all__)
@@ -16,7 +19,7 @@ def test_every_public_name_exists(name: str) -> None:
     assert name in dir(ft)
 
 
-@pytest.mark.parametrize("room", ["accounting", "data", "errors", "gradients"])
+@pytest.mark.parametrize("room", ROOMS)
 def test_rooms_are_attributes_and_keep_what_they_list(room: str) -> None:
     module = getattr(ft, room)
     assert module.__name__ == f"forethought.{room}"
@@ -31,6 +34,22 @@ def test_errors_are_value_errors_in_the_users_words() -> None:
         error = getattr(ft.errors, name)
         assert issubclass(error, (ValueError, KeyboardInterrupt, RuntimeError))
         assert error.__doc__
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    pages = Path(__file__).parents[1] / "docs" / "api"
+    shown = {
+        line.removeprefix("::: forethought.")
+        for page in pages.glob("*.md")
+        for line in page.read_text(encoding="utf-8").splitlines()
+        if line.startswith("::: ")
+    }
+    names = {name for name in ft.__all__ if name not in (*ROOMS, "__version__")}
+    assert names - {name.rpartition(".")[2] for name in shown} == set()
+    for room in ("data", "errors"):
+        assert {f"{room}.{name}" for name in getattr(ft, room).__all__} <= shown
+    public = {name for name, value in vars(ft.gradients).items() if callable(value)}
+    assert {f"gradients.{name}" for name in public if name[0] != "_"} <= shown
 
 
 LIGHT = """

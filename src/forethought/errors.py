@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from forethought.mechanism import UnsupportedMechanismError as UnsupportedMechanismError
     from forethought.planning.solve import PlanError as PlanError
     from forethought.published.calculators_exact import CalculatorError as CalculatorError
+    from forethought.signing import SignatureError as SignatureError
     from forethought.training.checkpoint import CheckpointError as CheckpointError
     from forethought.training.folder import RunFolderExistsError as RunFolderExistsError
     from forethought.training.interruption import Interrupted as Interrupted
@@ -31,6 +32,7 @@ _HOME = {
     "JobError": "jobs.job",
     "PlanError": "planning.solve",
     "RunFolderExistsError": "training.folder",
+    "SignatureError": "signing",
     "StatementError": "accounting.statement",
     "UnsupportedMechanismError": "mechanism",
 }

@@ -50,7 +50,7 @@ MOVED = {
     "training.noise": "rounds.noise",
     "training.randomness": "rounds.randomness",
     "training.records": "rounds.records",
-    "training.rounds": "rounds.private_step",
+    "training.rounds": "rounds.private_sum",
     "training.sampling": "rounds.sampling",
     "training.schedules": "training.step_sizes",
     "training.tuning": "training.search",
