@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint experiments clean
+.PHONY: demo test coverage lint docs matrix hooks experiments clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -11,7 +11,7 @@ BIN := .venv/bin
 	touch $@
 
 .venv/installed-test: .venv/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group test --group lint
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group test --group lint --group docs
 	touch $@
 
 demo: .venv/installed
@@ -21,10 +21,28 @@ demo: .venv/installed
 test: .venv/installed-test
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal
 
+# The same with the share of lines that ran; below the floor in pyproject.toml it fails.
+coverage: .venv/installed-test
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal \
+	  --cov --cov-report=term
+
 lint: .venv/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# The site, in build/site; a broken link or reference is an error.
+docs: .venv/installed-test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# Every supported Python that is on this machine; ALL=1 runs the rooms that need torch as well.
+matrix:
+	$(PYTHON) .ci/matrix.py $(if $(ALL),--all)
+
+# Run ruff, mypy and the layers before every commit.
+hooks: .venv/installed-test
+	$(BIN)/pre-commit install
 
 # The small presets of every experiment, one after the other. DATA is the folder with the data sets.
 DATA ?= ../shared/data

@@ -1,13 +1,11 @@
-"""A hook of the documentation site: ``:func:`forethought.plan``` in docstrings becomes plain code."""
+"""A hook of the site: ``:func:`forethought.plan``` in a docstring becomes plain code."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-_ROLE = re.compile(
-    r":(?:attr|class|data|func|meth|mod):\s*<code>(~?)((?:[\w]+\.)*)([\w]+)</code>"
-)
+_ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):\s*<code>(~?)((?:[\w]+\.)*)([\w]+)</code>")
 
 
 def on_page_content(html: str, **_others: Any) -> str:
