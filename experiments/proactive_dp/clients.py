@@ -17,12 +17,11 @@ import torch
 import forethought as ft
 from forethought.rounds.losses import Loss
 from forethought.rounds.private_sum import PrivateRounds
-from forethought.rounds.randomness import Secrets
+from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
 from forethought.rounds.sampling import Indices
 from forethought.training.descent import Descent
 from forethought.training.optimizers import make_optimizer
-from forethought.training.search import derived
 from forethought.training.step_sizes import step_sizes
 
 
@@ -93,7 +92,7 @@ def train(
     held = []
     for index, part in enumerate(holders.parts(plan.examples)):
         own = as_records((inputs[part], targets[part]), torch.float32, torch.device("cpu"))
-        secrets = Secrets.draw(derived(seed, index), derived(seed, index))
+        secrets = Secrets.draw(Seeds(seed, seed).part(index))
         privacy = plan.with_(examples=len(part)).privacy
         held.append((PrivateRounds(privacy, parameters, loss, secrets), own))
     step_size = step_sizes(plan)

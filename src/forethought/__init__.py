@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from forethought.plans import Optimizer as Optimizer
     from forethought.plans import Plan as Plan
     from forethought.plans import Schedule as Schedule
+    from forethought.rounds.randomness import Seeds as Seeds
+    from forethought.training.execution import Execution as Execution
     from forethought.training.phases import PhasedRun as PhasedRun
     from forethought.training.phases import train_until as train_until
     from forethought.training.run import Run as Run
@@ -89,6 +91,8 @@ _HOME = {
     "plan_phases": "planning.phase_plans",
     "PlanRequest": "planning.plan_request",
     "plan_tuning": "planning.search_plans",
+    "Seeds": "rounds.randomness",
+    "Execution": "training.execution",
     **dict.fromkeys(("Run", "train"), "training.run"),
     **dict.fromkeys(("PhasedRun", "train_until"), "training.phases"),
     **dict.fromkeys(("Tuned", "tune"), "training.search"),

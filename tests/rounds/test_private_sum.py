@@ -20,7 +20,7 @@ from forethought.privacy import Round
 from forethought.rounds.losses import cross_entropy, squared_error
 from forethought.rounds.noise import GaussianNoise
 from forethought.rounds.private_sum import NoisedSum, PrivateRounds, PrivateSum, RoundError
-from forethought.rounds.randomness import Secrets
+from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.rounds.transcript import TranscriptError
 
@@ -54,7 +54,7 @@ def rounds_of(
     model: nn.Module, plan: Plan, loss: Any = cross_entropy, seed: int = 3, **options: Any
 ) -> PrivateRounds:
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    return PrivateRounds(plan.privacy, parameters, loss, Secrets.draw(seed, seed), **options)
+    return PrivateRounds(plan.privacy, parameters, loss, Secrets.draw(Seeds(seed, seed)), **options)
 
 
 def first_sum(model: nn.Module, data: TensorRecords, plan: Plan, **options: Any) -> Any:

@@ -51,20 +51,20 @@ def test_datasets_may_have_structured_inputs() -> None:
 
 def test_digests_know_content_and_key() -> None:
     inputs, targets = torch.randn(5000, 3), torch.zeros(5000, dtype=torch.int64)
-    digest = TensorRecords(inputs, targets).digest(b"k")
-    assert digest == TensorRecords(inputs.clone(), targets).digest(b"k")
-    assert digest != TensorRecords(inputs, targets).digest(b"l")
+    digest = TensorRecords(inputs, targets).digest(b"k" * 32)
+    assert digest == TensorRecords(inputs.clone(), targets).digest(b"k" * 32)
+    assert digest != TensorRecords(inputs, targets).digest(b"l" * 32)
     other = inputs.clone()
     other[4999, 2] += 1e-6 + other[4999, 2].abs() * 1e-6
-    assert digest != TensorRecords(other, targets).digest(b"k")
-    assert DatasetRecords(Words(), torch.float32).digest(b"k") == as_records(
+    assert digest != TensorRecords(other, targets).digest(b"k" * 32)
+    assert DatasetRecords(Words(), torch.float32).digest(b"k" * 32) == as_records(
         Words(), torch.float32
-    ).digest(b"k")
+    ).digest(b"k" * 32)
 
 
 def test_records_that_change_are_refused_where_it_matters() -> None:
     with pytest.raises(ValueError, match="two different values for one record"):
-        as_records(Words(noisy=True), torch.float32).digest(b"k")
+        as_records(Words(noisy=True), torch.float32).digest(b"k" * 32)
 
 
 def test_records_that_are_no_pairs_are_refused() -> None:

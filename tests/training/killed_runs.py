@@ -93,7 +93,7 @@ def go(name: str, out: Path, *, resume: bool, kill_at: int | None, log: Path | N
         model,
         (inputs, targets),
         chosen,
-        test=(inputs[20:60], targets[20:60]),
+        test=(inputs[20:60] + 1, targets[20:60]),
         out=out,
         resume=resume,
         seed=1,

@@ -180,7 +180,8 @@ def test_a_first_checkpoint_exists_before_the_first_round(tmp_path: Path) -> Non
 
 
 def test_a_run_that_died_before_it_began_starts_afresh(stopped: Path) -> None:
-    (stopped / "checkpoint" / "state.safetensors").unlink()
+    for name in ("state.safetensors", "released"):
+        (stopped / "checkpoint" / name).unlink()
     run = train(nn.Linear(4, 2), data(), plan(), test=data(1), out=stopped, resume=True)
     assert run.history[0].round == 1
 

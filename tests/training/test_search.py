@@ -21,9 +21,10 @@ from forethought.accounting.verification import verify
 from forethought.mechanism import Budget, Mechanism, Poisson, Rounds
 from forethought.planning.search_plans import plan_tuning
 from forethought.plans import Averaging, Optimizer, Plan
+from forethought.rounds.transcript import Transcript
 from forethought.serialisation import digest
 from forethought.training.folder import RunFolderExistsError
-from forethought.training.run import Run, train
+from forethought.training.run import Run, Task, train
 from forethought.training.search import Tuned, tune
 
 TRIALS = NegativeBinomialTrials.of_mean(6, shape=0)
@@ -198,6 +199,7 @@ def test_the_run_folder_holds_the_best_trial_only(tmp_path: Path) -> None:
     files = {path.name for path in (tmp_path / "run").rglob("*")}
     assert files == {
         "plan.json",
+        "transcript.json",
         "model.safetensors",
         "statement.json",
         "statement.md",
@@ -238,10 +240,14 @@ def test_the_noise_of_the_score_is_what_is_stated(monkeypatch: pytest.MonkeyPatc
     untrained = [plan(1e-9).with_(mechanism=PLANS[0].mechanism.first(1))]
     trained = train(model(), data(), untrained[0])
 
-    def shown(made: nn.Module, *_args: Any, **_options: Any) -> Run:
-        return replace(trained, model=made)
+    assert trained.transcript is not None
+    values = trained.transcript.to_values()
 
-    monkeypatch.setattr("forethought.training.search.train", shown)
+    def shown(task: Task) -> Run:
+        return replace(trained, model=task.model, transcript=Transcript.from_values(values))
+
+    monkeypatch.setattr("forethought.training.search.run_plan", shown)
+    monkeypatch.setattr("forethought.training.search.remember", lambda *_: None)
     found = tune(
         model, data(), untrained, trials=PoissonTrials(400), holdout=data(1, 50),
         score_noise=5.0, seed=1, noise_seed=1,
@@ -262,7 +268,7 @@ def test_bad_arguments_are_refused_before_any_trial() -> None:
     with pytest.raises(ValueError, match="same delta"):
         tune(model, data(), [plan(), plan().with_(delta=1e-6)], trials=TRIALS, holdout=data(1))
     both = data()
-    with pytest.raises(ValueError, match="not trained on"):
+    with pytest.raises(ValueError, match="also trained on"):
         tune(model, both, PLANS, trials=TRIALS, holdout=both)
     with pytest.raises(ValueError, match="no labels"):
         search(holdout=(data(1)[0], data(1)[0][:, :2]))

@@ -1,9 +1,8 @@
 """What a run needs to continue exactly, in one file that is replaced in one step.
 
 The file is safetensors: tensors of the model, the average and the optimizer; everything else is
-JSON in its header. No pickle, so that a checkpoint cannot run code. **A checkpoint is a secret**:
-with the keys in it anyone can subtract the noise. Its mode is 0600, and a finished run's is
-deleted (the disk may keep traces of deleted blocks; use an encrypted one).
+JSON in its header, with a checksum over both. No pickle, so that a checkpoint cannot run code. The
+keys of the noise are not in it, see :mod:`forethought.training.keys`; it is 0600 all the same.
 
 Beside it lies the count of released rounds, a memory-mapped number that is advanced *before* a
 round is computed. A killed run's count therefore covers all that it may have released since its
@@ -24,10 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from blake3 import blake3
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-CHECKPOINT_SCHEMA = "forethought/checkpoint/1"
+from forethought.rounds.records import content
+
+CHECKPOINT_SCHEMA = "forethought/checkpoint/2"
 STATE, RELEASED = "state.safetensors", "released"
 
 
@@ -55,7 +57,8 @@ class Checkpoint:
             OSError: cannot be written; the old one is untouched.
         """
         header = {"schema": CHECKPOINT_SCHEMA, "round": self.round, "values": self.values}
-        own = {name: tensor.detach().contiguous() for name, tensor in self.tensors.items()}
+        own = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
+        header["checksum"] = _checksum(header, own)
         replace_file(folder / STATE, save(own, {"forethought": json.dumps(header)}), mode=0o600)
 
     @classmethod
@@ -77,9 +80,23 @@ class Checkpoint:
         if header.get("schema") != CHECKPOINT_SCHEMA:
             raise CheckpointError(
                 f"{path} was written by another version: schema {header.get('schema')!r}, "
-                f"expected {CHECKPOINT_SCHEMA!r}"
+                f"expected {CHECKPOINT_SCHEMA!r}. Finish the run with the version that began it"
+            )
+        if header.pop("checksum", None) != _checksum(header, tensors):
+            raise CheckpointError(
+                f"{path} is damaged: its content does not match its checksum. Restore it from a "
+                "copy, or start a new run in another folder"
             )
         return cls(header["round"], tensors, header["values"])
+
+
+def _checksum(header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> str:
+    state = blake3(json.dumps(header, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        state.update(content(tensor))
+    return state.hexdigest()
 
 
 def optimizer_state(
@@ -134,6 +151,17 @@ class ReleasedRounds:
             replace_file(path, bytes(8), mode=0o600)
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 8)
+
+    @classmethod
+    def peek(cls, folder: Path) -> int:
+        """The count in ``folder``; 0 where there is none."""
+        if not (folder / RELEASED).is_file():
+            return 0
+        count = cls(folder)
+        try:
+            return count.value
+        finally:
+            count.close()
 
     @property
     def value(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -12,16 +13,20 @@ from safetensors.torch import save
 
 from forethought.accounting.statement import Statement
 from forethought.plans import Plan
-from forethought.training.checkpoint import STATE, replace_file, sync_folder
+from forethought.rounds.transcript import Transcript
+from forethought.training.checkpoint import STATE, CheckpointError, replace_file, sync_folder
+from forethought.training.keys import KEYS, wipe
+from forethought.training.lock import LOCK
 from forethought.training.metrics import PRIVATE, PUBLIC, Metrics, as_csv, from_csv
 
 CHECKPOINT, FIGURES = "checkpoint", "figures"
 PLAN, MODEL = "plan.json", "model.safetensors"
 STATEMENT, STATEMENT_TEXT = "statement.json", "statement.md"
 METRICS, DIAGNOSTICS = "metrics.csv", "diagnostics.csv"
+TRANSCRIPT, TRANSCRIPT_SCHEMA = "transcript.json", "forethought/transcript/1"
 # A run in phases has a run folder for each, until it ends, and then a record of them.
 PHASES, RECORD = "phases", "phases.json"
-WRITTEN = (PLAN, MODEL, STATEMENT, STATEMENT_TEXT, METRICS, DIAGNOSTICS, RECORD)
+WRITTEN = (PLAN, MODEL, STATEMENT, STATEMENT_TEXT, METRICS, DIAGNOSTICS, TRANSCRIPT, RECORD)
 
 
 class RunFolderExistsError(ValueError):
@@ -41,8 +46,8 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether a run ended here: its results are whole and its checkpoint is gone."""
-        return (self.path / STATEMENT).is_file() and not self.has_checkpoint
+        """Whether a run ended here: its results are whole and its keys are gone."""
+        return (self.path / STATEMENT).is_file() and not (self.checkpoint / KEYS).exists()
 
     @property
     def has_checkpoint(self) -> bool:
@@ -52,7 +57,7 @@ class RunFolder:
     @property
     def _untouched(self) -> bool:
         # A run that died while it set the folder up leaves an empty checkpoint folder at most.
-        entries = list(self.path.iterdir())
+        entries = [path for path in self.path.iterdir() if path.name != LOCK]
         return not entries or (
             entries == [self.checkpoint]
             and all(path.name.startswith(".") for path in self.checkpoint.iterdir())
@@ -120,6 +125,17 @@ class RunFolder:
                 raise ValueError(f"files: {name!r} must be a plain name that no run writes itself")
             replace_file(self.path / name, text.encode())
 
+    def plan(self) -> Plan:
+        """The plan of the run in here.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        path = self.path / PLAN
+        if not path.is_file():
+            raise CheckpointError(f"there is no run to resume in {self.path}: it has no {PLAN}")
+        return Plan.load(path)
+
     def save_plan(self, plan: Plan) -> None:
         """Write ``plan.json``."""
         replace_file(self.path / PLAN, (plan.to_json() + "\n").encode())
@@ -129,8 +145,9 @@ class RunFolder:
         state: Mapping[str, torch.Tensor],
         history: Sequence[Metrics],
         statement: Statement,
+        transcript: Transcript | None,
     ) -> None:
-        """Write model, metrics and statement; the statement last."""
+        """Write model, metrics, transcript and statement; the statement last."""
         # Tied weights share memory, which the format has no way to say: each name gets its own.
         own = {name: value.detach().cpu().clone().contiguous() for name, value in state.items()}
         replace_file(self.path / MODEL, save(own))
@@ -138,8 +155,21 @@ class RunFolder:
         if any(row.non_finite is not None for row in history):
             private = as_csv(history, ("round", *PRIVATE)).encode()
             replace_file(self.path / DIAGNOSTICS, private, mode=0o600)
+        if transcript is not None:
+            text = json.dumps({"schema": TRANSCRIPT_SCHEMA, **transcript.to_values()})
+            replace_file(self.path / TRANSCRIPT, (text + "\n").encode())
         replace_file(self.path / STATEMENT_TEXT, statement.to_markdown().encode())
         replace_file(self.path / STATEMENT, (statement.to_json() + "\n").encode())
+
+    def transcript(self) -> Transcript | None:
+        """The transcript that :meth:`save_results` wrote."""
+        path = self.path / TRANSCRIPT
+        if not path.is_file():
+            return None
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if values.pop("schema", None) != TRANSCRIPT_SCHEMA:
+            raise CheckpointError(f"{path} holds no transcript that this version can read")
+        return Transcript.from_values(values)
 
     def load_history(self) -> tuple[Metrics, ...]:
         """The history that :meth:`save_results` wrote."""
@@ -160,24 +190,18 @@ class RunFolder:
             shutil.rmtree(phases)
 
     def erase_secrets(self) -> None:
-        """Delete the checkpoint and with it the keys of noise and sampling.
+        """Wipe the keys of noise and sampling, then delete the checkpoint.
 
-        They are overwritten first; a journaling or copying file system may keep traces.
+        A journaling or copying file system may keep traces.
         """
         if not self.checkpoint.is_dir():
             return
-        state = self.checkpoint / STATE
-        if state.is_file():
-            # Renamed first, so that a half-overwritten file is never taken for a checkpoint.
-            state.replace(self.checkpoint / f".{STATE}.erased")
+        keys = self.checkpoint / KEYS
+        if keys.is_file():
+            # Renamed first, so that half-overwritten keys are never taken for keys.
+            keys.replace(self.checkpoint / f".{KEYS}.erased")
             sync_folder(self.checkpoint)
-        for path in self.checkpoint.iterdir():
-            with path.open("r+b") as file:
-                left = path.stat().st_size
-                while left > 0:
-                    left -= file.write(bytes(min(left, 1 << 20)))
-                file.flush()
-                os.fsync(file.fileno())
-            path.unlink()
+        for path in sorted(self.checkpoint.iterdir()):  # the renamed keys first
+            wipe(path)
         self.checkpoint.rmdir()
         sync_folder(self.path)

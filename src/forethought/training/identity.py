@@ -7,18 +7,21 @@ they are compared first, by hashes under the run's own key.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import platform
 import re
 from collections.abc import Callable, Mapping
-from types import CodeType
+from importlib.metadata import version
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
 import torch
+from blake3 import blake3
 
-from forethought.plans import Plan
-from forethought.rounds.records import Records
+from forethought import __version__
+from forethought.rounds.records import Records, content
 from forethought.training.checkpoint import CheckpointError
 
 
@@ -26,17 +29,19 @@ def identity(
     model: torch.nn.Module,
     records: Records,
     test: Records | None,
-    plan: Plan,
     loss: Callable[..., Any],
     key: bytes,
 ) -> dict[str, str]:
-    """Part of the run → keyed hash. All of them must match for a run to be resumed."""
+    """Part of the run → keyed hash. All of them must match for a run to be resumed.
+
+    Args:
+        key: 32 bytes. Every record is hashed.
+    """
     return {
         "data": records.digest(key),
         "held-out data": "" if test is None else test.digest(key),
-        "model": _hash(_architecture(model), key),
-        "plan": _hash(plan.to_json(), key),
-        "loss": _hash(_behaviour(loss), key),
+        "model": blake3(_architecture(model).encode(), key=key).hexdigest(),
+        "loss": blake3(fingerprint(loss), key=key).hexdigest(),
     }
 
 
@@ -50,11 +55,13 @@ def environment(model: torch.nn.Module, micro_batch: int | None) -> dict[str, st
         "micro_batch": str(micro_batch),
         "numpy": np.__version__,
         "torch": torch.__version__,
+        "randomgen": version("randomgen"),
+        "forethought": __version__,
     }
 
 
 def require_same(saved: Mapping[str, str], present: Mapping[str, str]) -> None:
-    """Refuse another run's data, model, plan or loss.
+    """Refuse another run's data, model or loss.
 
     Raises:
         CheckpointError: names what changed.
@@ -87,28 +94,99 @@ def require_same_environment(saved: Mapping[str, str], present: Mapping[str, str
         )
 
 
-def _hash(text: str, key: bytes) -> str:
-    return hashlib.blake2b(text.encode(), key=key, digest_size=32).hexdigest()
-
-
 def _architecture(model: torch.nn.Module) -> str:
     """Modules, their settings and code, and every tensor's shape; not the weights."""
     modules = {type(module) for module in model.modules()}
-    lines = [re.sub(r" at 0x[0-9a-f]+", "", repr(model))]
+    lines = [_ADDRESS.sub("", repr(model))]
     lines += [f"{name} {tuple(t.shape)} {t.dtype}" for name, t in model.state_dict().items()]
     lines += [f"{name} {p.requires_grad}" for name, p in model.named_parameters()]
     lines += [f"{name} {module.training}" for name, module in model.named_modules()]
-    lines += sorted(_behaviour(kind.forward) for kind in modules)
+    lines += sorted(f"{kind.__qualname__} {_code(kind.forward.__code__)}" for kind in modules)
     return "\n".join(lines)
 
 
-def _behaviour(function: Callable[..., Any]) -> str:
-    """A function's name and code. What it closes over or calls is not followed."""
-    name = getattr(function, "__qualname__", type(function).__qualname__)
-    if isinstance(function, torch.nn.Module):
-        return f"{name} {_architecture(function)}"
-    code = getattr(function, "__code__", None)
-    return name if code is None else f"{name} {_code(code)}"
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def fingerprint(value: Any) -> bytes:
+    """What a function does, as bytes: its code, and the values that it closes over or is bound to.
+
+    Followed are partials, closures, defaults, bound objects, callable objects, modules with their
+    tensors, and the plain values and functions of its own module that it names.
+    """
+    state = hashlib.sha256()
+    _feed(value, state.update, set())
+    return state.digest()
+
+
+def _feed(value: Any, take: Callable[[bytes], None], seen: set[int]) -> None:
+    if isinstance(value, torch.Tensor):
+        take(f"tensor {value.dtype} {tuple(value.shape)}".encode())
+        take(content(value))
+        return
+    if isinstance(value, np.ndarray):
+        take(f"array {value.dtype} {value.shape}".encode())
+        take(np.ascontiguousarray(value).tobytes() if value.dtype != object else b"")
+        return
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        take(f"{type(value).__name__} {value!r};".encode())
+        return
+    if id(value) in seen:
+        take(b"again")
+        return
+    seen.add(id(value))
+    for part in _parts(value):
+        _feed(part, take, seen)
+
+
+def _parts(value: Any) -> list[Any]:
+    """What something consists of, its kind first."""
+    if isinstance(value, functools.partial):
+        return ["partial", value.func, list(value.args), dict(value.keywords)]
+    if isinstance(value, Mapping):
+        return ["mapping", *(part for pair in value.items() for part in pair)]
+    if isinstance(value, tuple | list):
+        return ["sequence", *value]
+    if isinstance(value, set | frozenset):
+        return ["set", *sorted(map(repr, value))]
+    if isinstance(value, MethodType):
+        return ["method", value.__func__, value.__self__]
+    if isinstance(value, FunctionType):
+        return _of_function(value)
+    if isinstance(value, torch.nn.Module):
+        return ["module", _architecture(value), dict(value.state_dict())]
+    if isinstance(value, type) or not hasattr(value, "__dict__"):
+        return [_ADDRESS.sub("", repr(value))]
+    called = vars(type(value)).get("__call__")
+    return [type(value).__qualname__, *([called] if called else []), dict(vars(value))]
+
+
+def _of_function(function: FunctionType) -> list[Any]:
+    cells = []
+    for cell in function.__closure__ or ():
+        try:
+            cells.append(cell.cell_contents)
+        except ValueError:  # not filled yet
+            cells.append("empty")
+    named = {}
+    for name in _names(function.__code__):
+        found = function.__globals__.get(name)
+        own = isinstance(found, FunctionType) and found.__module__ == function.__module__
+        if own or isinstance(found, bool | int | float | str | torch.Tensor | np.ndarray):
+            named[name] = found
+    return [
+        function.__qualname__,
+        _code(function.__code__),
+        function.__defaults__,
+        function.__kwdefaults__,
+        cells,
+        named,
+    ]
+
+
+def _names(code: CodeType) -> list[str]:
+    inner = [name for c in code.co_consts if isinstance(c, CodeType) for name in _names(c)]
+    return sorted({*code.co_names, *inner})
 
 
 def _code(code: CodeType) -> str:

@@ -1,4 +1,4 @@
-"""Ctrl-C ends a run between two rounds, with a checkpoint."""
+"""Ctrl-C and SIGTERM end a run between two rounds, with a checkpoint."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import threading
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -28,18 +30,19 @@ class Interrupted(KeyboardInterrupt):
 
 
 class InterruptGuard:
-    """While active, the first SIGINT only sets :attr:`requested`; the second interrupts at once.
+    """While active, the first SIGINT or SIGTERM sets :attr:`requested`; the second acts at once.
 
     Outside the main thread, where Python delivers no signals, it does nothing.
     """
 
     def __init__(self) -> None:
         self.requested = False
-        self._before: Any = None
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> InterruptGuard:
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._note)
+            for number in SIGNALS:
+                self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(
@@ -48,9 +51,10 @@ class InterruptGuard:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.requested = True
-        signal.signal(signal.SIGINT, self._before)
+        for known, handler in self._before.items():
+            signal.signal(known, handler)

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from forethought.accounting import exact
+from forethought.accounting.accountants import ACCOUNTANTS
+from forethought.accounting.statement import Statement
 from forethought.gradients.trees import call
 from forethought.plans import Plan
 from forethought.rounds.losses import Loss
@@ -15,6 +17,7 @@ from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.records import Records
 from forethought.rounds.sampling import Indices
 from forethought.rounds.transcript import Transcript
+from forethought.rounds.undisturbed import undisturbed
 from forethought.training.averaging import IterateAverage
 from forethought.training.checkpoint import Checkpoint, optimizer_state, restore_optimizer
 from forethought.training.descent import Descent
@@ -25,25 +28,30 @@ from forethought.training.step_sizes import step_sizes
 SHOWN_RECORDS = 256
 
 
-def epsilon_at(plan: Plan, rounds: Sequence[int], total: float) -> dict[int, float]:
-    """Certified upper end of ε after each of some numbers of rounds, at the plan's δ.
+def epsilon_at(statement: Statement, rounds: Sequence[int]) -> dict[int, float]:
+    """Certified upper end of ε after each of some numbers of rounds, as the statement accounts.
 
     Args:
-        total: that of the whole plan. It bounds every prefix, which is a part of what was released.
+        statement: of the whole plan. Its ε bounds every prefix, a part of what was released.
     """
-    noisy, found = 0, dict.fromkeys(rounds, math.inf)
-    for part in plan.mechanism:
+    total, mechanism = statement.epsilon.upper, statement.mechanism
+    composed = ACCOUNTANTS[statement.accountant["kind"]].composed
+    found = dict.fromkeys(rounds, math.inf if composed else total)
+    if composed is None:
+        return found
+    noisy = 0
+    for part in mechanism:
         if part.noise_multiplier == 0:
             break
         noisy += part.count
     # A round without noise gives no guarantee from there on.
     finite = [count for count in rounds if count <= noisy]
     if finite:
-        curve = exact.epsilon_curve(plan.mechanism, plan.delta, finite)
+        curve = exact.epsilon_curve(composed(mechanism), statement.delta, finite)
         for count, interval in zip(finite, curve, strict=True):
             found[count] = min(interval.upper, total)
-    if plan.rounds in found:
-        found[plan.rounds] = total
+    if len(mechanism) in found:
+        found[len(mechanism)] = total
     return found
 
 
@@ -58,7 +66,7 @@ class Loop:
         loss: one value per example.
         log_every: rounds between rows of the history; the last round always has one.
         diagnostics: whether to look at private batches for the operator.
-        epsilon: certified upper end of the whole plan's ε.
+        statement: of the whole plan.
     """
 
     def __init__(
@@ -72,7 +80,7 @@ class Loop:
         loss: Loss,
         log_every: int,
         diagnostics: bool,
-        epsilon: float,
+        statement: Statement,
     ) -> None:
         self.plan, self.model, self.done = plan, model, 0
         self.private, self.descent, self._loss = rounds, descent, loss
@@ -81,7 +89,7 @@ class Loop:
         self._records, self._test, self._diagnostics = records, test, diagnostics
         self._step_size = step_sizes(plan)
         logged = [*range(log_every, plan.rounds, log_every), plan.rounds]
-        self._epsilon = epsilon_at(plan, logged, epsilon)
+        self._epsilon = epsilon_at(statement, logged)
         self._non_finite = torch.zeros((), dtype=torch.int64, device=rounds.layout.device)
 
     def rounds(self) -> Iterator[int]:
@@ -113,7 +121,7 @@ class Loop:
         if not len(indices):
             return None
         inputs, targets = self._records.take(indices[:SHOWN_RECORDS])
-        with torch.no_grad():
+        with undisturbed(self.model), torch.no_grad():
             return float(self._loss(call(self.model, inputs), targets).double().mean())
 
     def _log(

@@ -19,6 +19,7 @@ from torch.func import functional_call
 
 from forethought.rounds.losses import Loss, correct
 from forethought.rounds.records import Records
+from forethought.rounds.undisturbed import undisturbed
 
 EVALUATION_BATCH = 512
 
@@ -131,24 +132,19 @@ def evaluate(
     Returns:
         (loss, accuracy); the accuracy is None where targets are no labels.
     """
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
     total, hits, size = 0.0, 0, len(records)
     classified = True
-    try:
-        with torch.no_grad():
-            for start in range(0, size, EVALUATION_BATCH):
-                indices = np.arange(start, min(start + EVALUATION_BATCH, size))
-                inputs, targets = records.take(indices)
-                args = () if isinstance(inputs, dict) else inputs
-                args = tuple(args) if isinstance(args, list) else args
-                kwargs = inputs if isinstance(inputs, dict) else {}
-                outputs = functional_call(model, parameters, args, kwargs)
-                total += float(loss(outputs, targets).double().sum())
-                found = correct(outputs, targets)
-                classified = classified and found is not None
-                hits += found or 0
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    with undisturbed(model), torch.no_grad():
+        model.eval()
+        for start in range(0, size, EVALUATION_BATCH):
+            indices = np.arange(start, min(start + EVALUATION_BATCH, size))
+            inputs, targets = records.take(indices)
+            args = () if isinstance(inputs, dict) else inputs
+            args = tuple(args) if isinstance(args, list) else args
+            kwargs = inputs if isinstance(inputs, dict) else {}
+            outputs = functional_call(model, parameters, args, kwargs)
+            total += float(loss(outputs, targets).double().sum())
+            found = correct(outputs, targets)
+            classified = classified and found is not None
+            hits += found or 0
     return total / size, hits / size if classified else None

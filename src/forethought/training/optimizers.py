@@ -13,6 +13,10 @@ from forethought.plans import Optimizer
 
 # Optimizers that evaluate the loss again inside a step would use the data without noise.
 _LOOKS_AT_THE_DATA = {"lbfgs"}
+_LOOKS = (
+    "optimizer {name!r} evaluates the loss inside its step, which would read the data without "
+    "noise; use 'sgd' or 'adam'"
+)
 
 NAMES: dict[str, type[torch.optim.Optimizer]] = {
     name.lower(): kind
@@ -34,6 +38,8 @@ def make_optimizer(
             or an optimizer that evaluates the loss inside its step.
     """
     kind = _find(optimizer.name)
+    if _needs_closure(kind):
+        raise ValueError(_LOOKS.format(name=optimizer.name))
     options = dict(optimizer.options)
     known = set(inspect.signature(kind.__init__).parameters) - {"self", "params", "lr"}
     takes_any = any(
@@ -51,16 +57,18 @@ def make_optimizer(
         raise ValueError(f"optimizer {optimizer.name!r}: {error}") from error
 
 
+def _needs_closure(kind: type[torch.optim.Optimizer]) -> bool:
+    closure = inspect.signature(kind.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
 def _find(name: str) -> type[torch.optim.Optimizer]:
     if ":" not in name:
         found = NAMES.get(name.lower())
         if found is not None:
             return found
         if name.lower() in _LOOKS_AT_THE_DATA:
-            raise ValueError(
-                f"optimizer {name!r} evaluates the loss inside its step, which would read the "
-                "data without noise; use 'sgd' or 'adam'"
-            )
+            raise ValueError(_LOOKS.format(name=name))
         near = get_close_matches(name.lower(), NAMES, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ValueError(

@@ -2,48 +2,51 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-import numpy as np
 import torch
 from safetensors.torch import load_file
 
 from forethought import gradients
+from forethought.accounting.assumptions import Randomness
 from forethought.accounting.statement import Statement, account
 from forethought.caveats import Caveat
-from forethought.mechanism import whole
 from forethought.plans import Plan
 from forethought.rounds.losses import Loss, check_loss, default_loss
 from forethought.rounds.private_sum import PrivateRounds
-from forethought.rounds.randomness import Secrets
-from forethought.rounds.records import Records, as_records
-from forethought.training.checkpoint import Checkpoint, CheckpointError, ReleasedRounds
+from forethought.rounds.randomness import Secrets, Seeds
+from forethought.rounds.records import Records, as_records, blank
+from forethought.rounds.transcript import Transcript
+from forethought.training.checkpoint import CheckpointError
+from forethought.training.checkpointer import Checkpointer, continued
+from forethought.training.coincidence import coincide
 from forethought.training.datasets import opened, with_caveats
 from forethought.training.descent import Descent
-from forethought.training.folder import MODEL, PLAN, STATEMENT, RunFolder
-from forethought.training.identity import (
-    environment,
-    identity,
-    require_same,
-    require_same_environment,
-)
+from forethought.training.execution import Execution, ShortForms, settled
+from forethought.training.folder import MODEL, STATEMENT, RunFolder
+from forethought.training.identity import environment, identity
 from forethought.training.interruption import Interrupted, InterruptGuard
+from forethought.training.keys import Keys
+from forethought.training.lock import locked
 from forethought.training.loop import Loop
 from forethought.training.metrics import Event, Metrics, event
 from forethought.training.optimizers import make_optimizer
+from forethought.training.provenance import remember, trained_before
 
 # Rows of the history when log_every is not given.
 ROWS = 100
-# Without checkpoint_every: seconds between checkpoints, or so many times what writing one takes.
-CHECKPOINT_SECONDS, CHECKPOINT_SHARE = 10.0, 20.0
+# Below this a round's noise hides nothing: ε of one round alone is in the thousands.
+LEAST_NOISE = 0.01
 
 TIME_AND_MEMORY = Caveat("time-and-memory")
 NOT_COVERED_TEST = Caveat("held-out-accuracy")
 NOT_COVERED_DIAGNOSTICS = Caveat("diagnostics")
+COINCIDE = Caveat(
+    "stated", "some of the held-out records are equal to records that the model was trained on"
+)
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class Run:
         history: measurements, oldest first; see :class:`~forethought.training.metrics.Metrics`.
         plan: what was run.
         folder: the run folder, or None.
+        transcript: what was released.
     """
 
     model: torch.nn.Module
@@ -63,6 +67,7 @@ class Run:
     history: tuple[Metrics, ...]
     plan: Plan
     folder: Path | None = None
+    transcript: Transcript | None = field(default=None, compare=False, repr=False)
 
     @property
     def accuracy(self) -> float | None:
@@ -70,25 +75,42 @@ class Run:
         return self.history[-1].accuracy
 
 
+@dataclass(frozen=True)
+class Task:
+    """One plan to run, with everything opened and checked; see :func:`train`."""
+
+    model: torch.nn.Module
+    records: Records
+    held_out: Records | None
+    plan: Plan
+    loss: Loss
+    folder: RunFolder | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+    execution: Execution = field(default_factory=Execution)
+    seeds: Seeds = field(default_factory=Seeds)
+    diagnostics: bool = True
+    resume: bool = False
+    overwrite: bool = False
+    progress: Callable[[Event], None] | None = None
+    caveats: tuple[Caveat, ...] = ()
+
+
 def train(
     model: torch.nn.Module,
     data: object,
-    plan: Plan,
+    plan: Plan | None = None,
     *,
     loss: Loss | None = None,
     test: object | None = None,
     out: str | Path | None = None,
     files: Mapping[str, str] | None = None,
-    micro_batch: int | None = None,
-    device: str | torch.device | None = None,
-    seed: int | None = None,
-    noise_seed: int | None = None,
-    checkpoint_every: int | None = None,
-    log_every: int | None = None,
+    execution: Execution | None = None,
+    seeds: Seeds | None = None,
     diagnostics: bool = True,
     resume: bool = False,
     overwrite: bool = False,
     progress: Callable[[Event], None] | None = None,
+    **short: Unpack[ShortForms],
 ) -> Run:
     """Run a plan: every round releases a noised sum of clipped gradients and steps an optimizer.
 
@@ -100,133 +122,92 @@ def train(
         data: ``(inputs, targets)``, arrays or tensors with one row a record, or a map-style torch
             Dataset of such pairs; exactly ``plan.examples`` records. Or a
             :class:`forethought.data.Dataset`, whose caveats then reach the Statement.
-        plan: from :func:`forethought.plan` or made by hand.
+        plan: from :func:`forethought.plan` or made by hand. A resumed run may leave it out: the
+            folder's plan.json is the plan.
         loss: ``loss(outputs, targets)`` → one value per example. Default: cross entropy for whole
             targets, squared error for floating-point ones.
         test: held-out records, in the same forms. Default: those of a ``forethought.data.Dataset``.
-        out: run folder: plan, statement, model, metrics, and checkpoints to resume from. The
-            checkpoint holds the keys of the noise and is a secret until the run ends, when it is
-            deleted. None keeps nothing.
+        out: run folder: plan, statement, model, metrics, and checkpoints to resume from. Until
+            the run ends it holds the keys of the noise and is a secret. None keeps nothing.
         files: name → text to keep in the run folder from the start, such as the job.
-        micro_batch: examples whose gradients are held at once. Bounds memory, changes nothing else.
-        device: where to train; default: where the model is.
-        seed, noise_seed: of sampling (and dropout), and of the noise. Default: the operating
-            system's entropy. The Statement says when one was given, since whoever knows it can
-            undo the protection. When resuming, the secrets of the run itself are used.
-        checkpoint_every: rounds between checkpoints; default: by time, about every 10 s.
-        log_every: rounds between rows of the history; default: about 100 rows.
+        execution: device, micro-batches, intervals: what cannot change a guarantee.
+        seeds: of sampling (and dropout), and of the noise. Default: the operating system's
+            entropy. With a noise seed there is no guarantee, with one of the sampling no
+            amplification. When resuming, the secrets of the run itself are used.
         diagnostics: measure loss, clipped share and non-finite contributions on private batches,
             for the operator; the Statement then names them as not covered.
         resume: continue the run in ``out`` from its last checkpoint; the result is exactly that
             of an uninterrupted run. A finished run is read back.
         overwrite: replace a run in ``out``.
         progress: called after every round.
+        short: ``device=``, ``micro_batch=``, ``checkpoint_every=``, ``log_every=`` of the
+            execution, and ``seed=``, ``noise_seed=`` by themselves.
 
     Returns:
         The run, its model carrying the averaged weights if the plan averages.
 
     Raises:
         ValueError, TypeError: an argument that does not fit, before any private step.
-        RunFolderExistsError: ``out`` is not empty (a ValueError).
+        RunFolderExistsError: ``out`` is not empty. RunFolderBusyError: a run is going on there.
         CheckpointError: nothing to resume, or not the same run (a ValueError).
+        TranscriptError: what was released is not what was accounted; nothing is written.
         OSError: ``out`` cannot be written; before the first private step where that can be known.
-        Interrupted: Ctrl-C; the round was finished and a checkpoint written (a KeyboardInterrupt).
+        Interrupted: Ctrl-C or SIGTERM; the round was finished and a checkpoint written (a
+            KeyboardInterrupt).
     """
-    if not isinstance(plan, Plan):
-        raise TypeError(f"plan must be a forethought.Plan, not {type(plan).__name__}")
-    data, test, found = opened(data, test)
-    plan = with_caveats(plan, found)
+    execution, seeds = settled(execution, seeds, **short)
     if resume and (out is None or overwrite):
         raise ValueError("resume=True continues the run in out=: give out, without overwrite")
-    for name, value in (
-        ("micro_batch", micro_batch),
-        ("checkpoint_every", checkpoint_every),
-        ("log_every", log_every),
-    ):
-        if value is not None:
-            whole(name, value)
     if files and out is None:
         raise ValueError("files are kept in the run folder: give out=")
-    gradients.check_model(model)
-    if device is not None:
-        model.to(device)
-    records, held_out = _records(model, data, test, plan)
-    chosen_loss = default_loss(records.take(np.arange(1))[1]) if loss is None else loss
-    check_loss(model, chosen_loss, records)
     folder = None if out is None else RunFolder(out)
-    if resume and folder is not None and folder.finished:
-        return _read_back(folder, model, plan)
-
-    saved = _saved(folder, plan) if resume and folder is not None else None
-    if saved is None:
-        secrets = Secrets.draw(seed, noise_seed)
-        log_every = log_every or max(1, round(plan.rounds / ROWS))
-    else:
-        secrets = Secrets(
-            bytes.fromhex(saved.values["sampling_secret"]),
-            bytes.fromhex(saved.values["noise_secret"]),
-            saved.values["seeded"],
+    with locked(None if folder is None else folder.path):
+        if plan is None and resume and folder is not None:
+            plan = folder.plan()
+        if not isinstance(plan, Plan):
+            raise TypeError(f"plan must be a forethought.Plan, not {type(plan).__name__}")
+        data, test, found = opened(data, test)
+        task = opened_task(model, data, test, with_caveats(plan, found), loss, execution)
+        earlier = () if resume else trained_before(model, None if folder is None else folder.path)
+        run = run_plan(
+            replace(
+                task,
+                folder=folder,
+                files=files or {},
+                seeds=seeds,
+                diagnostics=diagnostics,
+                resume=resume,
+                overwrite=overwrite,
+                progress=progress,
+                caveats=(*task.caveats, *earlier),
+            )
         )
-        log_every = int(saved.values["log_every"])
-        diagnostics = bool(saved.values["diagnostics"])
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    descent = Descent(parameters, make_optimizer(plan.optimizer, parameters.values()))
-    private = PrivateRounds(plan.privacy, parameters, chosen_loss, secrets, micro_batch=micro_batch)
-    # Before the first round: a mechanism that no theorem covers is refused here.
-    statement = account(
-        plan,
-        seeded=secrets.seeded,
-        not_covered=(
-            TIME_AND_MEMORY,
-            *((NOT_COVERED_TEST,) if held_out is not None else ()),
-            *((NOT_COVERED_DIAGNOSTICS,) if diagnostics else ()),
-        ),
-    )
-    epsilon = statement.epsilon.upper
-    loop = Loop(
-        plan,
-        records,
-        held_out,
-        model,
-        private,
-        descent,
-        chosen_loss,
-        log_every,
-        diagnostics,
-        epsilon,
-    )
-    keeper = None
-    if folder is not None:
-        keeper = _Keeper(folder, loop, checkpoint_every)
-        keeper.fixed = {
-            "sampling_secret": secrets.sampling.hex(),
-            "noise_secret": secrets.noise.hex(),
-            "seeded": secrets.seeded,
-            "log_every": log_every,
-            "diagnostics": diagnostics,
-            "identity": identity(model, records, held_out, plan, chosen_loss, secrets.noise),
-            "environment": environment(model, micro_batch),
-        }
-        if saved is None:
-            keeper.begin(plan, files or {}, overwrite=overwrite or resume)
-        else:
-            keeper.resume(saved)
-    _run(loop, keeper, progress)
-    private.transcript.require(statement.mechanism)
-
-    history = tuple(loop.history)
-    with torch.no_grad():
-        for name, weights in loop.average.values.items():
-            parameters[name].copy_(weights)
-    if folder is not None:
-        folder.save_results(model.state_dict(), history, statement)
-        folder.erase_secrets()
-    return Run(model, statement, history, plan, None if folder is None else folder.path)
+    remember(run.model, run.statement)
+    return run
 
 
-def _records(
-    model: torch.nn.Module, data: object, test: object | None, plan: Plan
-) -> tuple[Records, Records | None]:
+def opened_task(
+    model: torch.nn.Module,
+    data: object,
+    test: object | None,
+    plan: Plan,
+    loss: Loss | None,
+    execution: Execution,
+) -> Task:
+    """Model, records and loss, put in place and checked; nothing private is released.
+
+    Raises:
+        ValueError, TypeError: what cannot be run.
+    """
+    gradients.check_model(model)
+    if execution.device is not None:
+        model.to(execution.device)
+    for part in plan.mechanism:
+        if 0 < part.noise_multiplier < LEAST_NOISE:
+            raise ValueError(
+                f"a noise multiplier of {part.noise_multiplier:g} protects nothing: use at least "
+                f"{LEAST_NOISE:g}, or 0 for training without privacy, which the statement says"
+            )
     first = next(p for p in model.parameters() if p.requires_grad)
     records = as_records(data, first.dtype, first.device)
     if len(records) != plan.examples:
@@ -235,102 +216,131 @@ def _records(
             "guarantee depends on it. Make the plan with examples=len(data)"
         )
     held_out = None if test is None else as_records(test, first.dtype, first.device, "test")
-    return records, held_out
+    chosen = default_loss(blank(records)[1]) if loss is None else loss
+    check_loss(model, chosen, records)
+    same = held_out is not None and coincide(records, held_out)
+    caveats = (COINCIDE,) if same else ()
+    return Task(model, records, held_out, plan, chosen, execution=execution, caveats=caveats)
 
 
-def _saved(folder: RunFolder, plan: Plan) -> Checkpoint | None:
-    """The checkpoint to resume from; None when the run died before it began."""
+def run_plan(task: Task) -> Run:
+    """Run a task to its end; see :func:`train`."""
+    plan, folder, model = task.plan, task.folder, task.model
+    if task.resume and folder is not None and folder.finished:
+        return _read_back(folder, model, plan)
+    saved = None
+    keys, settings = Keys.draw(task.seeds), _settings(task)
+    if task.resume and folder is not None:
+        begun = continued(folder, plan)
+        if begun is not None:
+            _, saved, keys = begun
+            settings = {name: saved.values[name] for name in settings}
+    statement = account(
+        plan,
+        randomness=randomness(plan, keys.secrets),
+        not_covered=(
+            TIME_AND_MEMORY,
+            *((NOT_COVERED_TEST,) if task.held_out is not None else ()),
+            *((NOT_COVERED_DIAGNOSTICS,) if settings["diagnostics"] else ()),
+            *(Caveat.from_dict(values) for values in settings["caveats"]),
+        ),
+    )
+    loop = _loop(task, keys.secrets, settings, statement)
+    checkpointer = None
+    if folder is not None:
+        checkpointer = Checkpointer(
+            folder,
+            plan,
+            keys,
+            identity(model, task.records, task.held_out, task.loss, keys.identity),
+            environment(model, task.execution.micro_batch),
+            settings,
+        )
+        if saved is None:
+            overwrite = task.overwrite or task.resume
+            released = checkpointer.begin(loop.checkpoint, task.files, overwrite=overwrite)
+        else:
+            released = checkpointer.resume(saved)
+            loop.restore(saved)
+        loop.private.before = lambda index: released.advance(index + 1)
     try:
-        return Checkpoint.read(folder.checkpoint)
-    except CheckpointError:
-        # The first checkpoint precedes the first round: without one nothing was released, and
-        # what there is comes from a run that died while it set the folder up.
-        begun = folder.has_checkpoint or not folder.checkpoint.is_dir()
-        path = folder.path / PLAN
-        if begun or (path.is_file() and Plan.load(path) != plan):
-            raise
-        return None
+        _rounds(loop, checkpointer, task)
+    finally:
+        loop.descent.clear()
+        if checkpointer is not None:
+            released.close()
+    transcript = loop.private.transcript
+    transcript.require(statement.mechanism)
+    statement = replace(statement, releases=transcript.counts())
+    with torch.no_grad():
+        for name, weights in loop.average.values.items():
+            loop.descent.parameters[name].copy_(weights)
+    history = tuple(loop.history)
+    if folder is not None:
+        folder.save_results(model.state_dict(), history, statement, transcript)
+        folder.erase_secrets()
+    path = None if folder is None else folder.path
+    return Run(model, statement, history, plan, path, transcript)
+
+
+def randomness(plan: Plan, secrets: Secrets) -> Randomness:
+    """What the Statement has to know of where the random numbers come from."""
+    return Randomness(secrets.seeded_noise, secrets.seeded_sampling, plan.noise == "grid")
+
+
+def _settings(task: Task) -> dict[str, Any]:
+    """What a continued run keeps, whatever it is continued with."""
+    return {
+        "log_every": task.execution.log_every or max(1, round(task.plan.rounds / ROWS)),
+        "diagnostics": task.diagnostics,
+        "caveats": [caveat.to_dict() for caveat in task.caveats],
+    }
+
+
+def _loop(task: Task, secrets: Secrets, settings: Mapping[str, Any], said: Statement) -> Loop:
+    parameters = {name: p for name, p in task.model.named_parameters() if p.requires_grad}
+    descent = Descent(parameters, make_optimizer(task.plan.optimizer, parameters.values()))
+    private = PrivateRounds(
+        task.plan.privacy,
+        parameters,
+        task.loss,
+        secrets,
+        micro_batch=task.execution.micro_batch,
+    )
+    return Loop(
+        task.plan,
+        task.records,
+        task.held_out,
+        task.model,
+        private,
+        descent,
+        task.loss,
+        int(settings["log_every"]),
+        bool(settings["diagnostics"]),
+        said,
+    )
+
+
+def _rounds(loop: Loop, checkpointer: Checkpointer | None, task: Task) -> None:
+    total, every = loop.plan.rounds, task.execution.checkpoint_every
+    with loop.private, InterruptGuard() as guard:
+        for done in loop.rounds():
+            if task.progress is not None:
+                task.progress(event(done, total, loop.history[-1] if loop.history else None))
+            if done == total:
+                break
+            if checkpointer is not None:
+                due = checkpointer.due if every is None else done % every == 0
+                if due or guard.requested:
+                    checkpointer.write(loop.checkpoint())
+            if guard.requested:
+                raise Interrupted(None if task.folder is None else task.folder.path, done)
 
 
 def _read_back(folder: RunFolder, model: torch.nn.Module, plan: Plan) -> Run:
-    if Plan.load(folder.path / PLAN) != plan:
+    if folder.plan() != plan:
         raise CheckpointError(f"cannot resume: the plan is not that of the run in {folder.path}")
     folder.erase_secrets()  # what a kill during the end of the run may have left
     model.load_state_dict(load_file(folder.path / MODEL))
     statement = Statement.load(folder.path / STATEMENT)
-    return Run(model, statement, folder.load_history(), plan, folder.path)
-
-
-def _run(loop: Loop, keeper: _Keeper | None, progress: Callable[[Event], None] | None) -> None:
-    total = loop.plan.rounds
-    if keeper is not None:
-        released = keeper.released
-        loop.private.before = lambda index: released.advance(index + 1)
-    try:
-        with loop.private, InterruptGuard() as guard:
-            for done in loop.rounds():
-                if progress is not None:
-                    progress(event(done, total, loop.history[-1] if loop.history else None))
-                if done == total:
-                    break
-                if keeper is not None:
-                    keeper.after_round()
-                if guard.requested:
-                    if keeper is not None:
-                        keeper.write()
-                    raise Interrupted(None if keeper is None else keeper.folder.path, done)
-    finally:
-        loop.descent.clear()
-        if keeper is not None:
-            keeper.released.close()
-
-
-class _Keeper:
-    """Writes a loop's checkpoints into its run folder."""
-
-    released: ReleasedRounds
-
-    def __init__(self, folder: RunFolder, loop: Loop, every: int | None) -> None:
-        self.folder, self._loop, self._every = folder, loop, every
-        self.fixed: dict[str, Any] = {}
-        self._due = 0.0
-
-    def begin(self, plan: Plan, files: Mapping[str, str], *, overwrite: bool) -> None:
-        """Set up the folder and write the checkpoint of no rounds; nothing private yet."""
-        self.folder.begin(overwrite=overwrite)
-        size = sum(t.numel() * t.element_size() for t in self._loop.model.state_dict().values())
-        # Weights, average, two optimizer moments: twice, since the old file is kept until the
-        # new one is whole; and the reported model.
-        self.folder.reserve(9 * size + (1 << 20))
-        self.folder.keep(files)
-        self.folder.save_plan(plan)
-        self.write()
-        self.released = ReleasedRounds(self.folder.checkpoint)
-
-    def resume(self, saved: Checkpoint) -> None:
-        """Continue from a checkpoint of the same run."""
-        require_same(saved.values["identity"], self.fixed["identity"])
-        self.released = ReleasedRounds(self.folder.checkpoint)
-        if self.released.value > saved.round:
-            require_same_environment(saved.values["environment"], self.fixed["environment"])
-        self._loop.restore(saved)
-        self._schedule(0.0)
-
-    def after_round(self) -> None:
-        """Write a checkpoint if one is due."""
-        if self._every is not None:
-            if self._loop.done % self._every == 0:
-                self.write()
-        elif time.monotonic() > self._due:
-            self.write()
-
-    def write(self) -> None:
-        """Write a checkpoint now."""
-        start = time.monotonic()
-        checkpoint = self._loop.checkpoint()
-        checkpoint.values.update(self.fixed)
-        checkpoint.write(self.folder.checkpoint)
-        self._schedule(time.monotonic() - start)
-
-    def _schedule(self, took: float) -> None:
-        self._due = time.monotonic() + max(CHECKPOINT_SECONDS, CHECKPOINT_SHARE * took)
+    return Run(model, statement, folder.load_history(), plan, folder.path, folder.transcript())

@@ -14,14 +14,13 @@ tie broken by chance alone.
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, Unpack, get_args
 
-import numpy as np
 import torch
 
 from forethought.accounting.adaptive import (
@@ -29,18 +28,24 @@ from forethought.accounting.adaptive import (
     matching_score_noise,
     selection_details,
 )
+from forethought.accounting.assumptions import Randomness
 from forethought.accounting.renyi.selection import Trials, draw
 from forethought.accounting.statement import Statement, account
 from forethought.caveats import Caveat
 from forethought.mechanism import one_of, real
 from forethought.plans import Plan
-from forethought.rounds.losses import Loss, default_loss
-from forethought.rounds.randomness import Secrets, Stream
-from forethought.rounds.records import as_records
+from forethought.rounds.losses import Loss
+from forethought.rounds.randomness import Secrets, Seeds, Stream
+from forethought.rounds.records import Records, as_records
+from forethought.rounds.transcript import Transcript, TranscriptError
+from forethought.training.coincidence import coincide
 from forethought.training.datasets import opened, with_caveats
+from forethought.training.execution import Execution, ShortForms, settled
 from forethought.training.folder import RunFolder
+from forethought.training.lock import locked
 from forethought.training.metrics import Event, Metrics, evaluate
-from forethought.training.run import Run, train
+from forethought.training.provenance import remember, trained_before
+from forethought.training.run import COINCIDE, Run, Task, opened_task, randomness, run_plan
 
 Scoring = Literal["noised", "public", "unprotected"]
 Score = Callable[[torch.nn.Module], float]
@@ -48,6 +53,7 @@ Score = Callable[[torch.nn.Module], float]
 PUBLIC_SCORE = Caveat("public-score")
 UNPROTECTED_SCORE = Caveat("unprotected-score")
 DISJOINT = Caveat("disjoint-score")
+SCORE = "score of the trial"
 
 
 @dataclass(frozen=True)
@@ -86,11 +92,10 @@ def tune(
     loss: Loss | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
-    micro_batch: int | None = None,
-    device: str | torch.device | None = None,
-    seed: int | None = None,
-    noise_seed: int | None = None,
+    execution: Execution | None = None,
+    seeds: Seeds | None = None,
     progress: Callable[[int, Event], None] | None = None,
+    **short: Unpack[ShortForms],
 ) -> Tuned:
     """Search for the best candidate privately; the Statement covers the search.
 
@@ -109,12 +114,12 @@ def tune(
             ``"public"`` or ``"unprotected"`` scoring.
         score_noise: standard deviation of the noise on the count. Default: the least at which
             held-out records pay no more than training records.
-        loss, micro_batch, device: as in :func:`forethought.train`.
+        loss, execution, short: as in :func:`forethought.train`.
         out: run folder of the best trial. Nothing is written before the search ends, so that no
             trace of other trials is left; an interrupted search starts again.
         overwrite: replace a run in ``out``.
-        seed, noise_seed: of sampling and the number of trials, and of all noise. Default: the
-            operating system's entropy. The Statement says when one was given.
+        seeds: of sampling and the number of trials, and of all noise. Default: the operating
+            system's entropy. The Statement says what is left of the guarantee when one was given.
         progress: called after every round with the number of the trial, for the operator only:
             the number of trials is a secret.
 
@@ -128,6 +133,7 @@ def tune(
 
     Source: Papernot and Steinke 2022.
     """
+    execution, seeds = settled(execution, seeds, **short)
     plans = _candidates(candidates)
     data, held_out, uses = opened(data, holdout)
     plans = [with_caveats(plan, uses) for plan in plans]
@@ -153,52 +159,98 @@ def tune(
     mechanisms = list(dict.fromkeys(plan.mechanism for plan in plans))
     if scoring == "noised" and score_noise is None:
         score_noise = matching_score_noise(mechanisms, trials, plans[0].delta)
-    if holdout is data and holdout is not None:
-        raise ValueError("holdout= is the training data: score on records that are not trained on")
-    mark, size = _counting(make_model(), holdout, loss, device) if score is None else (score, 1)
-    secrets = Secrets.draw(seed, noise_seed)
+    probe = make_model()
+    tasks = {
+        plan: opened_task(probe, data, None, plan, loss, execution) for plan in dict.fromkeys(plans)
+    }
+    first = tasks[plans[0]]
+    mark: Score
+    if score is None:
+        held = as_records(holdout, *_form(probe), "holdout")
+        same = coincide(first.records, held, "holdout")
+        mark, size = _counting(probe, held, first.loss), len(held)
+    else:
+        mark, size, same = score, 1, False
+    secrets = Secrets.draw(seeds)
+    named = (*trained_before(probe, None), *((COINCIDE,) if same else ()))
     # Before the first trial: a mechanism that no theorem covers is refused here.
     statements = {
-        plan: _statement(plan, plans, trials, score_noise, scoring, secrets.seeded)
-        for plan in dict.fromkeys(plans)
+        plan: _statement(
+            plan, plans, trials, score_noise, scoring, randomness(plan, secrets), named
+        )
+        for plan in tasks
     }
-    folder = None if out is None else RunFolder(out)
-    if folder is not None:
-        folder.begin(overwrite=overwrite)
+    with locked(None if out is None else Path(out)):
+        folder = None if out is None else RunFolder(out)
+        if folder is not None:
+            folder.begin(overwrite=overwrite)
+        best = None
+        for found in _trials(make_model, tasks, plans, trials, secrets, seeds, progress):
+            value = float(mark(found.model))
+            if score_noise and found.transcript is not None:
+                noise = Stream(secrets.noise, "score").at(found.trial)
+                value += score_noise * float(noise.standard_normal()) / size
+                found.transcript.append_other(SCORE, score_noise)
+            if best is None or value > best[0] or math.isnan(best[0]):
+                best = (value, found)
+        return _best(make_model, best, plans[0], statements, folder)
 
+
+def _trials(
+    make_model: Callable[[], torch.nn.Module],
+    tasks: Mapping[Plan, Task],
+    plans: Sequence[Plan],
+    trials: Trials,
+    secrets: Secrets,
+    seeds: Seeds,
+    progress: Callable[[int, Event], None] | None,
+) -> Iterator[_Trial]:
+    """Train a random number of random candidates, one after the other."""
     choices = Stream(secrets.sampling, "candidates")
-    noises = Stream(secrets.noise, "score")
     number = draw(trials, Stream(secrets.sampling, "number of trials").at(0))
-    best: tuple[float, Run] | None = None
+    before: list[weakref.ref[torch.nn.Module]] = []
     for trial in range(number):
         plan = plans[int(choices.at(trial).integers(len(plans)))]
         model = make_model()
-        if best is not None and best[1].model is model:
+        if any(earlier() is model for earlier in before):
             raise ValueError("make_model gave the same model twice: it must build a new one")
-        run = train(
-            model,
-            data,
-            plan,
-            loss=loss,
-            micro_batch=micro_batch,
-            device=device,
-            seed=derived(seed, trial),
-            noise_seed=derived(noise_seed, trial),
-            log_every=plan.rounds,
+        before.append(weakref.ref(model))
+        if tasks[plan].execution.device is not None:
+            model.to(tasks[plan].execution.device)
+        task = replace(
+            tasks[plan],
+            model=model,
+            execution=replace(tasks[plan].execution, log_every=plan.rounds),
+            seeds=seeds.part(trial),
             diagnostics=False,
             progress=None if progress is None else _numbered(progress, trial),
         )
-        found = float(mark(run.model))
-        if score_noise:
-            found += score_noise * float(noises.at(trial).standard_normal()) / size
-        if best is None or found > best[0] or math.isnan(best[0]):
-            best = (found, run)
+        run = run_plan(task)
+        yield _Trial(run.model, run.statement, run.history, plan, None, run.transcript, trial)
+
+
+@dataclass(frozen=True)
+class _Trial(Run):
+    trial: int = 0
+
+
+def _best(
+    make_model: Callable[[], torch.nn.Module],
+    best: tuple[float, _Trial] | None,
+    first: Plan,
+    statements: Mapping[Plan, Statement],
+    folder: RunFolder | None,
+) -> Tuned:
+    """What is shown of a search: its best trial, with the statement of the search."""
     if best is None:
-        plan = plans[0]
-        start = Metrics(0, 0.0, plan.optimizer.learning_rate, plan.clip_norm, 0.0)
-        best = (math.nan, Run(make_model(), statements[plan], (start,), plan))
+        start = Metrics(0, 0.0, first.optimizer.learning_rate, first.clip_norm, 0.0)
+        best = (math.nan, _Trial(make_model(), statements[first], (start,), first))
     value, run = best
     statement = statements[run.plan]
+    if run.transcript is not None:
+        run.transcript.require(run.plan.mechanism)
+        _require_score(run.transcript, statement)
+        statement = replace(statement, releases=run.transcript.counts())
     # What one trial spent by itself is not what the search has spent.
     last = replace(
         run.history[-1],
@@ -208,20 +260,25 @@ def tune(
     plan = run.plan
     if SEARCH_ALONE not in plan.not_covered:
         plan = plan.with_(not_covered=(*plan.not_covered, SEARCH_ALONE))
-    run = Run(run.model, statement, (last,), plan, None if folder is None else folder.path)
+    path = None if folder is None else folder.path
+    shown = Run(run.model, statement, (last,), plan, path, run.transcript)
     if folder is not None:
         folder.save_plan(plan)
-        folder.save_results(run.model.state_dict(), run.history, statement)
+        folder.save_results(run.model.state_dict(), shown.history, statement, run.transcript)
         folder.erase_secrets()
-    return Tuned(run, plan, value, statement)
+    if run.transcript is not None:
+        remember(shown.model, statement)
+    return Tuned(shown, plan, value, statement)
 
 
-def derived(seed: int | None, index: int) -> int | None:
-    """A seed for part ``index`` of something seeded; None stays the system's entropy."""
-    if seed is None:
-        return None
-    digest = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=16).digest()
-    return int.from_bytes(digest, "little")
+def _require_score(transcript: Transcript, statement: Statement) -> None:
+    noises = {one.noise_multiplier for one in transcript.releases() if one.name == SCORE}
+    accounted = statement.accountant["score_noise"]
+    if noises != (set() if accounted is None else {float(accounted)}):
+        raise TranscriptError(
+            f"scores were released with noise {sorted(noises)}, {accounted} is accounted: no "
+            "statement is written"
+        )
 
 
 def _candidates(candidates: Sequence[Plan]) -> list[Plan]:
@@ -242,7 +299,8 @@ def _statement(
     trials: Trials,
     score_noise: float | None,
     scoring: Scoring,
-    seeded: bool,
+    source: Randomness,
+    named: Sequence[Caveat],
 ) -> Statement:
     uses = (use for p in (plan, *plans) for use in p.not_covered if use != SEARCH_ALONE)
     more = {"noised": DISJOINT, "public": PUBLIC_SCORE, "unprotected": UNPROTECTED_SCORE}[scoring]
@@ -251,8 +309,8 @@ def _statement(
         accountant=selection_details(
             plan.mechanism, [p.mechanism for p in plans], trials, score_noise, plan.delta
         ),
-        not_covered=(more, Caveat("candidates", str(len(plans)))),
-        seeded=seeded,
+        not_covered=(more, Caveat("candidates", str(len(plans))), *named),
+        randomness=source,
     )
 
 
@@ -260,22 +318,17 @@ def _numbered(progress: Callable[[int, Event], None], trial: int) -> Callable[[E
     return lambda event: progress(trial, event)
 
 
-def _counting(
-    model: torch.nn.Module,
-    holdout: object,
-    loss: Loss | None,
-    device: str | torch.device | None,
-) -> tuple[Score, int]:
-    """The share of right answers as a score, tried out on an untrained model; and of how many."""
-    if device is not None:
-        model.to(device)
+def _form(model: torch.nn.Module) -> tuple[torch.dtype, torch.device]:
     first = next(model.parameters())
-    records = as_records(holdout, first.dtype, first.device, "holdout")
-    chosen = default_loss(records.take(np.arange(1))[1]) if loss is None else loss
+    return first.dtype, first.device
+
+
+def _counting(model: torch.nn.Module, records: Records, loss: Loss) -> Score:
+    """The share of right answers as a score, tried out on an untrained model."""
 
     def share(model: torch.nn.Module) -> float:
         parameters = {name: p.detach() for name, p in model.named_parameters()}
-        accuracy = evaluate(model, parameters, chosen, records)[1]
+        accuracy = evaluate(model, parameters, loss, records)[1]
         if accuracy is None:
             raise ValueError(
                 "holdout has no labels to count right answers of: give score= for other targets"
@@ -283,4 +336,4 @@ def _counting(
         return accuracy
 
     share(model)
-    return share, len(records)
+    return share

@@ -1,0 +1,141 @@
+"""Keeps a run in its folder: keys first, then checkpoints, so that it can be continued exactly."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from forethought.plans import Plan
+from forethought.training.checkpoint import (
+    STATE,
+    Checkpoint,
+    CheckpointError,
+    ReleasedRounds,
+)
+from forethought.training.folder import PLAN, RunFolder
+from forethought.training.identity import require_same, require_same_environment
+from forethought.training.keys import KEYS, Keys
+
+# Without an interval: seconds between checkpoints, or so many times what writing one takes.
+SECONDS, SHARE = 10.0, 20.0
+
+
+class Checkpointer:
+    """Writes a run's checkpoints.
+
+    Args:
+        folder: the run folder. plan: what is run.
+        keys: of this run.
+        identity: what makes it this run; see :func:`forethought.training.identity.identity`.
+        environment: what can move its rounding.
+        settings: more that is kept with every checkpoint.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        plan: Plan,
+        keys: Keys,
+        identity: Mapping[str, str],
+        environment: Mapping[str, str],
+        settings: Mapping[str, Any],
+    ) -> None:
+        self.folder, self._plan, self._keys = folder, plan, keys
+        self._identity, self._environment = identity, environment
+        self._fixed = {"identity": identity, "environment": environment, **settings}
+        self._due = 0.0
+
+    def begin(
+        self, state: Callable[[], Checkpoint], files: Mapping[str, str], *, overwrite: bool
+    ) -> ReleasedRounds:
+        """Set up the folder: plan, keys, checkpoint of no rounds, and a count at zero.
+
+        Returns:
+            The count of released rounds, to be advanced before each is computed.
+        """
+        self.folder.begin(overwrite=overwrite)
+        first = state()
+        size = sum(t.numel() * t.element_size() for t in first.tensors.values())
+        # Twice, since the old file is kept until the new one is whole; optimizers make state of
+        # two more moments; and the reported model.
+        self.folder.reserve(5 * size + (1 << 20))
+        self.folder.keep(files)
+        self.folder.save_plan(self._plan)
+        self._keys.write(self.folder.checkpoint)
+        self.write(first)
+        return ReleasedRounds(self.folder.checkpoint)
+
+    def resume(self, saved: Checkpoint) -> ReleasedRounds:
+        """Continue from a checkpoint, if it is of the same run.
+
+        Raises:
+            CheckpointError: it is not, or rounds would be repeated under other rounding.
+        """
+        require_same(saved.values["identity"], self._identity)
+        released = ReleasedRounds(self.folder.checkpoint)
+        if released.value > saved.round:
+            try:
+                require_same_environment(saved.values["environment"], self._environment)
+            except CheckpointError:
+                released.close()
+                raise
+        self._schedule(0.0)
+        return released
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time for another checkpoint."""
+        return time.monotonic() > self._due
+
+    def write(self, state: Checkpoint) -> None:
+        """Write a checkpoint now."""
+        start = time.monotonic()
+        state.values.update(self._fixed)
+        state.write(self.folder.checkpoint)
+        self._schedule(time.monotonic() - start)
+
+    def _schedule(self, took: float) -> None:
+        self._due = time.monotonic() + max(SECONDS, SHARE * took)
+
+
+def continued(folder: RunFolder, plan: Plan | None) -> tuple[Plan, Checkpoint, Keys] | None:
+    """What there is to continue in a run folder; plan.json is the plan.
+
+    Args:
+        plan: that of the caller, which must be the same; None takes the folder's.
+
+    Returns:
+        Plan, checkpoint and keys; None where a run died before it began, with nothing released.
+
+    Raises:
+        CheckpointError: nothing to resume, another plan, or state that was lost.
+    """
+    path = folder.path / PLAN
+    stored = Plan.load(path) if path.is_file() else None
+    if stored is not None and plan is not None and stored != plan:
+        raise CheckpointError(
+            "cannot resume: the plan changed since the run began; the plan is that of "
+            f"{path}. Leave plan out, or start a new run in another folder"
+        )
+    if not folder.checkpoint.is_dir():
+        raise CheckpointError(f"there is no run to resume in {folder.path}")
+    if not (folder.checkpoint / STATE).is_file():
+        done = ReleasedRounds.peek(folder.checkpoint)
+        if done:
+            raise CheckpointError(
+                f"cannot resume: {done} rounds were released, but {folder.checkpoint / STATE} is "
+                "gone. A new start would release them again with other noise. Restore the file, "
+                "or start a new run in another folder; what this one released adds to it"
+            )
+        if stored is None and plan is None:
+            raise CheckpointError(f"there is no run to resume in {folder.path}")
+        return None
+    saved = Checkpoint.read(folder.checkpoint)
+    if stored is None:
+        raise CheckpointError(f"cannot resume: {path} is gone, and it is the plan")
+    if not (folder.checkpoint / KEYS).is_file() and not saved.round:
+        released = ReleasedRounds.peek(folder.checkpoint)
+        if not released:
+            return None
+    return stored, saved, Keys.read(folder.checkpoint)
