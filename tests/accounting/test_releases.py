@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import forethought as ft
-from forethought.accounting.releases import Release, difference, listed
+from forethought.accounting.releases import SCORE, Release, difference, listed
 from forethought.accounting.statement import account
 from forethought.mechanism import Mechanism, Poisson, Rounds
 
@@ -54,3 +54,16 @@ def test_a_statement_takes_the_releases_of_its_rounds_only() -> None:
     ):
         with pytest.raises(ValueError, match=said):
             planned.of_run(fault)
+
+
+def test_a_run_that_results_ended_early_released_the_first_rounds() -> None:
+    mechanism = Mechanism(Rounds(1.1, 6, Poisson(0.1)), Rounds(1.3, 4, Poisson(0.1)))
+    early = [Release("sums", 6, 1.1), Release("sums", 1, 1.3)]
+    assert difference(early, mechanism) is not None
+    assert difference(early, mechanism, stopped=True) is None
+    assert difference([Release("sums", 7, 1.1)], mechanism, stopped=True) is not None
+
+
+def test_a_score_belongs_to_no_round() -> None:
+    one = Mechanism(Rounds(1.1, 1, Poisson(0.1)))
+    assert difference([Release("sums", 1, 1.1), Release(SCORE, 1, 7.0)], one) is None

@@ -13,6 +13,9 @@ from forethought.serialisation import exact_keys
 
 # Noise of several releases in one round, joined to one, may differ in the last digits.
 _ROUNDING = 1e-9
+# Names of releases that belong to no round, however often they were made.
+SCORE = "score of the trial"
+OF_NO_ROUND = frozenset({SCORE})
 
 
 class Released(Protocol):
@@ -67,16 +70,31 @@ def of_the_rounds(releases: Iterable[Release], rounds: int) -> dict[str, list[Re
     """The rows by name, of the names that are released once in every round."""
     by_name: dict[str, list[Release]] = {}
     for row in releases:
-        by_name.setdefault(row.name, []).append(row)
+        if row.name not in OF_NO_ROUND:
+            by_name.setdefault(row.name, []).append(row)
     return {name: rows for name, rows in by_name.items() if sum(r.count for r in rows) == rounds}
 
 
-def difference(releases: Iterable[Release], mechanism: Mechanism) -> str | None:
+def difference(
+    releases: Iterable[Release], mechanism: Mechanism, *, stopped: bool = False
+) -> str | None:
     """How the releases differ from the mechanism's rounds; None where they are those rounds.
 
     All releases of one round together are one of noise σ⁻² = Σ σ_j⁻² (Andrew et al. 2021,
     Theorem 1).
+
+    Args:
+        stopped: results decided when the run ended: the first of the rounds are enough.
     """
+    releases = tuple(releases)
+    if stopped:
+        sums = (row for row in releases if row.name not in OF_NO_ROUND)
+        totals: dict[str, int] = {}
+        for row in sums:
+            totals[row.name] = totals.get(row.name, 0) + row.count
+        done_rounds = max(totals.values(), default=0)
+        if 0 < done_rounds < len(mechanism):
+            mechanism = mechanism.first(done_rounds)
     names = of_the_rounds(releases, len(mechanism))
     if not names:
         return f"no release is listed {len(mechanism)} times, once in each round"

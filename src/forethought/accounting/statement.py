@@ -159,7 +159,8 @@ class Statement:
             ValueError: they are not the rounds that are accounted here.
         """
         found = listed(released)
-        wrong = difference(found, self.mechanism)
+        stopped = any(caveat.code == "phases-fixed" for caveat in self.caveats)
+        wrong = difference(found, self.mechanism, stopped=stopped)
         if wrong is not None:
             raise ValueError(f"no statement is written: {wrong}")
         return replace(self, releases=found, signature=None)

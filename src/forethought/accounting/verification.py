@@ -331,7 +331,8 @@ def _releases(case: _Case) -> str | None:
     s = case.claimed
     if not s.releases:
         return "none are listed: it is the statement of a plan, or of a bare mechanism"
-    wrong = difference(s.releases, s.mechanism)
+    stopped = any(caveat.code == "phases-fixed" for caveat in s.caveats)
+    wrong = difference(s.releases, s.mechanism, stopped=stopped)
     if wrong is not None:
         raise StatementError(f"the releases are not the rounds that are accounted: {wrong}")
     rest = {row.name for row in s.releases} - set(of_the_rounds(s.releases, len(s.mechanism)))

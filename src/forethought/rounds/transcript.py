@@ -144,13 +144,6 @@ class Transcript:
         found += [Releases(name, count, sigma) for (name, sigma), count in self._others.items()]
         return tuple(found)
 
-    def counts(self) -> tuple[tuple[str, int], ...]:
-        """Pairs (name, how often it was released)."""
-        found: dict[str, int] = {}
-        for one in self.releases():
-            found[one.name] = found.get(one.name, 0) + one.count
-        return tuple(found.items())
-
     def require(self, accounted: Mechanism, *, stopped: bool = False) -> None:
         """Refuse anything but what was accounted.
 

@@ -15,7 +15,7 @@ from forethought.training.checkpoint import (
 )
 from forethought.training.folder import PLAN, RunFolder
 from forethought.training.identity import require_same, require_same_environment
-from forethought.training.keys import KEYS, Keys
+from forethought.training.keys import Keys
 
 # Without an interval: seconds between checkpoints, or so many times what writing one takes.
 SECONDS, SHARE = 10.0, 20.0
@@ -111,31 +111,35 @@ def continued(folder: RunFolder, plan: Plan | None) -> tuple[Plan, Checkpoint, K
     Raises:
         CheckpointError: nothing to resume, another plan, or state that was lost.
     """
-    path = folder.path / PLAN
-    stored = Plan.load(path) if path.is_file() else None
+    if not folder.checkpoint.is_dir():
+        raise CheckpointError(f"there is no run to resume in {folder.path}")
+    stored = stored_plan(folder)
     if stored is not None and plan is not None and stored != plan:
         raise CheckpointError(
             "cannot resume: the plan changed since the run began; the plan is that of "
-            f"{path}. Leave plan out, or start a new run in another folder"
+            f"{folder.path / PLAN}. Leave plan out, or start a new run in another folder"
         )
-    if not folder.checkpoint.is_dir():
-        raise CheckpointError(f"there is no run to resume in {folder.path}")
+    released = ReleasedRounds.peek(folder.checkpoint)
     if not (folder.checkpoint / STATE).is_file():
-        done = ReleasedRounds.peek(folder.checkpoint)
-        if done:
+        if released:
             raise CheckpointError(
-                f"cannot resume: {done} rounds were released, but {folder.checkpoint / STATE} is "
-                "gone. A new start would release them again with other noise. Restore the file, "
+                f"cannot resume: {released} rounds were released, but {folder.checkpoint / STATE} "
+                "is gone. A new start would release them again with other noise. Restore the file, "
                 "or start a new run in another folder; what this one released adds to it"
             )
-        if stored is None and plan is None:
-            raise CheckpointError(f"there is no run to resume in {folder.path}")
         return None
-    saved = Checkpoint.read(folder.checkpoint)
     if stored is None:
-        raise CheckpointError(f"cannot resume: {path} is gone, and it is the plan")
-    if not (folder.checkpoint / KEYS).is_file() and not saved.round:
-        released = ReleasedRounds.peek(folder.checkpoint)
-        if not released:
-            return None
+        raise CheckpointError(f"cannot resume: {folder.path / PLAN} is gone, and it is the plan")
+    saved = Checkpoint.read(folder.checkpoint)
     return stored, saved, Keys.read(folder.checkpoint)
+
+
+def stored_plan(folder: RunFolder) -> Plan | None:
+    """The plan that a run in the folder began with, if one did."""
+    if (folder.checkpoint / STATE).is_file():
+        # A run in phases, which may replace plan.json at its end by what it became.
+        values = Checkpoint.read(folder.checkpoint).values
+        if "plan" in values:
+            return Plan.from_dict(values["plan"])
+    path = folder.path / PLAN
+    return Plan.load(path) if path.is_file() else None

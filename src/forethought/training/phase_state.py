@@ -174,7 +174,7 @@ class PhaseState:
         statement = self.statement(diagnostics)
         # Phases fixed in advance are all accounted; a run may have stopped after some.
         self.transcript.require(statement.mechanism, stopped=self.filter is None)
-        statement = replace(statement, releases=self.transcript.counts())
+        statement = statement.of_run(self.transcript.releases())
         return PhasedRun(
             model,
             statement,
@@ -203,6 +203,7 @@ class PhaseState:
     def to_values(self) -> dict[str, Any]:
         return {
             "settings": self.settings,
+            "plan": self.plan.to_dict(),
             "caveats": [caveat.to_dict() for caveat in self.caveats],
             "transcript": self.transcript.to_values(),
             "stopped": self.stopped,

@@ -258,7 +258,7 @@ def phases_of(path: str | Path) -> tuple[Plan, float] | None:
         saved = Checkpoint.read(folder.checkpoint).values
         if "settings" not in saved:
             return None
-        return folder.plan(), float(saved["settings"]["accuracy"])
+        return Plan.from_dict(saved["plan"]), float(saved["settings"]["accuracy"])
     if folder.finished and (folder.path / RECORD).is_file():
         record = json.loads((folder.path / RECORD).read_text(encoding="utf-8"))
         return folder.plan(), float(record["accuracy"])

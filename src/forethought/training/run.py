@@ -163,7 +163,7 @@ def train(
     folder = None if out is None else RunFolder(out)
     with locked(None if folder is None else folder.path):
         if plan is None and resume and folder is not None:
-            plan = folder.plan()
+            plan = folder.plan()  # plan.json is the plan
         if not isinstance(plan, Plan):
             raise TypeError(f"plan must be a forethought.Plan, not {type(plan).__name__}")
         data, test, found = opened(data, test)
@@ -271,7 +271,7 @@ def run_plan(task: Task) -> Run:
             released.close()
     transcript = loop.private.transcript
     transcript.require(statement.mechanism)
-    statement = replace(statement, releases=transcript.counts())
+    statement = statement.of_run(transcript.releases())
     with torch.no_grad():
         for name, weights in loop.average.values.items():
             loop.descent.parameters[name].copy_(weights)

@@ -29,6 +29,7 @@ from forethought.accounting.adaptive import (
     selection_details,
 )
 from forethought.accounting.assumptions import Randomness
+from forethought.accounting.releases import SCORE
 from forethought.accounting.renyi.selection import Trials, draw
 from forethought.accounting.statement import Statement, account
 from forethought.caveats import Caveat
@@ -53,7 +54,6 @@ Score = Callable[[torch.nn.Module], float]
 PUBLIC_SCORE = Caveat("public-score")
 UNPROTECTED_SCORE = Caveat("unprotected-score")
 DISJOINT = Caveat("disjoint-score")
-SCORE = "score of the trial"
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ def _best(
     if run.transcript is not None:
         run.transcript.require(run.plan.mechanism)
         _require_score(run.transcript, statement)
-        statement = replace(statement, releases=run.transcript.counts())
+        statement = statement.of_run(run.transcript.releases())
     # What one trial spent by itself is not what the search has spent.
     last = replace(
         run.history[-1],
