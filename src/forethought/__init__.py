@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from forethought import moved as _moved
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 if TYPE_CHECKING:
     from forethought import accounting as accounting
