@@ -82,6 +82,16 @@ def test_a_signed_statement_verifies_with_its_key_only(
     assert status and "another key" in said
 
 
+def test_what_is_checked_and_what_is_not_is_listed(signed: Path) -> None:
+    words = CliRunner().invoke(app, ["account", "--verify", str(signed / "statement.json")]).output
+    assert "checked      " in words and "epsilon" in words
+    assert "not checked  version: which version made it leaves no trace" in words
+    result = CliRunner().invoke(app, ["account", "--json", "--verify", str(signed)])
+    found = json.loads(result.output)
+    assert "attack" in found["checked"]
+    assert "no plan.json" in found["not_checked"]["plan"]
+
+
 def test_an_edit_breaks_the_signature(signed: Path, key: Path) -> None:
     path = signed / "statement.json"
     values = json.loads(path.read_text())

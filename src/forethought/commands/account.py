@@ -103,10 +103,17 @@ def account(
         statement = account_for(request, examples, group)
     rows = compared(statement) if compare else []
     if as_json:
-        comparison = {"comparison": [row.to_dict() for row in rows]} if compare else {}
-        print_json({**json.loads(statement.to_json()), **comparison})
+        more: dict[str, object] = {}
+        if compare:
+            more["comparison"] = [row.to_dict() for row in rows]
+        if verification is not None:
+            more["checked"] = list(verification.checked)
+            more["not_checked"] = dict(verification.not_checked)
+        print_json({**json.loads(statement.to_json()), **more})
     else:
-        terminal.show_statement(console, statement, verified=verify)
+        terminal.show_statement(console, statement, verified=verification is not None)
+        if verification is not None:
+            terminal.show_verification(console, verification)
         terminal.show_comparison(console, rows)
     if figure is not None:
         for drawn in draw_statement(statement, figure):
