@@ -96,6 +96,16 @@ def saving_hooks_in_force() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
+def interrupted() -> bool:
+    """Whether anything stands between a torch function and its arithmetic: modes, transforms."""
+    return bool(
+        torch._C._len_torch_function_stack()
+        or torch._C._len_torch_dispatch_stack()
+        or current_level() != -1
+        or saving_hooks_in_force()
+    )
+
+
 Checkpoint = Callable[..., Any]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forethought.gradients import clipping, exits, refusals, rules, trees
+from forethought.gradients import chain, clipping, exits, refusals, rules, trees
 from forethought.gradients.groups import by_size, group_numbers
 from forethought.gradients.passes import Batch, contributions
 from forethought.gradients.sums import clip_and_sum
@@ -73,6 +73,9 @@ def clipped_sum(
         sums = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in trained.items()}
         return sums, trees.zeros_for(next(iter(trained.values())), count or 0)
     if groups is None or count is None:
+        uses = chain.uses_of(model, loss, inputs, targets, trained)
+        if uses is not None:
+            return chain.clipped(uses, trained, size, bound, clip, round_size)
         terms = contributions(model, loss, Batch(inputs, targets), trained)
         return clip_and_sum(terms, trained, bound, clip, round_size)
     sums, norms = {}, trees.zeros_for(next(iter(trained.values())), count)

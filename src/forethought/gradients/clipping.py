@@ -102,6 +102,18 @@ def rule(clip: Clip) -> ClippingRule:
     return flat
 
 
+def _margin(table: Tensor) -> float:
+    # Norms of n parameters are added with n roundings, and a few more follow.
+    return 1 + (32 + len(table)) * torch.finfo(table.dtype).eps
+
+
+def flat_factors(norms: Norms, clip_norm: float) -> Tensor:
+    """What :func:`factors` answers for :func:`flat` where every norm is finite."""
+    table = norms.by_parameter
+    scaled = (clip_norm / _margin(table)) / norms.total
+    return torch.threshold(scaled.clamp_(max=1.0), LEAST, 0.0).expand_as(table)
+
+
 def factors(
     norms: Norms,
     clip_norm: float,
@@ -133,8 +145,7 @@ def factors(
             f"{tuple(table.shape)}, not {tuple(raw.shape)}"
         )
     scaled = raw.to(table.dtype).nan_to_num(nan=0.0, posinf=1.0, neginf=0.0).clamp_(min=0.0)
-    # Norms of n parameters are added with n roundings, and a few more follow.
-    margin = 1 + (32 + len(table)) * torch.finfo(table.dtype).eps
+    margin = _margin(table)
     finite = total < math.inf  # false for what is not a number, too
     if scaled.dim() == 1:  # ‖f·g‖ = f·‖g‖
         scaled = torch.minimum(scaled, (clip_norm / margin) / total)

@@ -142,6 +142,60 @@ def contributions(
         raise ValueError(f"{module}: {reason}") from None
 
 
+def has_judged(model: nn.Module, loss: Loss) -> bool:
+    """Whether the loss was compared with that of a whole batch in an earlier pass of the model."""
+    known = _REMEMBERED.get(model)
+    return known is not None and known.has_judged(loss)
+
+
+def loss_in_lanes(
+    loss: Loss,
+    outputs: Tensor,
+    targets: Any,
+    points: list[Tensor],
+    trained: Mapping[str, nn.Parameter],
+) -> tuple[Tensor | None, ...] | None:
+    """Gradients at ``points`` of a loss that runs in lanes behind outputs known to be apart.
+
+    Args:
+        outputs: shape (B, …), row i from example i. points: what the outputs were computed from.
+
+    Returns:
+        None where the loss needs what only a whole pass can do (parameters, lanes that part).
+    """
+    size = len(outputs)
+    written = [(parameter, parameter._version) for parameter in trained.values()]
+    lanes: Lanes | None = None
+    try:
+        with boundary.saving_hooks_by(_refuse_hooks), boundary.entered(size) as level:
+            lanes = Lanes(size, level, Places(trained), Settings())
+
+            def wrap(leaf: Tensor) -> Tensor:
+                return lanes.followed(boundary.lane(leaf.unsqueeze(1), 0, level))
+
+            with lanes:
+                found = loss(wrap(outputs), trees.mapped(targets, wrap))
+            if isinstance(found, Tensor) and found.dim() == 0:
+                found = found.reshape(1)
+            if lanes.stopped is not None or not boundary.is_lane(trees.losses(found, 1)):
+                return None
+            with boundary.outside():
+                total = boundary.rows(found).sum()
+        del found
+        if not total.requires_grad:
+            return (None,) * len(points)
+        leaves = (lanes.anchor, *trained.values(), *points)
+        _, *gradients = torch.autograd.grad(total, leaves, allow_unused=True)
+    except Exception:  # the general way finds out, and says, what is wrong
+        return None
+    direct, at_points = gradients[: len(trained)], gradients[len(trained) :]
+    used = lanes.uses or lanes.failed is not None or any(g is not None for g in direct)
+    changed = any(parameter._version != version for parameter, version in written)
+    if used or changed or lanes.remaining():
+        return None
+    return tuple(at_points)
+
+
 class _Attempt:
     """One batch's passes, until every lane has run to its end."""
 

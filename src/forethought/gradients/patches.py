@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from forethought.gradients.cost import rates
 from forethought.gradients.place import Moved
 from forethought.gradients.rounding import (
+    SLACK,
     gamma,
     gram,
     gram_product,
@@ -36,6 +37,7 @@ from forethought.gradients.terms import (
     Outer,
     Term,
     bounded,
+    mass_of,
     wide,
     zeroed,
 )
@@ -158,18 +160,19 @@ class Convolved:
         most = roundings(image.shape[1]) + self.window.cells + roundings(gradient.shape[1])
         slack = gamma(most + self._positions + 8, kind) * masses.square()
         slack += 2 * tiny(kind) * (self.breadth + 1) * (1 + reach).square() * self._positions**2
-        squares = value.clamp(min=0) + slack
+        norms = (value.clamp(min=0) + slack).sqrt_().mul_(SLACK)
         if kind == torch.float32:
             # As for Outer: what cancels is taken again, by each example's own numbers.
-            again = ~(slack <= LOOSE * value) & (masses > 2.0**-60)
+            again = ~((slack <= LOOSE * value) & (value < math.inf)) & (masses > 2.0**-60)
             if again.any():
                 index = again.nonzero().squeeze(1)
                 better = self.picked(index).bounds()
-                squares[index], masses[index] = better.squares, better.masses
-        return Bounds(torch.minimum(squares, masses.square()), masses, reach)
+                norms[index] = better.norms
+                masses[index] = mass_of(better)
+        return Bounds(torch.minimum(norms, masses) + masses * 0, masses, reach)
 
     def squared_norms(self) -> Tensor:
-        return self.bounds().squares
+        return self.bounds().norms.square()
 
     def _pixel_gram(self, image: Tensor, gradient: Tensor) -> Tensor:
         # ⟨patch_t, patch_s⟩ = Σ over the kernel's cells of ⟨pixel_{t+cell}, pixel_{s+cell}⟩
@@ -227,7 +230,9 @@ class Convolved:
         if self._written is not None:
             return self._written.summed(factors, length)
         image, gradient = wide(self.image), wide(self.gradient)
-        scale = factors.repeat_interleave(self.several).view(-1, *(1,) * (gradient.dim() - 1))
+        scale = (
+            factors.double().repeat_interleave(self.several).view(-1, *(1,) * (gradient.dim() - 1))
+        )
         count = gradient.shape[0]
         few = self._images(length)
         if few:

@@ -14,7 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from forethought.gradients.rounding import gamma
+from forethought.gradients.rounding import SLACK, gamma
 from forethought.gradients.terms import (
     BoundedTerm,
     Bounds,
@@ -23,6 +23,7 @@ from forethought.gradients.terms import (
     Term,
     bounded,
     joined,
+    mass_of,
 )
 from forethought.gradients.trees import zeros_for
 
@@ -182,16 +183,18 @@ class Disjoint(_Several):
         return self.terms
 
     def bounds(self) -> Bounds:
-        squares, masses, reach = zip(*(term.bounds() for term in self.terms), strict=True)
-        known = [values for values in reach if values is not None]
+        found = [term.bounds() for term in self.terms]
+        norms = torch.stack([bounds.norms for bounds in found])
+        masses = torch.stack([mass_of(bounds) for bounds in found])
+        known = [bounds.reach for bounds in found if bounds.reach is not None]
         return Bounds(
-            torch.stack(squares).sum(0) * (1 + 2.0**-40),
-            torch.stack(masses).sum(0) * (1 + 2.0**-40),
+            torch.linalg.vector_norm(norms, dim=0) * SLACK,
+            masses.sum(0) * SLACK,
             torch.stack(known).amax(0) if known else None,
         )
 
     def squared_norms(self) -> Tensor:
-        return self.bounds().squares
+        return self.bounds().norms.square()
 
     def weighted(self, factors: Tensor) -> Tensor:
         return self.summed(factors.double(), None)
@@ -236,15 +239,15 @@ class Split(_Several):
 
     def bounds(self) -> Bounds:
         found = [term.bounds() for _, term in self.parts]
-        reach = [torch.zeros_like(b.masses) if b.reach is None else b.reach for b in found]
+        reach = [torch.zeros_like(b.norms) if b.reach is None else b.reach for b in found]
         return Bounds(
-            self._joined([bounds.squares for bounds in found]),
-            self._joined([bounds.masses for bounds in found]),
+            self._joined([bounds.norms for bounds in found]),
+            self._joined([mass_of(bounds) for bounds in found]),
             self._joined(reach),
         )
 
     def squared_norms(self) -> Tensor:
-        return self.bounds().squares
+        return self.bounds().norms.square()
 
     def weighted(self, factors: Tensor) -> Tensor:
         return self.summed(factors.double(), None)
@@ -289,11 +292,10 @@ class Unused:
         self._size, self._parameter = size, parameter
 
     def bounds(self) -> Bounds:
-        zeros = torch.zeros(self._size, dtype=torch.float64, device=self._parameter.device)
-        return Bounds(zeros, zeros)
+        return Bounds(torch.zeros(self._size, dtype=torch.float64, device=self._parameter.device))
 
     def squared_norms(self) -> Tensor:
-        return self.bounds().squares
+        return self.bounds().norms.square()
 
     def weighted(self, factors: Tensor) -> Tensor:
         return self.summed(factors, None)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor
@@ -25,16 +25,26 @@ CHARGE = 0.01
 MASS = 2.0**10
 """A contribution's absolute mass Σ_t ‖g_t‖‖x_t‖ is held below MASS·C: see ``clipping.factors``."""
 
+NARROW = 1 - 2.0**-22
+"""Room for rounding a factor to float32."""
+
 RECORDS = 1 << 20
 """The most contributions a round may have: up to here float64 always keeps the promise."""
+
+SLACK = 1 + 2.0**-40
+"""More than what a few float64 operations on a bound can take from it."""
 
 # What other sums of float64 numbers (micro-batches, ranks) may add to the error of one round.
 OWN = 1 - 2.0**-7
 
 
+_UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
+_TINY = {torch.float32: 2.0**-126, torch.float64: 2.0**-1022}
+
+
 def unit(dtype: torch.dtype) -> float:
     """u, half the distance from 1 to the next number."""
-    return torch.finfo(dtype).eps / 2
+    return _UNIT[dtype]
 
 
 def gamma(roundings: float, dtype: torch.dtype) -> float:
@@ -45,27 +55,32 @@ def gamma(roundings: float, dtype: torch.dtype) -> float:
 
 def tiny(dtype: torch.dtype) -> float:
     """The most that underflow loses in one operation: subnormal numbers may be flushed to zero."""
-    return torch.finfo(dtype).tiny
+    return _TINY[dtype]
+
+
+def exactly(kind: str) -> AbstractContextManager[None]:
+    """No autocast, no history, and float32 products that are float32 (no TF32, no bfloat16)."""
+    if torch.is_autocast_enabled(kind) or torch.get_float32_matmul_precision() != "highest":
+        return _plainly(kind)
+    return torch.no_grad()
 
 
 @contextmanager
-def exactly(kind: str) -> Iterator[None]:
-    """No autocast, no history, and float32 products that are float32 (no TF32, no bfloat16)."""
-    with ExitStack() as stack:
-        if torch.is_autocast_enabled(kind):
-            stack.enter_context(torch.autocast(kind, enabled=False))
-        if torch.is_grad_enabled():
-            stack.enter_context(torch.no_grad())
-        precision = torch.get_float32_matmul_precision()
-        if precision != "highest":
-            torch.set_float32_matmul_precision("highest")
-            stack.callback(torch.set_float32_matmul_precision, precision)
-        yield
+def _plainly(kind: str) -> Iterator[None]:
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.no_grad(), torch.autocast(kind, enabled=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
 
 
 # An inner product, and a float32 norm, are taken over so many numbers at a time.
 RUN = 1 << 10
 SHORT_RUN = 1 << 8
+# The norms of fewer numbers are taken in float64 at once.
+SMALL = 1 << 14
 
 
 def roundings(count: int, length: int = RUN) -> int:
@@ -75,9 +90,19 @@ def roundings(count: int, length: int = RUN) -> int:
 
 def square_sums(values: Tensor) -> Tensor:
     """Upper bounds of Σ v² over the last dimension, float64."""
+    return lengths(values).square_().mul_(SLACK)
+
+
+def lengths(values: Tensor) -> Tensor:
+    """Upper bounds of the norms along the last dimension, float64."""
     count, kind = values.shape[-1], values.dtype
-    if kind == torch.float64 or count <= SHORT_RUN:
-        squares: Tensor = torch.linalg.vector_norm(values, dim=-1).double().square_()
+    if kind == torch.float64 or values.numel() <= SMALL:
+        norms: Tensor = torch.linalg.vector_norm(values, dim=-1, dtype=torch.float64)
+        norms.mul_(1 + gamma(count + 16, torch.float64) + 2.0**-45)
+        # Squares of float32 numbers do not underflow in float64.
+        return norms if kind == torch.float32 else norms.add_(math.sqrt(count * tiny(kind)))
+    if count <= SHORT_RUN:
+        norms = torch.linalg.vector_norm(values, dim=-1).double()
     else:
         whole = count - count % SHORT_RUN
         runs = values[..., :whole].view(*values.shape[:-1], -1, SHORT_RUN)
@@ -85,14 +110,10 @@ def square_sums(values: Tensor) -> Tensor:
         if whole < count:
             rest = torch.linalg.vector_norm(values[..., whole:], dim=-1)
             squares += rest.double().square_()
-    most = count if kind == torch.float64 else min(count, SHORT_RUN)
+        norms = squares.sqrt_()
     # A square that underflows may be lost whole.
-    return squares.mul_(1 + gamma(most + 16, kind)).add_(count * tiny(kind))
-
-
-def lengths(values: Tensor) -> Tensor:
-    """Upper bounds of the norms along the last dimension, float64."""
-    return square_sums(values).sqrt_()
+    lost = math.sqrt(count * tiny(kind))
+    return norms.mul_(1 + gamma(min(count, SHORT_RUN) + 16, kind)).add_(lost)
 
 
 def in_blocks(total: int, length: int, part: Callable[[int, int], Tensor]) -> Tensor:

@@ -9,28 +9,22 @@ it is formed: float32 products where their bound suffices, in blocks of so many 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from forethought.gradients import clipping
+from forethought.gradients.precision import Limits, Measured, block_lengths
 from forethought.gradients.rounding import (
     CHARGE,
     MASS,
+    NARROW,
     OWN,
     RECORDS,
     exactly,
-    tiny,
 )
-from forethought.gradients.terms import BoundedTerm, Bounds, Term, bounded
-
-# Blocks shorter than the last cost more than a product in float64.
-BLOCKS = (2048, 1024, 512, 256, 192, 128, 96, 64)
-# Far from the largest float32, so that nothing on the way to a sum overflows.
-LARGE = 2.0**120
-# Room for rounding a factor to float32.
-NARROW = 1 - 2.0**-22
+from forethought.gradients.terms import BoundedTerm, Bounds, Term, bounded, mass_of
 
 
 def clip_and_sum(
@@ -57,34 +51,61 @@ def clip_and_sum(
         ValueError: more contributions than ``round_size``, or a round of more than 2^20.
     """
     names = tuple(terms)
-    device = next(iter(trained.values())).device
-    with exactly(device.type):
+    first = next(iter(trained.values()))
+    precise = any(p.dtype == torch.float64 for p in trained.values())
+    with exactly(first.device.type):
         held = [bounded(terms.pop(name)) for name in names]
-        squares, masses, reach = _measured(held)
-        share = _share(squares.shape[1], round_size)
-        norms = clipping.Norms(names, squares.sqrt())
-        precise = any(p.dtype == torch.float64 for p in trained.values())
+        measured = Measured([term.bounds() for term in held], names)
+        share = _share(measured.norms.total.shape[0], round_size)
+        greatest = float(measured.norms.total.max())
+        if not math.isfinite(greatest):
+            held, measured = _settled(held, measured)
         # Rounding a factor to float32 moves it by less than the margin.
         bound = clip_norm * (1 - CHARGE) * (1 if precise else NARROW)
-        factors = clipping.factors(norms, bound, clip, masses, MASS * clip_norm)
-        total = norms.total
-        sound = total + masses.sum(0)
-        if not math.isfinite(float(sound.max())):
-            bad = ~torch.isfinite(sound)
-            total = total.masked_fill(bad, math.inf)
-            held = [bounded(term.without(bad)) for term in held]
-            masses, reach = (values.masked_fill(bad, 0) for values in (masses, reach))
-        if not precise:
-            factors = factors.float().double()
-        allowed = clip_norm * (CHARGE / 2) * OWN * share
-        plan = _lengths(held, factors, masses, reach, allowed, precise)
+        if clip is clipping.flat and measured.masses is None and math.isfinite(greatest):
+            factors, largest = clipping.flat_factors(measured.norms, bound), 1.0
+        else:
+            factors = clipping.factors(
+                measured.norms, bound, clip, measured.masses, MASS * clip_norm
+            )
+            largest = max(1.0, float(factors.max()))
+        factors = factors if precise else factors.float()
+        limits = Limits(clip_norm, clip_norm * (CHARGE / 2) * OWN * share, largest, precise)
+        lengths = block_lengths(held, factors, measured, limits)
         sums = {}
-        for name, row, length in zip(names, factors, plan, strict=True):
-            sums[name] = held.pop(0).summed(row, length).reshape(trained[name].shape)
-    kind = torch.float64 if precise else torch.float32
+        for name, row, length in zip(names, factors, lengths, strict=True):
+            found = held.pop(0).summed(row, length)
+            sums[name] = found.view(trained[name].shape)
+    total = measured.norms.total
+    if precise:
+        return sums, total
     # A norm beyond float32 is still a number.
-    limit = torch.finfo(kind).max
-    return sums, torch.where(total < math.inf, total.clamp(max=limit), total).to(kind)
+    limit = torch.finfo(torch.float32).max
+    if not greatest < limit:
+        total = torch.where(total < math.inf, total.clamp(max=limit), total)
+    return sums, total.float()
+
+
+def _settled(held: list[BoundedTerm], measured: Measured) -> tuple[list[BoundedTerm], Measured]:
+    """Measure what overflowed float32 in float64, and set to zero what is no number."""
+    names = measured.norms.names
+    index = (~torch.isfinite(measured.norms.total)).nonzero().squeeze(1)
+    found = [
+        _replaced(bounds, index, term.picked(index).bounds())
+        if term.dtype == torch.float32
+        else bounds
+        for bounds, term in zip(measured.found, held, strict=True)
+    ]
+    measured = Measured(found, names)
+    bad = ~torch.isfinite(measured.norms.total)
+    if bad.any():
+        held = [bounded(term.without(bad)) for term in held]
+        measured.found = [
+            b if b.reach is None else b._replace(reach=b.reach.masked_fill(bad, 0)) for b in found
+        ]
+        if measured.masses is not None:
+            measured.masses = measured.masses.masked_fill(bad, 0)
+    return held, measured
 
 
 def _share(size: int, round_size: int | None) -> float:
@@ -102,78 +123,11 @@ def _share(size: int, round_size: int | None) -> float:
     return size / whole
 
 
-def _measured(held: Sequence[BoundedTerm]) -> tuple[Tensor, Tensor, Tensor]:
-    # Squared norms, masses and reach, shape (parameters, contributions) each.
-    found = [term.bounds() for term in held]
-    bad = ~torch.isfinite(torch.stack([bounds.masses for bounds in found]).sum(0))
-    if bad.any():
-        # Squares that overflow float32, or numbers that are not finite: float64 tells which.
-        index = bad.nonzero().squeeze(1)
-        for at, term in enumerate(held):
-            if term.dtype == torch.float32:
-                found[at] = _replaced(found[at], index, term.picked(index).bounds())
-    zero = torch.zeros_like(found[0].squares)
-    return (
-        torch.stack([bounds.squares for bounds in found]),
-        torch.stack([bounds.masses for bounds in found]),
-        torch.stack([zero if bounds.reach is None else bounds.reach for bounds in found]),
-    )
-
-
 def _replaced(bounds: Bounds, index: Tensor, better: Bounds) -> Bounds:
-    def put(old: Tensor | None, new: Tensor | None) -> Tensor | None:
-        return old if old is None or new is None else old.index_copy(0, index, new)
-
-    squares, masses, reach = (put(old, new) for old, new in zip(bounds, better, strict=True))
-    assert squares is not None and masses is not None
-    return Bounds(squares, masses, reach)
-
-
-def _lengths(
-    held: Sequence[BoundedTerm],
-    factors: Tensor,
-    masses: Tensor,
-    reach: Tensor,
-    allowed: float,
-    precise: bool,
-) -> list[int | None]:
-    """How long float32 blocks may be, for each term; None adds in float64.
-
-    Raises:
-        ValueError: not even float64 keeps the error within ``allowed``.
-    """
-    # The absolute mass of each sum, a little more for this arithmetic.
-    sizes = ((factors * masses).sum(1) * (1 + 2.0**-20)).tolist()
-    reaches = (1 + reach.amax(1)).tolist()
-    counts = [term.added for term in held]
-
-    # Underflow: of a scaled number times what it is multiplied with, and of each product.
-    def error(at: int, length: int | None) -> float:
-        kind = torch.float64 if length is None else torch.float32
-        underflow = tiny(kind) * counts[at] * held[at].breadth * 2 * reaches[at]
-        return float(held[at].off(length) * sizes[at] + underflow)
-
-    def errors(blocks: Sequence[int | None]) -> float:
-        return math.hypot(*(error(at, length) for at, length in enumerate(blocks)))
-
-    most = max(1.0, float(factors.max()))
-    short = [
-        not precise and term.dtype == torch.float32 and max(size, most * reach) < LARGE
-        for term, size, reach in zip(held, sizes, reaches, strict=True)
-    ]
-    for length in (max(counts), *BLOCKS):
-        blocks = [length if narrow else None for narrow in short]
-        if errors(blocks) <= allowed:
-            return blocks
-    # The sums with the largest errors go to float64 until the others fit.
-    length = BLOCKS[-1]
-    by_error = sorted(range(len(held)), key=lambda at: error(at, length))
-    blocks = [length if narrow else None for narrow in short]
-    for at in reversed(by_error):
-        blocks[at] = None
-        if errors(blocks) <= allowed:
-            return blocks
-    raise ValueError(
-        f"{max(counts)} products cannot be added within the rounding that is charged to the "
-        "clipping norm; use smaller micro-batches, and pass the size of the round as round_size"
-    )
+    norms = bounds.norms.index_copy(0, index, better.norms)
+    masses, reach = bounds.masses, bounds.reach
+    if masses is not None:
+        masses = masses.index_copy(0, index, mass_of(better))
+    if reach is not None and better.reach is not None:
+        reach = reach.index_copy(0, index, better.reach)
+    return Bounds(norms, masses, reach)

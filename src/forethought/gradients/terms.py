@@ -25,7 +25,7 @@ from forethought.gradients.ghost import OneHot as OneHot
 from forethought.gradients.ghost import inner, lengths_of, row_sums
 from forethought.gradients.ghost import joined as joined
 from forethought.gradients.ghost import wide as wide
-from forethought.gradients.rounding import gamma, in_blocks, roundings, square_sums, tiny
+from forethought.gradients.rounding import SLACK, gamma, in_blocks, lengths, roundings, tiny
 from forethought.gradients.trees import sum_dtype
 
 # So many terms of a float64 sum are added up at a time.
@@ -38,14 +38,20 @@ class Bounds(NamedTuple):
     """What is proven of a term, float64, shape (B,) each; not finite where the gradient is not.
 
     Attributes:
-        squares: at least the squared norm ‖Σ_t l_t ⊗ r_t‖² of the exact gradient.
-        masses: at least Σ_t ‖l_t‖‖r_t‖, to which the rounding of sums is relative.
+        norms: at least the norm ‖Σ_t l_t ⊗ r_t‖ of the exact gradient.
+        masses: at least Σ_t ‖l_t‖‖r_t‖, to which the rounding of sums is relative. None: nothing
+            cancels, and masses are the norms.
         reach: at least the norm of every l_t and r_t; None where no product is formed later.
     """
 
-    squares: Tensor
-    masses: Tensor
+    norms: Tensor
+    masses: Tensor | None = None
     reach: Tensor | None = None
+
+
+def mass_of(bounds: Bounds) -> Tensor:
+    """The masses, where they are the norms too."""
+    return bounds.norms if bounds.masses is None else bounds.masses
 
 
 class Term(Protocol):
@@ -99,7 +105,7 @@ class BoundedTerm(Term, Protocol):
         """The weighted sum, float64.
 
         Args:
-            factors: shape (B,), float64; exact in float32 unless ``length`` is None.
+            factors: shape (B,), float32 or float64.
             length: None adds in float64. Otherwise in float32, so many products at a time, and
                 the partial sums one after the other.
         """
@@ -148,11 +154,10 @@ class Dense:
         return self.values.reshape(self.values.shape[0], -1)
 
     def bounds(self) -> Bounds:
-        squares = square_sums(wide(self._flat()))
-        return Bounds(squares, squares.sqrt())
+        return Bounds(lengths(wide(self._flat())))
 
     def squared_norms(self) -> Tensor:
-        return self.bounds().squares
+        return self.bounds().norms.square()
 
     def weighted(self, factors: Tensor) -> Tensor:
         return self.summed(factors.double(), None)
@@ -162,11 +167,13 @@ class Dense:
         batch, size = values.shape
         if length is not None:
             narrow = factors.to(values.dtype)
+            if batch <= length:
+                return (narrow @ values).double().view(self.values.shape[1:])
             total = in_blocks(batch, length, lambda at, to: narrow[at:to] @ values[at:to])
             return total.double().view(self.values.shape[1:])
         total = torch.empty(size, dtype=torch.float64, device=values.device)
         # A few columns at a time: a copy of all in float64 would leave the cache.
-        columns = max(64, (1 << 18) // max(1, batch))
+        columns, factors = max(64, (1 << 18) // max(1, batch)), factors.double()
         for at in range(0, size, columns):
             few = values[:, at : at + columns].double()
             total[at : at + columns] = factors @ few
@@ -258,24 +265,25 @@ class Outer:
         if len(self.blocks) == 1:
             left, right = self.blocks[0]
             if isinstance(left, Tensor) and right.shape[1] == 1:
-                one, other = square_sums(wide(left)[:, 0]), square_sums(wide(right)[:, 0])
-                squares = one * other
-                return Bounds(squares, squares.sqrt(), torch.maximum(one, other).sqrt_())
+                one, other = lengths(wide(left)), lengths(wide(right))
+                return Bounds((one * other)[:, 0], None, (one + other)[:, 0])
         known = [lengths_of(*block) for block in self.blocks]
         masses = torch.stack([(left * right).sum(1) for left, right in known]).sum(0)
-        masses *= 1 + 2.0**-30  # its own rounding
+        masses *= SLACK
         reach = torch.stack([torch.maximum(*pair).amax(1) for pair in known]).amax(0)
         value, slack = self._measured(known, masses)
-        squares = value.clamp(min=0) + slack
+        norms = (value.clamp(min=0) + slack).sqrt_().mul_(SLACK)
         if self.dtype == torch.float32:
             # Gradients that cancel over time: the bound would be much too high. One example's
             # own numbers decide, never the batch's.
-            again = ~(slack <= LOOSE * value) & (masses > 2.0**-60)
+            again = ~((slack <= LOOSE * value) & (value < math.inf)) & (masses > 2.0**-60)
             if again.any():
                 index = again.nonzero().squeeze(1)
                 better = self.picked(index).bounds()
-                squares[index], masses[index] = better.squares, better.masses
-        return Bounds(torch.minimum(squares, masses.square()), masses, reach)
+                norms[index] = better.norms
+                masses[index] = mass_of(better)
+        # Masses that overflow leave no number.
+        return Bounds(torch.minimum(norms, masses) + masses * 0, masses, reach)
 
     def _measured(
         self, known: Sequence[tuple[Tensor, Tensor]], masses: Tensor
@@ -298,7 +306,7 @@ class Outer:
         return value, gamma(most, kind) * masses.square() + lost
 
     def squared_norms(self) -> Tensor:
-        return self.bounds().squares
+        return self.bounds().norms.square()
 
     def weighted(self, factors: Tensor) -> Tensor:
         return self.summed(factors.double(), None)
@@ -313,7 +321,7 @@ class Outer:
 
     def _block_sum(self, left: Left, right: Tensor, factors: Tensor, length: int | None) -> Tensor:
         if isinstance(left, OneHot):
-            scaled = right.double() * factors.view(-1, 1, 1)
+            scaled = right.double() * factors.double().view(-1, 1, 1)
             part = scaled.new_zeros(left.size, right.shape[2])
             part.index_add_(0, left.index.flatten(), scaled.flatten(0, 1))
             return part.t() if self.transposed else part
@@ -322,6 +330,8 @@ class Outer:
         one, other = wide(left), right
         if self.transposed:
             one, other = other, one
+        if length is not None and one.shape[1] == 1 and len(one) <= length:
+            return ((one * scale)[:, 0].t() @ other[:, 0]).double()
         first = one.shape[2] <= other.shape[2]  # scale the narrower side
         if not (one.is_contiguous() and other.is_contiguous()):
             # Time first, as recurrent layers have it: flat without a copy.

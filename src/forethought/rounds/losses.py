@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from forethought.gradients.chain import separable
 from forethought.gradients.trees import call, losses
 from forethought.rounds.records import Records, blank
 from forethought.rounds.undisturbed import undisturbed
@@ -15,11 +16,13 @@ from forethought.rounds.undisturbed import undisturbed
 Loss = Callable[[Any, Any], torch.Tensor]
 
 
+@separable
 def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Cross entropy of logits (batch, classes, …) with labels, shape (batch, …)."""
     return F.cross_entropy(outputs, targets, reduction="none")
 
 
+@separable
 def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Squared error summed over all but the batch; outputs (batch, 1) fit targets (batch)."""
     if outputs.shape != targets.shape and outputs.numel() == targets.numel():

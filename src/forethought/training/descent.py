@@ -48,7 +48,11 @@ class Descent:
                 raise ValueError("a noised sum about other parameters than the optimizer's")
         total = sums[0].vector if len(sums) == 1 else torch.stack([s.vector for s in sums]).sum(0)
         whole = sum(one.round.divisor for one in sums) if divisor is None else divisor
-        for name, part in sums[0].layout.views(total / whole).items():
+        mean = total / whole
+        kinds = set(sums[0].layout.dtypes)
+        if len(kinds) == 1:
+            mean = mean.to(kinds.pop())
+        for name, part in sums[0].layout.views(mean).items():
             parameter = self.parameters[name]
             parameter.grad = part.to(parameter.dtype)
         for group in self.optimizer.param_groups:

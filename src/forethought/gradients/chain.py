@@ -1,0 +1,219 @@
+"""A chain of linear layers and activations: nothing to intercept.
+
+For a small model the interception costs more than the arithmetic. Here the layers run one after the
+other on the whole batch, their parameters detached, and the gradients at their outputs come from
+one backward pass; from there on the terms are those of the rule for ``F.linear``.
+
+That no example sees another follows from the structure: every layer is one of torch's own, by its
+exact type and its own ``forward``, and works on each row by itself. The loss is one that is known
+to be a sum over rows (:func:`separable`), or it runs in lanes as everywhere else. Whatever is not
+so is left to the general way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules import module as modules
+
+from forethought.gradients import boundary, passes, trees
+from forethought.gradients.clipping import ClippingRule, flat
+from forethought.gradients.once import Once, clip_and_sum_once
+from forethought.gradients.place import Unused
+from forethought.gradients.sums import clip_and_sum
+from forethought.gradients.terms import Dense, Outer, Term, wide
+from forethought.gradients.trees import Loss
+
+Known = TypeVar("Known", bound=Callable[..., Any])
+
+_SEPARABLE: set[Callable[..., Any]] = set()
+
+
+def separable(loss: Known) -> Known:
+    """Declare that value i of a loss depends on row i of outputs and targets only (a decorator).
+
+    It must hold by the loss's definition, bit for bit: nothing checks it.
+    """
+    _SEPARABLE.add(loss)
+    return loss
+
+
+def _identity(layer: Any, x: Tensor) -> Tensor:
+    return x
+
+
+# Never in place: the value before is that of a layer whose gradient is asked for.
+_ROW_BY_ROW: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {
+    nn.Identity: _identity,
+    nn.Dropout: _identity,  # where it drops nothing
+    nn.Flatten: lambda layer, x: x.flatten(layer.start_dim, layer.end_dim),
+    nn.ReLU: lambda layer, x: F.relu(x),
+    nn.Tanh: lambda layer, x: torch.tanh(x),
+    nn.Sigmoid: lambda layer, x: torch.sigmoid(x),
+    nn.GELU: lambda layer, x: F.gelu(x, approximate=layer.approximate),
+    nn.SiLU: lambda layer, x: F.silu(x),
+    nn.Softplus: lambda layer, x: F.softplus(x, layer.beta, layer.threshold),
+    nn.ELU: lambda layer, x: F.elu(x, layer.alpha),
+    nn.LeakyReLU: lambda layer, x: F.leaky_relu(x, layer.negative_slope),
+}
+_KINDS: tuple[type[nn.Module], ...] = (nn.Sequential, nn.Linear, *_ROW_BY_ROW)
+_FORWARD = {kind: kind.forward for kind in _KINDS}
+
+
+def uses_of(
+    model: nn.Module,
+    loss: Loss,
+    inputs: Any,
+    targets: Any,
+    trained: Mapping[str, nn.Parameter],
+) -> list[Once] | None:
+    """Every trained layer's inputs and output gradients, (B, …, m) and (B, …, n).
+
+    None where the general way must be taken. A layer that the loss does not depend on is left out.
+    """
+    layers: list[nn.Module] = []
+    if not _collect(model, layers) or not _plain(layers, inputs):
+        return None
+    known = loss in _SEPARABLE or _own_cross_entropy(loss)
+    if not known and not passes.has_judged(model, loss):
+        return None
+    names = {id(parameter): name for name, parameter in trained.items()}
+    uses: list[tuple[nn.Linear, Tensor, Tensor]] = []
+    with torch.enable_grad():
+        x = inputs
+        for layer in layers:
+            if type(layer) is nn.Linear:
+                before, x = x.detach(), _linear(layer, x)
+                if id(layer.weight) in names or id(layer.bias) in names:
+                    x = x if x.requires_grad else x.requires_grad_()
+                    uses.append((layer, before, x))
+            else:
+                x = _ROW_BY_ROW[type(layer)](layer, x)
+        points = [output for _, _, output in uses]
+        if known:
+            found = _differentiated(trees.losses(loss(x, targets), len(inputs)), points)
+        else:
+            found = passes.loss_in_lanes(loss, x, targets, points, trained)
+    if found is None:
+        return None
+    return [
+        Once(before, gradient, names.get(id(layer.weight)), names.get(id(layer.bias)))
+        for (layer, before, _), gradient in zip(uses, found, strict=True)
+        if gradient is not None
+    ]
+
+
+def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    return F.linear(x, layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
+
+
+def _differentiated(values: Tensor, points: list[Tensor]) -> tuple[Tensor | None, ...] | None:
+    if not values.requires_grad:
+        return (None,) * len(points)
+    return torch.autograd.grad(values.sum(), points, allow_unused=True)
+
+
+def clipped(
+    uses: list[Once],
+    trained: Mapping[str, nn.Parameter],
+    size: int,
+    clip_norm: float,
+    clip: ClippingRule,
+    round_size: int | None,
+) -> tuple[dict[str, Tensor], Tensor]:
+    """The clipped sum and the norms, as :func:`.sums.clip_and_sum` returns them."""
+    if (
+        clip is flat
+        and sum((u.weight is not None) + (u.bias is not None) for u in uses) == len(trained)
+        and all(u.inputs.dim() == 2 and u.inputs.dtype == torch.float32 for u in uses)
+    ):
+        found = clip_and_sum_once(uses, clip_norm, round_size)
+        if found is not None:
+            return {name: found[0][name] for name in trained}, found[1]
+    return clip_and_sum(_as_terms(uses, trained, size), dict(trained), clip_norm, clip, round_size)
+
+
+def _as_terms(uses: list[Once], trained: Mapping[str, nn.Parameter], size: int) -> dict[str, Term]:
+    result: dict[str, Term] = {}
+    for use in uses:
+        rows = use.gradients.reshape(size, -1, use.gradients.shape[-1])
+        if use.weight is not None:
+            before = use.inputs.reshape(size, -1, use.inputs.shape[-1])
+            result[use.weight] = Outer([(rows, before)]).settled()
+        if use.bias is not None:
+            result[use.bias] = Dense(rows[:, 0] if rows.shape[1] == 1 else wide(rows).sum(1))
+    return {name: result.get(name) or Unused(size, p) for name, p in trained.items()}
+
+
+def _collect(module: nn.Module, layers: list[nn.Module]) -> bool:
+    """Append the layers in order; False for anything but a plain chain."""
+    kind = type(module)
+    if _FORWARD.get(kind) is not kind.forward or _altered(module):
+        return False
+    if isinstance(module, nn.Sequential):  # children() would leave out a layer's second use
+        return all(_collect(part, layers) for part in module)
+    if isinstance(module, nn.Dropout) and module.training and module.p:
+        return False
+    if isinstance(module, nn.Flatten) and module.start_dim < 1:
+        return False
+    layers.append(module)
+    return True
+
+
+def _altered(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__
+    )
+
+
+def _plain(layers: list[nn.Module], inputs: Any) -> bool:
+    """Whether only torch's own arithmetic on plain tensors would run."""
+    if (
+        modules._global_forward_hooks
+        or modules._global_forward_pre_hooks
+        or modules._global_backward_hooks
+        or modules._global_backward_pre_hooks
+    ):
+        return False
+    if type(inputs) is not Tensor or inputs.dim() < 2 or inputs.layout is not torch.strided:
+        return False
+    kind, device = inputs.dtype, inputs.device
+    seen = set()
+    for layer in layers:
+        if type(layer) is not nn.Linear:
+            continue
+        for p in (layer.weight, layer.bias):
+            if p is None:
+                continue
+            if (
+                type(p) is not nn.Parameter
+                or type(p.data) is not Tensor
+                or p.dtype != kind
+                or p.device != device
+                or p._backward_hooks
+                or getattr(p, "_post_accumulate_grad_hooks", None)
+                or id(p) in seen  # used twice
+            ):
+                return False
+            seen.add(id(p))
+    return bool(seen) and not torch.is_autocast_enabled(device.type) and not boundary.interrupted()
+
+
+def _own_cross_entropy(loss: Any) -> bool:
+    return (
+        type(loss) is nn.CrossEntropyLoss
+        and loss.reduction == "none"
+        and type(loss).forward is _CROSS_ENTROPY
+        and not _altered(loss)
+    )
+
+
+_CROSS_ENTROPY = nn.CrossEntropyLoss.forward

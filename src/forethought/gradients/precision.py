@@ -1,0 +1,146 @@
+"""How exactly a sum must be formed: the certificate that its error stays within what is charged.
+
+Before anything is added, every term's error is bounded from the masses of its contributions and
+the roundings that its sum would meet. Float32 products are used where the bounds of all terms
+together suffice, in blocks as long as they may be; what does not fit is added in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forethought.gradients import clipping
+from forethought.gradients.rounding import tiny
+from forethought.gradients.terms import BoundedTerm, Bounds, mass_of
+
+# Blocks shorter than the last cost more than a product in float64.
+BLOCKS = (2048, 1024, 512, 256, 192, 128, 96, 64)
+# Far from the largest float32, so that nothing on the way to a sum overflows.
+LARGE = 2.0**120
+
+
+class Measured:
+    """Bounds of all terms: norms by parameter, and masses and reach where they are not trivial."""
+
+    def __init__(self, found: Sequence[Bounds], names: tuple[str, ...]) -> None:
+        self.found = found
+        self.norms = clipping.Norms(names, torch.stack([bounds.norms for bounds in found]))
+        self.masses: Tensor | None = None
+        if any(bounds.masses is not None for bounds in found):
+            self.masses = torch.stack([mass_of(bounds) for bounds in found])
+
+    def reach(self) -> list[float]:
+        """Each term's, over all contributions."""
+        return [0.0 if b.reach is None else float(b.reach.max()) for b in self.found]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the sum must keep to.
+
+    Attributes:
+        clip_norm: at least the norm of every contribution. allowed: bound on the sum's error.
+        largest: at least every factor. precise: whether everything is added in float64 anyway.
+    """
+
+    clip_norm: float
+    allowed: float
+    largest: float
+    precise: bool
+
+
+def block_lengths(
+    held: Sequence[BoundedTerm], factors: Tensor, measured: Measured, limits: Limits
+) -> list[int | None]:
+    """How long float32 blocks may be, for each term; None adds in float64.
+
+    Raises:
+        ValueError: not even float64 keeps the error within ``limits.allowed``.
+    """
+    certificate = _Certificate(held, factors, measured, limits)
+    whole = certificate.blocks(max(term.added for term in held))
+    if certificate.at_worst(whole) <= limits.allowed:
+        return whole
+    certificate.weigh()
+    for length in (max(term.added for term in held), *BLOCKS):
+        blocks = certificate.blocks(length)
+        if certificate.error(blocks) <= limits.allowed:
+            return blocks
+    # The sums with the largest errors go to float64 until the others fit.
+    blocks = certificate.blocks(BLOCKS[-1])
+    by_error = sorted(range(len(held)), key=lambda at: certificate.one(at, BLOCKS[-1]))
+    for at in reversed(by_error):
+        blocks[at] = None
+        if certificate.error(blocks) <= limits.allowed:
+            return blocks
+    most = max(term.added for term in held)
+    raise ValueError(
+        f"{most} products cannot be added within the rounding that is charged to the clipping "
+        "norm; use smaller micro-batches, and pass the size of the round as round_size"
+    )
+
+
+class _Certificate:
+    """Bounds on the errors of the terms' sums."""
+
+    def __init__(
+        self,
+        held: Sequence[BoundedTerm],
+        factors: Tensor,
+        measured: Measured,
+        limits: Limits,
+    ) -> None:
+        self._held, self._factors, self._measured, self._limits = held, factors, measured, limits
+        self._reach = measured.reach()
+        # Without cancellation no mass exceeds its contribution's norm, which is at most C.
+        trivial = measured.masses is None
+        self._together = factors.shape[1] * limits.clip_norm if trivial else math.inf
+        self._masses = [self._together] * len(held)
+
+    def weigh(self) -> None:
+        """Take the masses themselves, where they are not yet known."""
+        masses = self._measured.masses
+        norms = self._measured.norms.by_parameter
+        each = norms if masses is None else masses
+        bad = ~torch.isfinite(self._measured.norms.total)
+        weighted = (self._factors * each).masked_fill(bad, 0.0).sum(1)
+        # A little more, for this arithmetic.
+        self._masses = (weighted * (1 + 2.0**-20)).tolist()
+
+    def blocks(self, length: int) -> list[int | None]:
+        """Float32 blocks of a length where nothing could overflow, float64 elsewhere."""
+        return [
+            length
+            if not self._limits.precise
+            and term.dtype == torch.float32
+            and max(min(mass, self._together), self._limits.largest * reach) < LARGE
+            else None
+            for term, mass, reach in zip(self._held, self._masses, self._reach, strict=True)
+        ]
+
+    def _underflow(self, at: int, length: int | None) -> float:
+        # Of a scaled number, times what it is multiplied with, and of each product.
+        term = self._held[at]
+        kind = torch.float64 if length is None else torch.float32
+        return tiny(kind) * term.added * term.breadth * 2 * (1 + self._reach[at])
+
+    def at_worst(self, blocks: Sequence[int | None]) -> float:
+        """The error whatever the norms are: Σ_b ‖contribution_b‖ ≤ B·C bounds all masses."""
+        if math.isinf(self._together):
+            return math.inf
+        off = max(term.off(length) for term, length in zip(self._held, blocks, strict=True))
+        lost = [self._underflow(at, length) for at, length in enumerate(blocks)]
+        return off * self._together + sum(lost)
+
+    def one(self, at: int, length: int | None) -> float:
+        """One term's error."""
+        return self._held[at].off(length) * self._masses[at] + self._underflow(at, length)
+
+    def error(self, blocks: Sequence[int | None]) -> float:
+        """The error of all sums together."""
+        return math.hypot(*(self.one(at, length) for at, length in enumerate(blocks)))
