@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from forethought.gradients import trees
 from forethought.gradients.control import Refused
 from forethought.gradients.lanes import writes
-from forethought.gradients.state import State, alike, changes_itself
+from forethought.gradients.state import State, alike, changes_itself, copied
 from forethought.gradients.trees import Loss
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _only(leaf: Tensor) -> Tensor:
 
 
 def _check(alone: _Alone, state: State) -> dict[str, Any]:
-    changed = state.changes()
+    changed = copied(state.changes())
     written = state.parameters_changed()
     state.restore()
     if written:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
@@ -216,8 +217,7 @@ class _Attempt:
     def run(self) -> dict[str, Term]:
         if boundary.saving_hooks_in_force():
             raise Refused(_HOOKS)
-        refusals.hooked(self.model)
-        refusals.parameters(self.model)
+        refusals.hooked(self._state.modules)
         if self.batch.each >= _LONG:  # one pass a group costs no more than lanes
             return self._by_fallback()
         settings = Settings(self._known.unshared, self.batch.members is not None)
@@ -273,7 +273,8 @@ class _Attempt:
         try:
             with ExitStack() as stack:
                 stack.enter_context(boundary.saving_hooks_by(_refuse_hooks))
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
+                if "torch._dynamo" in sys.modules:  # else nothing can be compiled
+                    stack.enter_context(torch.compiler.set_stance("force_eager"))
                 stack.enter_context(torch.enable_grad())
                 values, lanes = self._forward(part, size, places, settings, observe, stack)
                 left = self._backward(values, lanes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -105,8 +106,8 @@ def _data(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     return args[0].detach().clone()  # changes of it would be seen by nobody
 
 
-def hooked(model: nn.Module) -> None:
-    """Refuse hooks that would run in the backward pass.
+def hooked(modules: Iterable[tuple[str, nn.Module]]) -> None:
+    """Refuse hooks that would run in the backward pass, and parameters that no rule is true of.
 
     Raises:
         Refused: naming the module or parameter.
@@ -114,38 +115,34 @@ def hooked(model: nn.Module) -> None:
     everywhere = torch.nn.modules.module
     if everywhere._global_backward_hooks or everywhere._global_backward_pre_hooks:
         raise Refused("global backward hooks of modules see all examples at once: remove them")
-    for name, module in model.named_modules():
+    for name, module in modules:
         if module._backward_hooks or module._backward_pre_hooks:
             raise Refused(
                 f"module {name or type(module).__name__!r} has backward hooks, which would see "
                 "all examples at once: remove them"
             )
-    for name, parameter in model.named_parameters():
-        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
-            raise Refused(
-                f"parameter {name!r} has a hook on its gradient, which private training does not "
-                "pass through it: remove it"
-            )
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                _check_parameter(f"{name}.{key}" if name else key, parameter)
 
 
-def parameters(model: nn.Module) -> None:
-    """Refuse parameters that no rule is true of.
-
-    Raises:
-        Refused: naming the parameter.
-    """
-    for name, parameter in model.named_parameters():
-        if type(parameter.data).__torch_dispatch__ is not Tensor.__torch_dispatch__:
-            kind = type(parameter.data).__name__
-            raise Refused(
-                f"parameter {name!r} is a {kind}: shards of a parameter (FSDP, tensor "
-                "parallelism) and other wrapped tensors are not supported; use the plain module"
-            )
-        if parameter.is_complex() and parameter.requires_grad:
-            raise Refused(
-                f"parameter {name!r} is complex: keep its real and imaginary part as two real "
-                "parameters (torch.view_as_real)"
-            )
+def _check_parameter(name: str, parameter: Tensor) -> None:
+    if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+        raise Refused(
+            f"parameter {name!r} has a hook on its gradient, which private training does not "
+            "pass through it: remove it"
+        )
+    kind = type(parameter.data)
+    if kind is not Tensor and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        raise Refused(
+            f"parameter {name!r} is a {kind.__name__}: shards of a parameter (FSDP, tensor "
+            "parallelism) and other wrapped tensors are not supported; use the plain module"
+        )
+    if parameter.is_complex() and parameter.requires_grad:
+        raise Refused(
+            f"parameter {name!r} is complex: keep its real and imaginary part as two real "
+            "parameters (torch.view_as_real)"
+        )
 
 
 def module_at_fault(model: nn.Module, error: BaseException) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import OrderedDict, deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,11 @@ from torch import Tensor, nn
 
 from forethought.gradients.control import Refused
 
-_INTERNAL = ("_parameters", "_buffers", "_modules")
-_CONTAINERS = (list, dict, set, deque, OrderedDict)
+_TABLES = ("_parameters", "_buffers", "_modules")
+_STANDARD = frozenset(vars(nn.Module()))  # hooks and the like: no place for values
+_CHANGEABLE = (Tensor, np.ndarray, tuple, list, dict, set, deque)
+_PLAIN = (int, float, str, complex, bytes)
+_MISSING = object()
 
 
 def _copied(value: Any, depth: int = 4) -> Any:
@@ -42,6 +46,8 @@ def _same(value: Any, kept: Any, depth: int = 4) -> bool:
     if isinstance(value, nn.Parameter):
         return value is kept
     if isinstance(value, Tensor):
+        if value is kept:
+            return True
         return (
             isinstance(kept, Tensor)
             and value.shape == kept.shape
@@ -76,7 +82,7 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def _plainly_equal(value: Any, kept: Any) -> bool:
-    return isinstance(value, int | float | str | bool | complex | bytes) and bool(value == kept)
+    return type(value) in _PLAIN and bool(value == kept)
 
 
 def _restore(value: Any, kept: Any) -> Any:
@@ -100,106 +106,108 @@ def _restore(value: Any, kept: Any) -> Any:
     return value
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """One module's snapshot: its attributes, its three tables, and contents that can change."""
+
+    name: str
+    module: nn.Module
+    attributes: dict[str, Any]
+    tables: tuple[dict[str, Any], ...]
+    contents: list[tuple[str, Any, Any]]
+
+    def differing(self) -> list[str]:
+        """Attributes that are another object than they were."""
+        now, before = self.module.__dict__, self.attributes
+        found = [
+            key
+            for key, value in before.items()
+            if now.get(key, _MISSING) is not value and not _plainly_equal(now.get(key), value)
+        ]
+        if len(now) != len(before):
+            found += [key for key in now if key not in before]
+        for name, table in zip(_TABLES, self.tables, strict=True):
+            current = now[name]
+            found += [k for k, value in table.items() if current.get(k, _MISSING) is not value]
+            if len(current) != len(table):
+                found += [key for key in current if key not in table]
+        return found
+
+    def rewritten(self) -> list[tuple[str, Any, Any]]:
+        """Contents that are no longer what they were."""
+        return [one for one in self.contents if not _same(one[1], one[2])]
+
+
+def _snapshot(name: str, module: nn.Module) -> _Kept:
+    attributes = module.__dict__.copy()
+    tables = tuple([attributes[table].copy() for table in _TABLES])
+    contents = [
+        (key, value, _copied(value))
+        for key, value in attributes.items()
+        if key not in _STANDARD and isinstance(value, _CHANGEABLE)
+    ]
+    contents += [
+        (k, buffer, _copied(buffer)) for k, buffer in tables[1].items() if buffer is not None
+    ]
+    return _Kept(name, module, attributes, tables, contents)
+
+
 class State:
     """A snapshot of everything that modules hold: attributes, buffers, submodules, parameters.
 
-    Args:
-        model: its modules' attributes, with built-in containers inside them, are kept by value.
+    Attributes, and the built-in containers, arrays and tensors in them, are kept by value; of
+    parameters only whether they were written to.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._modules = []
-        for name, module in model.named_modules():
-            attributes = dict(module.__dict__)
-            tables = {table: dict(attributes.pop(table)) for table in _INTERNAL}
-            buffers = {
-                key: (value, None if value is None else value.detach().clone())
-                for key, value in tables["_buffers"].items()
-            }
-            held = {
-                key: (value, _copied(value))
-                for key, value in attributes.items()
-                if isinstance(value, Tensor | np.ndarray | tuple | list | dict | set | deque)
-            }
-            self._modules.append((name, module, attributes, tables, buffers, held))
-        self._parameters = [(n, p, p._version, p.data_ptr()) for n, p in model.named_parameters()]
+        self.modules = list(model.named_modules())
+        self._kept = [_snapshot(name, module) for name, module in self.modules]
+        self._parameters = [
+            (f"{kept.name}.{key}" if kept.name else key, parameter, parameter._version)
+            for kept in self._kept
+            for key, parameter in kept.tables[0].items()
+            if parameter is not None
+        ]
 
     def changes(self) -> dict[str, Any]:
         """Where the model differs from the snapshot: ``module.attribute`` → what is there now."""
-        owners = {name: module for name, module, *_ in self._modules}
         found = {}
-        for label in self._changed():
-            path, _, key = label.rpartition(".")
-            owner = owners.get(path, self._model)
-            found[label] = _copied(getattr(owner, key, None))
+        for kept in self._kept:
+            names = [*kept.differing(), *(name for name, *_ in kept.rewritten())]
+            for name in dict.fromkeys(names):
+                label = f"{kept.name}.{name}" if kept.name else name
+                found[label] = getattr(kept.module, name, None)
         return found
-
-    def _changed(self) -> list[str]:
-        found = []
-        for name, module, attributes, tables, buffers, held in self._modules:
-            now = module.__dict__
-            label = f"{name}." if name else ""
-            if len(now) != len(attributes) + len(_INTERNAL):
-                found += [
-                    label + key
-                    for key in {*now, *attributes} - {*now}.intersection(attributes)
-                    if key not in _INTERNAL
-                ]
-            for key, value in attributes.items():
-                current = now.get(key, _MISSING)
-                if current is not value and not (
-                    current is not _MISSING and _plainly_equal(current, value)
-                ):
-                    found.append(label + key)
-            for table in _INTERNAL:
-                current, before = now[table], tables[table]
-                if len(current) != len(before) or any(
-                    current.get(key, _MISSING) is not value for key, value in before.items()
-                ):
-                    found += [
-                        label + key
-                        for key in {*current, *before}
-                        if current.get(key, _MISSING) is not before.get(key, _MISSING)
-                    ]
-            found += [
-                label + key
-                for key, (value, kept) in buffers.items()
-                if value is not None and not _same(value, kept)
-            ]
-            found += [label + key for key, (value, kept) in held.items() if not _same(value, kept)]
-        found += [
-            name
-            for name, parameter, version, place in self._parameters
-            if parameter._version != version or parameter.data_ptr() != place
-        ]
-        return list(dict.fromkeys(found))
 
     def restore(self) -> None:
         """Put everything back; parameters, whose values are not kept, are left as they are."""
-        for _, module, attributes, tables, buffers, held in self._modules:
-            now = module.__dict__
-            for value, kept in (*buffers.values(), *held.values()):
-                if value is not None and not _same(value, kept):
-                    _restore(value, kept)
-            for key in [key for key in now if key not in attributes and key not in _INTERNAL]:
-                del now[key]
-            now.update(attributes)
-            for table in _INTERNAL:
-                current, before = now[table], tables[table]
-                if len(current) != len(before) or any(
-                    current.get(key, _MISSING) is not value for key, value in before.items()
-                ):
-                    current.clear()
-                    current.update(before)
+        for kept in self._kept:
+            for _, value, before in kept.rewritten():
+                _restore(value, before)
+            if not kept.differing():
+                continue
+            now = kept.module.__dict__
+            for name, table in zip(_TABLES, kept.tables, strict=True):
+                kept.attributes[name].clear()
+                kept.attributes[name].update(table)
+            now.clear()
+            now.update(kept.attributes)
 
     def parameters_changed(self) -> list[str]:
         """Names of parameters that were written to."""
-        return [n for n, p, version, _ in self._parameters if p._version != version]
+        return [
+            name for name, parameter, version in self._parameters if parameter._version != version
+        ]
+
+
+def copied(changes: dict[str, Any]) -> dict[str, Any]:
+    """The changes by value, to compare later ones with."""
+    return {name: _copied(value) for name, value in changes.items()}
 
 
 def alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two passes changed the model in the same way."""
+    """Whether two passes changed the model in the same way; ``other`` is copied."""
     return _same(one, other)
 
 
@@ -209,9 +217,6 @@ def changes_itself(changed: Iterable[str], why: str) -> Refused:
         f"the model changes itself while it runs: {', '.join([*changed][:5])} {why}; compute it "
         "from the example alone, or keep it fixed during private training"
     )
-
-
-_MISSING = object()
 
 
 class Generators:

@@ -7,6 +7,7 @@ from forethought.gradients.rules import (
     dropout,
     embedding,
     linear,
+    losses,
     normalisation,
     recurrent,
 )
@@ -18,6 +19,7 @@ __all__ = [
     "dropout",
     "embedding",
     "linear",
+    "losses",
     "normalisation",
     "recurrent",
 ]
