@@ -15,13 +15,9 @@ import torch
 from torch import Tensor
 from torch._C import _functorch as functorch
 from torch._functorch.vmap import lazy_load_decompositions  # type: ignore[attr-defined]
-from torch._ops import HigherOrderOperator
 from torch.utils import checkpoint as checkpointing
 
 is_lane: Callable[[Tensor], bool] = functorch.is_batchedtensor
-
-# What a user-written autograd.Function becomes inside a vmap.
-FUNCTION_CALL: HigherOrderOperator = torch._functorch.autograd_function.custom_function_call
 
 
 @contextmanager
@@ -54,6 +50,11 @@ def current_level() -> int:
 def physical(value: Tensor) -> tuple[Tensor, int]:
     """The tensor of all examples, and the dimension along which they are."""
     return functorch.get_unwrapped(value), functorch.maybe_get_bdim(value)
+
+
+def wrapped(value: Tensor) -> bool:
+    """Whether the value belongs to any transform of torch.func."""
+    return bool(functorch.is_functorch_wrapped_tensor(value))
 
 
 def rows(value: Tensor) -> Tensor:
@@ -140,6 +141,32 @@ def checkpoints_by(make: Callable[[Checkpoint], Checkpoint]) -> Iterator[None]:
         checkpointing.CheckpointFunction = function  # type: ignore[misc]
 
 
+@contextmanager
+def functions_by(call: Callable[[Any, tuple[Any, ...], Callable[..., Any]], Any]) -> Iterator[None]:
+    """``Function.apply`` inside a vmap is ``call(kind, args, torch's own apply)``."""
+    kept = torch.autograd.Function.__dict__["apply"]
+
+    def own(kind: Any, *args: Any) -> Any:
+        return kept.__func__(kind, *args)
+
+    def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs or not torch._C._are_functorch_transforms_active():
+            return kept.__func__(kind, *args, **kwargs)
+        return call(kind, args, own)
+
+    kind: Any = torch.autograd.Function
+    kind.apply = classmethod(apply)
+    try:
+        yield
+    finally:
+        kind.apply = kept
+
+
 def of_vmap(error: BaseException) -> bool:
     """Whether vmap raised the error, rather than the model."""
     return isinstance(error, RuntimeError) and "vmap" in str(error)
+
+
+def sets_up_context(kind: Any) -> bool:
+    """Whether an ``autograd.Function`` has its context set up apart from its forward pass."""
+    return bool(kind.setup_context is not torch.autograd.Function.setup_context)

@@ -32,8 +32,6 @@ def in_lanes(lanes: Lanes) -> AbstractContextManager[None]:
             **kwargs: Any,
         ) -> Iterator[None]:
             lanes.here()
-            if lanes.draws is not None and lanes.draws.open:
-                raise Unable("checkpointing in lanes that run apart later")
 
             def again() -> None:
                 with entered(lanes.size) as level:

@@ -16,13 +16,19 @@ class Parted(Stopped):
     """The lanes disagree on what Python is about to see; they go on apart.
 
     Attributes:
-        decision: how many such questions the pass had answered before.
         keys: every lane's own answer.
     """
 
-    def __init__(self, decision: int, keys: Sequence[Hashable]) -> None:
+    def __init__(self, keys: Sequence[Hashable]) -> None:
         super().__init__("the examples take different ways")
-        self.decision, self.keys = decision, tuple(keys)
+        self.keys = tuple(keys)
+
+
+class Asking(Stopped):
+    """A value of the examples is about to reach Python, for the first time: start again, prepared.
+
+    What Python can remember is noted now, before it learns anything.
+    """
 
 
 class Unshared(Stopped):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from forethought.gradients.boundary import outside
 from forethought.gradients.place import Slot, combine, slot
 from forethought.gradients.terms import Dense, OneHot, Outer, Term, wide
 
@@ -80,9 +81,8 @@ class Places:
             return None
         if bool((index < 0).any()):
             return None
-        with torch.no_grad():
-            picked = table.detach()[index]
-        picked.requires_grad_()
+        with outside():
+            picked = table.detach()[index].requires_grad_()
         self._known[id(picked)] = LookedUp(picked, table, index.long(), padding)
         return picked
 

@@ -73,6 +73,7 @@ def _truth(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     T.numpy,
     T.__array__,
     T.__format__,
+    T.__repr__,
     T.__contains__,
     T.equal,
     torch.equal,

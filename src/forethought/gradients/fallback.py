@@ -7,9 +7,10 @@ carry values from one lane to the next.
 
 from __future__ import annotations
 
+import contextvars
 import gc
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,8 +19,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from forethought.gradients import trees
+from forethought.gradients.boundary import wrapped
+from forethought.gradients.calls import writes
 from forethought.gradients.control import Refused
-from forethought.gradients.lanes import writes
 from forethought.gradients.state import State, alike, changes_itself, copied
 from forethought.gradients.trees import Loss
 
@@ -29,6 +31,17 @@ if TYPE_CHECKING:
 
 class SlowGradientsWarning(UserWarning):
     """Gradients are exact but slow: vmap cannot run a part of the model, or a rule failed."""
+
+
+_DATA = vars(torch._C.TensorBase)["data"].__get__
+_ARRAYS = (torch.Tensor.numpy, torch.Tensor.__array__)
+
+
+def _storage(value: Tensor) -> int:
+    """Where a tensor's memory is; 0 for one that has none of its own (sparse, or of torch.func)."""
+    if value.layout is not torch.strided or wrapped(value):
+        return 0
+    return value.untyped_storage().data_ptr()
 
 
 class _Alone(TorchFunctionMode):
@@ -41,14 +54,16 @@ class _Alone(TorchFunctionMode):
         owned = [*model.parameters(), *model.buffers()]
         for module in model.modules():
             owned += trees.tensors(list(vars(module).values()))
-        self._owned = {t.untyped_storage().data_ptr() for t in owned if t.layout is torch.strided}
+        self._owned = {*map(_storage, owned)} - {0}
         self._made: dict[int, weakref.ref[Tensor]] = {}
-        self._storages: set[int] = set()
+        self._storages: set[int] = {0}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is _DATA:
+            return args[0].detach()  # the same memory; unlike .data, its changes are counted
         if func is F.batch_norm and self._grouped:
             names = ("input", "running_mean", "running_var", "weight", "bias", "training")
             given = dict(zip((*names, "momentum", "eps"), args, strict=False)) | kwargs
@@ -63,17 +78,18 @@ class _Alone(TorchFunctionMode):
                     "new tensor instead"
                 )
         result = func(*args, **kwargs)
+        if func in _ARRAYS:
+            return result.copy()  # what is written there would stay
         for leaf in trees.tensors(result if isinstance(result, tuple | list) else [result]):
             self._made[id(leaf)] = weakref.ref(leaf)
-            if leaf.layout is torch.strided:
-                self._storages.add(leaf.untyped_storage().data_ptr())
+            self._storages.add(_storage(leaf))
         return result
 
     def _mine(self, target: Tensor) -> bool:
         known = self._made.get(id(target))
         if known is not None and known() is target:
             return True
-        place = target.untyped_storage().data_ptr() if target.layout is torch.strided else None
+        place = _storage(target)
         return place in self._storages or place in self._owned
 
     def made(self) -> list[Tensor]:
@@ -87,18 +103,27 @@ def one_at_a_time(
     batch: Batch,
     trained: Mapping[str, nn.Parameter],
     state: State,
+    restore: Callable[[], None],
 ) -> dict[str, Tensor]:
     """Every lane's gradients by one ordinary backward pass: name → (lanes, *parameter shape).
 
     ``.grad`` of every parameter is left as it was, and so is the model.
+
+    Args:
+        state: of the model, to compare with. restore: puts it back, and all else that Python holds.
 
     Raises:
         Refused: the model changes itself, or keeps what it computed from an example.
     """
     rows: dict[str, list[Tensor]] = {name: [] for name in trained}
     first: dict[str, Any] | None = None
+    # Each draws from a stream of its own: how much one draws must not matter to the next.
+    seeds = torch.randint(2**62, (batch.lanes + 1,)).tolist()
     for at in range(batch.lanes):
-        found, changed = _gradients(model, loss, batch, trained, state, at)
+        torch.manual_seed(seeds[at])
+        found, changed = contextvars.copy_context().run(
+            _gradients, model, loss, batch, trained, state, restore, at
+        )
         first = changed if first is None else first
         if not alike(changed, first):
             raise changes_itself({**changed, **first}, "depends on the examples that it has seen")
@@ -107,6 +132,7 @@ def one_at_a_time(
             rows[name].append(
                 torch.zeros_like(parameter) if gradient is None else gradient.to_dense().detach()
             )
+    torch.manual_seed(seeds[-1])
     return {name: torch.stack(values) for name, values in rows.items()}
 
 
@@ -116,6 +142,7 @@ def _gradients(
     batch: Batch,
     trained: Mapping[str, nn.Parameter],
     state: State,
+    restore: Callable[[], None],
     at: int,
 ) -> tuple[dict[str, Tensor | None], dict[str, Any]]:
     parameters = list(model.parameters())
@@ -139,17 +166,17 @@ def _gradients(
     finally:
         for parameter, gradient in zip(parameters, kept, strict=True):
             parameter.grad = gradient
-    return found, _check(alone, state)
+    return found, _check(alone, state, restore)
 
 
 def _only(leaf: Tensor) -> Tensor:
     return leaf[0]
 
 
-def _check(alone: _Alone, state: State) -> dict[str, Any]:
+def _check(alone: _Alone, state: State, restore: Callable[[], None]) -> dict[str, Any]:
     changed = copied(state.changes())
     written = state.parameters_changed()
-    state.restore()
+    restore()
     if written:
         raise changes_itself(written, "is written to in the forward pass")
     if alone.made():

@@ -13,7 +13,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from types import FunctionType
 from typing import Any
 
@@ -23,9 +22,18 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from forethought.gradients.boundary import current_level, is_lane, lane, outside, physical
+from forethought.gradients.calls import (
+    DROPOUTS,
+    FRESH,
+    OPERATORS,
+    changes,
+    opened,
+    own_operator,
+    writes,
+)
 from forethought.gradients.control import Parted, Refused, RuleFailed, Stopped, Unable, Unshared
 from forethought.gradients.derived import Place, Places
-from forethought.gradients.draws import Draws
+from forethought.gradients.draws import Draws, fork
 from forethought.gradients.registry import PARTS, PHYSICAL, RULES, Rule, Use
 from forethought.gradients.tap import Rows, Site, Tap
 from forethought.gradients.terms import Dense, Outer, Term
@@ -49,29 +57,6 @@ def handles(*functions: Any, always: bool = False) -> Callable[[Handler], Handle
     return register
 
 
-_FRESH = frozenset(
-    {
-        torch.zeros,
-        torch.ones,
-        torch.empty,
-        torch.full,
-        torch.zeros_like,
-        torch.ones_like,
-        torch.empty_like,
-        torch.full_like,
-        torch.arange,
-        torch.eye,
-        torch.tensor,
-        torch.clone,
-        torch.Tensor.clone,
-        torch.Tensor.new_zeros,
-        torch.Tensor.new_ones,
-        torch.Tensor.new_empty,
-        torch.Tensor.new_full,
-        torch.Tensor.new_tensor,
-    }
-)
-_DROPOUTS = frozenset({F.dropout, torch.dropout, F.alpha_dropout, F.feature_alpha_dropout})
 # These hand themselves over whole, with functions inside that must be caught one by one.
 OPEN: set[Any] = {F.multi_head_attention_forward}
 
@@ -81,7 +66,8 @@ class Settings:
     """How a pass is run; a pass that stops may be run again with others.
 
     Attributes:
-        unshared: tensors that the model makes are made for each lane. without: names of rules
+        unshared: tensors that the model makes are made for each lane, and inputs are copied,
+            since it writes to them. without: names of rules
             that are not to be used. grouped: a lane is a group, whose examples may see each other.
     """
 
@@ -90,49 +76,14 @@ class Settings:
     without: frozenset[str] = field(default_factory=frozenset)
 
 
-@cache
-def opened(function: FunctionType) -> FunctionType:
-    """A copy of a Python function that does not hand itself over to the mode as a whole.
-
-    The functions inside it are then caught one by one.
-    """
-
-    def never(*_: Any) -> bool:
-        return False
-
-    asked = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-    scope = {**function.__globals__, **dict.fromkeys(asked, never)}
-    copy = FunctionType(
-        function.__code__, scope, function.__name__, function.__defaults__, function.__closure__
-    )
-    copy.__kwdefaults__ = function.__kwdefaults__
-    return copy
-
-
-def writes(func: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Whether a function changes its first argument."""
-    name: str = getattr(func, "__name__", "")
-    if name.endswith("_") and not name.endswith("__"):
-        return True
-    return name == "__setitem__" or name in _INPLACE or kwargs.get("out") is not None
-
-
-_INPLACE = frozenset(
-    f"__i{name}__"
-    for name in (
-        *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"),
-        *("and", "or", "xor", "lshift", "rshift"),
-    )
-)
-
-
 class Lanes(TorchFunctionMode):
     """The pass of ``size`` lanes at vmap's ``level``.
 
     Args:
         places: what the trained tensors are.
-        draws: where an earlier pass drew random numbers for more lanes; None for a first pass.
+        draws: for lanes of a batch that runs apart; None where all are here.
         observe: is told of every use before it is decided how to keep it.
+        before_answer: is called before a value of the examples reaches Python.
 
     Attributes:
         anchor: the leaf that every report hangs on; differentiate with respect to it.
@@ -147,8 +98,10 @@ class Lanes(TorchFunctionMode):
         settings: Settings,
         draws: Draws | None = None,
         observe: Observer | None = None,
+        before_answer: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()
+        self._before_answer = before_answer
         self.size, self.level, self.settings = size, level, settings
         self.anchor = torch.zeros(0, requires_grad=True)
         self.places = places
@@ -158,8 +111,8 @@ class Lanes(TorchFunctionMode):
         self.stopped: Stopped | None = None
         self._observe = observe
         self._times: Counter[Place] = Counter()
-        self._decisions = 0
         self._kept: list[weakref.ref[Tensor]] = []
+        self.inputs: set[int] = set()  # storages of the caller's tensors
 
     # What is intercepted
 
@@ -206,6 +159,8 @@ class Lanes(TorchFunctionMode):
     def _with_examples(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], trained: bool
     ) -> Any:
+        if type(func) in OPERATORS and own_operator(func):
+            raise Unable(f"{func} is an operator of the model's own")
         handler = HANDLERS.get(func) or ALWAYS.get(func)
         if handler is not None:
             result = handler(self, func, args, kwargs)
@@ -220,17 +175,11 @@ class Lanes(TorchFunctionMode):
                     return result
             if func not in PARTS and not self._opens(func):
                 args, kwargs = self._written_out(func, args, kwargs)
-        run = PHYSICAL.get(func)
-        if run is not None:
-            self.here()
-            result = run(self, func, *args, **kwargs)
-            if result is not NotImplemented:
-                return result
         parts = PARTS.get(func)
         if parts is not None:
             with self:
                 return parts(self, *args, **kwargs)
-        if func in OPEN or (trained and self._opens(func)):
+        if func in OPEN or (trained and func not in PHYSICAL and self._opens(func)):
             with self:
                 return opened(func)(*args, **kwargs)
         return self.call(func, args, kwargs)
@@ -247,14 +196,14 @@ class Lanes(TorchFunctionMode):
             if result is not NotImplemented:
                 return result
         if trained and torch.is_grad_enabled():
-            if func in _DROPOUTS:  # another draw for every lane
+            if func in DROPOUTS:  # another draw for every lane
                 args, kwargs = self._written_out(func, args, kwargs)
                 return self.call(func, args, kwargs)
             looked_up = self.places.look_up(func, args, kwargs)
             if looked_up is not None:
                 return looked_up
         result = self.call(func, args, kwargs)
-        fresh = self.settings.unshared and func in _FRESH and not trained
+        fresh = self.settings.unshared and func in FRESH and not trained
         if fresh and isinstance(result, Tensor) and not is_lane(result):
             with outside():
                 result = result.expand(self.size, *result.shape).clone()
@@ -263,8 +212,16 @@ class Lanes(TorchFunctionMode):
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The function itself, under vmap."""
+        if self.inputs and changes(func, args, kwargs) and self._of_inputs(args[0]):
+            raise Unshared
+        run = PHYSICAL.get(func)
+        if run is not None and self._any_lane(args):
+            self.here()
+            result = run(self, func, *args, **kwargs)
+            if result is not NotImplemented:
+                return result
         try:
-            if self.draws is not None and self.draws.open:
+            if self.draws is not None:
                 return self.draws.call(self.level, func, args, kwargs)
             return func(*args, **kwargs)
         except RuntimeError as error:
@@ -277,6 +234,15 @@ class Lanes(TorchFunctionMode):
                 "values of the examples are written into a tensor that is not theirs (a buffer, a "
                 "parameter, or one kept from elsewhere): compute a new tensor instead"
             ) from error
+
+    def _any_lane(self, values: tuple[Any, ...]) -> bool:
+        return any(isinstance(value, Tensor) and is_lane(value) for value in values)
+
+    def _of_inputs(self, value: Any) -> bool:
+        if not isinstance(value, Tensor):
+            return False
+        whole = physical(value)[0] if is_lane(value) else value
+        return whole.untyped_storage().data_ptr() in self.inputs
 
     def here(self) -> None:
         """Stop inside a transform of the model's own, where the examples are at another level."""
@@ -407,11 +373,10 @@ class Lanes(TorchFunctionMode):
             Parted: they disagree.
         """
         first = keys[0]
+        self._before_answer()
         if any(key != first for key in keys):
-            raise Parted(self._decisions, keys)
-        if self.draws is not None:
-            self.draws.decided(self._decisions)
-        self._decisions += 1
+            raise Parted(keys)
+        fork(first)
 
     def remaining(self) -> list[Tensor]:
         """Lane tensors that somebody still holds."""

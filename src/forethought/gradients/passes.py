@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import gc
 import sys
 import warnings
@@ -9,6 +10,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,13 +18,14 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from forethought.gradients import boundary, checkpoints, fallback, refusals, trees
-from forethought.gradients.control import Parted, Refused, RuleFailed, Unable, Unshared
+from forethought.gradients import boundary, checkpoints, fallback, foreign, refusals, trees
+from forethought.gradients.control import Asking, Parted, Refused, RuleFailed, Unable, Unshared
 from forethought.gradients.derived import Place, Places
-from forethought.gradients.draws import Draws, Fork
+from forethought.gradients.draws import Draws
 from forethought.gradients.lanes import Lanes, Observer, Settings
 from forethought.gradients.place import Split, Unused
 from forethought.gradients.state import Generators, State, changes_itself
+from forethought.gradients.surroundings import Surroundings
 from forethought.gradients.terms import Dense, Term, bounded
 from forethought.gradients.trees import Loss
 from forethought.gradients.whole_batch import check_loss
@@ -80,26 +83,13 @@ class Batch:
         return trees.mapped(self.inputs, arranged), trees.mapped(self.targets, arranged)
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Lanes that go on together: which of the batch, and where they parted from others."""
-
-    index: Tensor | None
-    forks: tuple[Fork, ...] = ()
-
-    def split(self, parted: Parted) -> list[_Part]:
-        """One part for every answer."""
-        lanes: dict[Any, list[int]] = {}
-        for at, key in enumerate(parted.keys):
-            lanes.setdefault(key, []).append(at)
-        found = []
-        for key, places in lanes.items():
-            mine = torch.tensor(places)
-            forks = tuple(replace(fork, mine=fork.mine[mine]) for fork in self.forks)
-            last = Fork(parted.decision, len(parted.keys), mine, repr(key))
-            index = mine if self.index is None else self.index[mine]
-            found.append(_Part(index, (*forks, last)))
-        return found
+def _split(index: Tensor | None, parted: Parted) -> list[Tensor]:
+    """The lanes of every answer, of all that the batch has."""
+    lanes: dict[Any, list[int]] = {}
+    for at, key in enumerate(parted.keys):
+        lanes.setdefault(key, []).append(at)
+    places = [torch.tensor(same) for same in lanes.values()]
+    return places if index is None else [index[mine] for mine in places]
 
 
 @dataclass
@@ -107,6 +97,7 @@ class Remembered:
     """What only speed depends on, kept between passes of a model."""
 
     unshared: bool = False
+    asks: bool = False
     judged: list[weakref.ref[Any]] = field(default_factory=list)
 
     def has_judged(self, loss: Any) -> bool:
@@ -135,9 +126,8 @@ def contributions(
     Raises:
         ValueError: what cannot be trained privately, with the module and the remedy.
     """
-    attempt = _Attempt(model, loss, batch, trained, observe)
     try:
-        return attempt.run()
+        return _Attempt(model, loss, batch, trained, observe).run()
     except Refused as reason:
         module = refusals.module_at_fault(model, reason)
         raise ValueError(f"{module}: {reason}") from None
@@ -211,19 +201,42 @@ class _Attempt:
         self.model, self.loss, self.batch, self.trained = model, loss, batch, trained
         self._observe = observe
         self._known = _REMEMBERED.setdefault(model, Remembered())
-        self._generators = Generators([p.device for p in trained.values()][:1])
-        self._state = State(model)
-
-    def run(self) -> dict[str, Term]:
         if boundary.saving_hooks_in_force():
             raise Refused(_HOOKS)
-        refusals.hooked(self._state.modules)
+        self._modules = list(model.named_modules())
+        refusals.hooked(self._modules)
+        self._generators = Generators([p.device for p in trained.values()][:1])
+        self._state = State(self._modules)
+        self._surroundings: Surroundings | None = None
+
+    def _survey(self) -> None:
+        """Note what Python could remember, before it learns anything of the examples."""
+        if self._surroundings is None:
+            modules = [module for _, module in self._modules]
+            self._surroundings = Surroundings(modules, self.model, self.loss)
+
+    def _asked(self) -> None:
+        if self._surroundings is None:
+            self._survey()
+            self._known.asks = True
+            raise Asking
+
+    def _restore(self) -> None:
+        if self._surroundings is not None:
+            self._surroundings.restore()
+        self._state.restore()
+
+    def run(self) -> dict[str, Term]:
         if self.batch.each >= _LONG:  # one pass a group costs no more than lanes
             return self._by_fallback()
         settings = Settings(self._known.unshared, self.batch.members is not None)
+        if self._known.asks:
+            self._survey()
         while True:
             try:
                 return self._all_parts(settings)
+            except Asking:
+                pass
             except Unshared:
                 self._known.unshared = True
                 settings = replace(settings, unshared=True)
@@ -243,31 +256,30 @@ class _Attempt:
             self._generators.restore()
 
     def _all_parts(self, settings: Settings) -> dict[str, Term]:
-        pending, done = [_Part(None)], []
+        pending: list[Tensor | None] = [None]
+        done: list[tuple[Tensor | None, dict[str, Term]]] = []
         while pending:
-            part = pending.pop()
+            index = pending.pop()
             try:
-                done.append((part, self._pass(part, settings)))
+                # In a context of its own: what a pass leaves in context variables goes with it.
+                terms = contextvars.copy_context().run(self._pass, index, settings)
+                done.append((index, terms))
             except Parted as parted:
-                pending += part.split(parted)
+                pending += _split(index, parted)
             if pending:
                 self._generators.restore()
         if len(done) == 1:
             return done[0][1]
         return {
             name: Split(
-                [
-                    (part.index, bounded(terms[name]))
-                    for part, terms in done
-                    if part.index is not None
-                ],
+                [(index, bounded(terms[name])) for index, terms in done if index is not None],
                 self.batch.lanes,
             )
             for name in self.trained
         }
 
-    def _pass(self, part: _Part, settings: Settings) -> dict[str, Term]:
-        size = self.batch.lanes if part.index is None else len(part.index)
+    def _pass(self, index: Tensor | None, settings: Settings) -> dict[str, Term]:
+        size = self.batch.lanes if index is None else len(index)
         places = Places(self.trained)
         observe = None if self._observe is None else _named(self._observe)
         try:
@@ -276,14 +288,14 @@ class _Attempt:
                 if "torch._dynamo" in sys.modules:  # else nothing can be compiled
                     stack.enter_context(torch.compiler.set_stance("force_eager"))
                 stack.enter_context(torch.enable_grad())
-                values, lanes = self._forward(part, size, places, settings, observe, stack)
+                values, lanes = self._forward(index, size, places, settings, observe, stack)
                 left = self._backward(values, lanes)
                 del values
             if left:
                 raise Unable(f"{', '.join(left[:3])} is used where no torch function shows it")
             self._check_state(lanes)
         finally:
-            self._state.restore()
+            self._restore()
         terms = places.resolve(lanes.uses, size)
         return {
             name: terms.get(name) or Unused(size, parameter)
@@ -292,18 +304,25 @@ class _Attempt:
 
     def _forward(
         self,
-        part: _Part,
+        index: Tensor | None,
         size: int,
         places: Places,
         settings: Settings,
         observe: Observer | None,
         stack: ExitStack,
     ) -> tuple[Tensor, Lanes]:
-        inputs, targets = self.batch.some(part.index)
+        inputs, targets = self.batch.some(index)
         with boundary.entered(size) as level:
-            draws = Draws(part.forks) if part.forks else None
-            lanes = Lanes(size, level, places, settings, draws, observe)
+            draws = None if index is None else Draws(self.batch.lanes, index)
+            lanes = Lanes(size, level, places, settings, draws, observe, self._asked)
             stack.enter_context(checkpoints.in_lanes(lanes))
+            stack.enter_context(boundary.functions_by(partial(foreign.call, lanes)))
+
+            if settings.unshared:
+                inputs, targets = (trees.mapped(t, Tensor.clone) for t in (inputs, targets))
+            else:
+                leaves = (*trees.tensors(inputs), *trees.tensors(targets))
+                lanes.inputs = {leaf.untyped_storage().data_ptr() for leaf in leaves}
 
             def wrap(leaf: Tensor) -> Tensor:
                 return lanes.followed(boundary.lane(leaf, 0, level))
@@ -315,7 +334,7 @@ class _Attempt:
             if lanes.stopped is not None:  # swallowed by a bare except
                 raise lanes.stopped
             values = self._values(found, lanes)
-            first = part.index is None and not settings.grouped and size > 1
+            first = index is None and not settings.grouped and size > 1
             if first and not self._known.has_judged(self.loss):
                 with boundary.outside():
                     check_loss(self.loss, outputs, targets, values, size)
@@ -370,7 +389,10 @@ class _Attempt:
         return self._by_fallback()
 
     def _by_fallback(self) -> dict[str, Term]:
-        rows = fallback.one_at_a_time(self.model, self.loss, self.batch, self.trained, self._state)
+        self._survey()
+        rows = fallback.one_at_a_time(
+            self.model, self.loss, self.batch, self.trained, self._state, self._restore
+        )
         return {name: Dense(values) for name, values in rows.items()}
 
 

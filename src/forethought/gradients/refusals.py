@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from forethought.gradients.boundary import FUNCTION_CALL
+from forethought.gradients.boundary import physical
 from forethought.gradients.control import Refused, Unable
 from forethought.gradients.lanes import Lanes, handles
+
+_GETTERS = vars(torch._C.TensorBase)
 
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], at: int, name: str) -> Any:
@@ -96,14 +98,62 @@ def _inner_backward(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict
     raise Unable("the model or loss differentiates inside itself")
 
 
-@handles(FUNCTION_CALL, always=True)
-def _function(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    raise Unable(f"{args[0].__name__} is a torch.autograd.Function of the model's own")
-
-
-@handles(vars(torch._C.TensorBase)["data"].__get__, always=True)
+@handles(_GETTERS["data"].__get__, always=True)
 def _data(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return args[0].detach().clone()  # changes of it would be seen by nobody
+    return args[0].detach()  # the same memory; unlike .data, its changes are counted
+
+
+@handles(_GETTERS["requires_grad"].__get__)
+def _requires_grad(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return physical(args[0])[0].requires_grad
+
+
+@handles(_GETTERS["is_leaf"].__get__)
+def _is_leaf(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return physical(args[0])[0].is_leaf
+
+
+@handles(_GETTERS["grad_fn"].__get__)
+def _grad_fn(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise Refused("the graph of an example's value (grad_fn) is shared by all: leave it alone")
+
+
+@handles(torch.Tensor.numpy, torch.Tensor.__array__, always=True)
+def _array(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    # A copy: what is written there would stay in the tensor, and no version would tell.
+    return func(*args, **kwargs).copy()
+
+
+@handles(torch.Tensor.requires_grad_)
+def _wants_gradient(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0]  # nobody could see that gradient: inner differentiation goes another way
+
+
+@handles(_GETTERS["requires_grad"].__set__)
+def _sets_gradient(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return None
+
+
+@handles(torch.Tensor.as_strided, torch.as_strided)
+def _strided(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise Unable("as_strided, which sees the memory of an example's tensor")
+
+
+@handles(
+    torch.Tensor.resize_,
+    torch.Tensor.resize_as_,
+    torch.Tensor.set_,
+    torch.Tensor.as_strided_,
+    torch.Tensor.__dlpack__,
+    torch.Tensor.data_ptr,
+    torch.Tensor.untyped_storage,
+    torch.Tensor.storage,
+)
+def _memory(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise Refused(
+        f"{func.__name__} reaches the memory of an example's tensor, which holds all of them: "
+        "make a new tensor instead"
+    )
 
 
 def hooked(modules: Iterable[tuple[str, nn.Module]]) -> None:
@@ -116,6 +166,11 @@ def hooked(modules: Iterable[tuple[str, nn.Module]]) -> None:
     if everywhere._global_backward_hooks or everywhere._global_backward_pre_hooks:
         raise Refused("global backward hooks of modules see all examples at once: remove them")
     for name, module in modules:
+        if isinstance(module, torch.jit.ScriptModule):
+            raise Refused(
+                f"module {name or type(module).__name__!r} is a torch.jit module, whose inside "
+                "cannot be seen: use the Python module it was made from"
+            )
         if module._backward_hooks or module._backward_pre_hooks:
             raise Refused(
                 f"module {name or type(module).__name__!r} has backward hooks, which would see "
@@ -153,6 +208,7 @@ def module_at_fault(model: nn.Module, error: BaseException) -> str:
     while trace is not None:
         owner = trace.tb_frame.f_locals.get("self")
         if isinstance(owner, nn.Module) and id(owner) in names:
-            found = names[id(owner)] or type(owner).__name__
+            name, kind = names[id(owner)], type(owner).__name__
+            found = f"{name} ({kind})" if name else kind
         trace = trace.tb_next
     return found or type(model).__name__

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from forethought.gradients.boundary import wrapped
 from forethought.gradients.control import Refused
 
 _TABLES = ("_parameters", "_buffers", "_modules")
@@ -30,7 +31,7 @@ def _copied(value: Any, depth: int = 4) -> Any:
     if isinstance(value, nn.Parameter):
         return value
     if isinstance(value, Tensor):
-        return value.detach().clone()
+        return value if wrapped(value) else value.detach().clone()
     if isinstance(value, np.ndarray):
         return value.copy()
     if depth and type(value) in (list, tuple, deque):
@@ -46,8 +47,8 @@ def _same(value: Any, kept: Any, depth: int = 4) -> bool:
     if isinstance(value, nn.Parameter):
         return value is kept
     if isinstance(value, Tensor):
-        if value is kept:
-            return True
+        if value is kept or wrapped(value):
+            return value is kept
         return (
             isinstance(kept, Tensor)
             and value.shape == kept.shape
@@ -159,10 +160,8 @@ class State:
     parameters only whether they were written to.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self.modules = list(model.named_modules())
-        self._kept = [_snapshot(name, module) for name, module in self.modules]
+    def __init__(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
+        self._kept = [_snapshot(name, module) for name, module in modules]
         self._parameters = [
             (f"{kept.name}.{key}" if kept.name else key, parameter, parameter._version)
             for kept in self._kept
@@ -224,12 +223,14 @@ class Generators:
 
     def __init__(self, devices: list[torch.device]) -> None:
         self._torch = torch.get_rng_state()
+        self._dtype = torch.get_default_dtype()
         self._cuda = {d: torch.cuda.get_rng_state(d) for d in devices if d.type == "cuda"}
         self._python = random.getstate()
         self._numpy = np.random.get_state()  # noqa: NPY002 - the one that user code may use
 
     def restore(self) -> None:
         """Draw again what was drawn."""
+        torch.set_default_dtype(self._dtype)
         torch.set_rng_state(self._torch)
         for device, state in self._cuda.items():
             torch.cuda.set_rng_state(state, device)

@@ -58,8 +58,11 @@ def batch_size(inputs: Any, targets: Any) -> int:
     """The number of examples: the size of dimension 0, which all tensors must share.
 
     Raises:
+        TypeError: numbers or arrays among the tensors, which every example would see.
         ValueError: no tensor at all, a tensor without dimensions, or sizes that disagree.
     """
+    for tree in (inputs, targets):
+        _refuse_shared(tree)
     shapes = [tuple(leaf.shape) for leaf in (*tensors(inputs), *tensors(targets))]
     if not shapes:
         raise ValueError("inputs and targets hold no tensor, so the batch has no size")
@@ -73,6 +76,19 @@ def batch_size(inputs: Any, targets: Any) -> int:
     size = sizes.pop()
     assert size is not None  # narrowed above
     return size
+
+
+def _refuse_shared(tree: Any) -> None:
+    if isinstance(tree, Mapping):
+        tree = list(tree.values())
+    if isinstance(tree, tuple | list):
+        for value in tree:
+            _refuse_shared(value)
+    elif not (tree is None or isinstance(tree, Tensor | bool | str)):
+        raise TypeError(
+            f"inputs and targets hold a {type(tree).__name__}, which every example would see: give "
+            "a tensor with one row an example, or put what all share into the model or the loss"
+        )
 
 
 def call(model: nn.Module, inputs: Any) -> Any:

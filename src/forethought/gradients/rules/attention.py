@@ -19,8 +19,8 @@ def _attention(
 ) -> Any:
     given = dict(zip(_OPTIONS, args, strict=False)) | kwargs
     mask, rank, batch = given.pop("attn_mask", None), query.dim(), query.shape[0]
-    if given.get("dropout_p") and lanes.draws is not None and lanes.draws.open:
-        return NotImplemented
+    draws = lanes.draws if given.get("dropout_p") else None
+    size = lanes.size
     if rank < 3 or any(t.dim() != rank or t.shape[0] != batch for t in (key, value)):
         return NotImplemented
     if mask is not None:
@@ -28,11 +28,19 @@ def _attention(
             return NotImplemented
         if mask.dim() == rank and mask.shape[0] not in (1, batch):
             return NotImplemented
+    if draws is not None and batch > 1:
+        return NotImplemented
     with outside():
-        whole = [_side_by_side(t, lanes.size) for t in (query, key, value)]
-        mask = None if mask is None else _mask(mask, rank, lanes.size, batch)
+        whole = [_side_by_side(t, size) for t in (query, key, value)]
+        if mask is not None:
+            mask = _mask(mask, rank, size, batch)
+        if draws is not None:
+            whole = [draws.widened(t, 0) for t in whole]
+            if mask is not None and mask.dim() == rank and mask.shape[0] == size:
+                mask = draws.widened(mask, 0)
         out = func(*whole, attn_mask=mask, **given)
-        out = out.unflatten(0, (lanes.size, batch))
+        out = out if draws is None else draws.narrowed(out, 0)
+        out = out.unflatten(0, (size, batch))
     return lane(out, 0, lanes.level)
 
 

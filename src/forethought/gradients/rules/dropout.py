@@ -14,11 +14,14 @@ from forethought.gradients.registry import register_physical
 
 def _dropout(lanes: Lanes, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Any:
     given = dict(zip(("p", "training", "inplace"), args, strict=False)) | kwargs
-    if given.get("inplace") or (lanes.draws is not None and lanes.draws.open):
+    if given.get("inplace"):
         return NotImplemented
     whole, dim = physical(input)
     with outside():
-        dropped = func(whole, **given)
+        if lanes.draws is None:
+            dropped = func(whole, **given)
+        else:
+            dropped = lanes.draws.narrowed(func(lanes.draws.widened(whole, dim), **given), dim)
     return lane(dropped, dim, lanes.level)
 
 

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from forethought.gradients.registry import Rule, Use, register
+from forethought.gradients.boundary import is_lane, lane, outside, rows
+from forethought.gradients.lanes import Lanes
+from forethought.gradients.registry import Rule, Use, register, register_physical
 from forethought.gradients.terms import Dense, Term, wide
 
 
@@ -82,6 +84,20 @@ def _own_statistics(arguments: Mapping[str, Any], parameters: Mapping[str, Any])
 def _given_statistics(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> bool:
     return not arguments.get("training", False)
 
+
+def _group_physical(lanes: Lanes, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    # vmap takes it apart; on the whole batch it is one kernel.
+    given = dict(zip(("num_groups", "weight", "bias", "eps"), args, strict=False)) | kwargs
+    shared = (given.get("weight"), given.get("bias"))
+    if not is_lane(input) or any(p is not None and (is_lane(p) or p.requires_grad) for p in shared):
+        return NotImplemented
+    with outside():
+        whole = rows(input)
+        normalised = func(whole.flatten(0, 1), **given).view(whole.shape)
+    return lane(normalised, 0, lanes.level)
+
+
+register_physical(_group_physical, F.group_norm)
 
 _roles: dict[str, Any] = {"parameters": ("weight", "bias"), "saved": ("input",)}
 register(

@@ -1,0 +1,151 @@
+"""A ``torch.autograd.Function`` of the model's own, in the lanes: forwards and backwards.
+
+Its backward pass is user code, which vmap no longer keeps apart once the graph is recorded. So both
+halves run on lane tensors, each inside a vmap of its own; a rule that the user wrote for vmap is
+never used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forethought.gradients.boundary import (
+    entered,
+    is_lane,
+    lane,
+    outside,
+    physical,
+    rows,
+    sets_up_context,
+)
+from forethought.gradients.control import Unable
+from forethought.gradients.lanes import Lanes
+
+
+class _Notes:
+    """What a Function keeps for its backward pass: the ``ctx`` that user code sees."""
+
+    def __init__(self, needs: tuple[bool, ...]) -> None:
+        self.needs_input_grad = needs
+        self.saved_tensors: tuple[Any, ...] = ()
+        self.unneeded: tuple[Tensor, ...] = ()
+        self.filled = True
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.saved_tensors = tensors
+
+    def save_for_forward(self, *tensors: Any) -> None:
+        pass
+
+    def mark_non_differentiable(self, *tensors: Tensor) -> None:
+        self.unneeded = tensors
+
+    def set_materialize_grads(self, value: bool) -> None:
+        self.filled = value
+
+    def mark_dirty(self, *tensors: Tensor) -> None:
+        raise Unable("a torch.autograd.Function of the model's own changes its inputs in place")
+
+
+class _Both(torch.autograd.Function):
+    """The physical side: everything between the lanes' inputs and outputs is one node."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, run: Callable[[], list[Tensor]], back: Callable[..., Any], *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.back = back
+        ctx.set_materialize_grads(False)
+        return tuple(run())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        return None, None, *ctx.back(gradients)
+
+
+def call(lanes: Lanes, kind: Any, args: tuple[Any, ...], own: Callable[..., Any]) -> Any:
+    """``kind.apply(*args)`` for every lane.
+
+    Args:
+        kind: the Function. own: torch's ``apply``.
+    """
+    grown = torch.is_grad_enabled()
+    if not any(isinstance(value, Tensor) and is_lane(value) for value in args):
+        if grown and any(isinstance(value, Tensor) and value.requires_grad for value in args):
+            raise Unable(f"{kind.__name__} is a torch.autograd.Function on parameters")
+        with outside():
+            return own(kind, *args)
+    lanes.here()
+    if lanes.draws is not None:
+        raise Unable(f"{kind.__name__} in lanes that run apart")
+    args = tuple(
+        lanes.rows_of(value)
+        if isinstance(value, Tensor) and not is_lane(value) and value.requires_grad and grown
+        else value
+        for value in args
+    )
+    places = [i for i, value in enumerate(args) if isinstance(value, Tensor) and is_lane(value)]
+    wholes = [physical(args[i]) for i in places]
+    needs = tuple(
+        isinstance(value, Tensor)
+        and grown
+        and (physical(value)[0] if is_lane(value) else value).requires_grad
+        for value in args
+    )
+    notes = _Notes(needs)
+    shape: list[Any] = []
+    dims: list[int] = []
+
+    def run() -> list[Tensor]:
+        with entered(lanes.size) as level, lanes:
+            if level != lanes.level:
+                raise Unable("the model uses torch.func inside")
+            plain = list(args)
+            for i, (whole, dim) in zip(places, wholes, strict=True):
+                plain[i] = lane(whole.detach(), dim, level)
+            if sets_up_context(kind):
+                result = kind.forward(*plain)
+                kind.setup_context(notes, tuple(plain), result)
+            else:
+                result = kind.forward(notes, *plain)
+            results = result if isinstance(result, tuple) else (result,)
+            shape.append(isinstance(result, tuple))
+            found = []
+            for value in results:
+                if not isinstance(value, Tensor):
+                    raise Unable(f"{kind.__name__} returns something else than tensors")
+                mixed = rows(value) if is_lane(value) else None
+                with outside():
+                    if mixed is None:
+                        mixed = value.expand(lanes.size, *value.shape)
+                    found.append(mixed.detach().clone())
+                dims.append(0)
+            return found
+
+    def back(gradients: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+        with entered(lanes.size) as level, lanes, torch.no_grad():
+            wrapped = [None if g is None else lane(g, 0, level) for g in gradients]
+            answer = kind.backward(notes, *wrapped)
+            answers = answer if isinstance(answer, tuple) else (answer,)
+            found: list[Tensor | None] = []
+            for i, (whole, dim) in zip(places, wholes, strict=True):
+                value = answers[i] if i < len(answers) else None
+                if value is None or not needs[i]:
+                    found.append(None)
+                    continue
+                gradient = rows(value) if is_lane(value) else None
+                with outside():
+                    if gradient is None:
+                        gradient = value.expand(lanes.size, *value.shape)
+                    expected = whole.movedim(dim, 0).shape
+                    found.append(gradient.reshape(expected).movedim(0, dim))
+            return found
+
+    with outside():
+        outputs = _Both.apply(run, back, *(whole for whole, _ in wholes))  # type: ignore[no-untyped-call]
+    result = tuple(lane(value, dim, lanes.level) for value, dim in zip(outputs, dims, strict=True))
+    return result if shape[0] else result[0]
