@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 import torch
@@ -25,7 +26,21 @@ from forethought.training.progress import NextPhaseRule, Progress
 from forethought.training.run import NOT_COVERED_DIAGNOSTICS, NOT_COVERED_TEST, TIME_AND_MEMORY, Run
 
 STEERED, PUBLIC_TEST = Caveat("steered-by-held-out"), Caveat("public-test")
-REACHED, USED_UP = "the wanted accuracy was reached", "the budget was used up"
+
+
+class Ending(Enum):
+    """Why there was no further phase."""
+
+    REACHED = "reached"
+    USED_UP = "used-up"
+
+    @property
+    def words(self) -> str:
+        """What a person reads."""
+        return {
+            Ending.REACHED: "the wanted accuracy was reached",
+            Ending.USED_UP: "the budget was used up",
+        }[self]
 
 
 @dataclass(frozen=True)
@@ -71,7 +86,7 @@ class PhaseState:
         self.randomness = Randomness()
         self.transcript = Transcript()
         self.phases: list[Phase] = []
-        self.stopped = ""
+        self.ending: Ending | None = None
         self.filter: RenyiFilter | None = None
         if adaptive and plan.budget is not None:
             first = Mechanism(plan.mechanism.rounds[0], adjacency=plan.mechanism.adjacency)
@@ -132,6 +147,10 @@ class PhaseState:
         """What was released."""
         return Mechanism(*(p.rounds for p in self.phases), adjacency=self.plan.mechanism.adjacency)
 
+    @property
+    def _words(self) -> str:
+        return "" if self.ending is None else self.ending.words
+
     def statement(self, diagnostics: bool) -> Statement:
         uses: list[Any] = [use for use in self.plan.not_covered if use != PHASES_ALONE]
         uses += (*self.caveats, TIME_AND_MEMORY)
@@ -141,7 +160,7 @@ class PhaseState:
             uses.append(NOT_COVERED_DIAGNOSTICS)
         if self.decide_on == "public":
             uses.append(PUBLIC_TEST)
-        ran = f"it stopped after {len(self.phases)} of them because {self.stopped}"
+        ran = f"it stopped after {len(self.phases)} of them because {self._words}"
         if self.filter is None:
             uses.append(Caveat("phases-fixed", ran))
             return account(self.plan.with_(not_covered=tuple(uses)), randomness=self.randomness)
@@ -183,8 +202,8 @@ class PhaseState:
             None if folder is None else folder.path,
             self.transcript,
             tuple(PhaseRecord(p.rounds, p.accuracy or 0.0) for p in self.phases),
-            self.stopped == REACHED,
-            self.stopped,
+            self.ending is Ending.REACHED,
+            self._words,
         )
 
     @property
@@ -206,7 +225,7 @@ class PhaseState:
             "plan": self.plan.to_dict(),
             "caveats": [caveat.to_dict() for caveat in self.caveats],
             "transcript": self.transcript.to_values(),
-            "stopped": self.stopped,
+            "ending": None if self.ending is None else self.ending.value,
             "filter": None if self.filter is None else self.filter.state_dict(),
             "phases": [
                 {
@@ -221,7 +240,7 @@ class PhaseState:
     def restore(self, values: Mapping[str, Any]) -> None:
         self.caveats = tuple(Caveat.from_dict(row) for row in values["caveats"])
         self.transcript = Transcript.from_values(values["transcript"])
-        self.stopped = values["stopped"]
+        self.ending = None if values["ending"] is None else Ending(values["ending"])
         if values["filter"] is not None:
             self.filter = RenyiFilter.from_state(values["filter"])
         self.phases = [

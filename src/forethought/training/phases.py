@@ -43,11 +43,7 @@ from forethought.training.identity import environment, identity
 from forethought.training.keys import KEYS, Keys
 from forethought.training.lock import locked
 from forethought.training.metrics import Event, evaluate
-from forethought.training.phase_state import (
-    REACHED,
-    USED_UP,
-    PhaseState,
-)
+from forethought.training.phase_state import Ending, PhaseState
 from forethought.training.phase_state import PhasedRun as PhasedRun
 from forethought.training.phase_state import PhaseRecord as PhaseRecord
 from forethought.training.progress import NextPhaseRule
@@ -163,11 +159,11 @@ def _run(task: Task, state: PhaseState, next_phase: NextPhaseRule | None) -> Pha
     )
     # Before the first round: a mechanism that no theorem covers is refused here.
     exact.epsilon(state.plan.mechanism, state.plan.delta)
-    while not state.stopped:
+    while state.ending is None:
         if not state.running:
             chosen = state.next(next_phase)
             if chosen is None:
-                state.stopped = USED_UP
+                state.ending = Ending.USED_UP
                 break
             state.begin(chosen)
             if checkpointer is not None:
@@ -178,7 +174,7 @@ def _run(task: Task, state: PhaseState, next_phase: NextPhaseRule | None) -> Pha
         run = run_plan(_phase_task(task, state, index))
         state.finish(run)
         if run.accuracy is not None and run.accuracy >= state.wanted:
-            state.stopped = REACHED
+            state.ending = Ending.REACHED
         if checkpointer is not None:
             checkpointer.write(state.checkpoint())
     if folder is not None:
