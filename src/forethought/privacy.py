@@ -29,6 +29,8 @@ from forethought.serialisation import build, exact_keys, plain
 
 ClipRule = Literal["flat", "automatic", "per-layer", "quantile"]
 NoiseKind = Literal["gaussian", "grid"]
+# Below this a round's noise hides nothing: ε of one round alone is in the thousands. 0 says so.
+LEAST_NOISE = 0.01
 NOISES: tuple[NoiseKind, ...] = get_args(NoiseKind)
 
 

@@ -32,6 +32,9 @@ EPILOG = "Example: forethought train job.toml --out runs/mnist"
 
 def train(
     job_file: JobFile = None,
+    plan_file: Annotated[
+        Path | None, typer.Option("--plan", help="Run this saved plan on the job's data and model.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder. Default: runs/NAME.")] = None,
     resume: Annotated[
         Path | None, typer.Option(help="Continue the interrupted run in this folder.")
@@ -78,17 +81,24 @@ def train(
             raise UsageError("--resume names the run folder itself: drop --out and --overwrite")
         if until_accuracy is not None:
             raise UsageError("--resume goes on to the accuracy that the run began with")
-        if without_none(flags):
+        if without_none(flags) or plan_file is not None:
             raise UsageError("a resumed run keeps the plan it began with: drop the other options")
         request, folder = resumed(resume), resume
     else:
         request = overridden(demo_request() if demo else from_file(job_file or Path()), flags)
         folder = out or Path("runs") / request.name
+    if plan_file is not None and without_none(flags):
+        raise UsageError("a saved plan is run as it is: drop --plan, or the numbers given with it")
     if max_epsilon is not None and until_accuracy is None:
         raise UsageError("--max-epsilon goes with --until-accuracy; a job has its own budget")
     console = console_for(quiet or as_json)
     prepared = jobs.prepare(
-        request, data_dir, until=until_accuracy, max_epsilon=max_epsilon, resume=resume
+        request,
+        data_dir,
+        until=until_accuracy,
+        max_epsilon=max_epsilon,
+        resume=resume,
+        saved_plan=plan_file,
     )
     show_overrides(console, prepared.loaded.request.overrides)
     terminal.show_plan(console, prepared.plan)

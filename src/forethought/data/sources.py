@@ -28,6 +28,11 @@ _ORIGINAL: dict[str, Callable[[str, Path | None], Dataset]] = {
     "cifar10": load_cifar10,
 }
 _FORMATS = ("svmlight", "csv", "npz")
+_ENDINGS = {
+    **dict.fromkeys(("csv", "tsv", "txt", "data"), "csv"),
+    **dict.fromkeys(("svm", "svmlight", "libsvm"), "svmlight"),
+    "npz": "npz",
+}
 FEATURES = ("scattering",)
 
 
@@ -122,6 +127,10 @@ def load(
 
 
 def _unknown(source: str) -> str:
+    ending = Path(source.lower().removesuffix(".gz")).suffix.removeprefix(".")
+    kind = _ENDINGS.get(ending, "" if ":" in source or not Path(source).is_file() else "csv")
+    if kind:
+        return f"{source!r} looks like a file: write its format before it, as in '{kind}:{source}'"
     near = difflib.get_close_matches(
         source.partition(":")[0], [*_BUNDLED, *_ORIGINAL, *_FORMATS], 1
     )

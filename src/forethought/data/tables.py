@@ -157,6 +157,11 @@ def _read(path: Path, label: str) -> tuple[list[list[str]], list[str], int]:
     first = [entry.strip() for entry in rows[0]]
     names, at = _names(path, first, label)
     body = rows[1:] if names is first else rows
+    if body is rows and len(rows) > 1 and _looks_like_names(first, rows[1]):
+        raise DataError(
+            f"{path}: its first line looks like column names ({', '.join(first[:8])}): give the "
+            f"label by its name, such as {first[at]!r}, not by its number {label}"
+        )
     for number, row in enumerate(body, start=len(rows) - len(body)):
         if len(row) != len(names):
             raise DataError.unexpected(
@@ -167,6 +172,15 @@ def _read(path: Path, label: str) -> tuple[list[list[str]], list[str], int]:
             path, f"{len(body)} examples in {len(names)} columns", "at least one and two"
         )
     return [list(column) for column in zip(*body, strict=True)], names, at
+
+
+def _looks_like_names(first: list[str], second: list[str]) -> bool:
+    """Words only, all different, above at least one number."""
+    return (
+        len(set(first)) == len(first)
+        and not any(map(_is_number, first))
+        and any(map(_is_number, second))
+    )
 
 
 def _names(path: Path, first: list[str], label: str) -> tuple[list[str], int]:

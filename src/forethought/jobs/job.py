@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, ValidationError
 
-from forethought.mechanism import Budget
+from forethought.mechanism import Budget, whole
+from forethought.planning.limits import LEAST_DELTA, MOST_STEP_SIZE
 from forethought.plans import Averaging, Plan, Schedule
 
 if TYPE_CHECKING:  # both import torch or scikit-learn, which a job file alone does not need
@@ -49,6 +50,11 @@ class JobError(ValueError):
     """A job file that cannot be used; the message names the file, the line and what to do."""
 
 
+# A number is a number: "2" and true are not.
+_Float = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+_Int = Annotated[int, Field(strict=True)]
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -63,7 +69,7 @@ class DataSection(_Section):
     folder: Path | None = None
     label: str | None = None
     test: str | None = None
-    holdout: float | None = Field(default=None, gt=0, lt=1)
+    holdout: _Float | None = Field(default=None, gt=0, lt=1)
     split_by: str | None = None
     task: Literal["classification", "regression"] | None = None
     classes: tuple[StrictInt | StrictFloat | str, ...] | None = None
@@ -85,45 +91,45 @@ class ModelSection(_Section):
 class BudgetSection(_Section):
     """The promise wanted. δ defaults to 1/(10 · examples)."""
 
-    epsilon: float | None = Field(default=None, gt=0)
-    delta: float | None = Field(default=None, gt=0, lt=1)
+    epsilon: _Float | None = Field(default=None, gt=0)
+    delta: _Float | None = Field(default=None, ge=LEAST_DELTA, lt=1)
 
 
 class TrainingSection(_Section):
     """How to train. What is left out is chosen by the planner."""
 
-    epochs: float | None = Field(default=None, gt=0)
-    rounds: int | None = Field(default=None, ge=1)
-    batch: int | None = Field(default=None, ge=1)
-    noise_multiplier: float | None = Field(default=None, ge=0)
+    epochs: _Float | None = Field(default=None, gt=0)
+    rounds: _Int | None = Field(default=None, ge=1)
+    batch: _Int | None = Field(default=None, ge=1)
+    noise_multiplier: _Float | None = Field(default=None, ge=0)
     sampling: Literal["poisson", "without-replacement", "shuffled", "full-batch"] = "poisson"
     adjacency: Literal["add-or-remove", "zero-out", "replace-one"] | None = None
     clipping: Literal["example", "group"] = "example"
-    groups: int | None = Field(default=None, ge=1)
-    clip_norm: float | None = Field(default=None, gt=0)
+    groups: _Int | None = Field(default=None, ge=1)
+    clip_norm: _Float | None = Field(default=None, gt=0)
     clip_rule: Literal["flat", "automatic", "per-layer", "quantile"] | None = None
-    quantile: float | None = Field(default=None, gt=0, lt=1)
-    count_noise: float | None = Field(default=None, gt=0)
+    quantile: _Float | None = Field(default=None, gt=0, lt=1)
+    count_noise: _Float | None = Field(default=None, gt=0)
     optimizer: str = "sgd"
-    learning_rate: float | None = Field(default=None, gt=0)
+    learning_rate: _Float | None = Field(default=None, gt=0, le=MOST_STEP_SIZE)
     options: dict[str, Any] | None = None
     schedule: Literal["constant", "inverse", "inverse-sqrt", "cosine"] | None = None
-    decay: float | None = Field(default=None, ge=0)
-    warmup: int | None = Field(default=None, ge=0)
+    decay: _Float | None = Field(default=None, ge=0)
+    warmup: _Int | None = Field(default=None, ge=0)
     schedule_unit: Literal["rounds", "examples"] | None = None
     averaging: Literal["none", "exponential", "tail"] | None = None
-    averaging_decay: float | None = Field(default=None, ge=0, lt=1)
-    averaging_fraction: float | None = Field(default=None, gt=0, le=1)
+    averaging_decay: _Float | None = Field(default=None, ge=0, lt=1)
+    averaging_fraction: _Float | None = Field(default=None, gt=0, le=1)
 
 
 class RunSection(_Section):
     """Speed and bookkeeping: nothing here can change the guarantee."""
 
-    seed: int | None = None
-    noise_seed: int | None = None
-    micro_batch: int | None = Field(default=None, ge=1)
+    seed: _Int | None = None
+    noise_seed: _Int | None = None
+    micro_batch: _Int | None = Field(default=None, ge=1)
     device: str | None = None
-    checkpoint_every: int | None = Field(default=None, ge=1)
+    checkpoint_every: _Int | None = Field(default=None, ge=1)
 
 
 class Job(_Section):
@@ -186,6 +192,7 @@ class Job(_Section):
         from forethought.planning import defaults
         from forethought.planning.plan_request import PlanRequest
 
+        examples = whole("examples", examples)
         asked, delta = self.training, self.budget.delta
         budget = None
         if self.budget.epsilon is not None:
@@ -256,6 +263,11 @@ class Job(_Section):
         Raises:
             JobError: as :meth:`load`.
         """
+        if text.lstrip().startswith("{"):
+            raise JobError(
+                f"{name} is JSON, not a job: a job is a TOML file. A saved plan goes with "
+                "train JOB --plan PLAN, and account PLAN says what it guarantees"
+            )
         try:
             tables = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
@@ -286,6 +298,10 @@ def explain_error(name: str, text: str, row: Any) -> str:
     if row["type"] == "missing":
         return f"{where}{key!r} is missing"
     found = row.get("input")
+    bounds = row.get("ctx", {})
+    for bound, words in (("ge", "at least"), ("le", "at most")):
+        if bound in bounds:  # pydantic writes 1e-60 with sixty noughts
+            return f"{where}{key} = {found!r}: must be {words} {bounds[bound]:g}"
     return f"{where}{key} = {found!r}: {row['msg'][:1].lower()}{row['msg'][1:]}"
 
 

@@ -53,5 +53,8 @@ def load_job(request: Request, data_dir: Path | None = None) -> Loaded:
         forethought.data.DataError: missing, damaged or unsuitable data.
         ValueError: no such model, or options it does not have.
     """
+    from forethought.models.zoo import importable_from
+
     dataset = request.job.load_data(data_dir)
-    return Loaded(request, dataset, request.job.build_model(dataset))
+    with importable_from(request.folder or Path.cwd()):
+        return Loaded(request, dataset, request.job.build_model(dataset))

@@ -30,12 +30,14 @@ class Request:
         text: what was read; empty for a request without a file.
         job: what it says.
         overrides: in words, what the command line put in place of the file's own.
+        folder: where the file is; a model of one's own may lie next to it.
     """
 
     name: str
     text: str
     job: Job
     overrides: tuple[str, ...] = ()
+    folder: Path | None = None
 
     def released_text(self) -> str:
         """The job as a TOML text that may be shown: as written, or without its seeds.
@@ -53,7 +55,7 @@ class Request:
 def from_file(path: Path) -> Request:
     """Read a job file. Raises JobError."""
     job = Job.load(path)
-    return Request(path.stem, path.read_text(encoding="utf-8"), job)
+    return Request(path.stem, path.read_text(encoding="utf-8"), job, folder=path.parent)
 
 
 def demo() -> Request:

@@ -36,6 +36,7 @@ def prepare(
     until: float | None = None,
     max_epsilon: float | None = None,
     resume: Path | None = None,
+    saved_plan: Path | None = None,
 ) -> Prepared:
     """Load the data, build the model, make the plan; nothing private is released yet.
 
@@ -45,9 +46,17 @@ def prepare(
         resume: folder of a run that is continued: its plan.json is the plan, whatever the planner
             of this version would choose, and its accuracy that of the run if it is in phases.
 
+        saved_plan: a plan file that goes before what the planner would choose.
+
     Raises:
-        JobError: a run until an accuracy without a budget, or without held-out data.
+        JobError: a run until an accuracy without a budget, or without held-out data; a saved plan
+            for another number of records.
+        ValueError: a device that this machine does not have.
     """
+    if request.job.run.device is not None:
+        from forethought.training.devices import usable
+
+        usable(request.job.run.device)
     if max_epsilon is not None:
         if until is None:
             raise JobError("a largest epsilon goes with an accuracy to run until")
@@ -69,12 +78,26 @@ def prepare(
             "a run until an accuracy needs a budget (--max-epsilon) and held-out data (test or "
             "holdout in the job's [data]) to measure it on"
         )
-    plan = loaded.with_caveats(job.make_plan(loaded.examples, loaded.parameters))
+    plan = loaded.with_caveats(
+        job.make_plan(loaded.examples, loaded.parameters)
+        if saved_plan is None
+        else _saved(saved_plan, loaded)
+    )
     if until is not None:
         from forethought.planning.phase_plans import plan_phases
 
         plan = plan_phases(plan)
     return Prepared(loaded, plan, until)
+
+
+def _saved(path: Path, loaded: Loaded) -> Plan:
+    plan = Plan.load(path)
+    if plan.examples != loaded.examples:
+        raise JobError(
+            f"{path} is a plan for {plan.examples} records, the job's data have {loaded.examples}: "
+            "the guarantee depends on it. Plan again with: forethought plan JOB --save PLAN"
+        )
+    return plan
 
 
 def run(

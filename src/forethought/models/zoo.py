@@ -95,12 +95,12 @@ def _imported(name: str) -> Callable[..., Any]:
     if not module_name or not function:
         raise ValueError(f"a model of your own is named module:function, not {name!r}")
     try:
-        with _working_directory_importable():
+        with importable_from(Path.cwd()):
             module = importlib.import_module(module_name)
     except Exception as error:
         raise ValueError(
             f"model {name!r}: importing {module_name} failed with {type(error).__name__}: {error}. "
-            "The module must be installed or lie in the working directory"
+            "The module must be installed, or lie in the working directory or next to the job file"
         ) from error
     make = getattr(module, function, None)
     if not callable(make):
@@ -112,10 +112,13 @@ def _imported(name: str) -> Callable[..., Any]:
 
 
 @contextmanager
-def _working_directory_importable() -> Iterator[None]:
-    """A console script, unlike ``python -m``, does not look for modules where it was started."""
-    here = str(Path.cwd())
-    if here in sys.path or "" in sys.path:
+def importable_from(folder: Path) -> Iterator[None]:
+    """Modules of one's own are found in ``folder`` too, after everything that is installed.
+
+    A console script, unlike ``python -m``, does not look for modules where it was started.
+    """
+    here = str(folder.resolve())
+    if here in sys.path or ("" in sys.path and folder.resolve() == Path.cwd()):
         yield
         return
     sys.path.append(here)

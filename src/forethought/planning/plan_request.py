@@ -26,7 +26,9 @@ from forethought.mechanism import (
     whole,
 )
 from forethought.planning import defaults
+from forethought.planning.limits import LEAST_DELTA, MOST_STEP_SIZE
 from forethought.plans import Averaging, ClipRule, Schedule
+from forethought.privacy import LEAST_NOISE
 
 SamplingName = Literal["poisson", "without-replacement", "shuffled", "full-batch"]
 
@@ -137,7 +139,32 @@ class PlanRequest:
             settle("parameters", whole("parameters", self.parameters))
         if self.noise_multiplier is not None:
             sigma = real("noise_multiplier", self.noise_multiplier, least=0)
+            if 0 < sigma < LEAST_NOISE:
+                raise PlanError(
+                    f"noise_multiplier {sigma:g} is next to nothing: it protects nobody. Give at "
+                    f"least {LEAST_NOISE:g}, or 0 to say that there is no noise"
+                )
             settle("noise_multiplier", sigma)
+        for delta in (self.delta, self.budget and self.budget.delta):
+            if delta is not None and real("delta", delta, above=0, below=1) < LEAST_DELTA:
+                raise PlanError(
+                    f"delta {delta:g} is too small to account for: give at least {LEAST_DELTA:g}"
+                )
+        if self.learning_rate is not None:
+            rate = real("learning_rate", self.learning_rate, above=0, most=MOST_STEP_SIZE)
+            settle("learning_rate", rate)
+        for name, kind in (("schedule", Schedule), ("averaging", Averaging)):
+            given = getattr(self, name)
+            if given is not None and not isinstance(given, kind):
+                example = '"cosine"' if kind is Schedule else '"tail"'
+                raise TypeError(
+                    f"{name} must be a forethought.{kind.__name__}, such as "
+                    f"{kind.__name__}({example}), not {given!r}"
+                )
+        if self.options is not None and not isinstance(self.options, Mapping):
+            raise TypeError(f"options must be a mapping of names to values, not {self.options!r}")
+        if not isinstance(self.optimizer, str):
+            raise TypeError(f'optimizer must be a name such as "adam", not {self.optimizer!r}')
         one_of("sampling", self.sampling, get_args(SamplingName))
         if self.sampling == "full-batch" and self.batch not in (None, self.examples):
             raise PlanError(f"full-batch sampling takes all {self.examples} examples: drop batch=")

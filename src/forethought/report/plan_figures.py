@@ -58,7 +58,7 @@ def draw_noise(plan: Plan, path: Path) -> Path | None:
         batches, relative, color=ORANGE, linewidth=1.8, label="σ / batch: noise a record meets"
     )
     axes.axvline(plan.batch, color=GREY, linestyle=":", label="this plan")
-    axes.legend(loc="center left", framealpha=1, edgecolor="none")
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
     figure.savefig(path)
     return path
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # More curves than this cannot be told apart: evenly spaced clip norms are drawn.
 MOST_CURVES = 6
+# In up to so many cells of the map the accuracy is written out.
+MOST_LABELS = 80
 
 
 def draw_utility(graph: UtilityGraph, folder: Path, tolerance: float = 0.1) -> list[Path]:
@@ -37,7 +39,11 @@ def draw_utility_curves(graph: UtilityGraph, path: Path, tolerance: float = 0.1)
     for row, colour in zip(rows, colours, strict=True):
         mean, spread = graph.mean[row], graph.spread[row]
         label = f"{graph.clip_norms[row]:.3g}  ({graph.noiseless[row]:.1%})"
-        axes.plot(graph.noise_multipliers, mean, color=colour, linewidth=1.8, label=label)
+        # One σ makes no line: a dot shows it all the same.
+        marker = "o" if len(graph.noise_multipliers) < 3 else None
+        axes.plot(
+            graph.noise_multipliers, mean, color=colour, linewidth=1.8, marker=marker, label=label
+        )
         axes.fill_between(
             graph.noise_multipliers,
             np.maximum(mean - spread, 0),
@@ -79,8 +85,10 @@ def draw_utility_map(graph: UtilityGraph, path: Path, tolerance: float = 0.1) ->
     The line joins each norm's largest admissible σ; the dot is the pair that
     :meth:`~forethought.utility.graph.UtilityGraph.choose` takes.
     """
+    found = graph.admissible(tolerance)
+    bound = f"the line bounds a loss of {tolerance:.0%}"
     figure, axes = new_axes(
-        f"Accuracy after noise; the line bounds a loss of {tolerance:.0%}",
+        f"Accuracy after noise; {bound if found else f'all lose more than {tolerance:.0%}'}",
         "noise multiplier σ",
         "clip norm C",
     )
@@ -99,9 +107,18 @@ def draw_utility_map(graph: UtilityGraph, path: Path, tolerance: float = 0.1) ->
         if _logarithmic(grid):
             getattr(axes, f"set_{name}scale")("log")
             _plain_ticks(axes, name)
+    if values.size <= MOST_LABELS:
+        for (row, column), value in np.ndenumerate(values):
+            axes.annotate(
+                f"{value:.0%}",
+                (graph.noise_multipliers[column], graph.clip_norms[row]),
+                ha="center",
+                va="center",
+                fontsize=7,
+                color="black" if value > 0.6 else "white",
+            )
     bar = figure.colorbar(mesh, ax=axes, label="accuracy F(w+n)")
     bar.outline.set_visible(False)
-    found = graph.admissible(tolerance)
     if found:
         _outline(graph, axes, {pair.clip_norm: pair.noise_multipliers[1] for pair in found})
         choice = graph.choose(tolerance)
@@ -147,8 +164,10 @@ def _edges(grid: tuple[float, ...]) -> Any:
 
 def _logarithmic(grid: tuple[float, ...]) -> bool:
     """Whether the points are spread over more than a decade and evener in the logarithm."""
-    if len(grid) < 3 or grid[-1] < 10 * grid[0]:
+    if len(grid) < 2 or grid[-1] < 10 * grid[0]:
         return False
+    if len(grid) == 2:
+        return True
     steps, ratios = np.diff(grid), np.diff(np.log(grid))
     return bool(ratios.max() / ratios.min() < steps.max() / steps.min())
 

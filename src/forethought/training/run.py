@@ -15,6 +15,7 @@ from forethought.accounting.assumptions import Randomness
 from forethought.accounting.statement import Statement, account
 from forethought.caveats import Caveat
 from forethought.plans import Plan
+from forethought.privacy import LEAST_NOISE
 from forethought.rounds.losses import Loss, check_loss, default_loss
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
@@ -25,6 +26,7 @@ from forethought.training.checkpointer import Checkpointer, continued
 from forethought.training.coincidence import coincide
 from forethought.training.datasets import opened, with_caveats
 from forethought.training.descent import Descent
+from forethought.training.devices import usable
 from forethought.training.execution import Execution, ShortForms, settled
 from forethought.training.folder import MODEL, STATEMENT, RunFolder
 from forethought.training.identity import environment, identity
@@ -38,8 +40,6 @@ from forethought.training.provenance import remember, trained_before
 
 # Rows of the history when log_every is not given.
 ROWS = 100
-# Below this a round's noise hides nothing: ε of one round alone is in the thousands.
-LEAST_NOISE = 0.01
 
 TIME_AND_MEMORY = Caveat("time-and-memory")
 NOT_COVERED_TEST = Caveat("held-out-accuracy")
@@ -201,7 +201,7 @@ def opened_task(
     """
     gradients.check_model(model)
     if execution.device is not None:
-        model.to(execution.device)
+        model.to(usable(execution.device))
     for part in plan.mechanism:
         if 0 < part.noise_multiplier < LEAST_NOISE:
             raise ValueError(

@@ -41,6 +41,7 @@ from forethought.rounds.records import Records, as_records
 from forethought.rounds.transcript import Transcript, TranscriptError
 from forethought.training.coincidence import coincide
 from forethought.training.datasets import opened, with_caveats
+from forethought.training.devices import usable
 from forethought.training.execution import Execution, ShortForms, settled
 from forethought.training.folder import RunFolder
 from forethought.training.lock import locked
@@ -215,8 +216,9 @@ def _trials(
         if any(earlier() is model for earlier in before):
             raise ValueError("make_model gave the same model twice: it must build a new one")
         before.append(weakref.ref(model))
-        if tasks[plan].execution.device is not None:
-            model.to(tasks[plan].execution.device)
+        device = tasks[plan].execution.device
+        if device is not None:
+            model.to(usable(device))
         task = replace(
             tasks[plan],
             model=model,

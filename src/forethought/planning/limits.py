@@ -1,0 +1,7 @@
+"""Where a number stops making sense as a setting: beyond, a request is refused."""
+
+from __future__ import annotations
+
+# Promises nobody can tell from δ = 0; further out the accountant's numbers leave a double's range.
+LEAST_DELTA = 1e-60
+MOST_STEP_SIZE = 1e6

@@ -1,0 +1,200 @@
+"""Every mistake is one clear line with the remedy: no traceback, nothing half-written."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import forethought as ft
+from forethought.cli import main
+
+Outcome = tuple[int, str, str]
+
+JOB = """\
+[data]
+source = "digits"
+[model]
+name = "linear"
+[budget]
+epsilon = 3.0
+delta = 1e-5
+[training]
+batch = 200
+rounds = 5
+learning_rate = 0.1
+clip_norm = 1.0
+schedule = "cosine"
+"""
+
+
+@pytest.fixture(name="forethought")
+def command_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., Outcome]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["forethought", *map(str, arguments)])
+        status = 0
+        try:
+            main()
+        except SystemExit as exit_:
+            status = int(exit_.code or 0)
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
+def one_line(outcome: Outcome, *words: str) -> None:
+    status, _, err = outcome
+    assert status in (1, 2)
+    assert len(err.strip().splitlines()) == 1, err
+    for word in words:
+        assert word in err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("epsilon = 3.0", 'epsilon = "2"', ["line 6", "epsilon = '2'", "number"]),
+        ("epsilon = 3.0", "epsilon = true", ["epsilon = True", "number"]),
+        ("epsilon = 3.0", "epsilon = inf", ["epsilon = inf", "finite"]),
+        ("batch = 200", "batch = 200.5", ["batch = 200.5", "integer"]),
+        ("batch = 200", "batch = true", ["batch = True", "integer"]),
+        ("learning_rate = 0.1", "learning_rate = 1e30", ["learning_rate = 1e+30", "at most 1e+06"]),
+        ("delta = 1e-5", "delta = 1e-300", ["delta = 1e-300", "1e-60"]),
+        ('schedule = "cosine"', 'schedule = "cosin"', ["schedule = 'cosin'", "'cosine'"]),
+        ('schedule = "cosine"', "averaging = 5", ["averaging = 5", "'tail'"]),
+        ("[model]", '[run]\ndevice = "gpu"\n[model]', ["device 'gpu'", "this machine has cpu"]),
+        ("[model]", '[run]\ndevice = "cuda:77"\n[model]', ["device 'cuda:77'", "cpu"]),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_refused_in_one_line(
+    forethought: Callable[..., Outcome], old: str, new: str, words: list[str]
+) -> None:
+    Path("job.toml").write_text(JOB.replace(old, new))
+    one_line(forethought("train", "job.toml", "--out", "run"), *words)
+    assert not Path("run").exists()
+
+
+def test_a_table_without_its_format_is_told_how_to_name_it(
+    forethought: Callable[..., Outcome],
+) -> None:
+    Path("patients.csv").write_text("age,y\n31,0\n44,1\n27,0\n65,1\n")
+    Path("job.toml").write_text('[data]\nsource = "patients.csv"\n')
+    one_line(forethought("plan", "job.toml"), "'csv:patients.csv'")
+    Path("job.toml").write_text('[data]\nsource = "csv:patients.csv"\nlabel = "-1"\n')
+    one_line(forethought("plan", "job.toml"), "looks like column names (age, y)", "such as 'y'")
+
+
+def test_a_plan_given_as_a_job_is_told_what_it_is_for(forethought: Callable[..., Outcome]) -> None:
+    assert forethought("plan", "--examples", 500, "--epsilon", 1, "--save", "p.json", "-q")[0] == 0
+    one_line(forethought("train", "p.json"), "p.json is JSON", "train JOB --plan PLAN")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("plan --examples -5 --epsilon 1", ["examples must be at least 1, not -5"]),
+        ("account --examples 9 --batch 3 --epochs 1 --noise-multiplier 1e-9", ["protects nobody"]),
+        ("plan --examples 500 --epsilon 1 --delta 1e-300", ["delta", "1e-60"]),
+        ("plan --examples 500 --epsilon 1 --parameters 0", ["parameters must be at least 1"]),
+    ],
+)
+def test_a_number_that_makes_no_sense_is_refused_in_one_line(
+    forethought: Callable[..., Outcome], arguments: str, words: list[str]
+) -> None:
+    one_line(forethought(*arguments.split()), *words)
+
+
+def test_python_is_told_the_same() -> None:
+    budget = ft.Budget(1.0, 1e-5)
+    for options, message in [
+        ({"schedule": "cosine"}, r'forethought.Schedule, such as Schedule\("cosine"\)'),
+        ({"averaging": 5}, "forethought.Averaging"),
+        ({"optimizer": ft.Optimizer()}, "optimizer must be a name"),
+        ({"options": [0.9]}, "options must be a mapping"),
+        ({"learning_rate": 1e30}, "learning_rate"),
+        ({"noise_multiplier": 1e-6}, "protects nobody"),
+    ]:
+        with pytest.raises((TypeError, ValueError), match=message):
+            ft.plan(examples=1000, budget=budget, **options)  # type: ignore[arg-type]
+
+
+def test_a_saved_plan_is_run_on_a_job(forethought: Callable[..., Outcome]) -> None:
+    Path("job.toml").write_text(JOB)
+    assert forethought("plan", "job.toml", "--rounds", 3, "--save", "p.json", "-q")[0] == 0
+    assert forethought("train", "job.toml", "--plan", "p.json", "--out", "run", "-q")[0] == 0
+    assert ft.Plan.load("run/plan.json") == ft.Plan.load("p.json")
+    assert forethought("account", "--verify", "run")[0] == 0
+    one_line(forethought("train", "job.toml", "--plan", "p.json", "--rounds", 4), "drop --plan")
+    forethought("plan", "--examples", 500, "--epsilon", 1, "--save", "other.json", "-q")
+    one_line(forethought("train", "job.toml", "--plan", "other.json"), "500 records", "1443")
+
+
+def test_a_model_of_ones_own_lies_next_to_its_job(forethought: Callable[..., Outcome]) -> None:
+    Path("mine").mkdir()
+    Path("mine/its_model.py").write_text(
+        "from torch import nn\n\n\ndef network(inputs, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))\n"
+    )
+    Path("mine/job.toml").write_text(JOB.replace('"linear"', '"its_model:network"'))
+    status, _, err = forethought("plan", "mine/job.toml", "-q")
+    assert (status, err) == (0, "")
+
+
+def test_the_package_runs_as_a_module_and_tells_its_version() -> None:
+    command = [sys.executable, "-m", "forethought", "-V"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == ft.__version__
+
+
+# Pieces that a hurried or hostile hand puts where a value belongs.
+ODD = (
+    "-1", "0", "1e400", "nan", "true", '"x"', "[]", "{}", "[1, 2]", "1979-05-27", '""', "99999999",
+    "-0.0", "1e-320", "0x10", '"../../etc/passwd"', "[[1]]", "{a = 1}", "'csv:'", "''' '''",
+)  # fmt: skip
+
+
+def malformed(number: int) -> str:
+    """A job with one to three of its lines broken, doubled, cut or filled with odd values."""
+    draw = random.Random(number)
+    lines = JOB.splitlines()
+    for _ in range(draw.randint(1, 3)):
+        at = draw.randrange(len(lines))
+        key = lines[at].partition("=")[0]
+        lines[at] = draw.choice(
+            [
+                f"{key} = {draw.choice(ODD)}",
+                lines[at][: draw.randrange(len(lines[at]) + 1)],
+                lines[at] + "\n" + lines[at],
+                lines[at].replace("=", draw.choice([":", "==", "= =", ""])),
+                f"{key.strip()}{draw.choice('xyzé-.')} = 1",
+                draw.choice(["\x00", "[", "]", "[[data]]", "[data", "= 3", "'''", "é = 1"]),
+            ]
+        )
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.slow
+def test_two_hundred_malformed_jobs_train_or_are_one_clear_line(
+    forethought: Callable[..., Outcome],
+) -> None:
+    refused = 0
+    for number in range(200):
+        Path("job.toml").write_text(malformed(number))
+        outcome = forethought("train", "job.toml", "--out", f"run{number}", "--quiet")
+        if outcome[0] == 0:
+            assert Path(f"run{number}/statement.json").is_file()
+            continue
+        refused += 1
+        one_line(outcome)
+        assert not Path(f"run{number}").exists(), "something half-written was left"
+    assert refused > 120
