@@ -34,15 +34,15 @@ def trained_before(model: torch.nn.Module, folder: Path | None) -> tuple[Caveat,
     """
     known = _objects.get(model) or _weights.get(_digest(model))
     if known is None and folder is not None:
-        known = _beside(model, folder)
+        known = _among_folders(model, folder)
     return () if known is None else (Caveat("trained-before", known),)
 
 
 def remember(model: torch.nn.Module, statement: Statement) -> None:
     """Note that a model was trained, with its final weights."""
-    said = f"in this process, {_spent(statement)}"
+    words = f"in this process, {_spent(statement)}"
     earlier = _objects.get(model)
-    _objects[model] = said if earlier is None else f"{earlier}; then {said}"
+    _objects[model] = words if earlier is None else f"{earlier}; then {words}"
     _weights[_digest(model)] = _objects[model]
 
 
@@ -60,7 +60,7 @@ def _digest(model: torch.nn.Module) -> bytes:
     return state.digest()
 
 
-def _beside(model: torch.nn.Module, folder: Path) -> str | None:
+def _among_folders(model: torch.nn.Module, folder: Path) -> str | None:
     present = model.state_dict()
     parent = folder.resolve().parent
     if not parent.is_dir():

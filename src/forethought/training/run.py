@@ -297,7 +297,7 @@ def _settings(task: Task) -> dict[str, Any]:
     }
 
 
-def _loop(task: Task, secrets: Secrets, settings: Mapping[str, Any], said: Statement) -> Loop:
+def _loop(task: Task, secrets: Secrets, settings: Mapping[str, Any], statement: Statement) -> Loop:
     parameters = {name: p for name, p in task.model.named_parameters() if p.requires_grad}
     descent = Descent(parameters, make_optimizer(task.plan.optimizer, parameters.values()))
     private = PrivateRounds(
@@ -317,7 +317,7 @@ def _loop(task: Task, secrets: Secrets, settings: Mapping[str, Any], said: State
         task.loss,
         int(settings["log_every"]),
         bool(settings["diagnostics"]),
-        said,
+        statement,
     )
 
 
