@@ -30,12 +30,14 @@ from safetensors.torch import load_file
 from forethought.accounting import exact
 from forethought.accounting.assumptions import Randomness
 from forethought.accounting.statement import Statement
+from forethought.data import Dataset as LoadedData
 from forethought.mechanism import Mechanism, Rounds, one_of, real
 from forethought.plans import Plan
 from forethought.rounds.losses import Loss
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.training.checkpoint import Checkpoint, CheckpointError, replace_file
 from forethought.training.checkpointer import Checkpointer, continued
+from forethought.training.coincidence import CoincidingRecordsError
 from forethought.training.datasets import opened, with_caveats
 from forethought.training.execution import Execution, ShortForms, settled
 from forethought.training.folder import MODEL, PHASES, RECORD, STATEMENT, RunFolder
@@ -48,7 +50,7 @@ from forethought.training.phase_state import PhasedRun as PhasedRun
 from forethought.training.phase_state import PhaseRecord as PhaseRecord
 from forethought.training.progress import NextPhaseRule
 from forethought.training.provenance import remember, trained_before
-from forethought.training.run import Task, opened_task, run_plan
+from forethought.training.run import Task, opened_task, require_public, run_plan
 
 DecideOn = Literal["held-out", "public"]
 RECORD_SCHEMA = "forethought/phases/1"
@@ -116,6 +118,11 @@ def train_until(
     folder = None if out is None else RunFolder(out)
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a forethought.Plan, not {type(plan).__name__}")
+    if decide_on == "public" and isinstance(data, LoadedData) and test is None:
+        raise CoincidingRecordsError(
+            "decide_on='public' with the data's own test part: it is as private as the rest. Give "
+            "public records as test=, or say decide_on='held-out', which the Statement names"
+        )
     data, test, found = opened(data, test)
     plan = with_caveats(plan, found)
     if test is None:
@@ -125,6 +132,8 @@ def train_until(
     with locked(None if folder is None else folder.path):
         task = opened_task(model, data, test, plan, loss, execution)
         _require_labels(task)
+        if decide_on == "public":
+            require_public(task.caveats, "test", "decide_on='held-out'")
         earlier = () if resume else trained_before(model, None if folder is None else folder.path)
         caveats = (*task.caveats, *earlier)
         state = PhaseState(plan, wanted, decide_on, next_phase is not None, caveats)
@@ -150,7 +159,8 @@ def _run(task: Task, state: PhaseState, next_phase: NextPhaseRule | None) -> Pha
     keys = Keys.draw(task.seeds)
     checkpointer = None
     if folder is not None:
-        checkpointer, keys = _kept(task, state, keys, folder)
+        checkpointer, keys, seeds = _kept(task, state, keys, folder)
+        task = replace(task, seeds=seeds)
     own = Secrets.draw(task.seeds)  # a seed that is given when resuming counts too
     state.randomness = Randomness(
         keys.secrets.seeded_noise or own.seeded_noise,
@@ -187,8 +197,13 @@ def _run(task: Task, state: PhaseState, next_phase: NextPhaseRule | None) -> Pha
 
 def _kept(
     task: Task, state: PhaseState, keys: Keys, folder: RunFolder
-) -> tuple[Checkpointer, Keys]:
-    """Begin or continue the top folder of a run in phases; a continued state is restored."""
+) -> tuple[Checkpointer, Keys, Seeds]:
+    """Begin or continue the top folder of a run in phases; a continued state is restored.
+
+    The seeds that later phases derive theirs from are kept in it, for its owner only, until the run
+    ends: a job in a run folder has none.
+    """
+    seeds = task.seeds
     begun = None
     if task.resume:
         started = (folder.path / PHASES).exists()
@@ -203,9 +218,12 @@ def _kept(
                 f"{folder.path} holds a run that is not in phases: resume it with forethought.train"
             )
         _require(saved.values["settings"], state.settings, folder.path)
+        if seeds == Seeds():
+            seeds = Seeds(*saved.values.get("seeds", ()))
     named = identity(task.model, task.records, task.held_out, task.loss, keys.identity)
     place = environment(task.model, task.execution.micro_batch)
-    checkpointer = Checkpointer(folder, state.plan, keys, named, place, {})
+    kept = {"seeds": [seeds.sampling, seeds.noise]}
+    checkpointer = Checkpointer(folder, state.plan, keys, named, place, kept)
     if saved is None:
         overwrite = task.overwrite or task.resume
         released = checkpointer.begin(state.checkpoint, task.files, overwrite=overwrite)
@@ -213,7 +231,7 @@ def _kept(
         released = checkpointer.resume(saved)
         state.restore(saved.values)
     released.close()  # each phase counts its own
-    return checkpointer, keys
+    return checkpointer, keys, seeds
 
 
 def _phase_task(task: Task, state: PhaseState, index: int) -> Task:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -23,7 +23,7 @@ from forethought.rounds.records import Records, as_records, blank
 from forethought.rounds.transcript import Transcript
 from forethought.training.checkpoint import CheckpointError
 from forethought.training.checkpointer import Checkpointer, continued
-from forethought.training.coincidence import coincide
+from forethought.training.coincidence import CoincidingRecordsError, coincide
 from forethought.training.datasets import opened, with_caveats
 from forethought.training.descent import Descent
 from forethought.training.devices import usable
@@ -47,6 +47,19 @@ NOT_COVERED_DIAGNOSTICS = Caveat("diagnostics")
 COINCIDE = Caveat(
     "stated", "some of the held-out records are equal to records that the model was trained on"
 )
+
+
+def require_public(found: Sequence[Caveat], name: str, instead: str) -> None:
+    """Refuse records as public of which some are private training records.
+
+    Raises:
+        CoincidingRecordsError: says what to do instead.
+    """
+    if COINCIDE in found:
+        raise CoincidingRecordsError(
+            f"some records in {name}= are private training records too, so they are not public: "
+            f"give others, or say {instead}, which the Statement names as not covered"
+        )
 
 
 @dataclass(frozen=True)

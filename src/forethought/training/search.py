@@ -33,13 +33,14 @@ from forethought.accounting.releases import SCORE
 from forethought.accounting.renyi.selection import Trials, draw
 from forethought.accounting.statement import Statement, account
 from forethought.caveats import Caveat
+from forethought.data import Dataset as LoadedData
 from forethought.mechanism import one_of, real
 from forethought.plans import Plan
 from forethought.rounds.losses import Loss
 from forethought.rounds.randomness import Secrets, Seeds, Stream
 from forethought.rounds.records import Records, as_records
 from forethought.rounds.transcript import Transcript, TranscriptError
-from forethought.training.coincidence import coincide
+from forethought.training.coincidence import CoincidingRecordsError, coincide
 from forethought.training.datasets import opened, with_caveats
 from forethought.training.devices import usable
 from forethought.training.execution import Execution, ShortForms, settled
@@ -47,7 +48,15 @@ from forethought.training.folder import RunFolder
 from forethought.training.lock import locked
 from forethought.training.metrics import Event, Metrics, evaluate
 from forethought.training.provenance import remember, trained_before
-from forethought.training.run import COINCIDE, Run, Task, opened_task, randomness, run_plan
+from forethought.training.run import (
+    COINCIDE,
+    Run,
+    Task,
+    opened_task,
+    randomness,
+    require_public,
+    run_plan,
+)
 
 Scoring = Literal["noised", "public", "unprotected"]
 Score = Callable[[torch.nn.Module], float]
@@ -136,6 +145,11 @@ def tune(
     """
     execution, seeds = settled(execution, seeds, **short)
     plans = _candidates(candidates)
+    if scoring == "public" and score is None and holdout is None and isinstance(data, LoadedData):
+        raise CoincidingRecordsError(
+            "scoring='public' with the data's own test part: it is as private as the rest. Give "
+            "public records as holdout=, or leave scoring='noised'"
+        )
     data, held_out, uses = opened(data, holdout)
     plans = [with_caveats(plan, uses) for plan in plans]
     if score is None:
@@ -169,6 +183,8 @@ def tune(
     if score is None:
         held = as_records(holdout, *_form(probe), "holdout")
         same = coincide(first.records, held, "holdout")
+        if scoring == "public" and same:
+            require_public((COINCIDE,), "holdout", "scoring='unprotected'")
         mark, size = _counting(probe, held, first.loss), len(held)
     else:
         mark, size, same = score, 1, False
