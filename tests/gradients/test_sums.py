@@ -450,6 +450,19 @@ def test_a_norm_beyond_float32_squares_is_clipped_and_not_lost() -> None:
     torch.testing.assert_close(found["w"], wanted, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("value", [1e30, 1e-30])
+def test_numbers_at_the_ends_of_float32_are_added_in_float64(value: float) -> None:
+    # c·l underflows, and its other factor is large: the record must count in full all the same.
+    left = torch.tensor([[[1 / value, 0.0]], [[0.3, 0.4]]])
+    right = torch.tensor([[[value * 1e6, 0.0]], [[1.0, 0.0]]])
+    trained = {"w": nn.Parameter(torch.zeros(2, 2))}
+    found, norms = clip_and_sum({"w": Outer([(left, right)])}, trained, 1e-3)
+    torch.testing.assert_close(norms, torch.tensor([1e6, 0.5]))
+    bound = 1e-3 * (1 - CHARGE)
+    wanted = torch.tensor([[bound * 1.6, 0.0], [bound * 0.8, 0.0]], dtype=torch.float64)
+    torch.testing.assert_close(found["w"], wanted, rtol=1e-6, atol=1e-30)
+
+
 def test_autocast_and_fast_products_do_not_reach_the_sums() -> None:
     term = TERMS["linear over time"](3)
     trained = {"w": nn.Parameter(torch.zeros(4, 3))}

@@ -63,24 +63,24 @@ def block_lengths(
         ValueError: not even float64 keeps the error within ``limits.allowed``.
     """
     certificate = _Certificate(held, factors, measured, limits)
-    whole = certificate.blocks(max(term.added for term in held))
+    longest = max(term.added for term in held)
+    whole = certificate.blocks(longest)
     if certificate.at_worst(whole) <= limits.allowed:
         return whole
     certificate.weigh()
-    for length in (max(term.added for term in held), *BLOCKS):
+    for length in (longest, *BLOCKS):
         blocks = certificate.blocks(length)
-        if certificate.error(blocks) <= limits.allowed:
+        if certificate.fits(blocks):
             return blocks
     # The sums with the largest errors go to float64 until the others fit.
     blocks = certificate.blocks(BLOCKS[-1])
     by_error = sorted(range(len(held)), key=lambda at: certificate.one(at, BLOCKS[-1]))
     for at in reversed(by_error):
         blocks[at] = None
-        if certificate.error(blocks) <= limits.allowed:
+        if certificate.fits(blocks):
             return blocks
-    most = max(term.added for term in held)
     raise ValueError(
-        f"{most} products cannot be added within the rounding that is charged to the clipping "
+        f"{longest} products cannot be added within the rounding that is charged to the clipping "
         "norm; use smaller micro-batches, and pass the size of the round as round_size"
     )
 
@@ -97,6 +97,12 @@ class _Certificate:
     ) -> None:
         self._held, self._factors, self._measured, self._limits = held, factors, measured, limits
         self._reach = measured.reach()
+        # Underflow of a scaled number, times what it is multiplied with, and of each product.
+        self._small = [
+            2 * term.added * term.breadth * (1 + reach)
+            for term, reach in zip(held, self._reach, strict=True)
+        ]
+        self._narrow = [term.dtype == torch.float32 and not limits.precise for term in held]
         # Without cancellation no mass exceeds its contribution's norm, which is at most C.
         trivial = measured.masses is None
         self._together = factors.shape[1] * limits.clip_norm if trivial else math.inf
@@ -116,31 +122,26 @@ class _Certificate:
         """Float32 blocks of a length where nothing could overflow, float64 elsewhere."""
         return [
             length
-            if not self._limits.precise
-            and term.dtype == torch.float32
-            and max(min(mass, self._together), self._limits.largest * reach) < LARGE
+            if narrow and max(min(mass, self._together), self._limits.largest * reach) < LARGE
             else None
-            for term, mass, reach in zip(self._held, self._masses, self._reach, strict=True)
+            for narrow, mass, reach in zip(self._narrow, self._masses, self._reach, strict=True)
         ]
 
-    def _underflow(self, at: int, length: int | None) -> float:
-        # Of a scaled number, times what it is multiplied with, and of each product.
-        term = self._held[at]
-        kind = torch.float64 if length is None else torch.float32
-        return tiny(kind) * term.added * term.breadth * 2 * (1 + self._reach[at])
+    def _lost(self, at: int, length: int | None) -> float:
+        return tiny(torch.float64 if length is None else torch.float32) * self._small[at]
 
     def at_worst(self, blocks: Sequence[int | None]) -> float:
         """The error whatever the norms are: Σ_b ‖contribution_b‖ ≤ B·C bounds all masses."""
         if math.isinf(self._together):
             return math.inf
         off = max(term.off(length) for term, length in zip(self._held, blocks, strict=True))
-        lost = [self._underflow(at, length) for at, length in enumerate(blocks)]
-        return off * self._together + sum(lost)
+        return off * self._together + sum(self._lost(*block) for block in enumerate(blocks))
 
     def one(self, at: int, length: int | None) -> float:
         """One term's error."""
-        return self._held[at].off(length) * self._masses[at] + self._underflow(at, length)
+        return self._held[at].off(length) * self._masses[at] + self._lost(at, length)
 
-    def error(self, blocks: Sequence[int | None]) -> float:
-        """The error of all sums together."""
-        return math.hypot(*(self.one(at, length) for at, length in enumerate(blocks)))
+    def fits(self, blocks: Sequence[int | None]) -> bool:
+        """Whether the error of all sums together is allowed."""
+        error = math.hypot(*(self.one(at, length) for at, length in enumerate(blocks)))
+        return error <= self._limits.allowed

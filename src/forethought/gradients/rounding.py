@@ -101,19 +101,20 @@ def lengths(values: Tensor) -> Tensor:
         norms.mul_(1 + gamma(count + 16, torch.float64) + 2.0**-45)
         # Squares of float32 numbers do not underflow in float64.
         return norms if kind == torch.float32 else norms.add_(math.sqrt(count * tiny(kind)))
-    if count <= SHORT_RUN:
+    if count <= RUN:
+        run = count
         norms = torch.linalg.vector_norm(values, dim=-1).double()
     else:
-        whole = count - count % SHORT_RUN
+        run, whole = SHORT_RUN, count - count % SHORT_RUN
         runs = values[..., :whole].view(*values.shape[:-1], -1, SHORT_RUN)
         squares = torch.linalg.vector_norm(runs, dim=-1).double().square_().sum(-1)
         if whole < count:
             rest = torch.linalg.vector_norm(values[..., whole:], dim=-1)
             squares += rest.double().square_()
         norms = squares.sqrt_()
-    # A square that underflows may be lost whole.
-    lost = math.sqrt(count * tiny(kind))
-    return norms.mul_(1 + gamma(min(count, SHORT_RUN) + 16, kind)).add_(lost)
+    # A norm is off by half as much as its square. A square that underflows may be lost whole.
+    most = gamma(run + 16, kind) / 2 + 2.0**-40
+    return norms.mul_(1 + most).add_(math.sqrt(count * tiny(kind)))
 
 
 def in_blocks(total: int, length: int, part: Callable[[int, int], Tensor]) -> Tensor:
