@@ -220,7 +220,7 @@ def test_a_mistake_in_the_job_is_one_clear_line(
         ("plan --examples 100 --epsilon -1", "epsilon"),
         ("account", "give a path"),
         ("account nothing.json", "nothing.json"),
-        ("report nothing", "no finished run"),
+        ("report nothing", "holds no run"),
     ],
 )
 def test_a_mistake_in_the_arguments_is_one_clear_line(

@@ -127,6 +127,14 @@ def test_a_resumed_run_keeps_its_plan_whatever_the_planner_says_now(
 
     with pytest.raises(KeyboardInterrupt):
         jobs.run(prepared, folder, progress=stop)
+    shown = run("report", folder)
+    assert "1 of 200 rounds may have been released" in shown
+    assert f"forethought train --resume {folder}" in " ".join(shown.split())
+    found = json.loads(run("report", folder, "--json"))
+    assert found["released"] == 1
+    one = ft.epsilon(prepared.plan.mechanism.first(1), prepared.plan.delta).upper
+    assert found["spent"] == one
+    assert not {"loss", "clipped", "non_finite"} & set(found["last"])
     monkeypatch.setattr(defaults, "NOISE", 3.0)
     monkeypatch.setattr(defaults, "ROUNDS", 77)
     assert Job.load(job).make_plan(prepared.loaded.examples) != prepared.plan

@@ -12,6 +12,7 @@ import forethought as ft
 from forethought.data import Dataset, Split
 from forethought.training.coincidence import CoincidingRecordsError
 from forethought.training.interruption import Interrupted
+from forethought.training.summary import UnfinishedRun
 
 RANDOM = np.random.default_rng(5)
 X = RANDOM.normal(size=(120, 3)).astype(np.float32)
@@ -71,6 +72,8 @@ def test_a_seeded_run_in_phases_goes_on_with_its_seeds_though_nobody_repeats_the
 
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path / "cut", seed=3, noise_seed=4, progress=stop)
+    found = UnfinishedRun.load(tmp_path / "cut")
+    assert (found.released, found.spent) == (1, None)
     again = go(tmp_path / "cut", resume=True)
     np.testing.assert_array_equal(
         again.model.weight.detach().numpy(), whole.model.weight.detach().numpy()

@@ -22,11 +22,18 @@ def report(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Draw the figures of a finished run again and show its result and statement."""
+    """Show a run's result and statement and draw its figures again, or say how far it came."""
     from forethought.report import terminal
     from forethought.report.figures import draw_run
-    from forethought.training.summary import RunSummary
+    from forethought.training.summary import RunSummary, UnfinishedRun
 
+    if not (folder / "statement.json").is_file():
+        unfinished = UnfinishedRun.load(folder)
+        if as_json:
+            print_json(unfinished.to_dict())
+        else:
+            terminal.show_unfinished(console_for(quiet), unfinished)
+        return
     draw_run(RunSummary.load(folder), folder / "figures")
     summary = RunSummary.load(folder)
     if as_json:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from forethought.planning.pareto import Front
     from forethought.published.comparison import Row
     from forethought.training.run import Run
-    from forethought.training.summary import RunSummary
+    from forethought.training.summary import RunSummary, UnfinishedRun
     from forethought.utility.graph import UtilityGraph
 
 
@@ -241,6 +241,20 @@ def show_summary(console: Console, summary: RunSummary) -> None:
         console.print(f"  {sentence}")
     for path in summary.figures:
         console.print(f"figure  {path}")
+
+
+def show_unfinished(console: Console, run: UnfinishedRun) -> None:
+    """Print how far an interrupted run came, what that cost, and how to go on."""
+    show_plan(console, run.plan)
+    spent = "" if run.spent is None else f", worth ε = {run.spent:.4g} at δ = {run.plan.delta:.3g}"
+    console.print(
+        f"\n[bold]Interrupted[/bold]  {run.released:,} of {run.plan.rounds:,} rounds may have been "
+        f"released{spent}"
+    )
+    if run.last:
+        facts_of_it = ", ".join(f"{name} {value:.4g}" for name, value in run.last.items())
+        console.print(f"[bold]Last record[/bold]  {facts_of_it}")
+    console.print(f"Continue with: forethought train --resume {run.folder}")
 
 
 def show_plan_and_alternatives(

@@ -1,4 +1,4 @@
-"""What a finished run folder says of its run, as one plain value that reports are drawn from."""
+"""What a run folder says of its run, as plain values that reports are drawn from."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forethought.accounting.exact import epsilon
 from forethought.accounting.statement import Statement
 from forethought.plans import Plan
 
@@ -57,4 +58,72 @@ class RunSummary:
             "statement": json.loads(self.statement.to_json()),
             "metrics": [dict(row) for row in self.metrics],
             "figures": [str(path) for path in self.figures],
+        }
+
+
+@dataclass(frozen=True)
+class UnfinishedRun:
+    """A run that was interrupted, as far as it came.
+
+    Args:
+        folder: the run folder. plan: what it began to run.
+        released: rounds that may have been released.
+        spent: certified upper end of ε of these at the plan's δ; None for a run in phases, whose
+            plan says what all of them cost.
+        last: the last row of its history, without what was taken on private batches.
+    """
+
+    folder: Path
+    plan: Plan
+    released: int
+    spent: float | None
+    last: Mapping[str, float | int]
+
+    @classmethod
+    def load(cls, folder: Path) -> UnfinishedRun:
+        """Read an interrupted run folder; nothing in it is changed.
+
+        Raises:
+            ValueError: the folder holds no interrupted run, or a damaged one.
+        """
+        from forethought.training.checkpoint import Checkpoint, ReleasedRounds
+        from forethought.training.folder import PHASES, RunFolder
+        from forethought.training.metrics import PUBLIC
+
+        run = RunFolder(folder)
+        if not run.has_checkpoint or not (folder / "plan.json").is_file():
+            raise ValueError(
+                f"{folder} holds no run: there is no statement.json or plan.json in it"
+            )
+        plan, saved = Plan.load(folder / "plan.json"), Checkpoint.read(run.checkpoint).values
+        phases = saved.get("phases")
+        if phases is None:
+            history = saved["history"]
+            released = max(ReleasedRounds.peek(run.checkpoint), 0)
+        else:
+            history = [row for phase in phases for row in phase["history"]]
+            released = sum(
+                phase["rounds"]["count"] for phase in phases if phase["accuracy"] is not None
+            )
+            if phases and phases[-1]["accuracy"] is None:
+                current = RunFolder(folder / PHASES / f"{len(phases):02d}")
+                released += ReleasedRounds.peek(current.checkpoint)
+        spent = None
+        if phases is None:
+            spent = 0.0
+            if released:
+                spent = epsilon(plan.mechanism.first(released), plan.delta).upper
+        last = history[-1] if history else {}
+        public = {k: v for k, v in last.items() if k in PUBLIC and v is not None}
+        return cls(folder, plan, released, spent, public)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "folder": str(self.folder),
+            "finished": False,
+            "plan": self.plan.to_dict(),
+            "released": self.released,
+            "spent": self.spent,
+            "last": dict(self.last),
         }
