@@ -3,9 +3,9 @@
     python experiments/defaults/rehearsals.py --data ../shared/data           # minutes
     python experiments/defaults/rehearsals.py --data ../shared/data --full    # all images
 
-For each of six data sets, taken as private: the default plan, rehearsed on public stand-ins of the
+For each of six data sets, taken as private: the default plan, rehearsed on public proxies of the
 same shape, on synthetic data, and, as a control of the interval itself, on the data set's own
-records. Then the plan is run on the "private" data. The stand-ins: Fashion-MNIST for MNIST and the
+records. Then the plan is run on the "private" data. The proxies: Fashion-MNIST for MNIST and the
 reverse; MNIST pooled to 8 × 8 pixels for digits; mushrooms, padded with zeros, for a9a.
 """
 
@@ -181,7 +181,7 @@ def table(rows: list[Row]) -> str:
     kinds = {
         "the data itself (control)": [r for r in rows if r.rehearsed_on.startswith("itself")],
         "synthetic data": [r for r in rows if r.rehearsed_on == "synthetic"],
-        "public stand-ins": [
+        "public proxies": [
             r for r in rows if r.rehearsed_on != "synthetic" and "itself" not in r.rehearsed_on
         ],
     }

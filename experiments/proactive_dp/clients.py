@@ -34,7 +34,7 @@ class Holders:
         number: how many holders there are.
         disjoint: whether each holds its own n-th part of the records, so that a person is in one
             holder's data and the promise of the whole is that of one (parallel composition).
-            Otherwise each holds all of them: a stand-in for n different data sets of N records,
+            Otherwise each holds all of them: in place of n different data sets of N records,
             which is what the paper's tables speak of, and about accuracy only. A person who really
             was in all of them would be exposed n times.
     """

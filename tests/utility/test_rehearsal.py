@@ -1,4 +1,4 @@
-"""A rehearsal runs the very plan on stand-in data and says what its prediction is about."""
+"""A rehearsal runs the very plan on a public proxy and says what its prediction is about."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def model() -> nn.Module:
 def pool(size: int, tested: int | None = None) -> Dataset:
     split = clusters(size, 5, 3, seed=7)
     test = None if tested is None else clusters(tested, 5, 3, seed=7)
-    return Dataset("stand-in", split, test, 3)
+    return Dataset("proxy", split, test, 3)
 
 
 def result(*accuracies: float, level: float = 0.9) -> Rehearsal:
     baselines = (0.4,) * len(accuracies)
-    return Rehearsal(accuracies, baselines, level, "stand-in", 200, 50, 1.0, True, small_plan())
+    return Rehearsal(accuracies, baselines, level, "proxy", 200, 50, 1.0, True, small_plan())
 
 
 def test_the_very_plan_is_run_on_as_many_records(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,8 +127,8 @@ def test_the_prediction_holds_for_a_run_on_data_of_the_same_kind() -> None:
     """The achieved accuracy of eight runs, against an interval meant for 99 % of them."""
     whole, plan = clusters(1_100, 5, 3, seed=1), small_plan()
     private, tests = slice(0, 200), slice(200, 300)
-    stand_in = Dataset("public", Split(whole.inputs[300:], whole.targets[300:]), None, 3)
-    found = rehearse(plan, model, stand_in, repeats=10, test_examples=100, level=0.99)
+    proxy = Dataset("public", Split(whole.inputs[300:], whole.targets[300:]), None, 3)
+    found = rehearse(plan, model, proxy, repeats=10, test_examples=100, level=0.99)
     achieved = [
         ft.train(
             model(),
