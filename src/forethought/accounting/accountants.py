@@ -47,7 +47,10 @@ class Accountant:
         details: the keys that the details have besides "kind".
         implied: mechanism → caveats that go with every statement of this kind.
         composed: mechanism → the one whose exact composition is stated, so that its whole
-            trade-off function bounds an attacker; None where only the one (ε, δ) is proven.
+            trade-off function bounds an attacker; None where only the one (ε, δ) is proven, and
+            where the rounds need not be those of the plan.
+        batches_known: the kind that takes over when the batches were drawn from a seed; None
+            where no theorem does.
     """
 
     interval: Callable[[Mechanism, float, int, Mapping[str, Any]], Interval]
@@ -63,6 +66,7 @@ class Accountant:
     details: tuple[str, ...] = ()
     implied: Callable[[Mechanism], tuple[Caveat, ...]] = lambda _mechanism: ()
     composed: Callable[[Mechanism], Mechanism] | None = None
+    batches_known: str | None = None
 
     def adversary(self, mechanism: Mechanism) -> str:
         """What the attacker is assumed to see, to know and not to know; follows "The attacker"."""
@@ -176,6 +180,7 @@ ACCOUNTANTS: dict[str, Accountant] = {
         rounds="rounds accounted",
         hidden=_sampled,
         composed=_same,
+        batches_known=KNOWN_BATCHES,
     ),
     KNOWN_BATCHES: Accountant(
         interval=lambda mechanism, delta, group, _details: exact.epsilon(
@@ -194,6 +199,7 @@ ACCOUNTANTS: dict[str, Accountant] = {
         ),
         implied=_known,
         composed=batches_known,
+        batches_known=KNOWN_BATCHES,
     ),
     SELECTION: Accountant(
         interval=selection_interval,

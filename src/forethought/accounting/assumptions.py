@@ -9,13 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from forethought.accounting.accountants import (
-    ACCOUNTANTS,
-    EXACT,
-    KNOWN_BATCHES,
-    Accountant,
-    amplified,
-)
+from forethought.accounting.accountants import ACCOUNTANTS, Accountant, amplified
 from forethought.caveats import Caveat
 from forethought.mechanism import FullBatch, Mechanism
 from forethought.serialisation import build
@@ -51,9 +45,10 @@ SECRET = Randomness()
 
 
 def suited(accountant: Mapping[str, Any], randomness: Randomness) -> dict[str, Any]:
-    """The accountant that fits the randomness: the exact one gives way where batches are known."""
-    if accountant["kind"] == EXACT and randomness.seeded_sampling and not randomness.seeded_noise:
-        return {"kind": KNOWN_BATCHES}
+    """The accountant that fits the randomness: another one takes over where batches are known."""
+    known = ACCOUNTANTS[accountant["kind"]].batches_known
+    if known is not None and randomness.seeded_sampling and not randomness.seeded_noise:
+        return {"kind": known}
     return dict(accountant)
 
 
@@ -73,7 +68,7 @@ def required(
         found.append(Caveat("no-noise"))
     if randomness.seeded_noise:
         found.append(Caveat("seeded-noise"))
-    elif randomness.seeded_sampling and way.composed is None:
+    elif randomness.seeded_sampling and way.batches_known is None:
         found.append(Caveat("seeded-search"))
     found += [Caveat("public-size"), Caveat("pseudo-random"), Caveat("other-runs")]
     if not randomness.seeded_noise:

@@ -12,7 +12,6 @@ from typing import Any
 
 from forethought import __version__, signing
 from forethought.accounting import exact
-from forethought.accounting.accountants import KNOWN_BATCHES
 from forethought.accounting.adaptive import TOLERANCE
 from forethought.accounting.assumptions import required, suited
 from forethought.accounting.attack import Attack, bounded
@@ -233,9 +232,9 @@ _COMPUTED = (
 
 def _accountant(case: _Case) -> str | None:
     s = case.claimed
-    if suited(s.accountant, s.randomness) != dict(s.accountant) or (
-        s.accountant["kind"] == KNOWN_BATCHES and not s.randomness.seeded_sampling
-    ):
+    fits = suited(s.accountant, s.randomness) == dict(s.accountant)
+    seeded = Caveat("seeded-sampling") in s.way.implied(s.mechanism)
+    if not fits or (seeded and not s.randomness.seeded_sampling):
         raise StatementError(
             f"the accountant {s.accountant['kind']!r} does not go with the stated randomness"
         )
@@ -266,9 +265,7 @@ def _mechanism(case: _Case) -> str | None:
         return "no plan.json beside it: that these rounds were the ones that ran"
     planned, count = case.plan.mechanism, len(s.mechanism)
     # Phases and trials chosen by results are not a prefix of what was planned.
-    if s.accountant["kind"] in ("exact", KNOWN_BATCHES) and (
-        count > len(planned) or planned.first(count) != s.mechanism
-    ):
+    if s.way.composed is not None and (count > len(planned) or planned.first(count) != s.mechanism):
         raise StatementError("the statement's mechanism is not that of the plan.json beside it")
     return None
 
