@@ -12,29 +12,43 @@ import numpy as np
 import torch
 
 from forethought.gradients.clipping import centred_count_below, next_clip_norm
-from forethought.privacy import Clip
+from forethought.privacy import Clip, NoiseKind, Round
+from forethought.rounds.grid import add_grid_noise
 
 
 def noised_share(
-    norms: torch.Tensor,
-    clip_norm: float,
-    count_noise: float,
-    expected: float,
-    generator: np.random.Generator,
+    norms: torch.Tensor, chosen: Round, count_noise: float, generator: np.random.Generator
 ) -> float:
     """Noised share of contributions whose norm is at most C.
 
-    The released sum is Σ (1[‖g‖ ≤ C] − 1/2) + N(0, σ_b²), which one contribution moves by at most
+    The released sum is Σ (1[‖g‖ ≤ C] − 1/2) plus noise, which one contribution moves by at most
     1/2 (Andrew et al. 2021, Section 2.2).
 
     Args:
         norms: shape (contributions,), before clipping.
+        chosen: the round, whose public divisor the count is divided by (never ``len(norms)``).
         count_noise: σ_b, standard deviation of the noise on the sum.
-        expected: expected number of contributions, public (never ``len(norms)``).
     """
-    centred = centred_count_below(norms, clip_norm)
-    centred += count_noise * float(generator.standard_normal())
-    return 0.5 + centred / expected
+    counted = noised_count(
+        centred_count_below(norms, chosen.clip_norm), count_noise, 0.5, chosen.noise, generator
+    )
+    return 0.5 + counted / chosen.divisor
+
+
+def noised_count(
+    count: float, std: float, most: float, noise: NoiseKind, generator: np.random.Generator
+) -> float:
+    """A count with Gaussian noise, on the grid where that is the noise.
+
+    Args:
+        std: standard deviation of the noise.
+        most: what one record can move the count by.
+    """
+    if noise == "grid":
+        vector = torch.tensor([count], dtype=torch.float64)
+        add_grid_noise(vector, std, most, generator)
+        return float(vector)
+    return count + std * float(generator.standard_normal())
 
 
 def next_norm(clip: Clip, clip_norm: float, share: float) -> float:

@@ -3,7 +3,8 @@
 **Formal guarantee.** A :class:`NoisedSum` is the round's Gaussian mechanism (sampling, clipping to
 C, noise σC on the sum) and nothing else: only :meth:`PrivateSum.release` makes one, at most once a
 round, and notes it in the transcript with the numbers that the noise was drawn with. Sum and noise
-are in float64. Optimizers, messages to a server and mixing steps take noised sums and nothing else.
+are in float64, or on a grid. Optimizers, messages to a server and mixing steps take noised sums and
+nothing else.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from forethought.privacy import Privacy, Round
 from forethought.rounds.clip_norm import next_norm, noised_share
 from forethought.rounds.contributions import CONTRIBUTORS, Batch, Gradients, part_of
 from forethought.rounds.flat import Layout
+from forethought.rounds.grid import add_grid_noise
 from forethought.rounds.losses import Loss
 from forethought.rounds.noise import GaussianNoise
 from forethought.rounds.randomness import Secrets, Stream
@@ -179,10 +181,12 @@ class PrivateRounds:
         generator = self._noise.at(chosen.index)
         std, counted = chosen.noise_std, chosen.count_noise
         self.transcript.append(chosen, std, chosen.clip_norm, counted)
-        if std:
+        if chosen.noise == "grid":
+            add_grid_noise(vector, std, chosen.clip_norm, generator)
+        elif std:
             self._gaussian.add_to(vector, std, generator)
         if counted is not None:
-            share = noised_share(norms, chosen.clip_norm, counted, chosen.divisor, generator)
+            share = noised_share(norms, chosen, counted, generator)
             self.clip_norm = next_norm(chosen.clip, chosen.clip_norm, share)
         noised = object.__new__(NoisedSum)
         for name, value in (

@@ -36,6 +36,7 @@ from forethought.caveats import Caveat
 from forethought.data import Dataset as LoadedData
 from forethought.mechanism import one_of, real
 from forethought.plans import Plan
+from forethought.rounds.clip_norm import noised_count
 from forethought.rounds.losses import Loss
 from forethought.rounds.randomness import Secrets, Seeds, Stream
 from forethought.rounds.records import Records, as_records
@@ -206,7 +207,8 @@ def tune(
             value = float(mark(found.model))
             if score_noise and found.transcript is not None:
                 noise = Stream(secrets.noise, "score").at(found.trial)
-                value += score_noise * float(noise.standard_normal()) / size
+                right = round(value * size)
+                value = noised_count(right, score_noise, 1.0, found.plan.noise, noise) / size
                 found.transcript.append_other(SCORE, score_noise)
             if best is None or value > best[0] or math.isnan(best[0]):
                 best = (value, found)
