@@ -1,40 +1,48 @@
 """Certified ε and δ of a mechanism, as intervals.
 
 For each direction of the dominating pairs (:mod:`forethought.accounting.pld.pairs`) the composed
-privacy profile is bounded from both sides (:mod:`forethought.accounting.pld.privacy_loss`), on
-finer and finer grids until the ends are close enough. The interval encloses the value of the
-dominating pair named by :func:`forethought.accounting.pld.pairs.theorem`; its upper end is always
-a guarantee.
+privacy profile is bounded from both sides by line integrals of its transform
+(:mod:`forethought.accounting.pld.contour`), sharper and sharper until the ends are close enough.
+The interval encloses the least ε that the theorems prove: that of the dominating pair named by
+:func:`forethought.accounting.pld.pairs.theorem`, or the Gaussian's at the group's whole distance
+where that is smaller. Its upper end is always a guarantee.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
-from scipy.special import log_ndtr
 
 from forethought.accounting.interval import Interval
+from forethought.accounting.limits import (
+    Bounds,
+    disclosed_epsilon,
+    gaussian_delta,
+    gaussian_epsilon,
+    hits_epsilon,
+    inverted,
+    total_variation,
+)
+from forethought.accounting.pld.contour import Total
 from forethought.accounting.pld.curve import Curve
-from forethought.accounting.pld.pairs import parts
+from forethought.accounting.pld.pairs import parts, unsampled_distance
 from forethought.accounting.pld.privacy_loss import Answer, Composition
-from forethought.accounting.pld.profiles import EPS, Pair, Stack
+from forethought.accounting.pld.profiles import Pair, Stack
+from forethought.accounting.pld.search import Search
 from forethought.mechanism import Mechanism, real, whole
 
 _COARSE = 0.03
-_REFINEMENTS = 6
-# Nobody needs ε or δ resolved below these, absolutely.
-_SMALLEST_EPSILON, _SMALLEST_DELTA = 1e-8, 1e-18
+# Noise so small beside the shifts that closed bounds are as good as integrals.
+_LARGEST_SHIFT = 3000.0
+_LARGEST_DISTANCE = 1e100
+_MOST_ATTACKED = 16
 
 
-class Bounds(NamedTuple):
-    """A quantity's lower and upper bound while it is being refined."""
-
-    lower: float
-    upper: float
+class CertificateError(ArithmeticError):
+    """A lower bound came out above an upper one: a fault of the library, never of its input."""
 
 
 def epsilon(
@@ -173,165 +181,125 @@ def _enclose(
     delta: float | None = None,
     epsilon: float | None = None,
 ) -> Interval:
-    counts = parts(mechanism, group) if _noisy(mechanism) else None
-    if counts is None:
+    if not _noisy(mechanism):
         return Interval(math.inf, math.inf) if delta is not None else Interval(1.0, 1.0)
+    # In every batch the records move each release by the group's whole distance.
+    most = unsampled_distance(mechanism, group)
+    cap = gaussian_epsilon(most, delta) if delta else gaussian_delta(most, float(epsilon or 0.0))
+    if most > _LARGEST_DISTANCE * group and not math.isfinite(most * most):
+        counts: dict[Pair, int] = {}
+    else:
+        counts = parts(mechanism, group)
     if len(counts) == 1 and next(iter(counts)).gaussian:
         distance = next(iter(counts)).up[0][0]
-        bounds = (
-            _gaussian_epsilon(distance, delta)
-            if delta is not None
-            else gaussian_delta(distance, float(epsilon or 0.0))
+        if delta is not None:
+            return Interval(*gaussian_epsilon(distance, delta))
+        return Interval(*gaussian_delta(distance, float(epsilon or 0.0)))
+    found = _of_pairs(counts, accuracy, delta, epsilon)
+    if found.lower > found.upper:
+        raise CertificateError(
+            f"the bounds contradict each other, which is a fault of this library: lower "
+            f"{found.lower!r} above upper {found.upper!r} for {mechanism!r}, delta={delta!r}, "
+            f"epsilon={epsilon!r}, group={group}, accuracy={accuracy}. Please report it"
         )
-        return Interval(*bounds)
-    if sum(counts.values()) == 1:
-        return Interval(*_single(next(iter(counts)), delta, epsilon))
+    return Interval(min(found.lower, cap.lower), min(found.upper, cap.upper))
+
+
+def _of_pairs(
+    counts: Mapping[Pair, int], accuracy: float, delta: float | None, epsilon: float | None
+) -> Bounds:
+    """Bounds on ε at ``delta``, or on δ at ``epsilon``, of the composed dominating pairs."""
+    nothing = Bounds(0.0, math.inf if delta is not None else 1.0)
+    if not counts:
+        return nothing
+    regular = all(pair.largest <= _LARGEST_SHIFT for pair in counts)
+    if sum(counts.values()) == 1 and regular:
+        return _single(next(iter(counts)), delta, epsilon)
     # δ(0) is a total variation distance, which adds up over the rounds.
-    varies = math.fsum(n * _single(p, None, 0.0).upper for p, n in counts.items()) * (1 + 1e-12)
+    varies = math.fsum(n * total_variation(p) for p, n in counts.items()) * (1 + 1e-12)
     if delta is not None and varies <= delta:
-        return Interval(0.0, 0.0)
+        return Bounds(0.0, 0.0)
+    lower, upper = nothing
+    if epsilon is not None:
+        upper = min(1.0, varies)
+    if regular:
+        lower, upper = _searched(counts, accuracy, delta, epsilon, upper)
+    if upper == math.inf or upper - lower > accuracy * upper:
+        # What needs no integral, where the integrals did not settle it.
+        lower = max(lower, *(_floor(p, n, delta, epsilon) for p, n in counts.items()))
+        if delta is not None:
+            upper = min(upper, disclosed_epsilon(counts, delta))
+            if regular and 0 < upper < 600:
+                lower = max(lower, _by_one_round(counts, delta, upper))
+    return Bounds(lower, upper)
+
+
+def _searched(
+    counts: Mapping[Pair, int],
+    accuracy: float,
+    delta: float | None,
+    epsilon: float | None,
+    upper: float,
+) -> Bounds:
     rough = max(accuracy, _COARSE)
-    searches = [_Search(Composition(counts), delta, epsilon)]
-    searches[0].refine(rough)
-    if not all(pair.two_sided for pair in counts):
+    one_sided = not all(pair.two_sided for pair in counts)
+    searches = [Search(Total(counts), delta=delta, epsilon=epsilon)]
+    searches[0].refine(rough if one_sided else accuracy)
+    if one_sided:
         # In the other direction no loss is above this one.
         largest = math.fsum(n * _largest_reverse_loss(p) for p, n in counts.items())
         if largest > (searches[0].lower if epsilon is None else epsilon):
-            searches.append(_Search(Composition(counts, swapped=True), delta, epsilon))
+            total = Total(counts, swapped=True)
+            searches.append(Search(total, delta=delta, epsilon=epsilon))
             searches[1].refine(rough, beaten_by=searches[0].lower)
     best = max(search.lower for search in searches)
-    best = max(best, _by_one_round(counts, delta, epsilon, max(s.upper for s in searches)))
     # Only a direction that may be the worse one needs the full accuracy.
     for search in searches:
         search.refine(accuracy, beaten_by=best)
-    upper = max(s.upper for s in searches)
-    # Without sampling every round is one Gaussian: looser, and always finite.
-    most = math.sqrt(
-        math.fsum(
-            n * (max(c for c, _ in p.up) + max((c for c, _ in p.down), default=0.0)) ** 2
-            for p, n in counts.items()
-        )
-    )
-    if delta is not None:
-        upper = min(upper, _gaussian_epsilon(most, delta).upper)
-    else:
-        upper = min(upper, varies, gaussian_delta(most, float(epsilon or 0.0)).upper)
-    return Interval(min(upper, max(best, *(s.lower for s in searches))), upper)
+    for search in searches:
+        if search.lower > search.upper:
+            return Bounds(search.lower, search.upper)
+    return Bounds(max(s.lower for s in searches), min(upper, max(s.upper for s in searches)))
 
 
-def _by_one_round(
-    counts: Mapping[Pair, int], delta: float | None, epsilon: float | None, guess: float
-) -> float:
+def _floor(pair: Pair, count: int, delta: float | None, epsilon: float | None) -> float:
+    """What one kind of round proves from below without an integral."""
+    if pair.gaussian:
+        distance = pair.up[0][0] * math.sqrt(count)
+        if delta is not None:
+            return gaussian_epsilon(distance, delta).lower
+        return gaussian_delta(distance, float(epsilon or 0.0)).lower
+    return hits_epsilon(pair, count, delta) if delta is not None else 0.0
+
+
+def _by_one_round(counts: Mapping[Pair, int], delta: float, guess: float) -> float:
     """A lower bound from the attack "some round's loss is large": sharp where records are rare.
 
     For the event T that some loss exceeds a threshold, δ(ε) ≥ P(T) - e^ε Q(T).
     """
+    stacks = [(Stack([pair]), count) for pair, count in list(counts.items())[:_MOST_ATTACKED]]
     best = 0.0
-    if not 0 < guess < 600:
-        return best
-    stacks = [(Stack([pair]), count) for pair, count in counts.items()]
-    for threshold in np.geomspace(0.02, 2, 12) * (guess if delta is not None else epsilon or guess):
+    for threshold in np.geomspace(0.02, 2, 12) * guess:
         idle_p = idle_q = 0.0
         for stack, count in stacks:
             p, q = stack.above(float(threshold))
             idle_p += count * math.log1p(-min(p * (1 - 1e-9), 0.5))
             idle_q += count * math.log1p(-min(q * (1 + 1e-9), 1 - 1e-12))
         p, q = -math.expm1(idle_p) * (1 - 1e-9), -math.expm1(idle_q) * (1 + 1e-9)
-        if delta is None:
-            best = max(best, p - math.exp(float(epsilon or 0.0)) * q)
-        elif p > delta and q > 1e-280:
+        if p > delta and q > 1e-280:
             best = max(best, math.log((p - delta) / q) - 1e-9)
     return best
 
 
 def _largest_reverse_loss(pair: Pair) -> float:
     # log Q/P where P is largest beside Q: far left, where only P's idle component is left.
-    idle = 1 - math.fsum(w for _, w in pair.up)
-    return math.inf if pair.down or pair.symmetric or idle < 1e-6 else -math.log(idle) * (1 + 1e-9)
+    if pair.down or pair.symmetric or pair.idle < 1e-300:
+        return math.inf
+    return -math.log(pair.idle) * (1 + 1e-9) + pair.doubt
 
 
 def _noisy(mechanism: Mechanism) -> bool:
     return all(part.noise_multiplier > 0 for part in mechanism)
-
-
-class _Search:
-    """One direction's bounds on ε or δ, refined step by step."""
-
-    def __init__(
-        self, composition: Composition, delta: float | None, epsilon: float | None
-    ) -> None:
-        self.composition, self.delta, self.epsilon = composition, delta, epsilon
-        self.answer = composition.locate(delta=delta, epsilon=epsilon)
-        self.lower, self.upper = 0.0, math.inf if epsilon is None else 1.0
-        self.step = 0.0
-        self.stalls = 0
-        self.exhausted = False  # a finer grid gains nothing or does not fit into memory
-
-    def refine(self, accuracy: float, *, beaten_by: float = -1.0) -> None:
-        """Halve the grid and halve again until the bounds are ``accuracy`` apart, relatively."""
-        for _ in range(_REFINEMENTS):
-            width = self.upper - self.lower
-            floor = _SMALLEST_EPSILON if self.epsilon is None else _SMALLEST_DELTA
-            if (
-                self.upper < beaten_by
-                or self.exhausted
-                or (width <= max(accuracy * self.upper, floor) and width < math.inf)
-            ):
-                return
-            if self.step == 0:
-                of_delta = self.epsilon is not None
-                self.step = self.composition.step(self.answer, accuracy, of_delta=of_delta)
-            else:
-                # The gap between the bounds goes with the square of the step.
-                wanted = 0.7 * accuracy * self.upper / width if width < math.inf else 0.1
-                self.step *= max(0.15, min(0.9, math.sqrt(wanted)))
-            self._evaluate(accuracy)
-            # At a kink of the profile or the floor of rounding a finer grid gains nothing.
-            stalled = self.upper - self.lower > 0.8 * width and width < 0.3 * self.upper
-            self.stalls = self.stalls + 1 if stalled else 0
-            self.exhausted |= self.stalls > 1
-
-    def _evaluate(self, accuracy: float) -> None:
-        window = self.composition.window(self.answer, self.step, accuracy)
-        if not math.isfinite(window.high - window.low):
-            # δ is too small for a double here: the bounds that need no grid remain.
-            self.exhausted = True
-            return
-        self.exhausted = window.step > 1.01 * self.step
-        self.step = window.step
-        below, above = self.composition.curves(window)
-        if self.delta is not None:
-            got = Bounds(below.epsilon(self.delta), above.epsilon(self.delta))
-            if 0 < got.upper < math.inf:
-                self.answer = self.composition.relocate(self.answer, got.upper, self.delta)
-        else:
-            wanted = float(self.epsilon or 0.0)
-            got = Bounds(below.delta(wanted), above.delta(wanted))
-            if got.upper > 0:
-                self.answer = self.answer._replace(log_delta=math.log(got.upper))
-        self.lower, self.upper = max(self.lower, got.lower), min(self.upper, got.upper)
-
-
-def gaussian_delta(distance: float, epsilon: float) -> Bounds:
-    """δ(ε) of N(distance, 1) against N(0, 1) (Balle and Wang 2018, Theorem 8).
-
-    The ends are the floating-point value moved by a bound on its rounding error.
-    """
-    a = distance / 2 - epsilon / distance
-    b = -distance / 2 - epsilon / distance
-    log_p, log_q = float(log_ndtr(a)), float(log_ndtr(b))
-    gap = epsilon + log_q - log_p  # log of what is taken away from 1
-    noise = 16 * EPS * (1 + abs(epsilon) + abs(log_p) + abs(log_q) + a * a + b * b)
-    value = -math.expm1(min(gap, 0.0))
-    scale = math.exp(log_p)
-    return Bounds(
-        min(1.0, max(0.0, scale * (1 - noise) * (value - noise))),
-        min(1.0, scale * (1 + noise) * (value + noise)),
-    )
-
-
-def _gaussian_epsilon(distance: float, delta: float) -> Bounds:
-    return _inverted(lambda level: gaussian_delta(distance, level), delta)
 
 
 def _single(pair: Pair, delta: float | None, epsilon: float | None) -> Bounds:
@@ -346,23 +314,4 @@ def _single(pair: Pair, delta: float | None, epsilon: float | None) -> Bounds:
 
     if delta is None:
         return profile(float(epsilon or 0.0))
-    return _inverted(profile, delta)
-
-
-def _inverted(profile: Callable[[float], Bounds], delta: float) -> Bounds:
-    def smallest(end: int) -> tuple[float, float]:
-        # The profile falls with ε, up to rounding: bisection keeps both sides.
-        low, high = 0.0, 1.0
-        if profile(0.0)[end] <= delta:
-            return 0.0, 0.0
-        while profile(high)[end] > delta:
-            low, high = high, 2 * high
-        for _ in range(80):
-            middle = (low + high) / 2
-            if profile(middle)[end] > delta:
-                low = middle
-            else:
-                high = middle
-        return low, high
-
-    return Bounds(smallest(0)[0], smallest(1)[1])
+    return inverted(profile, delta)

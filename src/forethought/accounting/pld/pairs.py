@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import numpy as np
-from scipy.special import gammaln
-
-from forethought.accounting.pld.profiles import EPS, Pair
+from forethought.accounting.pld.hits import Hits, binomial, hypergeometric
+from forethought.accounting.pld.mixtures import EPS
+from forethought.accounting.pld.profiles import Pair
 from forethought.mechanism import (
     ADJACENCIES,
     CLIPPINGS,
@@ -58,87 +57,59 @@ def _gaussian(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
 
 
 def _epochs(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
-    assert isinstance(rounds.sampling, Shuffled)
-    pair, _ = _gaussian(rounds, adjacency, group)
-    return pair, -(-rounds.count // rounds.sampling.rounds_per_epoch)
+    return _gaussian(rounds, adjacency, group)[0], releases(rounds)
 
 
-def _hits(rounds: Rounds, group: int) -> list[float]:
+def releases(rounds: Rounds) -> int:
+    """How many releases can hold the same record: every round, or one in every epoch."""
+    if isinstance(rounds.sampling, Shuffled):
+        return -(-rounds.count // rounds.sampling.rounds_per_epoch)
+    return rounds.count
+
+
+def _hits(rounds: Rounds, group: int) -> Hits:
     """Probabilities that 0, 1, … of the ``group`` records are in a batch."""
     sampling = rounds.sampling
     if isinstance(sampling, Poisson):
-        return _binomial(group, sampling.rate)
+        return binomial(group, sampling.rate)
     assert isinstance(sampling, WithoutReplacement)
-    return _hypergeometric(group, sampling.batch, sampling.examples)
+    return hypergeometric(group, sampling.batch, sampling.examples)
 
 
 def _one_sided(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
-    return Pair(_shifts(rounds, group, sensitivity(rounds, adjacency))), rounds.count
+    up, idle, hits = _shifts(rounds, group, sensitivity(rounds, adjacency))
+    return Pair(up, idle=idle, doubt=hits.doubt, lost=hits.lost), rounds.count
 
 
 def _two_sided(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
     # Distance of one record's contribution from the common centre, not between two records.
     radius = 1.0 if rounds.clipping == "example" and isinstance(rounds.sampling, Poisson) else 2.0
-    shifts = _shifts(rounds, group, radius)
-    return Pair(shifts, shifts), rounds.count
+    up, idle, hits = _shifts(rounds, group, radius)
+    if idle == 0 and len(up) == 1:
+        # Every record is in every batch: nothing but the distance is left.
+        return Pair(((2 * up[0][0], 1.0),)), rounds.count
+    pair = Pair(
+        up, up, idle=idle, rest=idle, doubt=hits.doubt, lost=hits.lost, lost_rest=hits.lost
+    )
+    return pair, rounds.count
 
 
 def _combined(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
     if group > 1:
         return _two_sided(rounds, adjacency, group)
     pair, count = _one_sided(rounds, adjacency, 1)
-    return Pair(pair.up, (), symmetric=not pair.gaussian), count
+    return replace(pair, symmetric=not pair.gaussian), count
 
 
-def _shifts(rounds: Rounds, group: int, radius: float) -> tuple[tuple[float, float], ...]:
+def _shifts(
+    rounds: Rounds, group: int, radius: float
+) -> tuple[tuple[tuple[float, float], ...], float, Hits]:
+    """Components right of 0, what stays at 0, and how well both are known."""
     unit = radius / rounds.noise_multiplier
     hits = _hits(rounds, group)
-    return tuple((k * unit, w) for k, w in enumerate(hits) if k and w > 0)
-
-
-def _binomial(group: int, rate: float) -> list[float]:
-    if rate == 1:
-        return [0.0] * group + [1.0]
-    if group == 1:
-        return [1 - rate, rate]
-    k = np.arange(group + 1)
-    log = gammaln(group + 1) - gammaln(k + 1) - gammaln(group - k + 1)
-    log += k * math.log(rate) + (group - k) * math.log1p(-rate)
-    # Each term of the exponent carries a rounding error of its own size.
-    size = 4 * gammaln(group + 1) - group * (math.log(rate) + math.log1p(-rate))
-    return _dominating(np.exp(log), 1e-12 + 8 * EPS * float(size))
-
-
-def _hypergeometric(group: int, batch: int, examples: int) -> list[float]:
-    if group == 1:
-        return [1 - batch / examples, batch / examples]
-
-    def log_choose(n: int, k: int) -> float:
-        return float(gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1))
-
-    group = min(group, examples)
-    weights = np.zeros(group + 1)
-    # Products of ratios: differences of large log-gammas would lose digits.
-    low = max(0, group - (examples - batch))
-    top = min(group, batch)
-    start = math.exp(
-        log_choose(group, low)
-        + log_choose(examples - group, batch - low)
-        - log_choose(examples, batch)
-    )
-    weights[low] = start
-    for k in range(low, top):
-        ratio = (group - k) * (batch - k) / ((k + 1) * (examples - group - batch + k + 1))
-        weights[k + 1] = weights[k] * ratio
-    return _dominating(weights / weights.sum(), 1e-12 + 32 * EPS * group)
-
-
-def _dominating(weights: np.ndarray, error: float) -> list[float]:
-    # Stochastically larger than the exact weights by more than their relative errors.
-    up = weights.copy()
-    up[1:] *= 1 + error
-    up[0] = max(0.0, 1 - up[1:].sum())
-    return [float(w) for w in up]
+    weights = [(hits.first + i, float(w)) for i, w in enumerate(hits.weights) if w > 0]
+    idle = math.fsum(w for k, w in weights if k == 0)
+    return tuple((k * unit, w) for k, w in weights if k), idle, hits
 
 
 _GAUSS = "Gaussian mechanism (Balle and Wang 2018, Theorem 8)"
@@ -240,6 +211,20 @@ def parts(mechanism: Mechanism, group: int = 1) -> dict[Pair, int]:
         distance = math.sqrt(math.fsum(squares))
         counts[Pair(((distance, 1.0),))] = 1
     return counts
+
+
+def unsampled_distance(mechanism: Mechanism, group: int = 1) -> float:
+    """Distance of the Gaussian to which a run comes in which every batch holds the whole group.
+
+    By joint convexity no sampling makes a run worse.
+    """
+    shifts = []
+    for rounds in mechanism:
+        _cell(rounds, mechanism.adjacency)
+        count = releases(rounds)
+        shift = group * sensitivity(rounds, mechanism.adjacency) / rounds.noise_multiplier
+        shifts.append(math.sqrt(count) * shift)
+    return math.hypot(*shifts) * (1 + 8 * EPS)
 
 
 def _cell(rounds: Rounds, adjacency: Adjacency) -> Cell:

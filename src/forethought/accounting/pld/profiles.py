@@ -43,6 +43,16 @@ class Pair:
     up: tuple[tuple[float, float], ...]
     down: tuple[tuple[float, float], ...] = ()
     symmetric: bool = False
+    idle: float = -1.0
+    rest: float = -1.0
+    doubt: float = 0.0
+    lost: float = 0.0
+    lost_rest: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, part in (("idle", self.up), ("rest", self.down)):
+            if getattr(self, name) < 0:
+                object.__setattr__(self, name, max(0.0, 1 - math.fsum(w for _, w in part)))
 
     @property
     def two_sided(self) -> bool:
@@ -53,6 +63,11 @@ class Pair:
     def gaussian(self) -> bool:
         """N(c, 1) against N(0, 1): composes exactly."""
         return not self.down and len(self.up) == 1 and self.up[0][1] == 1.0
+
+    @property
+    def largest(self) -> float:
+        """The largest shift on either side."""
+        return max(c for c, _ in (*self.up, *self.down))
 
     @property
     def shape(self) -> tuple[int, int, bool]:
@@ -104,12 +119,14 @@ class Stack:
         # Binomial weights may add up to 1 plus a rounding error.
         self.up_mass = np.minimum(sum((w for _, w in self.up), zero), 1.0)
         self.down_mass = np.minimum(sum((w for _, w in self.down), zero), 1.0)
+        self.idle = np.array([[p.idle] for p in pairs])
+        self.rest = np.array([[p.rest] for p in pairs])
+        self.doubt = np.array([p.doubt for p in pairs])
 
     def loss(self, z: Array) -> Array:
         """log(dP/dQ) at ``z``, shape (rows, points)."""
-        return _log_mixture(z, self.up, self.up_mass, 1.0) - _log_mixture(
-            z, self.down, self.down_mass, -1.0
-        )
+        up = _log_mixture(z, self.up, self.idle, 1.0)
+        return up - _log_mixture(z, self.down, self.rest, -1.0)
 
     def sample(self) -> Sample:
         """Quadrature of the loss under P, good far into the tails but not certified."""
@@ -120,8 +137,8 @@ class Stack:
         z = np.linspace(-left - 14, right + 14, int((left + right + 28) * 8))[None, :]
         loss = self.loss(z)
         base = -0.5 * z * z - _LOG_NORMAL + np.log(z[0, 1] - z[0, 0])
-        log_p = base + _log_mixture(z, self.up, self.up_mass, 1.0)
-        log_q = base + _log_mixture(z, self.down, self.down_mass, -1.0)
+        log_p = base + _log_mixture(z, self.up, self.idle, 1.0)
+        log_q = base + _log_mixture(z, self.down, self.rest, -1.0)
         return Sample(-loss, log_q) if self.swapped else Sample(loss, log_p)
 
     def _symmetric_sample(self, end: float) -> Sample:
@@ -131,7 +148,7 @@ class Stack:
         z = start + (end - start) * (nodes + 1) / 2
         loss = self.loss(z)
         base = -0.5 * z * z - _LOG_NORMAL + np.log(weights * (end - start) / 2)
-        log_p = base + _log_mixture(z, self.up, self.up_mass, 1.0)
+        log_p = base + _log_mixture(z, self.up, self.idle, 1.0)
         middle = self._atom()
         with np.errstate(divide="ignore"):
             return Sample(
@@ -232,10 +249,10 @@ class Stack:
 
     def _masses(self, z: Array) -> tuple[Array, Array, Array, Array]:
         # P below, P above, Q below, Q above the points, one per row.
-        p_low, p_high = (1 - self.up_mass) * ndtr(z), (1 - self.up_mass) * ndtr(-z)
+        p_low, p_high = self.idle * ndtr(z), self.idle * ndtr(-z)
         for c, w in self.up:
             p_low, p_high = p_low + w * ndtr(z - c), p_high + w * ndtr(c - z)
-        q_low, q_high = (1 - self.down_mass) * ndtr(z), (1 - self.down_mass) * ndtr(-z)
+        q_low, q_high = self.rest * ndtr(z), self.rest * ndtr(-z)
         for c, w in self.down:
             q_low, q_high = q_low + w * ndtr(z + c), q_high + w * ndtr(-c - z)
         return p_low[:, 0], p_high[:, 0], q_low[:, 0], q_high[:, 0]
@@ -265,7 +282,7 @@ class Stack:
         z = np.empty((self.rows, loss.size))
         for row in range(self.rows):
             z[row] = np.interp(loss, *_increasing(table[row], grid))
-        bottom = np.log1p(-self.up_mass) if not self.down and self.up_mass.max() < 1 else -np.inf
+        bottom = np.log(self.idle) if not self.down else -np.inf
         inside = (loss > bottom) & (z > grid[0]) & (z < grid[-1])
         most_step = 4 * float(grid[1] - grid[0])
         for _ in range(8):
@@ -277,10 +294,10 @@ class Stack:
         return np.where(loss > bottom, z, -np.inf)
 
     def _slope(self, z: Array) -> Array:
-        top = _log_mixture(z, self.up, self.up_mass, 1.0)
+        top = _log_mixture(z, self.up, self.idle, 1.0)
         slope = sum((c * w * np.exp(c * z - c * c / 2 - top) for c, w in self.up), np.zeros_like(z))
         if self.down:
-            low = _log_mixture(z, self.down, self.down_mass, -1.0)
+            low = _log_mixture(z, self.down, self.rest, -1.0)
             for c, w in self.down:
                 slope = slope + c * w * np.exp(-c * z - c * c / 2 - low)
         return np.asarray(slope)
@@ -421,15 +438,15 @@ def _increasing(x: Array, y: Array) -> tuple[Array, Array]:
     return x[keep], y[keep]
 
 
-def _log_mixture(z: Array, parts: list[tuple[Array, Array]], mass: Array, sign: float) -> Array:
+def _log_mixture(z: Array, parts: list[tuple[Array, Array]], idle: Array, sign: float) -> Array:
     """log of a mixture's density over that of N(0, 1), exact to rounding where it is near 0."""
     if not parts:
-        return np.zeros(np.broadcast_shapes(z.shape, mass.shape))
+        return np.zeros(np.broadcast_shapes(z.shape, idle.shape))
     exponents = [sign * c * z - c * c / 2 for c, _ in parts]
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         excess = sum(w * np.expm1(e) for e, (_, w) in zip(exponents, parts, strict=True))
         near = np.log1p(np.maximum(excess, -0.9))
-        far = np.log1p(-mass)
+        far = np.log(idle)
         for e, (_, w) in zip(exponents, parts, strict=True):
             far = np.logaddexp(far, np.log(w) + e)
         return np.where(np.abs(excess) < 0.5, near, far)

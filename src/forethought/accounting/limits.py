@@ -1,0 +1,186 @@
+"""Bounds that need no integral: they are finite and quick, whatever the mechanism.
+
+From above every run is at most the Gaussian run in which the records are in every batch, and at
+most the sum of its rounds' total variation distances. From below it is at least its Gaussian part,
+and at least what an attack gains that waits for so many rounds with a large loss.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import bdtr, log_ndtr, ndtr, ndtri
+
+from forethought.accounting.pld.mixtures import EPS
+from forethought.accounting.pld.profiles import Pair
+
+# Beyond this the Gaussian's closed form loses all its digits; its tail bounds lose none.
+_FAR = 1e5
+_ROOT_8 = math.sqrt(8)
+
+
+class Bounds(NamedTuple):
+    """A quantity's lower and upper bound."""
+
+    lower: float
+    upper: float
+
+
+def gaussian_delta(distance: float, epsilon: float) -> Bounds:
+    """δ(ε) of N(distance, 1) against N(0, 1) (Balle and Wang 2018, Theorem 8).
+
+    The ends are the floating-point value moved by a bound on its rounding error.
+    """
+    if distance == 0:
+        return Bounds(0.0, 0.0)
+    if distance > _FAR:
+        return _far_delta(distance, epsilon)
+    a = distance / 2 - epsilon / distance
+    b = -distance / 2 - epsilon / distance
+    log_p, log_q = float(log_ndtr(a)), float(log_ndtr(b))
+    gap = epsilon + log_q - log_p  # log of what is taken away from 1
+    noise = 16 * EPS * (1 + abs(epsilon) + abs(log_p) + abs(log_q) + a * a + b * b)
+    if not math.isfinite(noise):
+        # e^ε Q is positive: P(loss > ε) alone is an upper bound.
+        return Bounds(0.0, min(1.0, math.exp(log_p) * (1 + 1e-9) + 5e-324))
+    value = -math.expm1(min(gap, 0.0))
+    scale = math.exp(log_p)
+    return Bounds(
+        min(1.0, max(0.0, scale * (1 - noise) * (value - noise))),
+        min(1.0, scale * (1 + noise) * (value + noise) + 5e-324),
+    )
+
+
+def _far_delta(distance: float, epsilon: float) -> Bounds:
+    # P(loss > ε) - e^ε Q(loss > ε), where the second is below φ/distance·(something below 2) of
+    # the point unless that point lies far out.
+    x = distance / 2 - epsilon / distance
+    slip = 8 * EPS * (distance + abs(x))
+    upper = float(ndtr(x + slip)) * (1 + 1e-9) + 5e-324
+    away = distance - x
+    taken = 1.0 if away < 1 else math.exp(-0.5 * min(x * x, 1400.0)) / away
+    return Bounds(max(0.0, float(ndtr(x - slip)) * (1 - 1e-9) - taken * (1 + 1e-9)), min(1.0, upper))
+
+
+def gaussian_epsilon(distance: float, delta: float) -> Bounds:
+    """ε of N(distance, 1) against N(0, 1) at δ; the ends hold although ε may be enormous."""
+    if distance == 0:
+        return Bounds(0.0, 0.0)
+    if distance > _FAR:
+        half = distance * (distance / 2)
+        # P(loss > ε) = Φ(x) at ε = distance²/2 - x distance.
+        up = half - distance * (float(ndtri(delta)) - 1e-6)
+        low = half - distance * (float(ndtri(min(0.5, delta * (1 + 1e-9) + 2 / distance))) + 1e-6)
+        if delta + 2 / distance >= 0.5:
+            low = half - distance * (float(ndtri(min(1 - 1e-16, delta + 4 / distance))) + 1e-6)
+        low = min(low, sys.float_info.max)
+        return Bounds(max(0.0, low * (1 - 1e-14)), max(0.0, up * (1 + 1e-14)))
+    return inverted(lambda level: gaussian_delta(distance, level), delta)
+
+
+def inverted(profile: Callable[[float], Bounds], delta: float) -> Bounds:
+    """ε ≥ 0 at ``delta`` from bounds on δ(ε), by bisection of either end."""
+
+    def smallest(end: int) -> tuple[float, float]:
+        # The profile falls with ε, up to rounding: bisection keeps both sides.
+        low, high = 0.0, 1.0
+        if profile(0.0)[end] <= delta:
+            return 0.0, 0.0
+        while profile(high)[end] > delta:
+            low, high = high, 2 * high
+            if math.isinf(high):
+                return (low, high)
+        for _ in range(80):
+            middle = (low + high) / 2
+            if profile(middle)[end] > delta:
+                low = middle
+            else:
+                high = middle
+        return low, high
+
+    return Bounds(smallest(0)[0], smallest(1)[1])
+
+
+def hits_epsilon(pair: Pair, count: int, delta: float) -> float:
+    """A lower bound on ε from the event "the noise is at least t in at least k rounds".
+
+    For a pair whose left side is N(0, 1). With K ~ Bin(count, w) rounds in which the largest
+    component is drawn, P is at least P(K ≥ k)·Φ(c - t)^k and Q at most C(count, k) Φ(-t)^k.
+    """
+    if pair.down or pair.symmetric or not pair.up:
+        return 0.0
+    shift, weight = pair.up[-1]
+    best = 0.0
+    mean, spread = count * weight, math.sqrt(count * weight)
+    wanted = {1, count, *(math.floor(mean - x * spread) for x in (0, 1, 2, 3, 5, 8, 12))}
+    for k in sorted(x for x in wanted if 1 <= x <= count):
+        many = 1.0 if weight == 1 else 1 - float(bdtr(k - 1, count, weight))
+        if k == 1:
+            many = -math.expm1(count * math.log1p(-weight)) if weight < 1 else 1.0
+        many = many * (1 - 1e-9) - 1e-12 * (k > 1)
+        choices = math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
+        choices = min(choices * (1 + 1e-12) + 1e-9, k * math.log(count))
+        for x in (-8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 5.0, 8.0):
+            t = shift - x
+            if t <= 0 or many <= 0:
+                continue
+            p = many * math.exp(k * float(log_ndtr(x))) * (1 - 1e-9)
+            log_q = choices + k * log_tail(t)
+            if p > delta:
+                best = max(best, math.log(p - delta) - log_q - 1e-9 * (1 + abs(log_q)))
+    return min(best, sys.float_info.max)
+
+
+def log_tail(t: float) -> float:
+    """log Φ(-t) for t > 0, from above, without overflow."""
+    if t < 1e5:
+        return float(log_ndtr(-t)) * (1 - 1e-12)
+    return -t * (t / 2)
+
+
+def disclosed_epsilon(counts: Mapping[Pair, int], delta: float) -> float:
+    """An upper bound on ε against an attacker who is told which rounds held the record.
+
+    For pairs of one component right of 0: with K ≤ k rounds hit, but for a chance of δ/2, the run
+    is Gaussian at √k times the shift.
+    """
+    if len(counts) != 1:
+        return math.inf
+    (pair, count), = counts.items()
+    if pair.down or pair.symmetric or len(pair.up) != 1:
+        return math.inf
+    shift, weight = pair.up[0]
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) // 2
+        if _more_than(middle, count, weight) <= delta / 2:
+            high = middle
+        else:
+            low = middle + 1
+    if low == 0:
+        return 0.0
+    return gaussian_epsilon(math.sqrt(low) * shift * (1 + 4 * EPS), delta / 2).upper
+
+
+def _more_than(k: int, count: int, weight: float) -> float:
+    """An upper bound on P(Bin(count, weight) > k) by Chernoff."""
+    if k >= count:
+        return 0.0
+    mean = count * weight
+    share = (k + 1) / count
+    if share <= weight:
+        return 1.0
+    first = share * math.log(share / weight)
+    rest = (1 - share) * math.log((1 - share) / (1 - weight)) if share < 1 else 0.0
+    return min(math.exp(-count * (first + rest) * (1 - 1e-9) + 1e-9 * mean / count), 1.0)
+
+
+def total_variation(pair: Pair) -> float:
+    """An upper bound on δ(0) of one round: joint convexity over its components."""
+    scale = 2.0 if pair.down else 1.0
+    value = math.fsum(w * math.erf(min(c * scale / _ROOT_8, 30.0)) for c, w in pair.up)
+    return (value + pair.lost) * (1 + 1e-12 + 2 * pair.doubt)

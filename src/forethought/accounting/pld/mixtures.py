@@ -1,0 +1,105 @@
+"""One side of a dominating pair: a mixture of shifted Gaussians beside N(0, 1), on the line.
+
+With R the mixture's density over that of N(0, 1), everything the transform's certificate needs is
+log R, its derivative (the posterior mean of the shift) and a bound on its second derivative (the
+posterior variance).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+EPS = float(np.finfo(float).eps)
+_AT_ONCE = 2**21
+
+
+class Values(NamedTuple):
+    """At points of the line, rows by pair.
+
+    Args:
+        log: log R.
+        mean: posterior mean of the shift, at least 0: the size of (log R)'.
+        rounding: bound on the absolute error of ``log``, in units of the rounding unit.
+    """
+
+    log: Array
+    mean: Array
+    rounding: Array
+
+
+class Mixture:
+    """Σ w_k N(± c_k, 1) + idle·N(0, 1), one row for each pair.
+
+    Args:
+        shifts: c_k > 0, shape (rows, components); weights: w_k ≥ 0, of the same shape.
+        idle: what is left at 0, shape (rows,).
+        sign: 1 right of 0, -1 left of it.
+        spread: bound on the posterior variance of the shift anywhere, shape (rows,).
+    """
+
+    def __init__(
+        self, shifts: Array, weights: Array, idle: Array, sign: float, spread: Array
+    ) -> None:
+        self.shifts, self.weights, self.idle = shifts, weights, idle[:, None]
+        self.sign, self.spread = sign, spread[:, None]
+        self.largest = shifts.max(axis=1, initial=0.0)[:, None]
+
+    @property
+    def empty(self) -> bool:
+        """Whether this side is N(0, 1) alone."""
+        return self.shifts.shape[1] == 0
+
+    def at(self, z: Array) -> Values:
+        """Evaluate at ``z``, shape (points,) for all rows alike or (rows, points)."""
+        z = np.atleast_2d(z)
+        rows, components = self.shifts.shape
+        if components == 0:
+            zero = np.zeros((rows, z.shape[1]))
+            return Values(zero, zero, zero)
+        if components == 1:
+            return self._simple(z)
+        chunk = max(1, _AT_ONCE // (rows * components))
+        got = [self._many(z[:, i : i + chunk]) for i in range(0, z.shape[1], chunk)]
+        return Values(*(np.concatenate(x, axis=1) for x in zip(*got, strict=True)))
+
+    def _simple(self, z: Array) -> Values:
+        c, w = self.shifts, self.weights
+        e = self.sign * c * z - 0.5 * c * c
+        low = np.minimum(e, 30.0)
+        rise = np.expm1(low)
+        excess = w * rise
+        near = np.log1p(np.maximum(excess, -0.5))
+        density = self.idle + w * (1 + rise)
+        deep = excess < -0.5
+        log = np.where(deep, np.log(density), near)
+        far = e > 30
+        if far.any():
+            # log(idle + w e^e) with e large.
+            log = np.where(far, np.log(w) + e + np.log1p(self.idle / w * np.exp(-e)), log)
+        share = np.where(far, 1.0, w * (1 + rise) / np.where(far, 1.0, density))
+        mean = c * share
+        off = np.where(far, 1.0, np.abs(excess) / np.where(far, 1.0, density))
+        rounding = 4 * (mean * (np.abs(z) + c) + off + np.abs(log))
+        return Values(log, mean, rounding)
+
+    def _many(self, z: Array) -> Values:
+        c, w = self.shifts[:, :, None], self.weights[:, :, None]
+        e = self.sign * c * z[:, None, :] - 0.5 * c * c
+        with np.errstate(divide="ignore"):
+            log_w, log_idle = np.log(w), np.log(self.idle)
+        top = np.maximum((log_w + e).max(axis=1), log_idle)
+        terms = np.exp(log_w + e - top[:, None, :])
+        total = terms.sum(axis=1) + np.exp(log_idle - top)
+        mean = (c * terms).sum(axis=1) / total
+        rise = w * np.expm1(np.minimum(e, 30.0))
+        excess, size = rise.sum(axis=1), np.abs(rise).sum(axis=1)
+        usable = (e.max(axis=1) < 30) & (np.abs(excess) < 0.5)
+        log = np.where(usable, np.log1p(np.where(usable, excess, 0)), top + np.log(total))
+        off = np.where(usable, np.minimum(size, 1e300), 2 + np.abs(top) + self.shifts.shape[1])
+        off = off * (4 + 0.5 * self.shifts.shape[1]) + np.abs(log)
+        return Values(log, mean, 4 * (mean * (np.abs(z) + self.largest) + off))

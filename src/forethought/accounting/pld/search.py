@@ -1,0 +1,160 @@
+"""ε at δ, or δ at ε, of one direction of a composition: lines, sharper and sharper."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from forethought.accounting.pld.contour import Place, Total
+from forethought.accounting.pld.integral import Integral
+from forethought.accounting.pld.quadrature import UnresolvedError
+
+_TRIES = 7
+_SMALLEST = 1e-9
+_TINY = -745.0
+
+
+class Search:
+    """Bounds on one direction's ε at ``delta``, or on its δ at ``epsilon``.
+
+    Every line gives valid bounds; what is chosen here decides how sharp they are.
+    """
+
+    def __init__(
+        self, total: Total, *, delta: float | None = None, epsilon: float | None = None
+    ) -> None:
+        self.total, self.delta, self.epsilon = total, delta, epsilon
+        self.lower, self.upper = 0.0, math.inf if delta is not None else 1.0
+        self.place: Place | None = None
+        self.smoothing = 0.0
+        self.finished = False
+        self._cut_at = math.inf
+
+    def refine(self, accuracy: float, *, beaten_by: float = -1.0) -> None:
+        """Go on until the bounds are ``accuracy`` apart, relatively, or no line helps."""
+        for _ in range(_TRIES):
+            width = self.upper - self.lower
+            if (
+                self.finished
+                or self.upper < beaten_by
+                or (
+                    width < math.inf
+                    and width <= max(accuracy * self.upper, 0.0 if self.delta is None else _SMALLEST)
+                )
+            ):
+                return
+            self._next(accuracy)
+
+    def _next(self, accuracy: float) -> None:
+        place = self.place or self._first()
+        relative = accuracy / 4
+        if self.delta is not None:
+            # An error of δ moves ε by 1/c of it.
+            relative *= max(place.epsilon, _SMALLEST) * place.tilt
+        relative = min(relative, 0.1)
+        natural = math.sqrt(2 * relative / (place.tilt * (place.tilt + 1)))
+        smoothing = min(self.smoothing, natural * 30) if self.smoothing else natural
+        try:
+            integral = self.total.integral(place, smoothing, 0.03 * relative)
+        except (UnresolvedError, FloatingPointError, OverflowError):
+            # A line that is less sharp may still be affordable.
+            self.finished = self.smoothing > 0
+            self.smoothing = 8 * smoothing
+            return
+        before = self.upper - self.lower
+        low, high = (
+            self._epsilons(integral, place) if self.delta is not None else self._deltas(integral)
+        )
+        self.lower, self.upper = max(self.lower, low), min(self.upper, high)
+        width = self.upper - self.lower
+        self._replace(place)
+        if self.upper < math.inf and width > 0:
+            # The smoothing's part of the gap goes with its square.
+            share = math.sqrt(0.6 * accuracy * self.upper / width)
+            self.smoothing = smoothing * max(0.04, min(0.9, share))
+        else:
+            self.smoothing = smoothing / 4
+        self.finished = self.place == place and width > 0.9 * before and width < math.inf
+
+    def _first(self) -> Place:
+        place = self.total.locate(delta=self.delta, epsilon=self.epsilon)
+        self._truncate(place.log_delta)
+        return self.total.locate(delta=self.delta, epsilon=self.epsilon)
+
+    def _truncate(self, log_delta: float) -> None:
+        # What is cut off counts as disclosed, so it is far rarer than δ.
+        self._cut_at = max(log_delta - 14.0, _TINY + 5)
+        self.total.truncate(self._cut_at)
+
+    def _replace(self, place: Place) -> None:
+        if self.delta is not None:
+            if not 0 < self.upper < math.inf:
+                return
+            if self.place is None or abs(self.upper - place.epsilon) > 0.01 * self.upper:
+                found = self.total.locate(epsilon=self.upper)
+                self.place = Place(found.tilt, self.upper, math.log(self.delta))
+            return
+        if not self.upper > 0:
+            return
+        log_delta = math.log(self.upper)
+        if log_delta < self._cut_at + 11:
+            self._truncate(log_delta)
+        found = self.total.locate(epsilon=float(self.epsilon or 0.0))
+        self.place = Place(found.tilt, found.epsilon, log_delta)
+
+    def _bounds(self, integral: Integral, epsilon: float) -> tuple[float, float]:
+        """log of a lower and an upper bound on δ(ε)."""
+        total = self.total
+        scale, _, high = integral.values(epsilon - total.shift)
+        # Anything but a positive number is a bound that was lost to the range of a double.
+        upper = scale + math.log(high) + total.shift if 0 < high < math.inf else math.inf
+        charge = total.lost + total.cut_off
+        if charge > 0:
+            upper = float(np.logaddexp(upper, math.log(charge)))
+        scale, low, _ = integral.values(epsilon + total.shift)
+        lower = -math.inf
+        if 0 < low < math.inf:
+            lower = scale + math.log(low) - total.shift
+            if total.lost_below > 0:
+                taken = math.log(total.lost_below) + epsilon - lower
+                lower = lower + math.log1p(-math.exp(taken)) if taken < -1e-9 else -math.inf
+        return lower, upper
+
+    def _deltas(self, integral: Integral) -> tuple[float, float]:
+        low, high = self._bounds(integral, float(self.epsilon or 0.0))
+        upper = math.exp(min(high, 0.0)) * (1 + 1e-13) if high > _TINY else 5e-324
+        return math.exp(min(low, 0.0)) * (1 - 1e-13) if low > -700 else 0.0, min(upper, 1.0)
+
+    def _epsilons(self, integral: Integral, place: Place) -> tuple[float, float]:
+        wanted = math.log(self.delta or 1.0)
+        if self._bounds(integral, 0.0)[1] <= wanted:
+            return 0.0, 0.0
+        high = self._crossing(integral, place.epsilon, wanted, upper=True)
+        start = high if high < math.inf else place.epsilon
+        low = self._crossing(integral, start, wanted, upper=False)
+        return low, high
+
+    def _crossing(self, integral: Integral, start: float, wanted: float, *, upper: bool) -> float:
+        """Where a bound crosses log δ: the side of it on which the bound certainly holds."""
+        low, high = 0.0, math.inf
+        at = max(start, 0.0)
+        for _ in range(60):
+            gap = self._bounds(integral, at)[1 if upper else 0] - wanted
+            if gap > 0:
+                low = max(low, at)
+            else:
+                high = min(high, at)
+            if high - low <= 1e-12 * high:
+                break
+            # Newton with a slope of -c, a little beyond, so that both sides are found.
+            move = gap / integral.tilt if math.isfinite(gap) else -0.2 * (at - low)
+            following = at + 1.02 * move + (1e-10 if gap > 0 else -1e-10) * at
+            if not low < following < high:
+                following = (low + high) / 2 if high < math.inf else 2 * at + 1 / integral.tilt
+            if upper and gap <= 0 and abs(move) < 1e-7 * at:
+                break
+            if not upper and gap > 0 and abs(move) < 1e-7 * at:
+                break
+            at = following
+        return high if upper else low

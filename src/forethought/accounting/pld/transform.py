@@ -1,0 +1,285 @@
+"""The transform E[e^{s loss}] of rounds, as numbers with proven errors.
+
+Everything is formed as M(s) - 1 = Σ p (e^{s l} - 1): real tilts by expm1, frequencies by sin² and
+sin, so that rounding is relative to how far a round's transform is from 1 and not to 1. On an even
+grid of frequencies the sums are matrix products, since e^{i(s+t)l} - 1 = E_s + E_t + E_s E_t.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from forethought.accounting.pld.mixtures import EPS, Array, Mixture
+from forethought.accounting.pld.profiles import Pair
+from forethought.accounting.pld.quadrature import (
+    FORWARD,
+    MIRROR,
+    Demand,
+    UnresolvedError,
+    rule,
+)
+
+Complex = NDArray[np.complex128]
+_LOG_NORMAL = 0.5 * math.log(2 * math.pi)
+_AT_ONCE = 2**21
+_SMALLEST = 1e-7
+
+
+class Line(NamedTuple):
+    """Log transform of a composition at c + i k h.
+
+    Args:
+        real, phase: of the logarithm.
+        doubt: bound on the absolute error of the real exponential, relative to its exact size at
+            each point: |M̂ - M| ≤ e^real (e^doubt - 1).
+    """
+
+    real: Array
+    phase: Array
+    doubt: Array
+
+    def __add__(self, other: Line) -> Line:  # type: ignore[override]
+        return Line(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+class Rows:
+    """Pairs that are integrated together in one direction.
+
+    Args:
+        pairs: at least one, with as many components on each side, all symmetric or none.
+        counts: how often each is composed.
+        swapped: the loss of (Q, P) instead of (P, Q).
+    """
+
+    def __init__(self, pairs: Sequence[Pair], counts: Array, *, swapped: bool) -> None:
+        first = pairs[0]
+        self.counts = counts
+        self.size = len(pairs)
+        self.measures = (FORWARD, MIRROR) if first.symmetric else (FORWARD,)
+        right = _side([p.up for p in pairs], [p.idle for p in pairs])
+        left = _side([p.down for p in pairs], [p.rest for p in pairs])
+        # Seen in a mirror, (Q, P) has Q's components on the right.
+        self.up, self.down = (left, right) if swapped and not first.two_sided else (right, left)
+        self.down.sign = -1.0
+        self.start = self.up.shifts[:, 0] / 2 if first.symmetric else None
+        self.cut, self.lost = math.inf, np.zeros(self.size)
+        self._sample: tuple[Array, Array] | None = None
+
+    def truncate(self, beyond: float) -> float:
+        """Leave out what lies ``beyond`` the largest shift; the summed mass that is lost."""
+        self.cut = float(self.up.largest.max(initial=0.0)) + beyond
+        self._sample = None
+        lost = self.up.idle[:, 0] * ndtr(-self.cut)
+        lost = lost + (self.up.weights * ndtr(self.up.shifts - self.cut)).sum(axis=1)
+        self.lost = lost + (ndtr(-self.cut) if self.start is not None else 0.0)
+        return float(self.lost @ self.counts) * (1 + 1e-9)
+
+    def _on(self, nodes: Array, weights: Array) -> tuple[Array, Array, Array, Array]:
+        """Losses, log masses, rounding of both (in rounding units), rows by pair."""
+        z = nodes[None, :] if self.start is None else nodes[None, :] + self.start[:, None]
+        up, down = self.up.at(z), self.down.at(z)
+        base = np.log(weights) - 0.5 * z * z - _LOG_NORMAL
+        loss = up.log - down.log
+        slip = up.rounding + down.rounding + (up.mean + down.mean) * np.abs(z)
+        rough = 8 + np.abs(base) + z * z
+        losses = [m.sign * loss for m in self.measures]
+        masses = [base + m.up * up.log for m in self.measures]
+        roughs = [rough + m.up * up.rounding for m in self.measures]
+        slips = [slip for _ in self.measures]
+        found = (np.concatenate(x, axis=1) for x in (losses, masses, slips, roughs))
+        return tuple(found)  # type: ignore[return-value]
+
+    def sample(self) -> tuple[Array, Array]:
+        """Losses and log masses for choosing tilts, not for bounds."""
+        if self._sample is None:
+            a = float(self.up.largest.max(initial=0.0))
+            d = float(self.down.largest.max(initial=0.0))
+            high, low = min(a + 12, self.cut), -12 - d
+            if self.start is not None:
+                low = 0.0
+                high -= float(self.start.min())
+            step = max(min(0.2, 0.6 / max(a, d)), (high - low) / 20_000)
+            panels = math.ceil((high - low) / (8 * step))
+            nodes, weights = np.polynomial.legendre.leggauss(8)
+            edges = np.linspace(low, high, panels + 1)
+            half = (edges[1] - edges[0]) / 2
+            points = ((edges[1:] + edges[:-1])[:, None] / 2 + half * nodes).ravel()
+            self._sample = self._on(points, np.tile(half * weights, panels))[:2]
+        return self._sample
+
+    def cumulant(self, tilts: Array) -> Array:
+        """About log E e^{tilt·loss}, summed over the rounds."""
+        loss, log_mass = self.sample()
+        total = np.zeros(tilts.size)
+        chunk = max(1, _AT_ONCE // loss.size)
+        open_end = self.cut == math.inf and not self.up.empty
+        if open_end:
+            a, w = self.up.shifts[:, -1], self.up.weights[:, -1]
+        for at in range(0, tilts.size, chunk):
+            t = tilts[at : at + chunk][:, None]
+            exponent = t[:, :, None] * loss[None]
+            size = log_mass[None] + exponent
+            top = np.maximum(size.max(axis=2), 0.0)
+            if open_end:
+                # Beyond the sample the largest shift is all of the pair.
+                u = 1 + t
+                z = np.maximum(a + 12 - u * a, 0.0)
+                beyond = u * np.log(w) + 0.5 * (u * u - u) * a * a - 0.5 * z * z
+                beyond = np.where(u * a > a + 4, beyond, -np.inf)
+                top = np.maximum(top, beyond)
+            else:
+                beyond = np.full_like(top, -np.inf)
+            near = np.exp(log_mass)[None] * np.expm1(np.minimum(exponent, 30.0))
+            rise = np.where(exponent < 30, near, np.exp(np.minimum(size, 600.0))).sum(axis=2)
+            rise = rise - self.lost + np.exp(np.minimum(beyond, 600.0))
+            rise = np.log1p(np.maximum(rise, -0.999999))
+            total[at : at + chunk] = np.where(top > 300, top, rise) @ self.counts
+        return total
+
+    def spread(self) -> tuple[float, float]:
+        """About the mean and the variance of the summed loss."""
+        loss, log_mass = self.sample()
+        mass = np.exp(log_mass)
+        mean = (mass * loss).sum(axis=1)
+        second = (mass * loss * loss).sum(axis=1)
+        return float(mean @ self.counts), float((second - mean * mean) @ self.counts)
+
+    def log_moment_above(self, tilt: float, log_error: float) -> float:
+        """A certain upper bound on the log of the summed rounds' E e^{tilt·loss}."""
+        demands = [Demand(tilt, 0.0, log_error), Demand(0.0, 0.0, log_error)]
+        found = rule(self.up, self.down, self.measures, demands, self.start, self.cut)
+        loss, log_mass, slip, rough = self._on(found.nodes, found.weights)
+        rise = _rise(loss, log_mass, tilt)
+        error = np.exp(found.log_errors).sum() + EPS * (
+            (np.abs(rise) * (rough + loss.shape[1])).sum(axis=1)
+            + (np.exp(log_mass + np.maximum(tilt * loss, 0)) * (1 + slip) * (1 + tilt)).sum(axis=1)
+        )
+        rise = rise.sum(axis=1) - self.lost * (1 - 1e-9)
+        return float(np.log1p(rise + 2 * error) @ self.counts)
+
+    def along(
+        self, tilt: float, step: float, first: int, last: int, log_error: float, most_work: float
+    ) -> Line:
+        """The log transform at tilt + i k step for first ≤ k < last.
+
+        Raises:
+            UnresolvedError: it would take more than ``most_work`` products.
+        """
+        demands = [Demand(tilt, step * last, log_error), Demand(0.0, 0.0, log_error)]
+        found = rule(self.up, self.down, self.measures, demands, self.start, self.cut)
+        loss, log_mass, slip, rough = self._on(found.nodes, found.weights)
+        count, points = last - first, loss.shape[1]
+        if self.size * points * count > most_work:
+            raise UnresolvedError(f"{self.size * points * count:.2g} products")
+        quadrature = 2 * float(np.exp(found.log_errors).sum())
+        fine = max(1, math.isqrt(count))
+        coarse = -(-count // fine)
+        chunk = max(1, _AT_ONCE // (points * (fine + coarse)))
+        total = Line(np.zeros(count), np.zeros(count), np.zeros(count))
+        frequency = step * np.arange(first, last)
+        for at in range(0, self.size, chunk):
+            rows = slice(at, at + chunk)
+            gap = _gaps(loss[rows], log_mass[rows], tilt, step * first, step, (coarse, fine))
+            gap = gap[:, :count]
+            l, p = loss[rows], np.exp(log_mass[rows] + tilt * loss[rows])
+            rounds = rough[rows] + points + 16 + np.abs(log_mass[rows]) + np.abs(tilt * l)
+            rise = np.abs(_rise(l, log_mass[rows], tilt))
+            error = EPS * 6 * np.minimum(
+                2 * (p * rounds).sum(axis=1)[:, None],
+                frequency * (p * rounds * np.abs(l)).sum(axis=1)[:, None],
+            )
+            slips = (p * slip[rows]).sum(axis=1)
+            plain = np.exp(log_mass[rows] + np.minimum(tilt * l, 0))
+            slips = slips + (plain * slip[rows]).sum(axis=1)
+            error += EPS * (frequency + abs(tilt)) * slips[:, None]
+            error += quadrature + EPS * (rise * rounds).sum(axis=1)[:, None]
+            gap = gap - self.lost[rows, None]
+            error += 1e-9 * self.lost[rows, None]
+            total = total + _composed(gap, error, self.counts[rows])
+        return total
+
+
+def _side(parts: Sequence[tuple[tuple[float, float], ...]], idle: Sequence[float]) -> Mixture:
+    shifts = np.array([[c for c, _ in part] for part in parts]).reshape(len(parts), -1)
+    weights = np.array([[w for _, w in part] for part in parts]).reshape(len(parts), -1)
+    if not shifts.shape[1]:
+        zero = np.zeros(len(parts))
+        return Mixture(shifts, weights, np.ones(len(parts)), 1.0, zero)
+    largest = shifts.max(axis=1)
+    # Popoviciu; and for log-concave weights of an evenly spaced mixture the posterior is more
+    # log-concave than a Gaussian on that lattice, hence no wider.
+    spread = largest**2 / 4
+    if shifts.shape[1] > 1:
+        steps = np.diff(np.concatenate([np.zeros((len(parts), 1)), shifts], axis=1), axis=1)
+        unit = steps.min(axis=1)
+        even = np.isclose(steps, np.rint(steps / unit[:, None]) * unit[:, None], rtol=1e-9).all(axis=1)
+        all_weights = np.concatenate([np.array(idle, dtype=float)[:, None], weights], axis=1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            bend = np.diff(np.log(all_weights), n=2, axis=1)
+        even &= ~(bend > 1e-6).any(axis=1) & (all_weights[:, 1:] > 0).all(axis=1)
+        spread = np.where(even, np.minimum(spread, 1.001 + unit**2 / 4), spread)
+    return Mixture(shifts, weights, np.array(idle, dtype=float), 1.0, spread)
+
+
+def _rise(loss: Array, log_mass: Array, tilt: float) -> Array:
+    """Masses times e^{tilt·loss} - 1."""
+    exponent = tilt * loss
+    near = np.exp(log_mass) * np.expm1(np.minimum(exponent, 30.0))
+    return np.where(exponent < 30, near, np.exp(log_mass + exponent))
+
+
+def _turn(angle: Array) -> Complex:
+    """e^{i angle} - 1 to rounding, however small the angle."""
+    half = np.sin(angle / 2)
+    return np.asarray(-2 * half * half + 2j * half * np.cos(angle / 2))
+
+
+def _gaps(
+    loss: Array,
+    log_mass: Array,
+    tilt: float,
+    first: float,
+    step: float,
+    grid: tuple[int, int],
+) -> Complex:
+    """M - 1 at tilt + i (first + k step), k < coarse·fine, from masses on the line."""
+    coarse, fine = grid
+    tilted = np.exp(log_mass + tilt * loss)
+    start = _rise(loss, log_mass, tilt).sum(axis=1)
+    jumps = first + step * fine * np.arange(coarse)
+    steps = step * np.arange(fine)
+    here = _turn(jumps[None, :, None] * loss[:, None, :])
+    there = _turn(loss[:, :, None] * steps[None, None, :])
+    weighted = here * tilted[:, None, :]
+    product = weighted @ there
+    along = (tilted[:, None, :] @ there)[:, 0, :]
+    total = product + weighted.sum(axis=2)[:, :, None] + along[:, None, :]
+    return np.asarray(total.reshape(loss.shape[0], -1) + start[:, None])
+
+
+def _composed(gap: Complex, error: Array, counts: Array) -> Line:
+    """Powers and products: Σ n log(1 + gap), with what bounds the product's error."""
+    x, y = gap.real, gap.imag
+    real = 0.5 * np.log1p(np.maximum(2 * x + x * x + y * y, _SMALLEST**2 - 1))
+    phase = np.arctan2(y, 1 + x)
+    size = np.exp(real)
+    # What is smaller than this is taken for it.
+    error = error + 8 * EPS * np.abs(gap) + np.where(size < 2 * _SMALLEST, 2 * _SMALLEST, 0)
+    doubt = np.log1p(error / size)
+    doubt = doubt + 4 * EPS * (np.abs(real) + np.abs(phase))
+    return Line(counts @ real, counts @ phase, counts @ doubt)
+
+
+def gaussian_line(distance: float, tilt: float, frequencies: Array) -> Line:
+    """N(distance, 1) against N(0, 1): log M = s (s + 1) distance²/2, exactly."""
+    scale = distance * distance / 2
+    real = scale * (tilt * (tilt + 1) - frequencies**2)
+    phase = scale * frequencies * (2 * tilt + 1)
+    doubt = 8 * EPS * (np.abs(phase) + scale * (tilt * (tilt + 1) + frequencies**2))
+    return Line(real, phase, doubt)
