@@ -185,7 +185,6 @@ def _enclose(
         return Interval(math.inf, math.inf) if delta is not None else Interval(1.0, 1.0)
     # In every batch the records move each release by the group's whole distance.
     most = unsampled_distance(mechanism, group)
-    cap = gaussian_epsilon(most, delta) if delta else gaussian_delta(most, float(epsilon or 0.0))
     if most > _LARGEST_DISTANCE * group and not math.isfinite(most * most):
         counts: dict[Pair, int] = {}
     else:
@@ -202,6 +201,12 @@ def _enclose(
             f"{found.lower!r} above upper {found.upper!r} for {mechanism!r}, delta={delta!r}, "
             f"epsilon={epsilon!r}, group={group}, accuracy={accuracy}. Please report it"
         )
+    if delta is None:
+        cap = gaussian_delta(most, float(epsilon or 0.0))
+    elif found.upper < math.inf and gaussian_delta(most, found.upper).lower > delta:
+        return Interval(*found)
+    else:
+        cap = gaussian_epsilon(most, delta)
     return Interval(min(found.lower, cap.lower), min(found.upper, cap.upper))
 
 
@@ -244,7 +249,7 @@ def _searched(
     rough = max(accuracy, _COARSE)
     one_sided = not all(pair.two_sided for pair in counts)
     searches = [Search(Total(counts), delta=delta, epsilon=epsilon)]
-    searches[0].refine(rough if one_sided else accuracy)
+    searches[0].refine(accuracy)
     if one_sided:
         # In the other direction no loss is above this one.
         largest = math.fsum(n * _largest_reverse_loss(p) for p, n in counts.items())

@@ -18,9 +18,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import ndtri_exp
 
 from forethought.accounting.pld.integral import Integral
 from forethought.accounting.pld.mixtures import EPS, Array
@@ -41,6 +43,11 @@ class Place(NamedTuple):
     tilt: float
     epsilon: float
     log_delta: float
+    slack: float = 0.3  # ε may be this much smaller, relatively
+
+
+def _log(value: float) -> float:
+    return math.log(value) if value > 0 else -math.inf
 
 
 class Total:
@@ -65,12 +72,13 @@ class Total:
             Rows(pairs, np.array([float(parts[p]) for p in pairs]), swapped=swapped)
             for pairs in shapes.values()
         ]
+        self.many = sum(rows.size for rows in self.rows) > 8
         self.count = math.fsum(n for p, n in parts.items() if not p.gaussian)
         # What the weights' relative errors may move ε by, and the mass that no component holds.
         self.shift = math.fsum(2 * n * p.doubt for p, n in parts.items())
         lost = [(n * p.lost, n * p.lost_rest) for p, n in parts.items()]
         first, second = (math.fsum(x) for x in zip(*lost, strict=True))
-        self.cut_off = 0.0
+        self.cut_off = self.disclosed = self.undisclosed = 0.0
         self.lost, self.lost_below = (second, first) if swapped else (first, second)
 
     def cumulant(self, tilts: Array) -> Array:
@@ -80,29 +88,37 @@ class Total:
             total = total + rows.cumulant(tilts)
         return np.asarray(total)
 
+    @cached_property
     def deviation(self) -> float:
         """About the standard deviation of L."""
         variance = self.distance**2 + sum(r.spread()[1] for r in self.rows)
         return max(math.sqrt(max(variance, 0.0)), 1e-150)
 
-    def truncate(self, log_mass: float) -> None:
-        """Leave out rounds' largest losses, of at most about this log mass in all."""
-        low, high = -3.0, 40.0
-        for _ in range(20):
-            middle = (low + high) / 2
-            lost = sum(rows.truncate(middle) for rows in self.rows)
-            if lost > 0 and math.log(lost) > log_mass:
-                low = middle
-            else:
-                high = middle
-        self.cut_off = sum(rows.truncate(high) for rows in self.rows)
+    def jump(self, delta: float) -> float:
+        """The ε at which the rounds' own δ(ε) add up to ``delta``: one large loss decides."""
 
-    def locate(self, *, delta: float | None = None, epsilon: float | None = None) -> Place:
+        def total(level: float) -> float:
+            sums = 0.0
+            for rows in self.rows:
+                loss, log_mass = rows.sample()
+                gain = -np.expm1(np.minimum(level - loss, 0.0))
+                sums += float(rows.counts @ (np.exp(log_mass) * gain).sum(axis=1))
+            return sums
+
+        low, high = -60.0, math.log(max(1e-26, *(float(r.sample()[0].max()) for r in self.rows)))
+        for _ in range(40):
+            middle = (low + high) / 2
+            low, high = (middle, high) if total(math.exp(middle)) > delta else (low, middle)
+        return math.exp(high)
+
+    def locate(
+        self, *, delta: float | None = None, epsilon: float | None = None, rough: bool = False
+    ) -> Place:
         """The tilt of the best Chernoff bound, which is close to the saddle point."""
-        low, high = -5.0, 5.0
-        unit = 1 / self.deviation()
+        low, high = -16.0, 5.0
+        unit = 1 / self.deviation
         best = 0.0
-        for points in (41, 21, 11):
+        for points in (43,) if rough else (43, 13):
             exponents = np.linspace(low, high, points)
             tilts = unit * np.exp(exponents)
             peak = tilts * np.log(tilts / (tilts + 1)) - np.log1p(tilts)
@@ -117,7 +133,27 @@ class Total:
         tilt = float(tilts[at])
         if delta is not None:
             return Place(tilt, max(best, 0.0), math.log(delta))
-        return Place(tilt, float(epsilon or 0.0), min(best, 0.0))
+        return Place(tilt, float(epsilon or 0.0), min(best, 0.0), 0.0)
+
+    def truncate(self, log_first: float, log_second: float) -> None:
+        """Leave out rounds' largest losses: they count as disclosed, and are charged.
+
+        Args:
+            log_first: where P's mass beyond is below e^this there is nothing to gain beyond.
+            log_second: where Q's mass beyond is below e^this, all losses there are as good as
+                infinite.
+        """
+        self.cut_off = self.disclosed = self.undisclosed = 0.0
+        share = math.log(self.count + 1)
+        far = min(40.0, -float(ndtri_exp(log_first - share)))
+        for rows in self.rows:
+            cut = rows.farthest + far
+            if log_second > -math.inf:
+                cut = min(cut, max(-float(ndtri_exp(log_second - share)), 3.0))
+            gone, first, second = rows.truncate(cut)
+            self.cut_off += gone
+            self.disclosed = max(self.disclosed, first)
+            self.undisclosed += second
 
     def integral(self, place: Place, smoothing: float, accuracy: float) -> Integral:
         """The transform along the line through ``place``.
@@ -130,12 +166,13 @@ class Total:
         Raises:
             UnresolvedError: it would take too much work.
         """
-        c, epsilon, log_delta = place
+        c, epsilon, log_delta, slack = place
         small = log_delta + math.log(accuracy)
         tilts = c * _FACTORS
         moments = self.cumulant(tilts)
         peaks = tilts * np.log(tilts / (tilts + 1)) - np.log1p(tilts)
-        needs = (moments + peaks - tilts * epsilon - small + 1) / (tilts - c)
+        nearest = epsilon * (1 - slack)
+        needs = (moments + peaks - tilts * nearest - small + 1) / (tilts - c)
         at = int(np.nanargmin(needs))
         beyond = float(tilts[at])
         width = max((1 - small) / c, float(needs[at]))
@@ -160,18 +197,25 @@ class Total:
         wanted = math.log(1e-3 * accuracy / (self.count + 1))
         pieces: list[Line] = []
         first, peak = 0, 0.0
-        last = min(points, max(16, math.ceil(8 / (step * self.deviation()))))
-        work = _MOST_WORK
+        last = min(points, max(16, math.ceil(8 / (step * self.deviation))))
         while first < points:
-            line = gaussian_line(self.distance, tilt, step * np.arange(first, last))
+            frequencies = step * np.arange(first, last)
+            line = gaussian_line(self.distance, tilt, frequencies)
             fallen = peak - float(pieces[-1].real[-1]) if pieces else 0.0
-            loose = wanted
-            if fallen > _DEEP:
-                loose = max(wanted, math.log(0.3 * (fallen - 30) / (self.count + 1)))
+            deep = fallen > _DEEP
+            loose = max(wanted, math.log(0.3 * (fallen - 30) / (self.count + 1))) if deep else wanted
             for rows in self.rows:
-                line = line + rows.along(tilt, step, first, last, min(loose, -2.0), work)
+                # No round's transform is larger than on the real line, so a few are enough to
+                # bound them all where the product has all but vanished.
+                every = max(1, min(rows.size // 4, int(fallen / _DEEP))) if deep else 1
+                some = rows.along(tilt, step, first, last, min(loose, -2.0), _MOST_WORK, every)
+                line = line + some
             if not pieces:
                 peak = float(line.real[0])
+            if deep:
+                # Taken for next to nothing.
+                most = line.real + np.minimum(line.doubt, 700.0)
+                line = Line(most, np.zeros(most.size), np.full(most.size, math.log(3)))
             pieces.append(line)
-            first, last = last, min(points, 3 * last)
+            first, last = last, min(points, max(3 * last, 512))
         return Line(*(np.concatenate(x) for x in zip(*pieces, strict=True)))

@@ -11,6 +11,7 @@ from forethought.accounting.pld.integral import Integral
 from forethought.accounting.pld.quadrature import UnresolvedError
 
 _TRIES = 7
+_ROUGH = 0.02
 _SMALLEST = 1e-9
 _TINY = -745.0
 
@@ -27,12 +28,16 @@ class Search:
         self.total, self.delta, self.epsilon = total, delta, epsilon
         self.lower, self.upper = 0.0, math.inf if delta is not None else 1.0
         self.place: Place | None = None
-        self.smoothing = 0.0
+        self.smoothing, self.widest, self.gap = 0.0, 1.0, 1.0
         self.finished = False
         self._cut_at = math.inf
+        self._retreats = 0
 
     def refine(self, accuracy: float, *, beaten_by: float = -1.0) -> None:
         """Go on until the bounds are ``accuracy`` apart, relatively, or no line helps."""
+        if self.place is None and self.total.many and accuracy < _ROUGH:
+            # A first look is cheap, and tells how fast δ falls there.
+            self.refine(_ROUGH, beaten_by=beaten_by)
         for _ in range(_TRIES):
             width = self.upper - self.lower
             if (
@@ -51,57 +56,76 @@ class Search:
         relative = accuracy / 4
         if self.delta is not None:
             # An error of δ moves ε by 1/c of it.
-            relative *= max(place.epsilon, _SMALLEST) * place.tilt
+            relative *= max(place.epsilon * place.tilt, 1e-3)
+            if place.epsilon == 0:
+                relative = 0.1  # δ(0) is likely to be enough
         relative = min(relative, 0.1)
         natural = math.sqrt(2 * relative / (place.tilt * (place.tilt + 1)))
-        smoothing = min(self.smoothing, natural * 30) if self.smoothing else natural
+        smoothing = natural
+        if self.smoothing:
+            # The smoothing's part of the gap goes with its square.
+            wanted = self.smoothing * math.sqrt(0.6 * accuracy / self.gap)
+            smoothing = min(max(wanted, 0.04 * self.smoothing), self.widest * self.smoothing)
         try:
             integral = self.total.integral(place, smoothing, 0.03 * relative)
         except (UnresolvedError, FloatingPointError, OverflowError):
-            # A line that is less sharp may still be affordable.
-            self.finished = self.smoothing > 0
-            self.smoothing = 8 * smoothing
+            self._retreat(place, smoothing)
             return
+        self._retreats = 0
         before = self.upper - self.lower
         low, high = (
             self._epsilons(integral, place) if self.delta is not None else self._deltas(integral)
         )
         self.lower, self.upper = max(self.lower, low), min(self.upper, high)
         width = self.upper - self.lower
+        if width <= min(accuracy, _ROUGH / 2) * self.upper < math.inf:
+            return
         self._replace(place)
-        if self.upper < math.inf and width > 0:
-            # The smoothing's part of the gap goes with its square.
-            share = math.sqrt(0.6 * accuracy * self.upper / width)
-            self.smoothing = smoothing * max(0.04, min(0.9, share))
-        else:
-            self.smoothing = smoothing / 4
+        self.smoothing, self.widest = smoothing, 0.9
+        self.gap = width / self.upper if 0 < width < math.inf else 1.0
         self.finished = self.place == place and width > 0.9 * before and width < math.inf
 
+    def _retreat(self, place: Place, smoothing: float) -> None:
+        # Where one rare loss decides, Chernoff's bound is far off; otherwise a line that is less
+        # sharp may still be affordable.
+        self._retreats += 1
+        self.finished = self._retreats > 2
+        if self._retreats == 1 and self.delta is not None and self.place is None:
+            jump = self.total.jump(self.delta)
+            if jump < 0.7 * place.epsilon:
+                self._truncate(place.log_delta, jump)
+                found = self.total.locate(epsilon=jump)
+                self.place = Place(found.tilt, jump, place.log_delta, 0.3)
+                return
+        self.smoothing, self.widest = 8 * smoothing, 1.0
+
     def _first(self) -> Place:
-        place = self.total.locate(delta=self.delta, epsilon=self.epsilon)
-        self._truncate(place.log_delta)
+        place = self.total.locate(delta=self.delta, epsilon=self.epsilon, rough=True)
+        self._truncate(place.log_delta, place.epsilon)
         return self.total.locate(delta=self.delta, epsilon=self.epsilon)
 
-    def _truncate(self, log_delta: float) -> None:
-        # What is cut off counts as disclosed, so it is far rarer than δ.
+    def _truncate(self, log_delta: float, epsilon: float) -> None:
+        # What is cut off counts as disclosed: losses that are rarer than δ, or as good as infinite.
         self._cut_at = max(log_delta - 14.0, _TINY + 5)
-        self.total.truncate(self._cut_at)
+        second = log_delta - epsilon - 16.0
+        self.total.truncate(self._cut_at, second if second > _TINY + 45 else -math.inf)
 
     def _replace(self, place: Place) -> None:
         if self.delta is not None:
             if not 0 < self.upper < math.inf:
                 return
             if self.place is None or abs(self.upper - place.epsilon) > 0.01 * self.upper:
+                self._truncate(math.log(self.delta), self.upper)
                 found = self.total.locate(epsilon=self.upper)
-                self.place = Place(found.tilt, self.upper, math.log(self.delta))
+                self.place = Place(found.tilt, self.upper, math.log(self.delta), 0.02)
             return
         if not self.upper > 0:
             return
         log_delta = math.log(self.upper)
         if log_delta < self._cut_at + 11:
-            self._truncate(log_delta)
+            self._truncate(log_delta, float(self.epsilon or 0.0))
         found = self.total.locate(epsilon=float(self.epsilon or 0.0))
-        self.place = Place(found.tilt, found.epsilon, log_delta)
+        self.place = Place(found.tilt, found.epsilon, log_delta, 0.0)
 
     def _bounds(self, integral: Integral, epsilon: float) -> tuple[float, float]:
         """log of a lower and an upper bound on δ(ε)."""
@@ -116,6 +140,12 @@ class Search:
         lower = -math.inf
         if 0 < low < math.inf:
             lower = scale + math.log(low) - total.shift
+        gain = total.disclosed * math.exp(-total.shift)
+        gain -= math.exp(min(epsilon + total.shift, 700.0)) * total.undisclosed
+        if gain > 0:
+            # The event that some round's loss is beyond the cut, beside what lies below it.
+            lower = float(np.logaddexp(lower, math.log(gain)))
+        if lower > -math.inf:
             if total.lost_below > 0:
                 taken = math.log(total.lost_below) + epsilon - lower
                 lower = lower + math.log1p(-math.exp(taken)) if taken < -1e-9 else -math.inf

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ from forethought.accounting.pld.quadrature import (
 Complex = NDArray[np.complex128]
 _LOG_NORMAL = 0.5 * math.log(2 * math.pi)
 _AT_ONCE = 2**21
+_NODES, _WEIGHTS = (np.asarray(x) for x in np.polynomial.legendre.leggauss(8))
 _SMALLEST = 1e-7
 
 
@@ -69,16 +71,31 @@ class Rows:
         self.down.sign = -1.0
         self.start = self.up.shifts[:, 0] / 2 if first.symmetric else None
         self.cut, self.lost = math.inf, np.zeros(self.size)
+        self.farthest = float(self.up.largest.max(initial=0.0))
         self._sample: tuple[Array, Array] | None = None
 
-    def truncate(self, beyond: float) -> float:
-        """Leave out what lies ``beyond`` the largest shift; the summed mass that is lost."""
-        self.cut = float(self.up.largest.max(initial=0.0)) + beyond
+    def truncate(self, cut: float) -> tuple[float, float, float]:
+        """Leave out what lies beyond ``cut``, where P is largest beside Q.
+
+        Returns:
+            Summed over the rounds: bounds on the mass left out of the measure, on P's mass beyond
+            ``cut`` from below, and on Q's from above.
+        """
+        if self.start is not None:
+            cut = max(cut, float(self.start.max()) + 1)
+        self.cut = cut
         self._sample = None
-        lost = self.up.idle[:, 0] * ndtr(-self.cut)
-        lost = lost + (self.up.weights * ndtr(self.up.shifts - self.cut)).sum(axis=1)
-        self.lost = lost + (ndtr(-self.cut) if self.start is not None else 0.0)
-        return float(self.lost @ self.counts) * (1 + 1e-9)
+        first = self._beyond(self.up, cut)
+        second = self._beyond(self.down, cut)
+        self.lost = first + (second if self.start is not None else 0.0)
+        n = self.counts
+        some = -math.expm1(float(n @ np.log1p(-np.minimum(first, 0.5)) * (1 + 1e-9)))
+        return float(n @ self.lost) * (1 + 1e-9), some, float(n @ second) * (1 + 1e-9)
+
+    @staticmethod
+    def _beyond(side: Mixture, cut: float) -> Array:
+        tail = (side.weights * ndtr(side.sign * side.shifts - cut)).sum(axis=1)
+        return np.asarray(tail + side.idle[:, 0] * ndtr(-cut))
 
     def _on(self, nodes: Array, weights: Array) -> tuple[Array, Array, Array, Array]:
         """Losses, log masses, rounding of both (in rounding units), rows by pair."""
@@ -106,11 +123,10 @@ class Rows:
                 high -= float(self.start.min())
             step = max(min(0.2, 0.6 / max(a, d)), (high - low) / 20_000)
             panels = math.ceil((high - low) / (8 * step))
-            nodes, weights = np.polynomial.legendre.leggauss(8)
             edges = np.linspace(low, high, panels + 1)
             half = (edges[1] - edges[0]) / 2
-            points = ((edges[1:] + edges[:-1])[:, None] / 2 + half * nodes).ravel()
-            self._sample = self._on(points, np.tile(half * weights, panels))[:2]
+            points = ((edges[1:] + edges[:-1])[:, None] / 2 + half * _NODES).ravel()
+            self._sample = self._on(points, np.tile(half * _WEIGHTS, panels))[:2]
         return self._sample
 
     def cumulant(self, tilts: Array) -> Array:
@@ -152,57 +168,113 @@ class Rows:
 
     def log_moment_above(self, tilt: float, log_error: float) -> float:
         """A certain upper bound on the log of the summed rounds' E e^{tilt·loss}."""
-        demands = [Demand(tilt, 0.0, log_error), Demand(0.0, 0.0, log_error)]
+        loss, log_mass = self.sample()
+        # Relative to the moment itself, which may be large.
+        scale = max(0.0, float((log_mass + tilt * loss).max()))
+        demands = [Demand(tilt, 0.0, log_error + scale), Demand(0.0, 0.0, log_error)]
         found = rule(self.up, self.down, self.measures, demands, self.start, self.cut)
-        loss, log_mass, slip, rough = self._on(found.nodes, found.weights)
-        rise = _rise(loss, log_mass, tilt)
-        error = np.exp(found.log_errors).sum() + EPS * (
-            (np.abs(rise) * (rough + loss.shape[1])).sum(axis=1)
-            + (np.exp(log_mass + np.maximum(tilt * loss, 0)) * (1 + slip) * (1 + tilt)).sum(axis=1)
-        )
-        rise = rise.sum(axis=1) - self.lost * (1 - 1e-9)
-        return float(np.log1p(rise + 2 * error) @ self.counts)
+        here = _Points(*self._on(found.nodes, found.weights), tilt)
+        error = np.exp(found.log_errors).sum() + here.rounding(np.zeros(1), 1)[:, 0]
+        most = here.rise.sum(axis=1) - self.lost * (1 - 1e-9) + 2 * error
+        return float(np.log1p(most) @ self.counts) * (1 + 1e-12) + 1e-300
 
     def along(
-        self, tilt: float, step: float, first: int, last: int, log_error: float, most_work: float
+        self,
+        tilt: float,
+        step: float,
+        first: int,
+        last: int,
+        log_error: float,
+        most_work: float,
+        every: int = 1,
     ) -> Line:
         """The log transform at tilt + i k step for first ≤ k < last.
+
+        Of ``every`` so many rows one is used; the others count with their value at ``tilt``, and
+        only the real part and its doubt are then of use, as an upper bound.
 
         Raises:
             UnresolvedError: it would take more than ``most_work`` products.
         """
         demands = [Demand(tilt, step * last, log_error), Demand(0.0, 0.0, log_error)]
         found = rule(self.up, self.down, self.measures, demands, self.start, self.cut)
-        loss, log_mass, slip, rough = self._on(found.nodes, found.weights)
-        count, points = last - first, loss.shape[1]
-        if self.size * points * count > most_work:
-            raise UnresolvedError(f"{self.size * points * count:.2g} products")
+        points = _Points(*self._on(found.nodes, found.weights), tilt)
+        count = last - first
+        used = np.arange(0, self.size, every)
+        if used.size * points.loss.shape[1] * count > most_work:
+            raise UnresolvedError(f"{used.size} rows of {points.loss.shape[1]} x {count} products")
         quadrature = 2 * float(np.exp(found.log_errors).sum())
         fine = max(1, math.isqrt(count))
-        coarse = -(-count // fine)
-        chunk = max(1, _AT_ONCE // (points * (fine + coarse)))
-        total = Line(np.zeros(count), np.zeros(count), np.zeros(count))
+        grid = (-(-count // fine), fine)
+        chunk = max(1, _AT_ONCE // (points.loss.shape[1] * sum(grid)))
         frequency = step * np.arange(first, last)
-        for at in range(0, self.size, chunk):
-            rows = slice(at, at + chunk)
-            gap = _gaps(loss[rows], log_mass[rows], tilt, step * first, step, (coarse, fine))
-            gap = gap[:, :count]
-            l, p = loss[rows], np.exp(log_mass[rows] + tilt * loss[rows])
-            rounds = rough[rows] + points + 16 + np.abs(log_mass[rows]) + np.abs(tilt * l)
-            rise = np.abs(_rise(l, log_mass[rows], tilt))
-            error = EPS * 6 * np.minimum(
-                2 * (p * rounds).sum(axis=1)[:, None],
-                frequency * (p * rounds * np.abs(l)).sum(axis=1)[:, None],
-            )
-            slips = (p * slip[rows]).sum(axis=1)
-            plain = np.exp(log_mass[rows] + np.minimum(tilt * l, 0))
-            slips = slips + (plain * slip[rows]).sum(axis=1)
-            error += EPS * (frequency + abs(tilt)) * slips[:, None]
-            error += quadrature + EPS * (rise * rounds).sum(axis=1)[:, None]
-            gap = gap - self.lost[rows, None]
-            error += 1e-9 * self.lost[rows, None]
+        total = Line(np.zeros(count), np.zeros(count), np.zeros(count))
+        for at in range(0, used.size, chunk):
+            rows = used[at : at + chunk]
+            here = points.rows(rows)
+            lost = self.lost[rows, None]
+            gap = here.gaps(step * first, step, grid)[:, :count] - lost
+            error = here.rounding(frequency, count) + quadrature + 1e-9 * lost
             total = total + _composed(gap, error, self.counts[rows])
+        if every > 1:
+            others = np.setdiff1d(np.arange(self.size), used)
+            here = points.rows(others)
+            most = here.rise.sum(axis=1) + here.rounding(np.zeros(1), 1)[:, 0] + quadrature
+            total = total._replace(real=total.real + self.counts[others] @ np.log1p(most))
         return total
+
+
+class _Points:
+    """Masses on the line, one row for each pair, tilted; with what their sums may be off by."""
+
+    def __init__(
+        self, loss: Array, log_mass: Array, slip: Array, rough: Array, tilt: float
+    ) -> None:
+        self.loss, self.log_mass, self.slip, self.rough = loss, log_mass, slip, rough
+        self.tilt = tilt
+
+    def rows(self, chosen: NDArray[np.intp]) -> _Points:
+        """Some of the rows."""
+        fields = (self.loss, self.log_mass, self.slip, self.rough)
+        return _Points(*(x[chosen] for x in fields), self.tilt)
+
+    @cached_property
+    def tilted(self) -> Array:
+        """Masses times e^{tilt·loss}."""
+        return np.asarray(np.exp(self.log_mass + self.tilt * self.loss))
+
+    @cached_property
+    def rise(self) -> Array:
+        """Masses times e^{tilt·loss} - 1."""
+        exponent = self.tilt * self.loss
+        near = np.exp(self.log_mass) * np.expm1(np.minimum(exponent, 30.0))
+        return np.where(exponent < 30, near, self.tilted)
+
+    def gaps(self, first: float, step: float, grid: tuple[int, int]) -> Complex:
+        """M - 1 at tilt + i (first + k step), k < the product of ``grid``."""
+        coarse, fine = grid
+        here = _turns(first * self.loss, step * fine * self.loss, coarse)
+        there = _turns(np.zeros_like(self.loss), step * self.loss, fine)
+        weighted = np.swapaxes(here * self.tilted[:, :, None], 1, 2)
+        along = (self.tilted[:, None, :] @ there)[:, 0, :]
+        total = weighted @ there
+        total += weighted.sum(axis=2)[:, :, None] + along[:, None, :]
+        return np.asarray(total.reshape(self.loss.shape[0], -1) + self.rise.sum(axis=1)[:, None])
+
+    def rounding(self, frequency: Array, count: int) -> Array:
+        """A bound on the rounding error of :meth:`gaps` at each frequency."""
+        loss, mass = self.loss, self.tilted
+        units = self.rough + loss.shape[1] + 16 + 8 * math.log2(count + 1)
+        units = units + np.abs(self.log_mass) + np.abs(self.tilt * loss)
+        turned = np.minimum(
+            2 * (mass * units).sum(axis=1)[:, None],
+            frequency * (mass * units * np.abs(loss)).sum(axis=1)[:, None],
+        )
+        # Where the losses themselves are off.
+        plain = np.exp(self.log_mass + np.minimum(self.tilt * loss, 0))
+        slips = ((mass + plain) * self.slip).sum(axis=1)[:, None]
+        still = (np.abs(self.rise) * units).sum(axis=1)[:, None]
+        return np.asarray(EPS * (6 * turned + (frequency + abs(self.tilt)) * slips + still))
 
 
 def _side(parts: Sequence[tuple[tuple[float, float], ...]], idle: Sequence[float]) -> Mixture:
@@ -227,46 +299,35 @@ def _side(parts: Sequence[tuple[tuple[float, float], ...]], idle: Sequence[float
     return Mixture(shifts, weights, np.array(idle, dtype=float), 1.0, spread)
 
 
-def _rise(loss: Array, log_mass: Array, tilt: float) -> Array:
-    """Masses times e^{tilt·loss} - 1."""
-    exponent = tilt * loss
-    near = np.exp(log_mass) * np.expm1(np.minimum(exponent, 30.0))
-    return np.where(exponent < 30, near, np.exp(log_mass + exponent))
-
-
 def _turn(angle: Array) -> Complex:
     """e^{i angle} - 1 to rounding, however small the angle."""
     half = np.sin(angle / 2)
     return np.asarray(-2 * half * half + 2j * half * np.cos(angle / 2))
 
 
-def _gaps(
-    loss: Array,
-    log_mass: Array,
-    tilt: float,
-    first: float,
-    step: float,
-    grid: tuple[int, int],
-) -> Complex:
-    """M - 1 at tilt + i (first + k step), k < coarse·fine, from masses on the line."""
-    coarse, fine = grid
-    tilted = np.exp(log_mass + tilt * loss)
-    start = _rise(loss, log_mass, tilt).sum(axis=1)
-    jumps = first + step * fine * np.arange(coarse)
-    steps = step * np.arange(fine)
-    here = _turn(jumps[None, :, None] * loss[:, None, :])
-    there = _turn(loss[:, :, None] * steps[None, None, :])
-    weighted = here * tilted[:, None, :]
-    product = weighted @ there
-    along = (tilted[:, None, :] @ there)[:, 0, :]
-    total = product + weighted.sum(axis=2)[:, :, None] + along[:, None, :]
-    return np.asarray(total.reshape(loss.shape[0], -1) + start[:, None])
+def _turns(first: Array, step: Array, count: int) -> Complex:
+    """:func:`_turn` of first + k step, k < count, along a new last axis, by doubling.
+
+    Each doubling rounds once: a few rounding units times log2(count) in all.
+    """
+    found = np.empty((*first.shape, count), dtype=complex)
+    found[..., 0] = _turn(first)
+    jump, done = _turn(step), 1
+    while done < count:
+        more = min(done, count - done)
+        here, by = found[..., :more], jump[..., None]
+        found[..., done : done + more] = here + by + here * by
+        jump = 2 * jump + jump * jump
+        done += more
+    return found
 
 
 def _composed(gap: Complex, error: Array, counts: Array) -> Line:
     """Powers and products: Σ n log(1 + gap), with what bounds the product's error."""
     x, y = gap.real, gap.imag
-    real = 0.5 * np.log1p(np.maximum(2 * x + x * x + y * y, _SMALLEST**2 - 1))
+    near = np.maximum(2 * x + x * x + y * y, -0.75)
+    far = np.log(np.maximum(np.hypot(1 + x, y), _SMALLEST))
+    real = np.where(near > -0.75, 0.5 * np.log1p(near), far)
     phase = np.arctan2(y, 1 + x)
     size = np.exp(real)
     # What is smaller than this is taken for it.
