@@ -185,7 +185,10 @@ def truth(mechanism: Mechanism, level: float, group: int = 1, size: int = 2**17)
             continue
         forward.append((*losses(first, second, symmetric, points), count))
         backward.append(
-            (*losses(*((first, second) if symmetric else (second, first)), symmetric, points), count)
+            (
+                *losses(*((first, second) if symmetric else (second, first)), symmetric, points),
+                count,
+            )
             if not symmetric
             else forward[-1]
         )

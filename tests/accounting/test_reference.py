@@ -1,4 +1,4 @@
-"""Shared reference values, corrected figures of the papers, and dp-accounting as an oracle."""
+"""Reference values, corrected figures of the papers, and dp-accounting as an oracle."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dp_accounting.pld import privacy_loss_distribution as oracle
 
 from forethought.accounting.calibration import noise_multiplier
 from forethought.accounting.exact import epsilon
-from forethought.accounting.pld import profiles
+from forethought.accounting.pld import transform
 from forethought.mechanism import (
     Budget,
     FullBatch,
@@ -22,8 +22,7 @@ from forethought.mechanism import (
     WithoutReplacement,
 )
 
-_FILE = Path(__file__).parents[2] / ".." / "shared" / "reference" / "accounting.json"
-REFERENCE = json.loads(_FILE.read_text()) if _FILE.exists() else {}
+REFERENCE = json.loads((Path(__file__).parent / "reference.json").read_text())
 
 
 def _cases() -> list[tuple[Mechanism, float, int, float, float]]:
@@ -63,7 +62,6 @@ def _cases() -> list[tuple[Mechanism, float, int, float, float]]:
     return found
 
 
-@pytest.mark.skipif(not REFERENCE, reason="../shared/reference/accounting.json is not here")
 @pytest.mark.parametrize("case", _cases(), ids=lambda c: f"{c[3]:.4g}")
 def test_every_reference_value_lies_in_a_narrow_certified_interval(case):
     mechanism, delta, group, truth, uncertainty = case
@@ -135,15 +133,15 @@ def test_dp_accounting_agrees_on_groups():
     assert bound == pytest.approx(got.upper, rel=5e-3)
 
 
-def test_a_profile_one_percent_too_small_is_caught(monkeypatch):
+def test_losses_one_percent_too_small_are_caught(monkeypatch):
     case = ORACLE_CASES[0]
     mechanism = Mechanism(Rounds(case[1], case[2] + 1, Poisson(case[0])))
-    gaps = profiles.Stack.gaps
+    points = transform.Rows._on
 
-    def shrunk(self, edges):
-        true = gaps(self, edges)
-        return profiles.Gaps(0.99 * true.low, 0.99 * true.high, true.error)
+    def shrunk(self, nodes, weights):
+        loss, *rest = points(self, nodes, weights)
+        return 0.99 * loss, *rest
 
-    monkeypatch.setattr(profiles.Stack, "gaps", shrunk)
+    monkeypatch.setattr(transform.Rows, "_on", shrunk)
     theirs = _oracle_epsilon(case[0], case[1], case[2] + 1, case[3])
     assert epsilon(mechanism, case[3]).upper < theirs * (1 - 5e-3)

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-import numpy as np
 from scipy.special import bdtr, log_ndtr, ndtr, ndtri
 
 from forethought.accounting.pld.mixtures import EPS
@@ -63,7 +62,9 @@ def _far_delta(distance: float, epsilon: float) -> Bounds:
     upper = float(ndtr(x + slip)) * (1 + 1e-9) + 5e-324
     away = distance - x
     taken = 1.0 if away < 1 else math.exp(-0.5 * min(x * x, 1400.0)) / away
-    return Bounds(max(0.0, float(ndtr(x - slip)) * (1 - 1e-9) - taken * (1 + 1e-9)), min(1.0, upper))
+    return Bounds(
+        max(0.0, float(ndtr(x - slip)) * (1 - 1e-9) - taken * (1 + 1e-9)), min(1.0, upper)
+    )
 
 
 def gaussian_epsilon(distance: float, delta: float) -> Bounds:
@@ -150,7 +151,7 @@ def disclosed_epsilon(counts: Mapping[Pair, int], delta: float) -> float:
     """
     if len(counts) != 1:
         return math.inf
-    (pair, count), = counts.items()
+    ((pair, count),) = counts.items()
     if pair.down or pair.symmetric or len(pair.up) != 1:
         return math.inf
     shift, weight = pair.up[0]

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from forethought.accounting import exact
 from forethought.accounting.calibration import calibrate
-from forethought.accounting.exact import gaussian_delta
+from forethought.accounting.limits import gaussian_delta
 from forethought.mechanism import (
     Adjacency,
     Budget,

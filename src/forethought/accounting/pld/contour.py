@@ -199,11 +199,14 @@ class Total:
         first, peak = 0, 0.0
         last = min(points, max(16, math.ceil(8 / (step * self.deviation))))
         while first < points:
-            frequencies = step * np.arange(first, last)
+            frequencies = step * np.arange(first, last, dtype=float)
             line = gaussian_line(self.distance, tilt, frequencies)
             fallen = peak - float(pieces[-1].real[-1]) if pieces else 0.0
             deep = fallen > _DEEP
-            loose = max(wanted, math.log(0.3 * (fallen - 30) / (self.count + 1))) if deep else wanted
+            # What the product has lost already, an error of a factor may gain.
+            loose = min(wanted + 0.8 * fallen, -math.log(self.count + 1) - 1)
+            if deep:
+                loose = max(loose, math.log(0.3 * (fallen - 30) / (self.count + 1)))
             for rows in self.rows:
                 # No round's transform is larger than on the real line, so a few are enough to
                 # bound them all where the product has all but vanished.
@@ -217,5 +220,6 @@ class Total:
                 most = line.real + np.minimum(line.doubt, 700.0)
                 line = Line(most, np.zeros(most.size), np.full(most.size, math.log(3)))
             pieces.append(line)
-            first, last = last, min(points, max(3 * last, 512))
+            large = self.many or points > 4096
+            first, last = last, min(points, 2 * last if large else max(3 * last, 512))
         return Line(*(np.concatenate(x) for x in zip(*pieces, strict=True)))

@@ -54,7 +54,9 @@ def hypergeometric(group: int, batch: int, examples: int) -> Hits:
     mode = min(high, max(low, (group + 1) * (batch + 1) // (examples + 2)))
 
     def ratio(k: Array) -> Array:
-        return np.asarray((group - k) / (k + 1) * ((batch - k) / (examples - group - batch + k + 1)))
+        return np.asarray(
+            (group - k) / (k + 1) * ((batch - k) / (examples - group - batch + k + 1))
+        )
 
     return _from_ratios(mode, low, high, ratio)
 
@@ -79,10 +81,11 @@ def _from_ratios(mode: int, low: int, high: int, ratio: Callable[[Array], Array]
 
 def _until_rare(ratio: Callable[[Array], Array], first: int, last: int) -> Array:
     """1 at ``first`` and the running products of ``ratio`` upwards, until they are negligible."""
-    pieces, here, size, k = [np.ones(1)], 1.0, 64, first
+    pieces: list[Array] = [np.ones(1)]
+    here, size, k = 1.0, 64, first
     while k < last and here > 1e-130:
         steps = np.arange(k, min(k + size, last), dtype=float)
-        piece = here * np.cumprod(ratio(steps))
+        piece = np.asarray(here * np.cumprod(ratio(steps)), dtype=float)
         pieces.append(piece)
         here, k, size = float(piece[-1]), k + steps.size, 2 * size
     return np.concatenate(pieces)

@@ -36,8 +36,8 @@ class Integral:
         self.tilt, self.step, self.smoothing = tilt, step, smoothing
         self.beyond, self.log_moment = beyond, log_moment
         c, tau = tilt, smoothing
-        t = step * np.arange(line.real.size)
-        s = c + 1j * t
+        t = step * np.arange(line.real.size, dtype=float)
+        s: Complex = np.asarray(c + 1j * t)
         weight = np.full(t.size, step / math.pi)
         weight[0] /= 2
         self.base = float(line.real[0])

@@ -52,7 +52,7 @@ class Mixture:
     @property
     def empty(self) -> bool:
         """Whether this side is N(0, 1) alone."""
-        return self.shifts.shape[1] == 0
+        return not self.shifts.size
 
     def at(self, z: Array) -> Values:
         """Evaluate at ``z``, shape (points,) for all rows alike or (rows, points)."""

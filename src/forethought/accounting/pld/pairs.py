@@ -88,9 +88,7 @@ def _two_sided(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
     if idle == 0 and len(up) == 1:
         # Every record is in every batch: nothing but the distance is left.
         return Pair(((2 * up[0][0], 1.0),)), rounds.count
-    pair = Pair(
-        up, up, idle=idle, rest=idle, doubt=hits.doubt, lost=hits.lost, lost_rest=hits.lost
-    )
+    pair = Pair(up, up, idle=idle, rest=idle, doubt=hits.doubt, lost=hits.lost, lost_rest=hits.lost)
     return pair, rounds.count
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -50,6 +51,7 @@ class Composition:
         ]
         self.swapped = swapped
         self.count = float(sum(parts.values()))
+        self.cut = any(pair.lost or pair.lost_rest for pair in parts)
         self._samples: list[tuple[Sample, Array]] = []
         for pairs, counts in self.parts:
             # Only grids are chosen from samples, so a few of very many pairs are enough.
@@ -282,10 +284,17 @@ class Composition:
                 stack = Stack(pairs[at : at + rows], swapped=self.swapped)
                 here = counts[at : at + rows]
                 grid = discretise(stack, window.nodes, window.step)
-                shift += float(here @ grid.shift)
-                upper.include(grid.above, grid.infinity, here)
-                lower.include(grid.below, grid.charge, here)
-        return lower.curve(shift, above=False), upper.curve(shift, above=True)
+                # The weights' relative errors move losses and masses by as much.
+                shift += float(here @ (grid.shift + 2 * stack.doubt))
+                most = np.exp(stack.doubt)[:, None]
+                upper.include(grid.above * most, grid.infinity + stack.lost, here)
+                lower.include(grid.below / most, grid.charge, here)
+        below, above = lower.curve(shift, above=False), upper.curve(shift, above=True)
+        if self.cut:
+            # Q's missing mass, below 1e-100, counts for nothing below e^180 times.
+            masses = np.where(below.losses > 180, 0.0, below.masses)
+            below = replace(below, masses=masses, constant=below.constant + 1e-20)
+        return below, above
 
 
 def _widening(

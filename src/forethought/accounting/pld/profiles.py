@@ -38,6 +38,10 @@ class Pair:
         down: (distance, weight) of the components of Q left of 0; the rest of Q is N(0, 1).
         symmetric: the profile for α ≥ 1 is this pair's, for α < 1 its mirror image
             H(α) = 1 - α + α H(1/α) (Zhu, Dong, Wang 2022, Theorem 11).
+        idle, rest: what of P and of Q is N(0, 1); by default what the weights leave of 1, which
+            loses digits where that is little.
+        doubt: bound on the relative error of every weight, those of N(0, 1) included.
+        lost, lost_rest: bound on the mass of P and of Q that no component holds.
     """
 
     up: tuple[tuple[float, float], ...]
@@ -122,6 +126,7 @@ class Stack:
         self.idle = np.array([[p.idle] for p in pairs])
         self.rest = np.array([[p.rest] for p in pairs])
         self.doubt = np.array([p.doubt for p in pairs])
+        self.lost = np.array([p.lost_rest if self.swapped else p.lost for p in pairs])
 
     def loss(self, z: Array) -> Array:
         """log(dP/dQ) at ``z``, shape (rows, points)."""

@@ -52,7 +52,7 @@ MIRROR = Measure(0.0, -1.0)
 
 
 class Demand(NamedTuple):
-    """Where a transform is wanted: Re s = ``tilt``, |Im s| ≤ ``frequency``; with which log error."""
+    """Where a transform is wanted: Re s = ``tilt``, |Im s| ≤ ``frequency``; how well (log)."""
 
     tilt: float
     frequency: float

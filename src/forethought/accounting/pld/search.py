@@ -37,7 +37,7 @@ class Search:
         """Go on until the bounds are ``accuracy`` apart, relatively, or no line helps."""
         if self.place is None and self.total.many and accuracy < _ROUGH:
             # A first look is cheap, and tells how fast δ falls there.
-            self.refine(_ROUGH, beaten_by=beaten_by)
+            self._next(_ROUGH)
         for _ in range(_TRIES):
             width = self.upper - self.lower
             if (
@@ -45,7 +45,8 @@ class Search:
                 or self.upper < beaten_by
                 or (
                     width < math.inf
-                    and width <= max(accuracy * self.upper, 0.0 if self.delta is None else _SMALLEST)
+                    and width
+                    <= max(accuracy * self.upper, 0.0 if self.delta is None else _SMALLEST)
                 )
             ):
                 return
@@ -145,10 +146,9 @@ class Search:
         if gain > 0:
             # The event that some round's loss is beyond the cut, beside what lies below it.
             lower = float(np.logaddexp(lower, math.log(gain)))
-        if lower > -math.inf:
-            if total.lost_below > 0:
-                taken = math.log(total.lost_below) + epsilon - lower
-                lower = lower + math.log1p(-math.exp(taken)) if taken < -1e-9 else -math.inf
+        if lower > -math.inf and total.lost_below > 0:
+            taken = math.log(total.lost_below) + epsilon - lower
+            lower = lower + math.log1p(-math.exp(taken)) if taken < -1e-9 else -math.inf
         return lower, upper
 
     def _deltas(self, integral: Integral) -> tuple[float, float]:

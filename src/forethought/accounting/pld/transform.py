@@ -28,7 +28,7 @@ from forethought.accounting.pld.quadrature import (
 
 Complex = NDArray[np.complex128]
 _LOG_NORMAL = 0.5 * math.log(2 * math.pi)
-_AT_ONCE = 2**21
+_AT_ONCE = 2**18
 _NODES, _WEIGHTS = (np.asarray(x) for x in np.polynomial.legendre.leggauss(8))
 _SMALLEST = 1e-7
 
@@ -207,7 +207,7 @@ class Rows:
         fine = max(1, math.isqrt(count))
         grid = (-(-count // fine), fine)
         chunk = max(1, _AT_ONCE // (points.loss.shape[1] * sum(grid)))
-        frequency = step * np.arange(first, last)
+        frequency = step * np.arange(first, last, dtype=float)
         total = Line(np.zeros(count), np.zeros(count), np.zeros(count))
         for at in range(0, used.size, chunk):
             rows = used[at : at + chunk]
@@ -236,7 +236,8 @@ class _Points:
     def rows(self, chosen: NDArray[np.intp]) -> _Points:
         """Some of the rows."""
         fields = (self.loss, self.log_mass, self.slip, self.rough)
-        return _Points(*(x[chosen] for x in fields), self.tilt)
+        loss, log_mass, slip, rough = (x[chosen] for x in fields)
+        return _Points(loss, log_mass, slip, rough, self.tilt)
 
     @cached_property
     def tilted(self) -> Array:
@@ -290,7 +291,9 @@ def _side(parts: Sequence[tuple[tuple[float, float], ...]], idle: Sequence[float
     if shifts.shape[1] > 1:
         steps = np.diff(np.concatenate([np.zeros((len(parts), 1)), shifts], axis=1), axis=1)
         unit = steps.min(axis=1)
-        even = np.isclose(steps, np.rint(steps / unit[:, None]) * unit[:, None], rtol=1e-9).all(axis=1)
+        even = np.isclose(steps, np.rint(steps / unit[:, None]) * unit[:, None], rtol=1e-9).all(
+            axis=1
+        )
         all_weights = np.concatenate([np.array(idle, dtype=float)[:, None], weights], axis=1)
         with np.errstate(divide="ignore", invalid="ignore"):
             bend = np.diff(np.log(all_weights), n=2, axis=1)
