@@ -96,6 +96,8 @@ def inverted(profile: Callable[[float], Bounds], delta: float) -> Bounds:
             if math.isinf(high):
                 return (low, high)
         for _ in range(80):
+            if high - low <= 1e-13 * high:
+                break
             middle = (low + high) / 2
             if profile(middle)[end] > delta:
                 low = middle
@@ -109,11 +111,9 @@ def inverted(profile: Callable[[float], Bounds], delta: float) -> Bounds:
 def hits_epsilon(pair: Pair, count: int, delta: float) -> float:
     """A lower bound on ε from the event "the noise is at least t in at least k rounds".
 
-    For a pair whose left side is N(0, 1). With K ~ Bin(count, w) rounds in which the largest
-    component is drawn, P is at least P(K ≥ k)·Φ(c - t)^k and Q at most C(count, k) Φ(-t)^k.
+    With K ~ Bin(count, w) rounds in which the largest component is drawn, P is at least
+    P(K ≥ k)·Φ(c - t)^k and Q at most C(count, k) Φ(-t)^k, for no component of Q lies right of 0.
     """
-    if pair.down or pair.symmetric or not pair.up:
-        return 0.0
     shift, weight = pair.up[-1]
     best = 0.0
     mean, spread = count * weight, math.sqrt(count * weight)
@@ -127,7 +127,7 @@ def hits_epsilon(pair: Pair, count: int, delta: float) -> float:
         choices = min(choices * (1 + 1e-12) + 1e-9, k * math.log(count))
         for x in (-8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 5.0, 8.0):
             t = shift - x
-            if t <= 0 or many <= 0:
+            if t <= (shift / 2 if pair.symmetric else 0) or many <= 0:
                 continue
             p = many * math.exp(k * float(log_ndtr(x))) * (1 - 1e-9)
             log_q = choices + k * log_tail(t)

@@ -31,7 +31,7 @@ from forethought.accounting.pld.quadrature import UnresolvedError
 from forethought.accounting.pld.transform import Line, Rows, gaussian_line
 
 _MOST_POINTS = 2**19
-_MOST_WORK = 1.5e9
+_MOST_WORK = 7e8
 _FACTORS = np.array([1.02, 1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 9.0, 15.0])
 # Where the transform has fallen to e^-this, what is left of the line needs little accuracy.
 _DEEP = 60.0
@@ -72,6 +72,7 @@ class Total:
             Rows(pairs, np.array([float(parts[p]) for p in pairs]), swapped=swapped)
             for pairs in shapes.values()
         ]
+        self.work_left = _MOST_WORK
         self.many = sum(rows.size for rows in self.rows) > 8
         self.count = math.fsum(n for p, n in parts.items() if not p.gaussian)
         # What the weights' relative errors may move ε by, and the mass that no component holds.
@@ -211,7 +212,9 @@ class Total:
                 # No round's transform is larger than on the real line, so a few are enough to
                 # bound them all where the product has all but vanished.
                 every = max(1, min(rows.size // 4, int(fallen / _DEEP))) if deep else 1
-                some = rows.along(tilt, step, first, last, min(loose, -2.0), _MOST_WORK, every)
+                error = min(loose, -2.0)
+                some, work = rows.along(tilt, step, first, last, error, self.work_left, every)
+                self.work_left -= work
                 line = line + some
             if not pieces:
                 peak = float(line.real[0])

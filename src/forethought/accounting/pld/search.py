@@ -28,7 +28,9 @@ class Search:
         self.total, self.delta, self.epsilon = total, delta, epsilon
         self.lower, self.upper = 0.0, math.inf if delta is not None else 1.0
         self.place: Place | None = None
-        self.smoothing, self.widest, self.gap = 0.0, 1.0, 1.0
+        self.smoothing, self.gap = 0.0, 1.0
+        self._coarser = 1.0  # after lines that were too much work
+        self._blind = 0  # lines that gave no lower end, as they lay too far off
         self.finished = False
         self._cut_at = math.inf
         self._retreats = 0
@@ -62,11 +64,11 @@ class Search:
                 relative = 0.1  # δ(0) is likely to be enough
         relative = min(relative, 0.1)
         natural = math.sqrt(2 * relative / (place.tilt * (place.tilt + 1)))
-        smoothing = natural
-        if self.smoothing:
+        smoothing = self._coarser * natural / 4.0 ** max(0, self._blind - 1)
+        if self._coarser == 1 and not self._blind and self.smoothing:
             # The smoothing's part of the gap goes with its square.
             wanted = self.smoothing * math.sqrt(0.6 * accuracy / self.gap)
-            smoothing = min(max(wanted, 0.04 * self.smoothing), self.widest * self.smoothing)
+            smoothing = min(max(wanted, 0.04 * self.smoothing), 0.9 * self.smoothing)
         try:
             integral = self.total.integral(place, smoothing, 0.03 * relative)
         except (UnresolvedError, FloatingPointError, OverflowError):
@@ -78,11 +80,12 @@ class Search:
             self._epsilons(integral, place) if self.delta is not None else self._deltas(integral)
         )
         self.lower, self.upper = max(self.lower, low), min(self.upper, high)
+        self._blind = self._blind + 1 if self.lower == 0 else 0
         width = self.upper - self.lower
         if width <= min(accuracy, _ROUGH / 2) * self.upper < math.inf:
             return
         self._replace(place)
-        self.smoothing, self.widest = smoothing, 0.9
+        self.smoothing, self._coarser = smoothing, 1.0
         self.gap = width / self.upper if 0 < width < math.inf else 1.0
         self.finished = self.place == place and width > 0.9 * before and width < math.inf
 
@@ -98,7 +101,7 @@ class Search:
                 found = self.total.locate(epsilon=jump)
                 self.place = Place(found.tilt, jump, place.log_delta, 0.3)
                 return
-        self.smoothing, self.widest = 8 * smoothing, 1.0
+        self._coarser *= 8
 
     def _first(self) -> Place:
         place = self.total.locate(delta=self.delta, epsilon=self.epsilon, rough=True)
@@ -115,10 +118,13 @@ class Search:
         if self.delta is not None:
             if not 0 < self.upper < math.inf:
                 return
-            if self.place is None or abs(self.upper - place.epsilon) > 0.01 * self.upper:
+            if self.place and abs(self.upper - place.epsilon) <= 0.01 * self.upper:
+                self.place = place._replace(slack=0.02)
+            else:
+                slack = 0.3 if self._blind else 0.1
                 self._truncate(math.log(self.delta), self.upper)
                 found = self.total.locate(epsilon=self.upper)
-                self.place = Place(found.tilt, self.upper, math.log(self.delta), 0.02)
+                self.place = Place(found.tilt, self.upper, math.log(self.delta), slack)
             return
         if not self.upper > 0:
             return

@@ -31,6 +31,7 @@ _LOG_NORMAL = 0.5 * math.log(2 * math.pi)
 _AT_ONCE = 2**18
 _NODES, _WEIGHTS = (np.asarray(x) for x in np.polynomial.legendre.leggauss(8))
 _SMALLEST = 1e-7
+_BLOCK = 60_000
 
 
 class Line(NamedTuple):
@@ -89,7 +90,7 @@ class Rows:
         second = self._beyond(self.down, cut)
         self.lost = first + (second if self.start is not None else 0.0)
         n = self.counts
-        some = -math.expm1(float(n @ np.log1p(-np.minimum(first, 0.5)) * (1 + 1e-9)))
+        some = -math.expm1(float(n @ np.log1p(-np.minimum(first, 0.5)) * (1 - 1e-9)))
         return float(n @ self.lost) * (1 + 1e-9), some, float(n @ second) * (1 + 1e-9)
 
     @staticmethod
@@ -155,7 +156,7 @@ class Rows:
             rise = np.where(exponent < 30, near, np.exp(np.minimum(size, 600.0))).sum(axis=2)
             rise = rise - self.lost + np.exp(np.minimum(beyond, 600.0))
             rise = np.log1p(np.maximum(rise, -0.999999))
-            total[at : at + chunk] = np.where(top > 300, top, rise) @ self.counts
+            total[at : at + chunk] = (np.where(top > 300, top, rise) * self.counts).sum(axis=1)
         return total
 
     def spread(self) -> tuple[float, float]:
@@ -176,7 +177,8 @@ class Rows:
         here = _Points(*self._on(found.nodes, found.weights), tilt)
         error = np.exp(found.log_errors).sum() + here.rounding(np.zeros(1), 1)[:, 0]
         most = here.rise.sum(axis=1) - self.lost * (1 - 1e-9) + 2 * error
-        return float(np.log1p(most) @ self.counts) * (1 + 1e-12) + 1e-300
+        value = float(np.log1p(most) @ self.counts)
+        return value + 1e-12 * abs(value) + 1e-300
 
     def along(
         self,
@@ -187,11 +189,14 @@ class Rows:
         log_error: float,
         most_work: float,
         every: int = 1,
-    ) -> Line:
+    ) -> tuple[Line, float]:
         """The log transform at tilt + i k step for first ≤ k < last.
 
         Of ``every`` so many rows one is used; the others count with their value at ``tilt``, and
         only the real part and its doubt are then of use, as an upper bound.
+
+        Returns:
+            The transform, and the work it took, in products of two numbers.
 
         Raises:
             UnresolvedError: it would take more than ``most_work`` products.
@@ -201,11 +206,13 @@ class Rows:
         points = _Points(*self._on(found.nodes, found.weights), tilt)
         count = last - first
         used = np.arange(0, self.size, every)
-        if used.size * points.loss.shape[1] * count > most_work:
-            raise UnresolvedError(f"{used.size} rows of {points.loss.shape[1]} x {count} products")
         quadrature = 2 * float(np.exp(found.log_errors).sum())
-        fine = max(1, math.isqrt(count))
+        fine = max(1, min(64, math.isqrt(count)))
         grid = (-(-count // fine), fine)
+        # Powers of e^(i h l) and the panels themselves cost more than products do.
+        work = float(used.size) * points.loss.shape[1] * (count + 8 * sum(grid) + 300)
+        if work > most_work:
+            raise UnresolvedError(f"{used.size} rows of {points.loss.shape[1]} x {count} products")
         chunk = max(1, _AT_ONCE // (points.loss.shape[1] * sum(grid)))
         frequency = step * np.arange(first, last, dtype=float)
         total = Line(np.zeros(count), np.zeros(count), np.zeros(count))
@@ -220,8 +227,8 @@ class Rows:
             others = np.setdiff1d(np.arange(self.size), used)
             here = points.rows(others)
             most = here.rise.sum(axis=1) + here.rounding(np.zeros(1), 1)[:, 0] + quadrature
-            total = total._replace(real=total.real + self.counts[others] @ np.log1p(most))
-        return total
+            total = total._replace(real=total.real + float(self.counts[others] @ np.log1p(most)))
+        return total, work
 
 
 class _Points:
@@ -257,8 +264,8 @@ class _Points:
         here = _turns(first * self.loss, step * fine * self.loss, coarse)
         there = _turns(np.zeros_like(self.loss), step * self.loss, fine)
         weighted = np.swapaxes(here * self.tilted[:, :, None], 1, 2)
-        along = (self.tilted[:, None, :] @ there)[:, 0, :]
-        total = weighted @ there
+        along = np.einsum("ij,ijk->ik", self.tilted, there)
+        total = _product(weighted, there)
         total += weighted.sum(axis=2)[:, :, None] + along[:, None, :]
         return np.asarray(total.reshape(self.loss.shape[0], -1) + self.rise.sum(axis=1)[:, None])
 
@@ -302,6 +309,24 @@ def _side(parts: Sequence[tuple[tuple[float, float], ...]], idle: Sequence[float
     return Mixture(shifts, weights, np.array(idle, dtype=float), 1.0, spread)
 
 
+def _product(left: Complex, right: Complex) -> Complex:
+    """Matrix products in blocks that BLAS does in one thread.
+
+    On a machine whose cores are busy, threads that wait for each other take a hundred times as
+    long as the product.
+    """
+    rows, tall, inner = left.shape
+    wide = right.shape[2]
+    total = np.zeros((rows, tall, wide), dtype=complex)
+    high = max(1, min(tall, _BLOCK // (16 * wide)))
+    deep = max(16, _BLOCK // (high * wide))
+    for at in range(0, tall, high):
+        for start in range(0, inner, deep):
+            some = left[:, at : at + high, start : start + deep]
+            total[:, at : at + high] += some @ right[:, start : start + deep]
+    return total
+
+
 def _turn(angle: Array) -> Complex:
     """e^{i angle} - 1 to rounding, however small the angle."""
     half = np.sin(angle / 2)
@@ -337,7 +362,9 @@ def _composed(gap: Complex, error: Array, counts: Array) -> Line:
     error = error + 8 * EPS * np.abs(gap) + np.where(size < 2 * _SMALLEST, 2 * _SMALLEST, 0)
     doubt = np.log1p(error / size)
     doubt = doubt + 4 * EPS * (np.abs(real) + np.abs(phase))
-    return Line(counts @ real, counts @ phase, counts @ doubt)
+    # Not by BLAS, which would wake its threads for these.
+    sums = [np.einsum("i,ij->j", counts, x) for x in (real, phase, doubt)]
+    return Line(*sums)
 
 
 def gaussian_line(distance: float, tilt: float, frequencies: Array) -> Line:
