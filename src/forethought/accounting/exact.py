@@ -28,9 +28,10 @@ from forethought.accounting.limits import (
 )
 from forethought.accounting.pld.contour import Total
 from forethought.accounting.pld.curve import Curve
+from forethought.accounting.pld.pair import Pair
 from forethought.accounting.pld.pairs import parts, unsampled_distance
 from forethought.accounting.pld.privacy_loss import Answer, Composition
-from forethought.accounting.pld.profiles import Pair, Stack
+from forethought.accounting.pld.profiles import Stack
 from forethought.accounting.pld.search import Search
 from forethought.mechanism import Mechanism, real, whole
 

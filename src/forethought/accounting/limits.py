@@ -15,7 +15,7 @@ from typing import NamedTuple
 from scipy.special import bdtr, log_ndtr, ndtr, ndtri
 
 from forethought.accounting.pld.mixtures import EPS
-from forethought.accounting.pld.profiles import Pair
+from forethought.accounting.pld.pair import Pair
 
 # Beyond this the Gaussian's closed form loses all its digits; its tail bounds lose none.
 _FAR = 1e5

@@ -11,7 +11,8 @@ import pytest
 
 from forethought.accounting.pld import discretisation
 from forethought.accounting.pld.discretisation import discretise
-from forethought.accounting.pld.profiles import Gaps, Pair, Stack
+from forethought.accounting.pld.pair import Pair
+from forethought.accounting.pld.profiles import Gaps, Stack
 
 # What 40 digits leave of 1 - 1.
 NOTHING = mp.mpf("1e-37")

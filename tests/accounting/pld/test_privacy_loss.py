@@ -9,8 +9,8 @@ import pytest
 
 from forethought.accounting import exact
 from forethought.accounting.pld import curve, pairs, privacy_loss
+from forethought.accounting.pld.pair import Pair
 from forethought.accounting.pld.privacy_loss import Composition
-from forethought.accounting.pld.profiles import Pair
 from forethought.mechanism import ADJACENCIES, Mechanism, Poisson, Rounds, WithoutReplacement
 
 

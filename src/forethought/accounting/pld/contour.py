@@ -26,7 +26,7 @@ from scipy.special import ndtri_exp
 
 from forethought.accounting.pld.integral import Integral
 from forethought.accounting.pld.mixtures import EPS, Array
-from forethought.accounting.pld.profiles import Pair
+from forethought.accounting.pld.pair import Pair
 from forethought.accounting.pld.quadrature import UnresolvedError
 from forethought.accounting.pld.transform import Line, Rows, gaussian_line
 

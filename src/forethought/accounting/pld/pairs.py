@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from forethought.accounting.pld.hits import Hits, binomial, hypergeometric
 from forethought.accounting.pld.mixtures import EPS
-from forethought.accounting.pld.profiles import Pair
+from forethought.accounting.pld.pair import Pair
 from forethought.mechanism import (
     ADJACENCIES,
     CLIPPINGS,

@@ -20,7 +20,8 @@ from scipy.fft import next_fast_len
 from forethought.accounting.pld.convolution import CELLS_AT_ONCE, Product, Window
 from forethought.accounting.pld.curve import Curve
 from forethought.accounting.pld.discretisation import discretise
-from forethought.accounting.pld.profiles import Array, Pair, Sample, Stack
+from forethought.accounting.pld.pair import Pair
+from forethought.accounting.pld.profiles import Array, Sample, Stack
 
 LARGEST_GRID = 2**21
 MOST_NODES = 2**17

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from forethought.accounting.pld.mixtures import EPS, Array, Mixture
-from forethought.accounting.pld.profiles import Pair
+from forethought.accounting.pld.pair import Pair
 from forethought.accounting.pld.quadrature import (
     FORWARD,
     MIRROR,
