@@ -40,10 +40,12 @@ def test_rounds_are_recognised_however_they_are_cut(
 
 def test_a_statement_takes_the_releases_of_its_rounds_only() -> None:
     planned = account(MECHANISM, 1e-5)
-    assert "nothing was released under it yet" in planned.to_markdown()
+    assert "Nothing is known to have been released" in planned.to_markdown()
+    assert planned.sentences()[0].startswith("A model from these rounds would be (")
     rows = [Release("sums", 200, 1.1), Release("sums", 20, 1.3), Release("scores", 3, 8.0)]
     run = planned.of_run(rows)
     assert "| sums | 220 | 1.1 to 1.3 |" in run.to_markdown()
+    assert run.sentences()[0].startswith("This model is (")
     assert "| scores | 3 | 8 |" in run.to_markdown()
     assert ft.Statement.from_json(run.to_json()) == run
     for fault, said in (

@@ -36,9 +36,10 @@ def sentences(statement: Statement) -> tuple[str, str, str]:
     if not statement.private:
         return _not_private(statement)
     who = records(statement)
+    what = "This model is" if statement.releases else "A model from these rounds would be"
     first = (
-        f"This model is ({statement.epsilon.upper:.4g}, {statement.delta:.3g})-differentially "
-        f"private for {who} ({statement.adjacency}), proven for {statement.way.covered}."
+        f"{what} ({statement.epsilon.upper:.4g}, {statement.delta:.3g})-differentially private for "
+        f"{who} ({statement.adjacency}), proven for {statement.way.covered}."
     )
     rate, power = statement.attack[min(1, len(statement.attack) - 1)]
     second = (
@@ -115,7 +116,7 @@ def _done(statement: Statement) -> list[str]:
         lines += ["| released | times | noise multiplier |", "| --- | --- | --- |"]
         lines += [f"| {name} | {count:,} | {noise} |" for name, count, noise in rows(s.releases)]
     else:
-        lines.append("This is the statement of a plan: nothing was released under it yet.")
+        lines.append("Nothing is known to have been released: this is the statement of a plan.")
     lines += [
         "",
         "| rounds | noise multiplier | sampling | clipped contribution |",
