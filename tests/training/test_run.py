@@ -165,7 +165,8 @@ def test_side_outputs_are_named_or_not_made() -> None:
 def test_non_finite_contributions_are_counted_and_harmless() -> None:
     inputs, targets = data()
     inputs[3] = np.nan
-    run = train(network(), (inputs, targets), plan(4, FullBatch()))
+    with pytest.warns(UserWarning, match="not finite"):
+        run = train(network(), (inputs, targets), plan(4, FullBatch()))
     assert run.history[-1].non_finite == 4
     assert torch.isfinite(weights(run.model)).all()
 

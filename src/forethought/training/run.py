@@ -28,6 +28,7 @@ from forethought.training.datasets import opened, with_caveats
 from forethought.training.descent import Descent
 from forethought.training.devices import usable
 from forethought.training.execution import Execution, ShortForms, settled
+from forethought.training.fit import require_fit
 from forethought.training.folder import MODEL, STATEMENT, RunFolder
 from forethought.training.identity import environment, identity
 from forethought.training.interruption import Interrupted, InterruptGuard
@@ -230,6 +231,9 @@ def opened_task(
         )
     held_out = None if test is None else as_records(test, first.dtype, first.device, "test")
     chosen = default_loss(blank(records)[1]) if loss is None else loss
+    require_fit(model, chosen, records)
+    if held_out is not None:
+        require_fit(model, chosen, held_out, "test")
     check_loss(model, chosen, records)
     same = held_out is not None and coincide(records, held_out)
     caveats = (COINCIDE,) if same else ()

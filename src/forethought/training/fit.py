@@ -1,0 +1,86 @@
+"""Whether a model, its loss and the records go together: said in the user's words beforehand."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+
+from forethought.gradients.trees import call
+from forethought.rounds.losses import Loss, cross_entropy
+from forethought.rounds.records import Records, TensorRecords, blank
+from forethought.rounds.undisturbed import undisturbed
+
+# Cross entropy passes over targets of this value.
+IGNORED = -100
+
+
+class NonFiniteRecordsWarning(UserWarning):
+    """Some records hold values that are not finite: they contribute nothing."""
+
+
+def require_fit(model: torch.nn.Module, loss: Loss, records: Records, name: str = "data") -> None:
+    """Refuse records that the model or the default loss cannot take, before anything is released.
+
+    The model is tried on records of zeros. Labels, and whether features are finite, are looked at
+    where all records are in memory; what is found goes to the caller and nowhere else.
+
+    Raises:
+        ValueError: inputs of a shape that the model does not take, labels that are none of its
+            classes, or targets that are not finite.
+    """
+    inputs, _ = blank(records, 1)
+    try:
+        with undisturbed(model), torch.no_grad():
+            outputs = call(model, inputs)
+    except (RuntimeError, ValueError, TypeError) as error:
+        first_line = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"the model does not take one record of {name}, inputs of {_shapes(inputs)}: "
+            f"{first_line}. Build it for that shape, or reshape the inputs"
+        ) from error
+    if not isinstance(records, TensorRecords):
+        return
+    targets = records.targets
+    if (
+        loss is cross_entropy
+        and isinstance(outputs, torch.Tensor)
+        and outputs.ndim == targets.ndim + 1
+    ):
+        _require_labels(targets[targets != IGNORED], outputs.shape[1], name)
+    if targets.is_floating_point() and not bool(torch.isfinite(targets).all()):
+        raise ValueError(f"targets in {name} are not finite: drop these records, or mend them")
+    # One pass without a temporary the size of the data; single numbers cannot overflow in float64.
+    if records.inputs.is_floating_point() and not bool(
+        torch.isfinite(records.inputs.sum(dtype=torch.float64))
+    ):
+        finite = torch.isfinite(records.inputs).flatten(1).all(1)
+        count = len(finite) - int(finite.sum())
+        if count:
+            warnings.warn(
+                f"{count} of {len(finite)} records in {name} hold features that are not finite "
+                "(NaN or infinite): they will contribute nothing. Fill or drop them beforehand",
+                NonFiniteRecordsWarning,
+                stacklevel=4,
+            )
+
+
+def _require_labels(targets: torch.Tensor, classes: int, name: str) -> None:
+    if not targets.numel():
+        return
+    least, most = int(targets.min()), int(targets.max())
+    if least >= 0 and most < classes:
+        return
+    hint = "write −1 as 0" if (least, most) == (-1, 1) else f"subtract {least}" if least > 0 else ""
+    remedy = hint or f"or give the model {most + 1} outputs"
+    raise ValueError(
+        f"labels in {name} go from {least} to {most}, the model has outputs for the classes 0 to "
+        f"{classes - 1}: number the classes from 0 ({remedy})"
+    )
+
+
+def _shapes(inputs: Any) -> str:
+    leaves = torch.utils._pytree.tree_leaves(inputs)
+    shapes = [f"shape {tuple(x.shape[1:])}" for x in leaves if isinstance(x, torch.Tensor)]
+    return ", ".join(shapes) or type(inputs).__name__

@@ -1,0 +1,47 @@
+"""Records, model and loss that do not go together are told apart in the user's words."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from torch import nn
+
+import forethought as ft
+from forethought.training.fit import NonFiniteRecordsWarning
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(60, 3)).astype(np.float32)
+Y = RANDOM.integers(2, size=60)
+PLAN = ft.plan(examples=60, budget=ft.Budget(2.0, 1e-4), batch=20, rounds=2)
+
+
+@pytest.mark.parametrize(
+    ("data", "outputs", "message"),
+    [
+        ((X, 2 * Y - 1), 2, r"go from -1 to 1.*classes 0 to 1.*write −1 as 0"),
+        ((X, Y + 5), 2, r"go from 5 to 6.*subtract 5"),
+        ((X, 2 * Y), 2, r"go from 0 to 2.*give the model 3 outputs"),
+        ((X[:, :2], Y), 2, r"does not take one record of data, inputs of shape \(2,\)"),
+        ((X, np.where(Y, np.nan, 1.0).astype(np.float32)), 1, "targets in data are not finite"),
+    ],
+)
+def test_what_does_not_fit_is_said_before_anything_is_released(
+    data: tuple[np.ndarray, np.ndarray], outputs: int, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        ft.train(nn.Linear(3, outputs), data, PLAN)
+
+
+def test_held_out_records_are_looked_at_too() -> None:
+    with pytest.raises(ValueError, match="one record of test"):
+        ft.train(nn.Linear(3, 2), (X, Y), PLAN, test=(X[:5, :2], Y[:5]))
+    with pytest.raises(ValueError, match="labels in test go from 0 to 9"):
+        ft.train(nn.Linear(3, 2), (X, Y), PLAN, test=(X[:2] + 1, np.array([0, 9])))
+
+
+def test_features_that_are_not_finite_are_not_passed_over_in_silence() -> None:
+    holes = X.copy()
+    holes[3, 1], holes[7, 0], holes[7, 2] = np.nan, np.inf, np.nan
+    with pytest.warns(NonFiniteRecordsWarning, match="2 of 60 records in data"):
+        run = ft.train(nn.Linear(3, 2), (holes, Y), PLAN)
+    assert np.isfinite(run.model.weight.detach().numpy()).all()
