@@ -206,12 +206,8 @@ def selection_interval(
     if details["score_noise"] is not None:
         count = count_mechanism(real("score_noise", details["score_noise"], least=0), mechanism)
         upper = max(upper, search_epsilon([count], trials, delta))
-    # With scores that are all equal the search is one trial, or with Poisson trials at times none.
-    some = -math.expm1(-trials.mean) if isinstance(trials, PoissonTrials) else 1.0
-    if delta >= some:
-        return Interval(0.0, upper)
-    lower = exact.epsilon(mechanism, delta / some).lower
-    return Interval(min(lower, upper), upper)
+    # What the best of several trials costs at least depends on their scores: nothing is claimed.
+    return Interval(0.0, upper)
 
 
 def filter_details(ledger: RenyiFilter) -> dict[str, Any]:
@@ -236,8 +232,8 @@ def filter_interval(
         details: the filter, as :func:`filter_details` gives it.
 
     Returns:
-        Upper end: the filter's budget, which holds whatever would have been chosen. Lower end:
-        the cost of the same rounds, had they been fixed in advance.
+        Upper end: the filter's budget, which holds whatever would have been chosen. Lower end: 0,
+        since the rounds that were made say nothing of those that could have been.
 
     Raises:
         UnsupportedMechanismError: a group of several records.
@@ -265,5 +261,4 @@ def filter_interval(
     charged = [real("spent", value, least=0) for value in details["spent"]]
     if len(charged) != len(spent) or not np.allclose(charged, spent, rtol=_SAME, atol=0):
         raise ValueError("the filter was charged for other rounds than the stated ones")
-    lower = exact.epsilon(mechanism, delta).lower
-    return Interval(min(lower, budget.epsilon), budget.epsilon)
+    return Interval(0.0, budget.epsilon)

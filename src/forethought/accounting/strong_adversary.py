@@ -25,7 +25,12 @@ from numpy.typing import NDArray
 
 from forethought.accounting.gaussian import gaussian_delta_above, gaussian_delta_below
 from forethought.accounting.interval import Interval
-from forethought.accounting.pld.occupancy import SquaredHits, shuffled_epoch, subsampled
+from forethought.accounting.pld.occupancy import (
+    SquaredHits,
+    binomial,
+    shuffled_epoch,
+    subsampled,
+)
 from forethought.accounting.tradeoff import (
     TradeOff,
     gaussian,
@@ -35,9 +40,14 @@ from forethought.accounting.tradeoff import (
 )
 from forethought.mechanism import (
     Adjacency,
+    Poisson,
+    Rounds,
+    Shuffled,
     UnsupportedMechanismError,
+    WithoutReplacement,
     one_of,
     real,
+    sensitivity,
     whole,
 )
 
@@ -46,6 +56,93 @@ Draw = Literal["shuffling", "subsampling"]
 
 # Relative accuracy of the weights q_E(c): logarithms of factorials are good to 1e-16 of their size.
 WEIGHTS = 1e-11
+
+
+@dataclass(frozen=True)
+class KnownHits:
+    """A run whose attacker knows how often it was hit: δ(ε) = Σ P(c²) δ_Gauss(ε; c·shift).
+
+    Args:
+        hits: the distribution of c², the sum over the rounds of squared hits.
+        shift: how far one hit moves a round's sum, in standard deviations of its noise.
+    """
+
+    hits: SquaredHits
+    shift: float
+
+    @cached_property
+    def mixture(self) -> tuple[Array, Array]:
+        """Weights, and the μ of each Gaussian."""
+        return self.hits.weights, np.sqrt(self.hits.squares) * self.shift
+
+    def delta(self, epsilon: float) -> Interval:
+        """δ at ε ≥ 0: Σ q_E(c) δ_Gauss(ε; c/σ)."""
+        eps = real("epsilon", epsilon, least=0)
+        weights, mus = self.mixture
+        above = float(weights @ gaussian_delta_above(eps, mus)) * (1 + WEIGHTS)
+        below = float(weights @ gaussian_delta_below(eps, mus)) * (1 - WEIGHTS)
+        upper = min(1.0, above + self.hits.missing)
+        return Interval(min(upper, below), upper)
+
+    def epsilon(self, delta: float) -> Interval:
+        """ε at δ: infinite at the upper end where δ is below what was cut from q_E."""
+        target = real("delta", delta, above=0, below=1)
+        lower, upper = self._solve(target, upper=False), self._solve(target, upper=True)
+        return Interval(min(lower, upper), upper)
+
+    def _solve(self, target: float, *, upper: bool) -> float:
+        def exceeds(epsilon: float) -> bool:
+            ends = self.delta(epsilon)
+            return (ends.upper if upper else ends.lower) > target
+
+        if not exceeds(0.0):
+            return 0.0
+        if upper and self.hits.missing >= target:
+            return math.inf
+        low, high = 0.0, 1.0
+        while exceeds(high):
+            low, high = high, 2 * high
+        for _ in range(100):
+            middle = 0.5 * (low + high)
+            if not low < middle < high or high - low <= 1e-13 * high:
+                break
+            if exceeds(middle):
+                low = middle
+            else:
+                high = middle
+        return high if upper else low
+
+    @staticmethod
+    def of_rounds(rounds: Rounds, adjacency: Adjacency) -> KnownHits:
+        """One record and clipped examples: every round, and every rate, as it is.
+
+        Given which batches hold the record, sampling without replacement moves by 2 under
+        add-or-remove and replace-one, where another record takes its place, and by 1 under
+        zero-out; Poisson sampling and shuffling by 2 under replace-one and else by 1.
+
+        Raises:
+            UnsupportedMechanismError: group clipping, full batches, or no bound at all.
+        """
+        if rounds.clipping != "example":
+            raise UnsupportedMechanismError(
+                "for groups, see forethought.accounting.StrongAdversary"
+            )
+        distance = 2.0 if adjacency == "replace-one" else 1.0
+        match rounds.sampling:
+            case Poisson(rate=rate):
+                hits = binomial(rounds.count, rate)
+            case WithoutReplacement(rate=rate):
+                hits = binomial(rounds.count, rate)
+                distance = 1.0 if adjacency == "zero-out" else 2.0
+            case Shuffled(batch=batch, examples=examples) as sampling:
+                sensitivity(rounds, adjacency)  # refuses add-or-remove
+                epochs, rest = divmod(rounds.count, sampling.rounds_per_epoch)
+                chance = min(1.0, rest * batch / examples)
+                last = binomial(1, chance)
+                hits = SquaredHits(last.squares + epochs, last.weights, last.missing)
+            case _:
+                raise UnsupportedMechanismError("full batches hide nothing: it is the exact figure")
+        return KnownHits(hits, distance / rounds.noise_multiplier)
 
 
 @dataclass(frozen=True)
@@ -129,49 +226,21 @@ class StrongAdversary:
         return subsampled(self.examples, self.groups, self.group_size, self.group, self.rounds)
 
     @cached_property
-    def _mixture(self) -> tuple[Array, Array]:
-        return self.hits.weights, np.sqrt(self.hits.squares) * self.shift
+    def known(self) -> KnownHits:
+        """The mixture over q_E, as a curve."""
+        return KnownHits(self.hits, self.shift)
 
     def delta(self, epsilon: float) -> Interval:
         """δ at ε ≥ 0: Σ q_E(c) δ_Gauss(ε; c/σ)."""
-        eps = real("epsilon", epsilon, least=0)
-        weights, mus = self._mixture
-        above = float(weights @ gaussian_delta_above(eps, mus)) * (1 + WEIGHTS)
-        below = float(weights @ gaussian_delta_below(eps, mus)) * (1 - WEIGHTS)
-        upper = min(1.0, above + self.hits.missing)
-        return Interval(min(upper, below), upper)
+        return self.known.delta(epsilon)
 
     def epsilon(self, delta: float) -> Interval:
         """ε at δ: infinite at the upper end where δ is below what was cut from q_E."""
-        target = real("delta", delta, above=0, below=1)
-        lower, upper = self._solve(target, upper=False), self._solve(target, upper=True)
-        return Interval(min(lower, upper), upper)
-
-    def _solve(self, target: float, *, upper: bool) -> float:
-        def exceeds(epsilon: float) -> bool:
-            ends = self.delta(epsilon)
-            return (ends.upper if upper else ends.lower) > target
-
-        if not exceeds(0.0):
-            return 0.0
-        if upper and self.hits.missing >= target:
-            return math.inf
-        low, high = 0.0, 1.0
-        while exceeds(high):
-            low, high = high, 2 * high
-        for _ in range(100):
-            middle = 0.5 * (low + high)
-            if not low < middle < high or high - low <= 1e-13 * high:
-                break
-            if exceeds(middle):
-                low = middle
-            else:
-                high = middle
-        return high if upper else low
+        return self.known.epsilon(delta)
 
     def tradeoff(self) -> TradeOff:
         """The trade-off function of Definition 5.2: what the mechanism promises, exactly."""
-        weights, mus = self._mixture
+        weights, mus = self.known.mixture
         if self.hits.missing > 0:
             # Leave what was cut to disclosure: below the true function.
             weights = weights * (1 - self.hits.missing)

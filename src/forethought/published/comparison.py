@@ -9,14 +9,12 @@ from typing import Any
 
 from forethought.accounting import exact
 from forethought.accounting.renyi.curves import rdp
-from forethought.accounting.strong_adversary import StrongAdversary
+from forethought.accounting.strong_adversary import KnownHits
 from forethought.mechanism import (
     Mechanism,
     Poisson,
     Rounds,
-    Shuffled,
     UnsupportedMechanismError,
-    WithoutReplacement,
 )
 from forethought.published.closed_form import (
     SampleSizes,
@@ -63,7 +61,7 @@ def compare(mechanism: Mechanism, delta: float, examples: int | None = None) -> 
 
     Args:
         mechanism: what is released. delta: in (0, 1).
-        examples: number of records; the closed form and the strong adversary need it.
+        examples: number of records; the closed form needs it.
 
     Returns:
         Rows, the exact one first.
@@ -85,7 +83,7 @@ def compare(mechanism: Mechanism, delta: float, examples: int | None = None) -> 
                 "no bound: may be too small as well as too large",
             ),
         ),
-        ("strong adversary", True, lambda: _strong_adversary(mechanism, delta, examples)),
+        ("strong adversary", True, lambda: _strong_adversary(mechanism, delta)),
     ]
     for name, guarantee, analyse in analyses:
         try:
@@ -127,33 +125,10 @@ def _closed_form(mechanism: Mechanism, delta: float, examples: int | None) -> tu
     return epsilon, f"not proven here: Theorem B.4 lacks {failed.name}"
 
 
-def _strong_adversary(
-    mechanism: Mechanism, delta: float, examples: int | None
-) -> tuple[float, str]:
+def _strong_adversary(mechanism: Mechanism, delta: float) -> tuple[float, str]:
     part = _only(mechanism)
-    if examples is None:
-        raise _DoesNotApplyError("needs the number of examples")
-    if part.clipping != "example":
-        raise _DoesNotApplyError("for groups, see forethought.accounting.strong_adversary")
-    match part.sampling:
-        case Shuffled(batch=batch):
-            draw = "shuffling"
-        case WithoutReplacement(batch=batch):
-            draw = "subsampling"
-        case Poisson(rate=rate):
-            batch, draw = round(rate * examples), "subsampling"
-        case _:
-            raise _DoesNotApplyError("full batches hide nothing: it is the exact figure")
-    epochs = part.count * batch / examples
-    if round(epochs) < 1 or not math.isclose(epochs, round(epochs), rel_tol=0.02):
-        raise _DoesNotApplyError(f"speaks of whole epochs; this run has {epochs:.3g}")
-    adversary = StrongAdversary(
-        examples=examples,
-        epochs=round(epochs),
-        noise_multiplier=part.noise_multiplier,
-        groups=batch,
-        sampling=draw,  # type: ignore[arg-type]
-        adjacency="replace-one" if mechanism.adjacency == "replace-one" else "zero-out",
-    )
-    note = "the attacker also knows which batches held the record"
-    return adversary.epsilon(delta).upper, note
+    if part.noise_multiplier == 0:
+        raise _DoesNotApplyError("there is no noise")
+    known = KnownHits.of_rounds(part, mechanism.adjacency)
+    said = "the attacker also knows which batches held the record"
+    return known.epsilon(delta).upper, said
