@@ -22,6 +22,7 @@ from forethought.gradients import trees
 from forethought.gradients.boundary import wrapped
 from forethought.gradients.calls import writes
 from forethought.gradients.control import Refused
+from forethought.gradients.draws import seeded
 from forethought.gradients.state import State, alike, changes_itself, copied
 from forethought.gradients.trees import Loss
 
@@ -120,7 +121,7 @@ def one_at_a_time(
     # Each draws from a stream of its own: how much one draws must not matter to the next.
     seeds = torch.randint(2**62, (batch.lanes + 1,)).tolist()
     for at in range(batch.lanes):
-        torch.manual_seed(seeds[at])
+        seeded(seeds[at])
         found, changed = contextvars.copy_context().run(
             _gradients, model, loss, batch, trained, state, restore, at
         )
@@ -132,7 +133,7 @@ def one_at_a_time(
             rows[name].append(
                 torch.zeros_like(parameter) if gradient is None else gradient.to_dense().detach()
             )
-    torch.manual_seed(seeds[-1])
+    seeded(seeds[-1])
     return {name: torch.stack(values) for name, values in rows.items()}
 
 

@@ -20,7 +20,8 @@ from forethought.gradients.boundary import wrapped
 from forethought.gradients.control import Refused
 
 _TABLES = ("_parameters", "_buffers", "_modules")
-_STANDARD = frozenset(vars(nn.Module()))  # hooks and the like: no place for values
+STANDARD = frozenset(vars(nn.Module()))  # what every module has
+_HOOKS = tuple(sorted(name for name in STANDARD if "ward_" in name and "hook" in name))
 _CHANGEABLE = (Tensor, np.ndarray, tuple, list, dict, set, deque)
 _PLAIN = (int, float, str, complex, bytes)
 _MISSING = object()
@@ -115,6 +116,7 @@ class _Kept:
     module: nn.Module
     attributes: dict[str, Any]
     tables: tuple[dict[str, Any], ...]
+    hooks: list[tuple[Any, Any]]
     contents: list[tuple[str, Any, Any]]
 
     def differing(self) -> list[str]:
@@ -145,12 +147,17 @@ def _snapshot(name: str, module: nn.Module) -> _Kept:
     contents = [
         (key, value, _copied(value))
         for key, value in attributes.items()
-        if key not in _STANDARD and isinstance(value, _CHANGEABLE)
+        if key not in STANDARD and isinstance(value, _CHANGEABLE)
     ]
     contents += [
         (k, buffer, _copied(buffer)) for k, buffer in tables[1].items() if buffer is not None
     ]
-    return _Kept(name, module, attributes, tables, contents)
+    hooks = [
+        (attributes[key], attributes[key].copy())
+        for key in _HOOKS
+        if hasattr(attributes.get(key), "clear")
+    ]
+    return _Kept(name, module, attributes, tables, hooks, contents)
 
 
 class State:
@@ -184,6 +191,10 @@ class State:
         for kept in self._kept:
             for _, value, before in kept.rewritten():
                 _restore(value, before)
+            for now, before in kept.hooks:  # also those that a pass installed
+                if len(now) != len(before):
+                    now.clear()
+                    now.update(before)
             if not kept.differing():
                 continue
             now = kept.module.__dict__

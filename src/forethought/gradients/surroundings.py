@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from forethought.gradients.control import Refused
+from forethought.gradients.state import STANDARD
 
 _LIBRARIES = frozenset(
     {"torch", "numpy", "builtins", "transformers", "peft", "timm", "torchvision", "scipy", "typing"}
@@ -50,9 +51,10 @@ class Surroundings:
 
     def __init__(self, known: Iterable[nn.Module], *roots: Any) -> None:
         self._undo: list[Undo] = []
-        self._known = {id(module) for module in known}
+        modules = list(known)
+        self._known = {id(module) for module in modules}
         self._seen: dict[int, Any] = {}  # keeps the objects, so that an id stays a name
-        pending = list(roots)
+        pending = [*modules, *roots]
         while pending and len(self._seen) < _LIMIT:
             value = pending.pop()
             if isinstance(value, _PLAIN) or id(value) in self._seen:
@@ -170,12 +172,11 @@ class Surroundings:
         kind = type(value)
         if id(value) in self._known:
             # What it holds itself is known (:mod:`.state`), but not what that holds.
-            yield from [
-                content
-                for name, content in vars(value).items()
-                if name not in ("_parameters", "_buffers", "training")
-                and not isinstance(content, _PLAIN)
-            ]
+            for name, content in vars(value).items():
+                if name not in STANDARD:
+                    yield content
+                elif content and name.endswith("_hooks"):
+                    yield from content.values()
         elif hasattr(value, "_init_fn"):  # an operator of the user's
             yield value._init_fn
         elif isinstance(value, nn.Module) or kind.__module__.partition(".")[0] not in _OPAQUE:
