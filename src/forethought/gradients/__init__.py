@@ -7,6 +7,7 @@ from forethought.gradients.clipping import next_clip_norm as next_clip_norm
 from forethought.gradients.clipping import noised_fraction_below as noised_fraction_below
 from forethought.gradients.clipping import quantile_update as quantile_update
 from forethought.gradients.clipping import rule as rule
+from forethought.gradients.declared import BatchDims as BatchDims
 from forethought.gradients.explain import Choice as Choice
 from forethought.gradients.explain import explain as explain
 from forethought.gradients.fallback import SlowGradientsWarning as SlowGradientsWarning

@@ -17,6 +17,8 @@ from torch._C import _functorch as functorch
 from torch._functorch.vmap import lazy_load_decompositions  # type: ignore[attr-defined]
 from torch.utils import checkpoint as checkpointing
 
+# What ``apply`` of a user-written autograd.Function calls inside a vmap.
+FUNCTION_CALL: Any = torch._functorch.autograd_function.custom_function_call
 is_lane: Callable[[Tensor], bool] = functorch.is_batchedtensor
 
 
@@ -160,11 +162,6 @@ def functions_by(call: Callable[[Any, tuple[Any, ...], Callable[..., Any]], Any]
         yield
     finally:
         kind.apply = kept
-
-
-def of_vmap(error: BaseException) -> bool:
-    """Whether vmap raised the error, rather than the model."""
-    return isinstance(error, RuntimeError) and "vmap" in str(error)
 
 
 def sets_up_context(kind: Any) -> bool:

@@ -152,7 +152,8 @@ def _as_terms(uses: list[Once], trained: Mapping[str, nn.Parameter], size: int) 
 def _collect(module: nn.Module, layers: list[nn.Module]) -> bool:
     """Append the layers in order; False for anything but a plain chain."""
     kind = type(module)
-    if _FORWARD.get(kind) is not kind.forward or _altered(module):
+    known = _FORWARD.get(kind)
+    if known is None or known is not kind.forward or _altered(module):
         return False
     if isinstance(module, nn.Sequential):  # children() would leave out a layer's second use
         return all(_collect(part, layers) for part in module)

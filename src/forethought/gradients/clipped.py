@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forethought.gradients import chain, clipping, exits, refusals, rules, trees
+from forethought.gradients import chain, clipping, declared, exits, refusals, rules, trees
 from forethought.gradients.groups import by_size, group_numbers
 from forethought.gradients.passes import Batch, contributions
 from forethought.gradients.sums import clip_and_sum
@@ -33,6 +33,7 @@ def clipped_sum(
     clip: clipping.ClippingRule = clipping.flat,
     group_count: int | None = None,
     round_size: int | None = None,
+    batch_dims: declared.BatchDims | None = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The sum over contributions of their clipped gradients, and the norms before clipping.
 
@@ -51,6 +52,9 @@ def clipped_sum(
         round_size: contributions of the whole round, where its sum is put together from several
             calls (micro-batches, processes): each may then add its share of the rounding that is
             charged to ``clip_norm``. Default: this call is the round.
+        batch_dims: for a model that takes a whole batch in a form of its own: where the examples
+            are. That they stay apart is then an assumption (``batch_dims.assumption``), and one
+            random example of every call is computed alone and compared.
 
     Returns:
         ``(gradients, norms)``: parameter name → sum, float64, in the parameter's shape; norms of
@@ -60,18 +64,27 @@ def clipped_sum(
 
     Raises:
         ValueError: no trainable parameter, inputs without a common batch dimension, losses of
-            another shape than (B,), group numbers out of range. TypeError: groups not integers.
+            another shape than (B,), group numbers out of range; a model or loss that cannot be
+            trained privately, with the module and the remedy. TypeError: groups not integers;
+            numbers or arrays among the inputs. RuntimeError: what batch_dims declares is not true.
     """
     bound = real("clip_norm", clip_norm, above=0)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trained:
         raise ValueError("the model has no parameter with requires_grad=True: nothing to train")
     inputs, targets = trees.detached(inputs), trees.detached(targets)
+    if batch_dims is not None:
+        if groups is not None:
+            raise ValueError("batch_dims= and groups= cannot be used together")
+        inputs = declared.front(inputs, batch_dims)
     size = trees.batch_size(inputs, targets)
     count = None if groups is None else group_numbers(groups, size, group_count)
     if not size:
         sums = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in trained.items()}
         return sums, trees.zeros_for(next(iter(trained.values())), count or 0)
+    if batch_dims is not None:
+        terms = declared.contributions(model, loss, inputs, targets, trained, batch_dims)
+        return clip_and_sum(terms, trained, bound, clip, round_size)
     if groups is None or count is None:
         uses = chain.uses_of(model, loss, inputs, targets, trained)
         if uses is not None:

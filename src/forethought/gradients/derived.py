@@ -8,7 +8,7 @@ every example's gradient of it is pulled back through its derivation by one vect
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,7 +125,7 @@ class Places:
 
 
 def vjp_rows(
-    outputs: list[Tensor], leaves: list[Tensor], rows: list[Tensor], size: int
+    outputs: Sequence[Tensor], leaves: Sequence[Tensor], rows: Sequence[Tensor], size: int
 ) -> list[Tensor | None]:
     """Σ over outputs of J^T·row, for every row at once: shapes (size, *leaf shape), None if unused.
 

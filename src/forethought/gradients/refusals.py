@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from forethought.gradients.boundary import physical
+from forethought.gradients import foreign
+from forethought.gradients.boundary import FUNCTION_CALL, is_lane, physical
 from forethought.gradients.control import Refused, Unable
 from forethought.gradients.lanes import Lanes, handles
 
@@ -98,6 +99,12 @@ def _inner_backward(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict
     raise Unable("the model or loss differentiates inside itself")
 
 
+@handles(FUNCTION_CALL, always=True)
+def _function(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    kind = args[0]  # its ``apply`` was taken before the pass
+    return foreign.call(lanes, kind, args[1:], lambda kind, *rest: kind.apply(*rest))
+
+
 @handles(_GETTERS["data"].__get__, always=True)
 def _data(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return args[0].detach()  # the same memory; unlike .data, its changes are counted
@@ -132,6 +139,38 @@ def _wants_gradient(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict
 @handles(_GETTERS["requires_grad"].__set__)
 def _sets_gradient(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return None
+
+
+# Batching rules of torch that mix examples where the ranks of the operands differ: found by
+# comparing every rule of torch 2.13 with a loop.
+@handles(
+    torch.linalg.solve,
+    torch.linalg.solve_ex,
+    torch.linalg.lstsq,
+    torch.linalg.lu_solve,
+    torch.lu_solve,
+    torch.Tensor.lu_solve,
+)
+def _mistaken(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise Unable(f"torch's batching rule for {func.__name__} may mix the examples")
+
+
+@handles(torch.roll, torch.Tensor.roll)
+def _roll(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    # Of one number, vmap rolls the lanes.
+    return args[0].clone() if args and not args[0].dim() else NotImplemented
+
+
+@handles(
+    torch.index_fill,
+    torch.Tensor.index_fill,
+    torch.Tensor.index_fill_,
+)
+def _fill(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    value = _argument(args, kwargs, 3, "value")
+    if isinstance(value, Tensor) and is_lane(value):
+        raise Unable("torch's batching rule for index_fill mixes the examples' values")
+    return NotImplemented
 
 
 @handles(torch.Tensor.as_strided, torch.as_strided)

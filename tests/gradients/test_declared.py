@@ -1,0 +1,102 @@
+"""Models whose batch is declared: right gradients, and a stop where that is not true."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from forethought.gradients import BatchDims, clipped_sum
+
+B = 5
+
+
+def classify(outputs: Any, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+class TimeMajor(nn.Module):
+    """Takes and gives (time, batch, n), counts its batch, and may mix it."""
+
+    def __init__(self, mix: float = 0.0) -> None:
+        super().__init__()
+        self.layer, self.head, self.mix = nn.Linear(4, 6), nn.Linear(6, 3), mix
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.head(torch.tanh(self.layer(x)).mean(0, keepdim=True))
+        return y + self.mix * y.mean(1, keepdim=True)
+
+
+def last(outputs: Tensor, targets: Tensor) -> Tensor:
+    return classify(outputs[:, 0], targets)
+
+
+DIMS = BatchDims(inputs=1, outputs=1)
+
+
+def test_a_declared_model_has_the_gradients_of_its_examples() -> None:
+    torch.manual_seed(0)
+    model, x, y = TimeMajor().double(), torch.randn(7, B, 4).double(), torch.randint(0, 3, (B,))
+    parameters = list(model.parameters())
+    values = classify(model(x)[0], y)
+    rows = [torch.autograd.grad(v, parameters, retain_graph=True) for v in values]
+    norms = torch.stack([torch.cat([g.flatten() for g in row]).norm() for row in rows])
+    clip_norm = float(norms.median())
+    sums, found = clipped_sum(model, last, x, y, clip_norm, batch_dims=DIMS)
+    torch.testing.assert_close(found, norms, rtol=1e-6, atol=0)
+    for i, value in enumerate(sums.values()):
+        wanted = sum(
+            r[i] * min(1.0, clip_norm / float(n)) for r, n in zip(rows, norms, strict=True)
+        )
+        assert float((value - wanted).norm()) <= 3e-2 * clip_norm
+
+
+def test_a_declaration_that_is_not_true_stops_the_step() -> None:
+    torch.manual_seed(0)
+    model, x, y = TimeMajor(mix=0.01), torch.randn(7, B, 4), torch.randint(0, 3, (B,))
+    with pytest.raises(RuntimeError, match="mixes examples"):
+        clipped_sum(model, last, x, y, 1.0, batch_dims=DIMS)
+
+
+def test_what_a_statement_has_to_say() -> None:
+    assert "declared" in DIMS.assumption and "inputs 1" in DIMS.assumption
+
+
+def test_random_numbers_and_groups_are_refused() -> None:
+    model, x, y = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3)), torch.randn(B, 4), torch.ones(B)
+    with pytest.raises(ValueError, match="dropout"):
+        clipped_sum(model, classify, x, y.long(), 1.0, batch_dims=BatchDims())
+    groups = torch.zeros(B, dtype=torch.long)
+    with pytest.raises(ValueError, match="together"):
+        clipped_sum(model, classify, x, y.long(), 1.0, groups, batch_dims=BatchDims())
+
+
+def test_trees_of_inputs_have_a_dimension_each() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, first: Tensor, second: Tensor) -> Tensor:
+            return self.layer(first.mean(0) + second)
+
+    torch.manual_seed(0)
+    model, y = Two(), torch.randint(0, 3, (B,))
+    inputs = {"first": torch.randn(2, B, 4), "second": torch.randn(B, 4)}
+    dims = BatchDims(inputs={"first": 1, "second": 0})
+    _, norms = clipped_sum(model, classify, inputs, y, 1.0, batch_dims=dims)
+    moved = {"x": inputs["first"].mean(0) + inputs["second"]}
+
+    class One(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = model.layer
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x)
+
+    _, wanted = clipped_sum(One(), classify, moved, y, 1.0)
+    torch.testing.assert_close(norms, wanted, rtol=1e-4, atol=0)
