@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from forethought.commands import account, calculator, keygen, plan, report, train, tune, utility
-from forethought.commands.options import fail
+from forethought.commands.options import fail, of_the_system
 
 app = typer.Typer(
     name="forethought",
@@ -71,7 +71,7 @@ def main() -> None:
     except ValueError as error:
         raise SystemExit(fail(error, 2)) from None
     except OSError as error:
-        raise SystemExit(fail(error, 1)) from None
+        raise SystemExit(fail(of_the_system(error), 1)) from None
 
 
 if __name__ == "__main__":

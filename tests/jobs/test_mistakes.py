@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 import forethought as ft
 from forethought.cli import main
+from forethought.commands.options import of_the_system
 
 Outcome = tuple[int, str, str]
 
@@ -154,6 +156,43 @@ def test_the_package_runs_as_a_module_and_tells_its_version() -> None:
     command = [sys.executable, "-m", "forethought", "-V"]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == ft.__version__
+
+
+def test_a_damaged_folder_is_named_with_the_remedy(forethought: Callable[..., Outcome]) -> None:
+    Path("job.toml").write_text(JOB)
+    assert forethought("train", "job.toml", "--out", "run", "-q")[0] == 0
+    model = Path("run/model.safetensors")
+    whole = model.read_bytes()
+    model.write_bytes(whole[:500])
+    one_line(forethought("train", "--resume", "run"), "model.safetensors is gone or damaged")
+    model.write_bytes(whole)
+    Path("run/metrics.csv").unlink()
+    one_line(forethought("report", "run"), "run is not complete: its metrics.csv is gone")
+
+
+def test_a_file_that_cannot_be_written_is_told_by_its_own_name(
+    forethought: Callable[..., Outcome],
+) -> None:
+    flags = ("plan", "--examples", 500, "--epsilon", 1)
+    one_line(forethought(*flags, "--save", "no/p.json"), "no/p.json: no such file", "folder first")
+    Path("file").write_text("in the way")
+    one_line(forethought(*flags, "--figure", "file"), "file: file exists")
+
+
+@pytest.mark.parametrize(
+    "flag", ["--max-epsilon 3", "--max-rounds 9", "--weight epsilon=2", "--public-proxy mnist"]
+)
+def test_a_flag_that_would_change_nothing_is_refused(
+    forethought: Callable[..., Outcome], flag: str
+) -> None:
+    one_line(forethought("plan", "--examples", 500, "--epsilon", 1, *flag.split()), "goes with")
+
+
+def test_a_full_disk_is_told_with_the_remedy() -> None:
+    told = of_the_system(OSError(errno.ENOSPC, "No space left on device", "/d/.plan.json.part"))
+    assert told.startswith("/d/plan.json: no space left on device. Free some space")
+    assert "train --resume" in told
+    assert of_the_system(OSError("plain words")) == "plain words"
 
 
 # Pieces that a hurried or hostile hand puts where a value belongs.

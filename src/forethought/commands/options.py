@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -78,6 +80,25 @@ def show_overrides(console: Console, overrides: Sequence[str]) -> None:
 def print_json(values: Any) -> None:
     """One JSON object on standard output."""
     print(json.dumps(values, indent=2))
+
+
+def of_the_system(error: OSError) -> str:
+    """What the operating system refused, by the file's own name and with a remedy if there is one.
+
+    Files are written under a name of their own first; what is told is the name they would get.
+    """
+    if error.filename is None or error.strerror is None:
+        return str(error)
+    path = Path(str(error.filename))
+    written = re.fullmatch(r"\.(.+?)(\.\d+)?\.part", path.name)
+    if written:
+        path = path.with_name(written.group(1))
+    text = f"{path}: {error.strerror[:1].lower()}{error.strerror[1:]}"
+    if error.errno == errno.ENOSPC:
+        text += ". Free some space; an interrupted run goes on with: forethought train --resume"
+    elif written and error.errno == errno.ENOENT:
+        text += ". Make the folder first"
+    return text
 
 
 def fail(message: object, status: int) -> int:

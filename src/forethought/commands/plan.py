@@ -88,6 +88,15 @@ def plan(
     from forethought.report import terminal
     from forethought.report.plan_figures import draw_plan
 
+    for name, given, goes_with in (
+        ("--max-epsilon", max_epsilon is not None, pareto or "--pareto"),
+        ("--max-rounds", max_rounds is not None, pareto or "--pareto"),
+        ("--max-gradients", max_gradients is not None, pareto or "--pareto"),
+        ("--weight", bool(weight), pareto or "--pareto"),
+        ("--public-proxy", public_proxy is not None, rehearse or "--rehearse"),
+    ):
+        if given and isinstance(goes_with, str):
+            raise UsageError(f"{name} goes with {goes_with}: add that, or drop it")
     if (job_file is None) == (examples is None):
         raise UsageError("give a job file, or --examples and what is known (see --help)")
     proxy = chosen_proxy(public_proxy, stand_in)

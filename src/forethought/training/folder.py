@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 
 from forethought.accounting.statement import Statement
 from forethought.plans import Plan
@@ -170,6 +171,24 @@ class RunFolder:
         if values.pop("schema", None) != TRANSCRIPT_SCHEMA:
             raise CheckpointError(f"{path} holds no transcript that this version can read")
         return Transcript.from_values(values)
+
+    def load_model(self, model: torch.nn.Module) -> None:
+        """Put the weights that :meth:`save_results` wrote into ``model``.
+
+        Raises:
+            CheckpointError: the file is gone, damaged, or of another model.
+        """
+        path = self.path / MODEL
+        try:
+            model.load_state_dict(load_file(path))
+        except (SafetensorError, FileNotFoundError) as error:
+            raise CheckpointError(
+                f"{path} is gone or damaged ({error}): this run's model cannot be read back. "
+                "Restore the file from a copy, or train again in another folder"
+            ) from error
+        except RuntimeError as error:
+            first_line = str(error).strip().partition("\n")[0]
+            raise CheckpointError(f"{path} holds another model: {first_line}") from error
 
     def load_history(self) -> tuple[Metrics, ...]:
         """The history that :meth:`save_results` wrote."""

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, Literal, Unpack, get_args
 
 import torch
-from safetensors.torch import load_file
 
 from forethought.accounting import exact
 from forethought.accounting.assumptions import Randomness
@@ -40,7 +39,7 @@ from forethought.training.checkpointer import Checkpointer, continued
 from forethought.training.coincidence import CoincidingRecordsError
 from forethought.training.datasets import opened, with_caveats
 from forethought.training.execution import Execution, ShortForms, settled
-from forethought.training.folder import MODEL, PHASES, RECORD, STATEMENT, RunFolder
+from forethought.training.folder import PHASES, RECORD, STATEMENT, RunFolder
 from forethought.training.identity import environment, identity
 from forethought.training.keys import KEYS, Keys
 from forethought.training.lock import locked
@@ -180,7 +179,7 @@ def _run(task: Task, state: PhaseState, next_phase: NextPhaseRule | None) -> Pha
                 checkpointer.write(state.checkpoint())
         index = len(state.phases) - 1
         if folder is not None and index:
-            model.load_state_dict(load_file(_place(folder, index - 1) / MODEL))
+            RunFolder(_place(folder, index - 1)).load_model(model)
         run = run_plan(_phase_task(task, state, index))
         state.finish(run)
         if run.accuracy is not None and run.accuracy >= state.wanted:
@@ -188,7 +187,7 @@ def _run(task: Task, state: PhaseState, next_phase: NextPhaseRule | None) -> Pha
         if checkpointer is not None:
             checkpointer.write(state.checkpoint())
     if folder is not None:
-        model.load_state_dict(load_file(_place(folder, len(state.phases) - 1) / MODEL))
+        RunFolder(_place(folder, len(state.phases) - 1)).load_model(model)
     result = state.result(model, folder, task.diagnostics)
     if folder is not None:
         _finish(folder, state, result)
@@ -308,7 +307,7 @@ def _read_back(folder: RunFolder, model: torch.nn.Module, state: PhaseState) -> 
         raise CheckpointError(f"cannot resume: the plan is not that of the run in {folder.path}")
     folder.erase_phases()  # what a kill during the end of the run may have left
     folder.erase_secrets()
-    model.load_state_dict(load_file(folder.path / MODEL))
+    folder.load_model(model)
     return PhasedRun(
         model,
         Statement.load(folder.path / STATEMENT),

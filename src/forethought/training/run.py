@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import torch
-from safetensors.torch import load_file
 
 from forethought import gradients
 from forethought.accounting.assumptions import Randomness
@@ -29,7 +28,7 @@ from forethought.training.descent import Descent
 from forethought.training.devices import usable
 from forethought.training.execution import Execution, ShortForms, settled
 from forethought.training.fit import require_fit
-from forethought.training.folder import MODEL, STATEMENT, RunFolder
+from forethought.training.folder import STATEMENT, RunFolder
 from forethought.training.identity import environment, identity
 from forethought.training.interruption import Interrupted, InterruptGuard
 from forethought.training.keys import Keys
@@ -358,6 +357,6 @@ def _read_back(folder: RunFolder, model: torch.nn.Module, plan: Plan) -> Run:
     if folder.plan() != plan:
         raise CheckpointError(f"cannot resume: the plan is not that of the run in {folder.path}")
     folder.erase_secrets()  # what a kill during the end of the run may have left
-    model.load_state_dict(load_file(folder.path / MODEL))
+    folder.load_model(model)
     statement = Statement.load(folder.path / STATEMENT)
     return Run(model, statement, folder.load_history(), plan, folder.path, folder.transcript())

@@ -40,7 +40,10 @@ class RunSummary:
         """
         if not (folder / "statement.json").is_file():
             raise ValueError(f"{folder} holds no finished run: there is no statement.json in it")
-        with (folder / "metrics.csv").open(encoding="utf-8", newline="") as file:
+        path = folder / "metrics.csv"
+        if not path.is_file():
+            raise ValueError(f"{folder} is not complete: its metrics.csv is gone")
+        with path.open(encoding="utf-8", newline="") as file:
             metrics = tuple(csv.DictReader(file))
         return cls(
             folder,
