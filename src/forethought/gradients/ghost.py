@@ -12,7 +12,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forethought.gradients.rounding import gram, gram_product, in_chunks, lengths, square_sums
+from forethought.gradients.rounding import (
+    SLACK,
+    gamma,
+    gram,
+    gram_product,
+    in_chunks,
+    lengths,
+    roundings,
+    square_sums,
+    tiny,
+)
 from forethought.gradients.trees import sum_dtype
 
 
@@ -86,6 +96,32 @@ def inner(one: Block, other: Block) -> Tensor:
         return gram_product(products, match)
     index = left.index.unsqueeze(1).expand(-1, lefts.shape[1], -1)
     return gram_product(products, torch.gather(wide(lefts), 2, index).mT)
+
+
+def gram_measures(left: Tensor, right: Tensor) -> Tensor:
+    """Of Σ_t l_t ⊗ r_t for each example, float64, shape (B, 4), from two Gram matrices.
+
+    The computed squared norm; upper bounds of Σ_t ‖l_t‖‖r_t‖, of the longest row on either side,
+    and of Σ_t ‖l_t‖ + ‖r_t‖.
+    """
+    one, other = gram(left, left), gram(right, right)
+    sides = []
+    for products, values in ((one, left), (other, right)):
+        # Sums of squares: nothing cancels on the diagonal.
+        count, kind = values.shape[2], values.dtype
+        squares = products.diagonal(dim1=1, dim2=2).double()
+        squares = squares * (1 + 2 * gamma(roundings(count) + 4, kind)) + count * tiny(kind)
+        sides.append(squares.sqrt_().mul_(SLACK))
+    first, second = sides
+    return torch.stack(
+        [
+            gram_product(one, other),
+            (first * second).sum(1).mul_(SLACK),
+            torch.maximum(first, second).amax(1),
+            (first + second).sum(1),
+        ],
+        1,
+    )
 
 
 def _dense_inner(left: Tensor, right: Tensor, lefts: Tensor, rights: Tensor) -> Tensor:

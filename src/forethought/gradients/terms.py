@@ -22,10 +22,18 @@ from forethought.gradients.cost import rates
 from forethought.gradients.ghost import Block as Block
 from forethought.gradients.ghost import Left as Left
 from forethought.gradients.ghost import OneHot as OneHot
-from forethought.gradients.ghost import inner, lengths_of, row_sums
+from forethought.gradients.ghost import gram_measures, inner, lengths_of, row_sums
 from forethought.gradients.ghost import joined as joined
 from forethought.gradients.ghost import wide as wide
-from forethought.gradients.rounding import SLACK, gamma, in_blocks, lengths, roundings, tiny
+from forethought.gradients.rounding import (
+    SLACK,
+    gamma,
+    in_blocks,
+    in_chunks,
+    lengths,
+    roundings,
+    tiny,
+)
 from forethought.gradients.trees import sum_dtype
 
 # So many terms of a float64 sum are added up at a time.
@@ -267,11 +275,7 @@ class Outer:
             if isinstance(left, Tensor) and right.shape[1] == 1:
                 one, other = lengths(wide(left)), lengths(wide(right))
                 return Bounds((one * other)[:, 0], None, (one + other)[:, 0])
-        known = [lengths_of(*block) for block in self.blocks]
-        masses = torch.stack([(left * right).sum(1) for left, right in known]).sum(0)
-        masses *= SLACK
-        reach = torch.stack([torch.maximum(*pair).amax(1) for pair in known]).amax(0)
-        value, slack = self._measured(known, masses)
+        value, slack, masses, reach = self._measured()
         norms = (value.clamp(min=0) + slack).sqrt_().mul_(SLACK)
         if self.dtype == torch.float32:
             # Gradients that cancel over time: the bound would be much too high. One example's
@@ -285,25 +289,31 @@ class Outer:
         # Masses that overflow leave no number.
         return Bounds(torch.minimum(norms, masses) + masses * 0, masses, reach)
 
-    def _measured(
-        self, known: Sequence[tuple[Tensor, Tensor]], masses: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        # The squared norm as computed, and the most that it can be off.
+    def _measured(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        # The squared norm as computed, the most that it can be off, masses and reach.
         kind, (_, time, m, n) = self.dtype, self._sizes
-        if len(self.blocks) == 1 and isinstance(self.blocks[0][0], OneHot):
-            value = row_sums(self.blocks[0][0], wide(self.blocks[0][1]))
-            # ‖computed sums of rows‖ is within γ_T·mass (and underflow) of the exact norm.
-            off = gamma(time, kind) * masses + time * n * tiny(kind)
-            return value, (2 * value.sqrt() + off) * off
-        value = masses.new_zeros(())
-        for i, one in enumerate(self.blocks):
-            value = value + inner(one, one)
-            for other in self.blocks[i + 1 :]:
-                value = value + 2 * inner(one, other)
+        left, right = self.blocks[0]
+        if len(self.blocks) == 1 and isinstance(left, Tensor):
+            measures = in_chunks(gram_measures, wide(left), wide(right), cells=time**2)
+            value, masses, reach, reached = measures.unbind(1)
+        else:
+            known = [lengths_of(*block) for block in self.blocks]
+            masses = torch.stack([(one * other).sum(1) for one, other in known]).sum(0) * SLACK
+            reach = torch.stack([torch.maximum(*pair).amax(1) for pair in known]).amax(0)
+            reached = torch.stack([one.sum(1) + other.sum(1) for one, other in known]).sum(0)
+            if len(self.blocks) == 1 and isinstance(left, OneHot):
+                value = row_sums(left, wide(right))
+                # ‖computed sums of rows‖ is within γ_T·mass (and underflow) of the exact norm.
+                off = gamma(time, kind) * masses + time * n * tiny(kind)
+                return value, (2 * value.sqrt() + off) * off, masses, reach
+            value = masses.new_zeros(())
+            for i, one in enumerate(self.blocks):
+                value = value + inner(one, one)
+                for other in self.blocks[i + 1 :]:
+                    value = value + 2 * inner(one, other)
         most = roundings(m) + roundings(n) + time + 8
-        reached = torch.stack([left.sum(1) + right.sum(1) for left, right in known]).sum(0)
         lost = 2 * tiny(kind) * (m + n + 2) * (reached + time).square()
-        return value, gamma(most, kind) * masses.square() + lost
+        return value, gamma(most, kind) * masses.square() + lost, masses, reach
 
     def squared_norms(self) -> Tensor:
         return self.bounds().norms.square()
