@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
+tanh_backward = torch.ops.aten.tanh_backward.default
+tanh_into = torch.ops.aten.tanh_backward.grad_input
+sigmoid_into = torch.ops.aten.sigmoid_backward.grad_input
 Emit = Callable[[Tensor, Tensor], None]
 
 
@@ -47,10 +50,10 @@ class Scan:
         """The old state where a sequence has ended."""
         return new if self.active is None else torch.where(self.active[t], new, old)
 
-    def part(self, t: int, gradient: Tensor) -> tuple[Tensor, Tensor | float]:
-        """(what reached this step's new state, what passed it by)."""
+    def part(self, t: int, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(what reached this step's new state, what passed it by, if anything can)."""
         if self.active is None:
-            return gradient, 0.0
+            return gradient, None
         inside = gradient * self.active[t]
         return inside, gradient - inside
 
@@ -74,51 +77,57 @@ class Long:
         assert c is not None
         length, batch, size = gates.shape[0], h.shape[0], h.shape[1]
         gates = gates if scan.bias is None else gates.add_(scan.bias)
-        out, cells, cells_before = (gates.new_empty(length, batch, size) for _ in range(3))
-        matrix = scan.weight.t()
+        out, cells, tanhs = (gates.new_empty(length, batch, size) for _ in range(3))
+        matrix, first = scan.weight.t(), c
+        steps = gates.unbind(0)
+        both, news, lets = (gates[:, :, w].unbind(0) for w in _parts(size))
+        gate = gates.view(length, batch, 4, size).unbind(2)
+        outs, cs, ts, i, f = (v.unbind(0) for v in (out, cells, tanhs, *gate[:2]))
         for t in scan.times(length):
-            z = gates[t].addmm_(h, matrix)
-            z[:, : 2 * size].sigmoid_()
-            z[:, 2 * size : 3 * size].tanh_()
-            z[:, 3 * size :].sigmoid_()
-            i, f, g, o = z.view(batch, 4, size).unbind(1)
-            cells_before[t] = c
-            new = torch.addcmul(i * g, f, c)
-            c = scan.keep(t, new, c)
-            cells[t] = new
-            h = scan.keep(t, o * new.tanh(), h)
-            out[t] = h
-        return out, c.clone(), (gates, cells, cells_before)
+            steps[t].addmm_(h, matrix)
+            both[t].sigmoid_()
+            news[t].tanh_()
+            lets[t].sigmoid_()
+            new = torch.mul(i[t], news[t], out=cs[t]).addcmul_(f[t], c)
+            torch.mul(lets[t], torch.tanh(new, out=ts[t]), out=outs[t])
+            if scan.active is not None:
+                cs[t].copy_(scan.keep(t, new, c))
+                outs[t].copy_(scan.keep(t, outs[t], h))
+            h, c = outs[t], cs[t]
+        return out, c.clone(), (gates, cells, tanhs, first)
 
     def backward(
         self, saved: tuple[Tensor, ...], before: Tensor, g: Gradients, scan: Scan
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        gates, cells, cells_before = saved
+        gates, cells, tanhs, first = saved
         length, batch, size = cells.shape
-        i, f, n, o = gates.view(length, batch, 4, size).unbind(2)
-        tanh = cells.tanh()
-        # a_t = (dc·k_i, dc·k_f, dc·k_g, dh·k_o): all but dc and dh is known for all t at once.
-        # Written part by part: all of them at once would be as much memory again.
-        k = torch.empty_like(gates).view(length, batch, 4, size)
-        torch.mul(n, i * (1 - i), out=k[:, :, 0])
-        torch.mul(cells_before, f * (1 - f), out=k[:, :, 1])
-        torch.mul(i, 1 - n * n, out=k[:, :, 2])
-        torch.mul(tanh, o * (1 - o), out=k[:, :, 3])
-        through = o * (1 - tanh * tanh)
-        zero = torch.zeros_like(before[0])
-        dh = zero if g.h is None else g.h
-        dc = zero if g.c is None else g.c
+        i, f, n, o = (v.unbind(0) for v in gates.view(length, batch, 4, size).unbind(2))
+        a = torch.empty_like(gates)
+        ai, af, an, ao = (v.unbind(0) for v in a.view(length, batch, 4, size).unbind(2))
+        whole, cs, ts = a.unbind(0), cells.unbind(0), tanhs.unbind(0)
+        product = torch.empty_like(first)
+        dh = torch.zeros_like(before[0]) if g.h is None else g.h
+        dc = torch.zeros_like(before[0]) if g.c is None else g.c
+        # Step by step, while a step's numbers are in cache; over all of them it is memory-bound.
         for t in scan.times(length, backwards=True):
+            earlier = t + 1 if scan.reverse else t - 1
+            c = cs[earlier] if 0 <= earlier < length else first
             dh, past_h = scan.part(t, g.arriving(t, dh))
             dc, past_c = scan.part(t, dc)
-            dc = torch.addcmul(dc, dh, through[t])
-            a = k[t]
-            a[:, :3] *= dc.unsqueeze(1)
-            a[:, 3] *= dh
-            dc = dc * f[t] + past_c
-            dh = a.view(batch, -1) @ scan.weight + past_h
-        a = k.view(length, batch, -1)
+            dc = dc + tanh_backward(torch.mul(dh, o[t], out=product), ts[t])
+            sigmoid_into(torch.mul(dc, n[t], out=product), i[t], grad_input=ai[t])
+            sigmoid_into(torch.mul(dc, c, out=product), f[t], grad_input=af[t])
+            tanh_into(torch.mul(dc, i[t], out=product), n[t], grad_input=an[t])
+            sigmoid_into(torch.mul(dh, ts[t], out=product), o[t], grad_input=ao[t])
+            dc, dh = dc * f[t], whole[t] @ scan.weight
+            if past_h is not None and past_c is not None:
+                dc, dh = dc + past_c, dh + past_h
         return a, a, dh, dc
+
+
+def _parts(size: int) -> tuple[slice, slice, slice]:
+    # Input and forget gates, new cell, output gate.
+    return slice(2 * size), slice(2 * size, 3 * size), slice(3 * size, 4 * size)
 
 
 class Gated:
@@ -158,7 +167,8 @@ class Gated:
             a = hidden[t]
             a *= dh.unsqueeze(1)
             projected[t] *= dh.unsqueeze(1)
-            dh = torch.addmm(dh * u[t], a.view(batch, -1), scan.weight) + past
+            dh = torch.addmm(dh * u[t], a.view(batch, -1), scan.weight)
+            dh = dh if past is None else dh + past
         return hidden.flatten(2), projected.flatten(2), dh, None
 
 
@@ -190,7 +200,8 @@ class Plain:
         for t in scan.times(gates.shape[0], backwards=True):
             dh, past = scan.part(t, g.arriving(t, dh))
             a[t] *= dh
-            dh = a[t] @ scan.weight + past
+            dh = a[t] @ scan.weight
+            dh = dh if past is None else dh + past
         return a, a, dh, None
 
 
