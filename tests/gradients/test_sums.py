@@ -463,6 +463,29 @@ def test_numbers_at_the_ends_of_float32_are_added_in_float64(value: float) -> No
     torch.testing.assert_close(found["w"], wanted, rtol=1e-6, atol=1e-30)
 
 
+@pytest.mark.parametrize("value", [1e12, 1e19, 1e25, 3e37])
+@pytest.mark.parametrize("name", TERMS)
+def test_a_huge_record_never_stops_a_round(name: str, value: float) -> None:
+    # Whatever one record holds, it adds at most C and the others what they added before.
+    held = TERMS[name](1)
+    tensors = (
+        [held.values]
+        if isinstance(held, Dense)
+        else [held.gradient, held.image]
+        if isinstance(held, Convolved)
+        else [v for block in held.blocks for v in block if isinstance(v, Tensor)]
+    )
+    for tensor in tensors:
+        tensor[: tensor.shape[0] // B] *= value
+    trained = {
+        "w": nn.Parameter(torch.zeros(bounded(held).picked(torch.arange(1)).rows().shape[1:]))
+    }
+    found, _ = clip_and_sum({"w": held}, trained, 1e-3)
+    alone = held.without(torch.arange(B) == 0)
+    others, _ = clip_and_sum({"w": alone}, trained, 1e-3)
+    assert float((found["w"] - others["w"]).norm()) <= 1e-3
+
+
 def test_autocast_and_fast_products_do_not_reach_the_sums() -> None:
     term = TERMS["linear over time"](3)
     trained = {"w": nn.Parameter(torch.zeros(4, 3))}

@@ -260,7 +260,9 @@ class Convolved:
 
         return in_blocks(count, self._few(), part).reshape(self._shape)
 
-    def picked(self, index: Tensor) -> Convolved:
+    def picked(self, index: Tensor) -> BoundedTerm:
+        if self._written is not None:  # of the numbers that are added, overflow included
+            return self._written.picked(index)
         if self.several > 1:
             index = index.unsqueeze(1) * self.several + torch.arange(
                 self.several, device=index.device

@@ -22,6 +22,8 @@ from forethought.gradients.terms import BoundedTerm, Bounds, mass_of
 BLOCKS = (2048, 1024, 512, 256, 192, 128, 96, 64)
 # Far from the largest float32, so that nothing on the way to a sum overflows.
 LARGE = 2.0**120
+# More than the norm of any row of finite float32 numbers.
+BEYOND = 2.0**160
 
 
 class Measured:
@@ -36,7 +38,9 @@ class Measured:
 
     def reach(self) -> list[float]:
         """Each term's, over all contributions."""
-        return [0.0 if b.reach is None else float(b.reach.max()) for b in self.found]
+        # Squares beyond float32 say infinity; the numbers themselves are below 2^128.
+        known = (0.0 if b.reach is None else float(b.reach.max()) for b in self.found)
+        return [min(reach, BEYOND) for reach in known]
 
 
 @dataclass(frozen=True)
