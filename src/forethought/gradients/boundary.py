@@ -167,3 +167,8 @@ def functions_by(call: Callable[[Any, tuple[Any, ...], Callable[..., Any]], Any]
 def sets_up_context(kind: Any) -> bool:
     """Whether an ``autograd.Function`` has its context set up apart from its forward pass."""
     return bool(kind.setup_context is not torch.autograd.Function.setup_context)
+
+
+def safe_softmax(scores: Tensor) -> Tensor:
+    """Over the last dimension; zeros where everything is masked, as in torch's attention."""
+    return torch._safe_softmax(scores, -1)

@@ -32,8 +32,11 @@ def in_lanes(lanes: Lanes) -> AbstractContextManager[None]:
             **kwargs: Any,
         ) -> Iterator[None]:
             lanes.here()
+            taken = 0 if lanes.draws is None else lanes.draws.number
 
             def again() -> None:
+                if lanes.draws is not None:
+                    lanes.draws.number = taken
                 with entered(lanes.size) as level:
                     if level != lanes.level:
                         raise Unable("the backward pass runs inside another torch.func transform")

@@ -1,10 +1,12 @@
 """Random numbers of lanes that run apart: each lane keeps the ones it drew together.
 
 When lanes part (:class:`.control.Parted`), they run again from the start, each with its own kind.
-Every random function then still runs for all the lanes of the batch, from the same state of the
-generator, and each lane keeps its own numbers; and whenever a value of the examples reaches Python
-the generator is seeded afresh for the answer. So a lane's numbers follow from its place in the
-batch and from its own answers, never from those of other lanes.
+A model that lets values of the examples reach Python therefore draws in a way that does not depend
+on who is there. A mask of dropout belongs to its number in the pass and its shape; it is drawn once
+for all lanes of the batch, and each lane takes its own row. Every other random function runs for
+all lanes of the batch, from the same state of the generator, seeded afresh for every answer
+that Python gets. So a lane's numbers follow from its place in the batch and from its own answers,
+never from those of other lanes.
 """
 
 from __future__ import annotations
@@ -37,18 +39,56 @@ def seeded(seed: int) -> None:
         torch.cuda.manual_seed_all(seed)
 
 
+class Masks:
+    """Masks of dropout for all lanes of a batch.
+
+    Args:
+        width: how many lanes the batch has.
+    """
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self._base = int(torch.randint(2**62, ()))
+        self._drawn: dict[Any, Tensor] = {}
+
+    def mask(self, number: int, shape: tuple[int, ...], chance: float, like: Tensor) -> Tensor:
+        """0 with the given chance, else 1/(1 − chance): shape (width, *shape)."""
+        key = (number, shape, chance, like.dtype, like.device)
+        if key not in self._drawn:
+            digest = hashlib.blake2b(f"{self._base} {key}".encode(), digest_size=8).digest()
+            generator = torch.Generator(like.device)
+            generator.manual_seed(int.from_bytes(digest, "big") >> 1)
+            mask = torch.empty(self.width, *shape, dtype=like.dtype, device=like.device)
+            mask.bernoulli_(1 - chance, generator=generator)
+            self._drawn[key] = mask.div_(1 - chance) if chance < 1 else mask
+        return self._drawn[key]
+
+
 class Draws:
     """What lanes that are elsewhere leave to those that are here.
 
     Args:
-        width: lanes of the whole batch. mine: which of them are here, in their order.
+        masks: of the whole batch. mine: which of its lanes are here, in their order; None: all.
+
+    Attributes:
+        number: masks that the pass has taken so far.
     """
 
-    def __init__(self, width: int, mine: Tensor) -> None:
-        self._width, self._mine = width, mine
-        # Lanes that are elsewhere take part with anybody's values.
-        self._fill = torch.zeros(width, dtype=torch.long)
-        self._fill[mine] = torch.arange(len(mine))
+    def __init__(self, masks: Masks, mine: Tensor | None) -> None:
+        self._masks, self._width = masks, masks.width
+        self.number = 0
+        self.apart = mine is not None
+        if mine is not None:
+            self._mine = mine
+            # Lanes that are elsewhere take part with anybody's values.
+            self._fill = torch.zeros(self._width, dtype=torch.long)
+            self._fill[mine] = torch.arange(len(mine))
+
+    def mask(self, shape: tuple[int, ...], chance: float, like: Tensor) -> Tensor:
+        """The next mask of dropout, one row a lane that is here: shape (lanes, *shape)."""
+        self.number += 1
+        mask = self._masks.mask(self.number, shape, chance, like)
+        return self.narrowed(mask, 0) if self.apart else mask
 
     def widened(self, whole: Tensor, dim: int) -> Tensor:
         """A physical tensor for all lanes of the batch."""
@@ -61,7 +101,9 @@ class Draws:
     def call(self, level: int, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The function; if it draws random numbers, for all lanes of the batch."""
         if kwargs.get("generator") is not None:
-            raise Unable("a generator of the model's own, in lanes that run apart")
+            raise Unable("a generator of the model's own, in lanes that may run apart")
+        if not self.apart:
+            return func(*args, **kwargs)
         if func is F.dropout and (kwargs.get("inplace") or (len(args) > 3 and args[3])):
             args[0].copy_(self._wide(level, func, args[:3], {**kwargs, "inplace": False}))
             return args[0]

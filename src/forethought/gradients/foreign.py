@@ -80,7 +80,7 @@ def call(lanes: Lanes, kind: Any, args: tuple[Any, ...], own: Callable[..., Any]
         with outside():
             return own(kind, *args)
     lanes.here()
-    if lanes.draws is not None:
+    if lanes.draws is not None and lanes.draws.apart:
         raise Unable(f"{kind.__name__} in lanes that run apart")
     args = tuple(
         lanes.rows_of(value)

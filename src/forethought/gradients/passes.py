@@ -19,9 +19,17 @@ import torch
 from torch import Tensor, nn
 
 from forethought.gradients import boundary, checkpoints, fallback, foreign, refusals, trees
-from forethought.gradients.control import Asking, Parted, Refused, RuleFailed, Unable, Unshared
+from forethought.gradients.control import (
+    Asking,
+    Parted,
+    Refused,
+    RuleFailed,
+    Stopped,
+    Unable,
+    Unshared,
+)
 from forethought.gradients.derived import Place, Places
-from forethought.gradients.draws import Draws
+from forethought.gradients.draws import Draws, Masks
 from forethought.gradients.lanes import Lanes, Observer, Settings
 from forethought.gradients.place import Split, Unused
 from forethought.gradients.state import Generators, State, changes_itself
@@ -35,6 +43,10 @@ _HOOKS = (
     "hooks on saved tensors (save_on_cpu and the like) see all examples at once: leave them out of "
     "private training"
 )
+
+
+def _leave() -> None:
+    raise Unable("values of the examples reach Python")
 
 
 def _refuse_hooks(hooks: Any, enter: Any) -> None:
@@ -159,7 +171,7 @@ def loss_in_lanes(
     lanes: Lanes | None = None
     try:
         with boundary.saving_hooks_by(_refuse_hooks), boundary.entered(size) as level:
-            lanes = Lanes(size, level, Places(trained), Settings())
+            lanes = Lanes(size, level, Places(trained), Settings(), before_answer=_leave)
 
             def wrap(leaf: Tensor) -> Tensor:
                 return lanes.followed(boundary.lane(leaf.unsqueeze(1), 0, level))
@@ -177,7 +189,7 @@ def loss_in_lanes(
             return (None,) * len(points)
         leaves = (lanes.anchor, *trained.values(), *points)
         _, *gradients = torch.autograd.grad(total, leaves, allow_unused=True)
-    except Exception:  # the general way finds out, and says, what is wrong
+    except (Exception, Stopped):  # the general way finds out, and says, what is wrong
         return None
     direct, at_points = gradients[: len(trained)], gradients[len(trained) :]
     used = lanes.uses or lanes.failed is not None or any(g is not None for g in direct)
@@ -208,6 +220,7 @@ class _Attempt:
         self._generators = Generators([p.device for p in trained.values()][:1])
         self._state = State(self._modules)
         self._surroundings: Surroundings | None = None
+        self._masks: Masks | None = None
 
     def _survey(self) -> None:
         """Note what Python could remember, before it learns anything of the examples."""
@@ -256,6 +269,7 @@ class _Attempt:
             self._generators.restore()
 
     def _all_parts(self, settings: Settings) -> dict[str, Term]:
+        self._masks = Masks(self.batch.lanes) if self._known.asks else None
         pending: list[Tensor | None] = [None]
         done: list[tuple[Tensor | None, dict[str, Term]]] = []
         while pending:
@@ -268,6 +282,7 @@ class _Attempt:
                 pending += _split(index, parted)
             if pending:
                 self._generators.restore()
+                torch.randint(2**62, ())  # what the masks took
         if len(done) == 1:
             return done[0][1]
         return {
@@ -313,7 +328,7 @@ class _Attempt:
     ) -> tuple[Tensor, Lanes]:
         inputs, targets = self.batch.some(index)
         with boundary.entered(size) as level:
-            draws = None if index is None else Draws(self.batch.lanes, index)
+            draws = None if self._masks is None else Draws(self._masks, index)
             lanes = Lanes(size, level, places, settings, draws, observe, self._asked)
             stack.enter_context(checkpoints.in_lanes(lanes))
             stack.enter_context(boundary.functions_by(partial(foreign.call, lanes)))

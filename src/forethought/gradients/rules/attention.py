@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from forethought.gradients.boundary import is_lane, lane, outside, rows
+from forethought.gradients.boundary import is_lane, lane, outside, rows, safe_softmax
+from forethought.gradients.draws import Draws
 from forethought.gradients.lanes import Lanes
 from forethought.gradients.registry import register_physical
 
@@ -28,20 +31,33 @@ def _attention(
             return NotImplemented
         if mask.dim() == rank and mask.shape[0] not in (1, batch):
             return NotImplemented
-    if draws is not None and batch > 1:
+    if draws is not None and (given.get("is_causal") or given.get("enable_gqa")):
         return NotImplemented
     with outside():
         whole = [_side_by_side(t, size) for t in (query, key, value)]
         if mask is not None:
             mask = _mask(mask, rank, size, batch)
-        if draws is not None:
-            whole = [draws.widened(t, 0) for t in whole]
-            if mask is not None and mask.dim() == rank and mask.shape[0] == size:
-                mask = draws.widened(mask, 0)
-        out = func(*whole, attn_mask=mask, **given)
-        out = out if draws is None else draws.narrowed(out, 0)
+        if draws is None:
+            out = func(*whole, attn_mask=mask, **given)
+        else:
+            out = _dropped(draws, size, whole, mask, given)
         out = out.unflatten(0, (size, batch))
     return lane(out, 0, lanes.level)
+
+
+def _dropped(
+    draws: Draws, size: int, whole: list[Tensor], mask: Tensor | None, given: dict[str, Any]
+) -> Tensor:
+    # torch's own way with dropout, with the mask at hand.
+    query, key, value = whole
+    scale = given.get("scale") or query.shape[-1] ** -0.5
+    scores = (query * scale) @ key.mT
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    weights = safe_softmax(scores)
+    shape = (weights.shape[0] // size, *weights.shape[1:])
+    kept = draws.mask(shape, given["dropout_p"], weights)
+    return (weights * kept.view(weights.shape)) @ value
 
 
 def _side_by_side(value: Tensor, size: int) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from forethought.gradients.boundary import lane, outside, physical
+from forethought.gradients.boundary import lane, outside, physical, rows
 from forethought.gradients.lanes import Lanes
 from forethought.gradients.registry import register_physical
 
@@ -16,13 +16,15 @@ def _dropout(lanes: Lanes, func: Any, input: Tensor, *args: Any, **kwargs: Any) 
     given = dict(zip(("p", "training", "inplace"), args, strict=False)) | kwargs
     if given.get("inplace"):
         return NotImplemented
-    whole, dim = physical(input)
+    chance = given.get("p", 0.5)
+    if lanes.draws is None or not given.get("training", True) or not 0 < chance <= 1:
+        whole, dim = physical(input)
+        with outside():
+            return lane(func(whole, **given), dim, lanes.level)
     with outside():
-        if lanes.draws is None:
-            dropped = func(whole, **given)
-        else:
-            dropped = lanes.draws.narrowed(func(lanes.draws.widened(whole, dim), **given), dim)
-    return lane(dropped, dim, lanes.level)
+        whole = rows(input)
+        dropped = whole * lanes.draws.mask(tuple(whole.shape[1:]), chance, whole)
+    return lane(dropped, 0, lanes.level)
 
 
 register_physical(_dropout, F.dropout)
