@@ -119,7 +119,7 @@ def outcomes(values: dict[str, Any], plan: Plan | None) -> Iterator[tuple[str, A
         for key in path:
             found = found[key]
         for new in edits(found):
-            if new == found and type(new) is type(found):
+            if new == found and isinstance(new, bool) == isinstance(found, bool):
                 continue
             changed = copy.deepcopy(values)
             inside: Any = changed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from forethought.accounting import exact
 from forethought.accounting.renyi.curves import rdp
@@ -52,6 +52,14 @@ class Row:
         }
 
 
+class _Answer(NamedTuple):
+    """ε, whether it is a proven upper bound, and what to know about it."""
+
+    epsilon: float
+    guarantee: bool
+    note: str
+
+
 class _DoesNotApplyError(ValueError):
     """Why an analysis says nothing about a mechanism."""
 
@@ -72,24 +80,21 @@ def compare(mechanism: Mechanism, delta: float, examples: int | None = None) -> 
     interval = exact.epsilon(mechanism, delta)
     note = f"certified; at least {interval.lower:.6g}"
     rows = [Row("exact", interval.upper, True, note)]
-    analyses: list[tuple[str, bool, Callable[[], tuple[float, str]]]] = [
-        ("Rényi", True, lambda: (rdp(mechanism).epsilon(delta), "loses what orders cannot see")),
-        ("closed form", True, lambda: _closed_form(mechanism, delta, examples)),
-        (
-            "CLT (approximate)",
-            False,
-            lambda: (
-                approximate_clt_epsilon(mechanism, delta),
-                "no bound: may be too small as well as too large",
-            ),
+    analyses: dict[str, Callable[[], _Answer]] = {
+        "Rényi": lambda: _Answer(
+            rdp(mechanism).epsilon(delta), True, "loses what orders cannot see"
         ),
-        ("strong adversary", True, lambda: _strong_adversary(mechanism, delta)),
-    ]
-    for name, guarantee, analyse in analyses:
+        "closed form": lambda: _closed_form(mechanism, delta, examples),
+        "CLT (approximate)": lambda: _Answer(
+            approximate_clt_epsilon(mechanism, delta),
+            False,
+            "no bound: may be too small as well as too large",
+        ),
+        "strong adversary": lambda: _strong_adversary(mechanism, delta),
+    }
+    for name, analyse in analyses.items():
         try:
-            epsilon, note = analyse()
-            proven = guarantee and not note.startswith("not proven")
-            rows.append(Row(name, epsilon, proven, note))
+            rows.append(Row(name, *analyse()))
         except (_DoesNotApplyError, UnsupportedMechanismError) as error:
             rows.append(Row(name, None, False, str(error)))
     return rows
@@ -101,7 +106,7 @@ def _only(mechanism: Mechanism) -> Rounds:
     return mechanism.rounds[0]
 
 
-def _closed_form(mechanism: Mechanism, delta: float, examples: int | None) -> tuple[float, str]:
+def _closed_form(mechanism: Mechanism, delta: float, examples: int | None) -> _Answer:
     part = _only(mechanism)
     if (
         not isinstance(part.sampling, Poisson)
@@ -119,16 +124,16 @@ def _closed_form(mechanism: Mechanism, delta: float, examples: int | None) -> tu
     for theorem in (theorem_b_4, theorem_3_1):
         found = theorem(epsilon, delta, sigma, sizes)
         if found.holds:
-            return epsilon, f"{found.theorem} of the proactive paper holds"
+            return _Answer(epsilon, True, f"{found.theorem} of the proactive paper holds")
     found = theorem_b_4(epsilon, delta, sigma, sizes)
     failed = next(condition for condition in found.conditions if not condition.holds)
-    return epsilon, f"not proven here: Theorem B.4 lacks {failed.name}"
+    return _Answer(epsilon, False, f"not proven here: Theorem B.4 lacks {failed.name}")
 
 
-def _strong_adversary(mechanism: Mechanism, delta: float) -> tuple[float, str]:
+def _strong_adversary(mechanism: Mechanism, delta: float) -> _Answer:
     part = _only(mechanism)
     if part.noise_multiplier == 0:
         raise _DoesNotApplyError("there is no noise")
     known = KnownHits.of_rounds(part, mechanism.adjacency)
-    said = "the attacker also knows which batches held the record"
-    return known.epsilon(delta).upper, said
+    note = "the attacker also knows which batches held the record"
+    return _Answer(known.epsilon(delta).upper, True, note)
