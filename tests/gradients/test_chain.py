@@ -102,6 +102,16 @@ def test_a_chain_is_computed_directly(taken: list[bool], name: str, loss: Any) -
         assert taken == [loss is not user_loss, True]
 
 
+def test_labels_that_the_loss_ignores_keep_their_meaning(taken: list[bool]) -> None:
+    inputs, targets = data(20)
+    targets[3] = -100
+    _, norms = clipped_sum(CHAINS["linear"](), cross_entropy, inputs, targets, 0.5)
+    assert taken == [True] and float(norms[3]) < 1e-12 and bool((norms[4:] > 0).all())
+    targets[3] = 7
+    with pytest.raises((IndexError, RuntimeError)):
+        clipped_sum(CHAINS["linear"](), cross_entropy, inputs, targets, 0.5)
+
+
 def test_many_positions_of_one_example(taken: list[bool]) -> None:
     model = nn.Sequential(
         nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 4), nn.Flatten(), nn.Linear(24, 3)

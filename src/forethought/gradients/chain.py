@@ -30,16 +30,25 @@ from forethought.gradients.trees import Loss
 
 Known = TypeVar("Known", bound=Callable[..., Any])
 
-_SEPARABLE: set[Callable[..., Any]] = set()
+Slope = Callable[[Tensor, Any], Tensor | None]
+_SEPARABLE: dict[Callable[..., Any], Slope | None] = {}
 
 
-def separable(loss: Known) -> Known:
+def separable(slope: Slope | None = None) -> Callable[[Known], Known]:
     """Declare that value i of a loss depends on row i of outputs and targets only (a decorator).
 
     It must hold by the loss's definition, bit for bit: nothing checks it.
+
+    Args:
+        slope: the loss's derivative by the outputs, row by row as well, where that is known:
+            ``slope(outputs, targets)``, or None for arguments that it does not cover.
     """
-    _SEPARABLE.add(loss)
-    return loss
+
+    def declare(loss: Known) -> Known:
+        _SEPARABLE[loss] = slope
+        return loss
+
+    return declare
 
 
 def _identity(layer: Any, x: Tensor) -> Tensor:
@@ -83,19 +92,33 @@ def uses_of(
         return None
     names = {id(parameter): name for name, parameter in trained.items()}
     uses: list[tuple[nn.Linear, Tensor, Tensor]] = []
-    with torch.enable_grad():
+    slope = _SEPARABLE.get(loss) if known else None
+    # One layer, and a loss whose derivative is known: nothing to differentiate.
+    kinds = [type(layer) for layer in layers]
+    alone = slope is not None and kinds[-1] is nn.Linear and kinds.count(nn.Linear) == 1
+    with torch.set_grad_enabled(not alone):
         x = inputs
         for layer in layers:
             if type(layer) is nn.Linear:
                 before, x = x.detach(), _linear(layer, x)
                 if id(layer.weight) in names or id(layer.bias) in names:
-                    x = x if x.requires_grad else x.requires_grad_()
+                    if not (alone or x.requires_grad):
+                        x.requires_grad_()
                     uses.append((layer, before, x))
             else:
                 x = _ROW_BY_ROW[type(layer)](layer, x)
         points = [output for _, _, output in uses]
-        if known:
-            found = _differentiated(trees.losses(loss(x, targets), len(inputs)), points)
+        steep = None if slope is None else slope(x.detach(), targets)
+        if steep is not None:
+            found: tuple[Tensor | None, ...] | None = (
+                (steep,) * len(points) if alone else _differentiated(x, points, steep)
+            )
+        elif known:
+            if alone:
+                x.requires_grad_()
+            with torch.enable_grad():
+                values = trees.losses(loss(x, targets), len(inputs))
+            found = _differentiated(values, points)
         else:
             found = passes.loss_in_lanes(loss, x, targets, points, trained)
     if found is None:
@@ -111,10 +134,13 @@ def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
     return F.linear(x, layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
 
 
-def _differentiated(values: Tensor, points: list[Tensor]) -> tuple[Tensor | None, ...] | None:
+def _differentiated(
+    values: Tensor, points: list[Tensor], slope: Tensor | None = None
+) -> tuple[Tensor | None, ...]:
     if not values.requires_grad:
         return (None,) * len(points)
-    return torch.autograd.grad(values.sum(), points, allow_unused=True)
+    slope = torch.ones_like(values) if slope is None else slope
+    return torch.autograd.grad(values, points, slope, allow_unused=True)
 
 
 def clipped(

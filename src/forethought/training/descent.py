@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from forethought.rounds.flat import Layout
 from forethought.rounds.private_sum import NoisedSum
 
 
@@ -21,6 +22,7 @@ class Descent:
         self, parameters: Mapping[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer
     ) -> None:
         self.parameters, self.optimizer = dict(parameters), optimizer
+        self._kept: tuple[Layout, torch.Tensor, dict[str, torch.Tensor]] | None = None
 
     def step(
         self,
@@ -48,16 +50,22 @@ class Descent:
                 raise ValueError("a noised sum about other parameters than the optimizer's")
         total = sums[0].vector if len(sums) == 1 else torch.stack([s.vector for s in sums]).sum(0)
         whole = sum(one.round.divisor for one in sums) if divisor is None else divisor
-        mean = total / whole
-        kinds = set(sums[0].layout.dtypes)
-        if len(kinds) == 1:
-            mean = mean.to(kinds.pop())
-        for name, part in sums[0].layout.views(mean).items():
-            parameter = self.parameters[name]
-            parameter.grad = part.to(parameter.dtype)
+        for name, part in self._mean(total / whole, sums[0].layout).items():
+            self.parameters[name].grad = part
         for group in self.optimizer.param_groups:
             group["lr"] = step_size
         self.optimizer.step()
+
+    def _mean(self, mean: torch.Tensor, layout: Layout) -> dict[str, torch.Tensor]:
+        # Where all parameters have one precision, one vector is converted and kept.
+        if len(set(layout.dtypes)) > 1:
+            views = layout.views(mean)
+            return {name: view.to(self.parameters[name].dtype) for name, view in views.items()}
+        if self._kept is None or self._kept[0] is not layout:
+            flat = layout.zeros(layout.dtypes[0])
+            self._kept = (layout, flat, layout.views(flat))
+        self._kept[1].copy_(mean)
+        return self._kept[2]
 
     def clear(self) -> None:
         """Take the gradients off the parameters: the model is as it was, but for its weights."""
