@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,6 +113,23 @@ def test_names_say_what_things_are() -> None:
     }
     assert sorted(found) == []
     assert not {path.stem for path in FILES} & {"base", "common", "misc"}
+
+
+def test_the_picture_shows_every_room() -> None:
+    """docs/architecture.md names all rooms, and in the order that the contract holds."""
+    drawn = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("```")[1]
+    rooms = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or path.is_dir()}
+    rooms = {name for name in rooms if not name.startswith("_")}
+    places = {name: re.search(rf"(?<!\w){name}(\.py|/)", drawn) for name in rooms}
+    assert sorted(name for name, place in places.items() if place is None) == []
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    layers = contract["tool"]["importlinter"]["contracts"][0]["layers"]
+    at = [
+        [place.start() for name in re.findall(r"\w+", layer) if (place := places.get(name))]
+        for layer in layers
+    ]
+    for upper, lower in itertools.pairwise([found for found in at if found]):
+        assert max(upper) < max(lower)
 
 
 @pytest.fixture
