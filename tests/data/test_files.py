@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from forethought.data import DataError, load
-from forethought.data.files import data_folder, find, read, read_text, resolve
+from forethought.data.files import data_folder, find, read, resolve
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress, lzma.compress, bz2.compress])
@@ -33,13 +33,6 @@ def test_damage_is_named(tmp_path: Path, compress, harm):
         DataError, match=r"file\.compressed: found a truncated or corrupt compressed"
     ):
         read(path)
-
-
-def test_text_that_is_no_text(tmp_path: Path):
-    path = tmp_path / "table.csv"
-    path.write_bytes(b"a,b\n\xff\xfe\n")
-    with pytest.raises(DataError, match=r"table\.csv: found bytes that are no text .* UTF-8"):
-        read_text(path)
 
 
 def test_a_folder_is_no_file(tmp_path: Path):

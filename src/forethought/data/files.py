@@ -81,15 +81,3 @@ def read(path: Path) -> bytes:
                     path, f"a truncated or corrupt compressed file ({error})", "an intact one"
                 ) from error
     return content
-
-
-def read_text(path: Path) -> str:
-    """The file's content as UTF-8 text, decompressed as :func:`read` does.
-
-    Raises:
-        DataError: as :func:`read`, or not text.
-    """
-    try:
-        return read(path).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError.unexpected(path, f"bytes that are no text ({error})", "UTF-8") from error

@@ -11,10 +11,17 @@ from numpy.typing import NDArray
 
 from forethought.caveats import Caveat
 from forethought.data.dataset import DataError, Dataset, Split, finite, split_off
-from forethought.data.files import read_text
+from forethought.data.files import read
 from forethought.data.labels import Declared, Labels
+from forethought.data.suspicions import (
+    require_text,
+    require_words,
+    unknown_column,
+    warn_of_codes,
+)
 
 _MOST_CATEGORIES = 1000
+_MISSING = ("", "?", "-", "na", "n/a", "nan", "null", "none", "missing", ".")
 COLUMN_KINDS = Caveat(
     "preparation-from-data", "whether a column holds numbers or words was decided by its entries"
 )
@@ -103,6 +110,7 @@ class _Column:
             self.titles = [name]
             return
         words = sorted({entry.strip() for entry in entries})
+        require_words(path, name, words)
         if len(words) > _MOST_CATEGORIES:
             raise DataError.unexpected(
                 path,
@@ -116,12 +124,18 @@ class _Column:
         """Features of the column: (N, 1) for numbers, (N, categories) of 0 and 1 for words."""
         if self.categories is None:
             try:
-                numbers = np.fromiter(map(float, entries), np.float32, len(entries))
+                with np.errstate(over="ignore"):  # what is too large is found infinite below
+                    numbers = np.fromiter(map(float, entries), np.float32, len(entries))
             except ValueError:
                 row = next(row for row, entry in enumerate(entries) if not _is_number(entry))
+                missing = entries[row].strip().lower() in _MISSING
+                remedy = ": fill or drop missing entries beforehand" if missing else ""
                 raise DataError.unexpected(
-                    path, f"{entries[row]!r} in column {self.name}, example {row}", "a number"
+                    path,
+                    f"{entries[row]!r} in column {self.name}, example {row}",
+                    f"a number{remedy}",
                 ) from None
+            warn_of_codes(path, self.name, numbers)
             return numbers.reshape(-1, 1)
         # A category that only the test file has is none of the known ones: all zero.
         known = self.categories
@@ -145,9 +159,7 @@ def _is_number(entry: str) -> bool:
 
 def _read(path: Path, label: str) -> tuple[list[list[str]], list[str], int]:
     """Columns as strings, their names, and which of them is the label."""
-    text = read_text(path)
-    if "\0" in text:
-        raise DataError.unexpected(path, "a zero byte", "text")
+    text = require_text(path, read(path))
     try:
         rows = [row for row in csv.reader(text.splitlines(), skipinitialspace=True) if row]
     except csv.Error as error:
@@ -200,9 +212,7 @@ def _place(path: Path, names: list[str], wanted: str, purpose: str) -> int:
     try:
         number = int(wanted)
     except ValueError:
-        raise DataError.unexpected(
-            path, f"the columns {', '.join(names[:20])}", f"one named {wanted!r}, {purpose}"
-        ) from None
+        raise unknown_column(path, names, wanted, purpose) from None
     if not -len(names) <= number < len(names):
         raise DataError.unexpected(path, f"{len(names)} columns", f"one numbered {number}")
     return number % len(names)
