@@ -1,0 +1,76 @@
+"""Runs a plan of as many different rounds as asked and reports time and memory as JSON.
+
+Run as a program: ``python many_rounds.py ROUNDS``. The accounting is left out: it is measured by
+itself. Memory is what the process took beyond what it had before the plan was made.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from forethought.mechanism import Mechanism, Poisson, Rounds, Shuffled, WithoutReplacement
+from forethought.plans import Plan, Schedule
+from forethought.rounds.losses import cross_entropy
+from forethought.rounds.private_sum import PrivateRounds
+from forethought.rounds.randomness import Secrets, Seeds
+from forethought.rounds.records import as_records
+from forethought.training import loop as loops
+from forethought.training.descent import Descent
+from forethought.training.loop import Loop
+
+EXAMPLES = 60_000
+
+
+def different(rounds: int) -> list[Rounds]:
+    """Growing samples of three kinds and falling noise: no two rounds are alike."""
+    kinds = [
+        lambda size: Poisson(size / EXAMPLES),
+        lambda size: WithoutReplacement(size, EXAMPLES),
+        lambda size: Shuffled(size, EXAMPLES),
+    ]
+    return [
+        Rounds(2 - index / (2 * rounds), 1, kinds[index % 3](16 + index % 48))
+        for index in range(rounds)
+    ]
+
+
+def run(rounds: int, data: Any) -> float:
+    """Processor time of plan, sampler and loop."""
+    begun = time.process_time()
+    mechanism = Mechanism(*different(rounds), adjacency="zero-out")
+    plan = Plan(mechanism, EXAMPLES, 1e-6, schedule=Schedule("inverse", 1e-3, unit="examples"))
+    assert len(plan.mechanism.rounds) == rounds
+    model = nn.Linear(2, 2)
+    parameters = dict(model.named_parameters())
+    private = PrivateRounds(plan.privacy, parameters, cross_entropy, Secrets.draw(Seeds(1, 1)))
+    descent = Descent(parameters, torch.optim.SGD(model.parameters(), lr=0.1))
+    loops.epsilon_at = lambda _statement, logged: dict.fromkeys(logged, math.nan)
+    every = max(1, rounds // 100)
+    loop = Loop(plan, data, None, model, private, descent, cross_entropy, every, True, None)  # type: ignore[arg-type]
+    for _ in loop.rounds():
+        pass
+    loop.checkpoint()
+    private.transcript.require(plan.mechanism)
+    return time.process_time() - begun
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    generator = np.random.default_rng(0)
+    inputs = generator.normal(size=(EXAMPLES, 2)).astype(np.float32)
+    records = as_records((inputs, (inputs[:, 0] > 0).astype(np.int64)), torch.float32)
+    run(100, records)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    few = run(int(sys.argv[1]) // 4, records)
+    many = run(int(sys.argv[1]), records)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(json.dumps({"megabytes": (after - before) / 1024, "seconds": [few, many]}))
