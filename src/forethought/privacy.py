@@ -287,11 +287,13 @@ class Privacy:
         part, origin = self.part(index)
         if clip_norm is None:
             clip_norm = self.clip.norm
-        elif self.clip.rule != "quantile" and clip_norm != self.clip.norm:
-            raise ValueError(
-                f"the clip rule {self.clip.rule!r} keeps its norm of {self.clip.norm}: only "
-                "'quantile' moves it"
-            )
+        elif clip_norm != self.clip.norm:
+            if self.clip.rule != "quantile":
+                raise ValueError(
+                    f"the clip rule {self.clip.rule!r} keeps its norm of {self.clip.norm}: only "
+                    "'quantile' moves it"
+                )
+            clip_norm = real("clip_norm", clip_norm, above=0)
         return Round(
             index,
             origin,
@@ -299,7 +301,7 @@ class Privacy:
             part.sampling,
             self.contribution,
             self.clip,
-            real("clip_norm", clip_norm, above=0),
+            clip_norm,
             self.clip.gradient_noise(part.noise_multiplier),
             part.noise_multiplier,
             self.noise,

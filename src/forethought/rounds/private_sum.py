@@ -24,7 +24,7 @@ from forethought.rounds.flat import Layout
 from forethought.rounds.grid import add_grid_noise
 from forethought.rounds.losses import Loss
 from forethought.rounds.noise import GaussianNoise
-from forethought.rounds.randomness import Secrets, Stream
+from forethought.rounds.randomness import Secrets, Stream, seed_of
 from forethought.rounds.records import Records
 from forethought.rounds.sampling import Batches, Indices
 from forethought.rounds.transcript import Transcript
@@ -112,7 +112,7 @@ class PrivateRounds:
         self._contributor = CONTRIBUTORS[type(privacy.contribution)]
         self._batches = Batches(Stream(secrets.sampling, "sampling"))
         self._groups = Stream(secrets.sampling, "groups")
-        self._model = Stream(secrets.sampling, "model")
+        self._secret = secrets.sampling
         self._noise = Stream(secrets.noise, "noise")
         self._gaussian = GaussianNoise(self.layout.size)
         self._opened = -1
@@ -160,7 +160,7 @@ class PrivateRounds:
     def seed_model(self, index: int) -> None:
         """Set the generator that dropout draws from to a round's own beginning."""
         # Whether a round is logged must not move its dropout masks: both passes begin alike.
-        self._generator.manual_seed(int(self._model.at(index).bit_generator.random_raw()) >> 1)
+        self._generator.manual_seed(seed_of(self._secret, "model", index))
 
     def _contribute(
         self,

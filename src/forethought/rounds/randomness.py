@@ -31,8 +31,11 @@ class Stream:
         digest = hashlib.blake2b(purpose.encode(), key=secret, digest_size=16).digest()
         self._bits = AESCounter(key=np.frombuffer(digest, dtype=np.uint64))
         self._start = self._bits.state
-        # Four blocks are made at a time: their counters, low word first.
-        self._counters = self._start["s"]["counter"]
+        # Four blocks are made at a time: their counters, low word first. The upper words are the
+        # index, so that two indices never share a block.
+        counters = self._start["s"]["counter"]
+        counters[0::2] = range(4)
+        self._upper = counters[1::2]
         self._generator = np.random.Generator(self._bits)
 
     def at(self, index: int) -> np.random.Generator:
@@ -40,11 +43,16 @@ class Stream:
 
         The same object is handed out every time: draw what is needed before the next call.
         """
-        # The upper word is the index, so that two indices never share a block.
-        self._counters[0::2] = range(4)
-        self._counters[1::2] = index
+        self._upper[:] = index
         self._bits.state = self._start
         return self._generator
+
+
+def seed_of(secret: bytes, purpose: str, index: int) -> int:
+    """A seed below 2⁶³ for ``index``, for generators that are seeded rather than drawn from."""
+    content = purpose.encode() + index.to_bytes(8, "little")
+    digest = hashlib.blake2b(content, key=secret, digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
 
 
 @dataclass(frozen=True)
