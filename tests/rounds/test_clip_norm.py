@@ -8,6 +8,7 @@ import torch
 from scipy import stats
 
 from forethought.gradients import quantile_update
+from forethought.gradients.clipping import centred_count_below
 from forethought.mechanism import FullBatch, Mechanism, Rounds
 from forethought.plans import Clip, Plan
 from forethought.privacy import NoiseKind
@@ -30,7 +31,7 @@ def share_of(
     clip = Clip(norm, "quantile", quantile=0.6, quantile_rate=0.2, count_noise=noise)
     mechanism = Mechanism(Rounds(0.0, 1, FullBatch()))
     plan = Plan(mechanism, int(expected), 1e-5, clip, noise=kind)
-    return noised_share(norms, plan.round(0), noise, generator)
+    return noised_share(centred_count_below(norms, norm), plan.round(0), noise, generator)
 
 
 def test_quantile_update_is_geometric() -> None:

@@ -398,8 +398,8 @@ def fault_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches drawn by another sampling than the plan's."""
     honest = PrivateSum.__init__
 
-    def other(self: PrivateSum, rounds: PrivateRounds, chosen: Round, batch: Any) -> None:
-        honest(self, rounds, replace(chosen, sampling=Poisson(0.5)), batch)
+    def other(self: PrivateSum, rounds: PrivateRounds, chosen: Round, *rest: Any) -> None:
+        honest(self, rounds, replace(chosen, sampling=Poisson(0.5)), *rest)
 
     monkeypatch.setattr(PrivateSum, "__init__", other)
 

@@ -65,6 +65,7 @@ def train(
     from forethought.report import terminal
     from forethought.report.figures import draw_run
     from forethought.training.summary import RunSummary
+    from forethought.training.together import launched, leads
 
     flags: dict[str, Any] = {
         "epsilon": epsilon,
@@ -91,7 +92,7 @@ def train(
         raise UsageError("a saved plan is run as it is: drop --plan, or the numbers given with it")
     if max_epsilon is not None and until_accuracy is None:
         raise UsageError("--max-epsilon goes with --until-accuracy; a job has its own budget")
-    console = console_for(quiet or as_json)
+    console = console_for(quiet or as_json or not leads())
     prepared = jobs.prepare(
         request,
         data_dir,
@@ -104,7 +105,7 @@ def train(
     terminal.show_plan(console, prepared.plan)
     start = time.perf_counter()
     try:
-        with terminal.progress_bar(console, prepared.plan.rounds) as progress:
+        with launched(), terminal.progress_bar(console, prepared.plan.rounds) as progress:
             run = jobs.run(
                 prepared, folder, resume=resume is not None, overwrite=overwrite, progress=progress
             )
@@ -112,6 +113,8 @@ def train(
         resume_with = f"forethought train --resume {folder}"
         raise typer.Exit(fail(f"interrupted; continue with: {resume_with}", 130)) from None
     seconds = time.perf_counter() - start
+    if not leads():
+        return
     draw_run(RunSummary.load(folder), folder / "figures")
     accuracy = run.accuracy
     terminal.show_result(console, run.statement, accuracy, seconds, folder)

@@ -11,13 +11,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from forethought.gradients.clipping import centred_count_below, next_clip_norm
+from forethought.gradients.clipping import next_clip_norm
 from forethought.privacy import Clip, NoiseKind, Round
 from forethought.rounds.grid import add_grid_noise
 
 
 def noised_share(
-    norms: torch.Tensor, chosen: Round, count_noise: float, generator: np.random.Generator
+    count: float, chosen: Round, count_noise: float, generator: np.random.Generator
 ) -> float:
     """Noised share of contributions whose norm is at most C.
 
@@ -25,13 +25,11 @@ def noised_share(
     1/2 (Andrew et al. 2021, Section 2.2).
 
     Args:
-        norms: shape (contributions,), before clipping.
+        count: Σ (1[‖g‖ ≤ C] − 1/2), see :func:`forethought.gradients.clipping.centred_count_below`.
         chosen: the round, whose public divisor the count is divided by (never ``len(norms)``).
         count_noise: σ_b, standard deviation of the noise on the sum.
     """
-    counted = noised_count(
-        centred_count_below(norms, chosen.clip_norm), count_noise, 0.5, chosen.noise, generator
-    )
+    counted = noised_count(count, count_noise, 0.5, chosen.noise, generator)
     return 0.5 + counted / chosen.divisor
 
 

@@ -22,6 +22,7 @@ from forethought.rounds.losses import Loss
 from forethought.rounds.randomness import Stream
 from forethought.rounds.records import Records
 from forethought.rounds.sampling import Indices, assign_groups
+from forethought.rounds.team import Team
 
 # A bound that no finite gradient in single precision meets: its group's is applied afterwards.
 UNBOUNDED = 1e30
@@ -226,6 +227,19 @@ def part_of(batch: Batch, indices: Indices) -> Batch:
     if np.isin(batch.member_of, chosen).sum() != len(indices):
         raise ValueError("a group is one contribution: add all of its records together")
     return Batch(indices, np.searchsorted(chosen, members), len(chosen), batch.round_size)
+
+
+def share_of(batch: Batch, team: Team) -> Batch:
+    """The contributions that one process of a team computes: every ``size``-th."""
+    if team.size == 1:
+        return batch
+    if batch.member_of is None:
+        own = batch.indices[team.rank :: team.size]
+        return Batch(own, None, len(own), batch.round_size)
+    mine = batch.member_of % team.size == team.rank
+    count = len(range(team.rank, batch.count, team.size))
+    members = batch.member_of[mine] // team.size
+    return Batch(batch.indices[mine], members, count, batch.round_size)
 
 
 def _places(batch: Indices, indices: Indices) -> Indices:

@@ -17,9 +17,10 @@ import numpy as np
 import torch
 
 from forethought.gradients import rule as clipping_rule
+from forethought.gradients.clipping import centred_count_below
 from forethought.privacy import Privacy, Round
 from forethought.rounds.clip_norm import next_norm, noised_share
-from forethought.rounds.contributions import CONTRIBUTORS, Batch, Gradients, part_of
+from forethought.rounds.contributions import CONTRIBUTORS, Batch, Gradients, part_of, share_of
 from forethought.rounds.flat import Layout
 from forethought.rounds.grid import add_grid_noise
 from forethought.rounds.losses import Loss
@@ -27,6 +28,7 @@ from forethought.rounds.noise import GaussianNoise
 from forethought.rounds.randomness import Secrets, Stream, seed_of
 from forethought.rounds.records import Records
 from forethought.rounds.sampling import Batches, Indices
+from forethought.rounds.team import Team
 from forethought.rounds.transcript import Transcript
 
 
@@ -87,6 +89,7 @@ class PrivateRounds:
             memory only.
         transcript: where releases are noted; a continued run's own.
         before: called with a round's number before it is computed, for a record on disk.
+        team: the processes that compute the rounds together.
 
     Attributes:
         transcript: see above.
@@ -103,11 +106,12 @@ class PrivateRounds:
         micro_batch: int | None = None,
         transcript: Transcript | None = None,
         before: Callable[[int], None] | None = None,
+        team: Team | None = None,
     ) -> None:
         self.privacy, self.layout = privacy, Layout(parameters)
         self.transcript = Transcript() if transcript is None else transcript
         self.clip_norm = privacy.clip.norm
-        self.before = before
+        self.before, self.team = before, team or Team()
         self._how = Gradients(loss, clipping_rule(privacy.clip), micro_batch)
         self._contributor = CONTRIBUTORS[type(privacy.contribution)]
         self._batches = Batches(Stream(secrets.sampling, "sampling"))
@@ -155,12 +159,13 @@ class PrivateRounds:
         chosen = self.privacy.round(index, self.clip_norm)
         indices = self._batches(chosen)
         batch = self._contributor.deal(chosen.contribution, indices, chosen, self._groups)
-        return PrivateSum(self, chosen, batch)
+        return PrivateSum(self, chosen, share_of(batch, self.team), indices)
 
     def seed_model(self, index: int) -> None:
         """Set the generator that dropout draws from to a round's own beginning."""
         # Whether a round is logged must not move its dropout masks: both passes begin alike.
-        self._generator.manual_seed(seed_of(self._secret, "model", index))
+        purpose = "model" if self.team.leads else f"model {self.team.rank}"
+        self._generator.manual_seed(seed_of(self._secret, purpose, index))
 
     def _contribute(
         self,
@@ -181,12 +186,15 @@ class PrivateRounds:
         generator = self._noise.at(chosen.index)
         std, counted = chosen.noise_std, chosen.count_noise
         self.transcript.append(chosen, std, chosen.clip_norm, counted)
+        self.team.add_up(vector)
         if chosen.noise == "grid":
             add_grid_noise(vector, std, chosen.clip_norm, generator)
         elif std:
             self._gaussian.add_to(vector, std, generator)
         if counted is not None:
-            share = noised_share(norms, chosen, counted, generator)
+            count = vector.new_tensor([centred_count_below(norms, chosen.clip_norm)])
+            self.team.add_up(count)
+            share = noised_share(float(count), chosen, counted, generator)
             self.clip_norm = next_norm(chosen.clip, chosen.clip_norm, share)
         noised = object.__new__(NoisedSum)
         for name, value in (
@@ -204,11 +212,14 @@ class PrivateSum:
 
     Attributes:
         round: the round it was opened for.
-        indices: the records of its batch, int64, shape (batch,).
+        indices: the records of its batch, int64, shape (batch,); of which a process of a team
+            adds its share.
     """
 
-    def __init__(self, rounds: PrivateRounds, chosen: Round, batch: Batch) -> None:
-        self.round, self.indices = chosen, batch.indices
+    def __init__(
+        self, rounds: PrivateRounds, chosen: Round, batch: Batch, indices: Indices
+    ) -> None:
+        self.round, self.indices = chosen, indices
         self._rounds, self._batch = rounds, batch
         self._left = batch.indices
         self._norms: list[torch.Tensor] = []

@@ -45,15 +45,12 @@ class Checkpointer:
         self._identity, self._environment = identity, environment
         self._fixed = {"identity": identity, "environment": environment, **settings}
         self._due = 0.0
+        self._released: ReleasedRounds | None = None
 
     def begin(
         self, state: Callable[[], Checkpoint], files: Mapping[str, str], *, overwrite: bool
-    ) -> ReleasedRounds:
-        """Set up the folder: plan, keys, checkpoint of no rounds, and a count at zero.
-
-        Returns:
-            The count of released rounds, to be advanced before each is computed.
-        """
+    ) -> None:
+        """Set up the folder: plan, keys, checkpoint of no rounds, and a count at zero."""
         self.folder.begin(overwrite=overwrite)
         first = state()
         size = sum(t.numel() * t.element_size() for t in first.tensors.values())
@@ -64,24 +61,30 @@ class Checkpointer:
         self.folder.save_plan(self._plan)
         self._keys.write(self.folder.checkpoint)
         self.write(first)
-        return ReleasedRounds(self.folder.checkpoint)
+        self._released = ReleasedRounds(self.folder.checkpoint)
 
-    def resume(self, saved: Checkpoint) -> ReleasedRounds:
+    def resume(self, saved: Checkpoint) -> None:
         """Continue from a checkpoint, if it is of the same run.
 
         Raises:
             CheckpointError: it is not, or rounds would be repeated under other rounding.
         """
         require_same(saved.values["identity"], self._identity)
-        released = ReleasedRounds(self.folder.checkpoint)
-        if released.value > saved.round:
-            try:
-                require_same_environment(saved.values["environment"], self._environment)
-            except CheckpointError:
-                released.close()
-                raise
+        if ReleasedRounds.peek(self.folder.checkpoint) > saved.round:
+            require_same_environment(saved.values["environment"], self._environment)
+        self._released = ReleasedRounds(self.folder.checkpoint)
         self._schedule(0.0)
-        return released
+
+    def advance(self, index: int) -> None:
+        """Note on disk that round ``index`` may be released, before it is computed."""
+        if self._released is not None:
+            self._released.advance(index + 1)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        if self._released is not None:
+            self._released.close()
+            self._released = None
 
     @property
     def due(self) -> bool:

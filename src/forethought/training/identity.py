@@ -45,7 +45,9 @@ def identity(
     }
 
 
-def environment(model: torch.nn.Module, micro_batch: int | None) -> dict[str, str]:
+def environment(
+    model: torch.nn.Module, micro_batch: int | None, processes: int = 1
+) -> dict[str, str]:
     """What can move a result by rounding, or change the stream of random numbers."""
     device = next(model.parameters()).device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
@@ -53,6 +55,7 @@ def environment(model: torch.nn.Module, micro_batch: int | None) -> dict[str, st
         "device": f"{device.type} {name}",
         "threads": str(torch.get_num_threads()),
         "micro_batch": str(micro_batch),
+        "processes": str(processes),
         "numpy": np.__version__,
         "torch": torch.__version__,
         "randomgen": version("randomgen"),

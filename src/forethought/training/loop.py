@@ -90,7 +90,9 @@ class Loop:
         self._step_size = step_sizes(plan)
         logged = [*range(log_every, plan.rounds, log_every), plan.rounds]
         self._epsilon = epsilon_at(statement, logged)
-        self._non_finite = torch.zeros((), dtype=torch.int64, device=rounds.layout.device)
+        # Counted here since the last time that all processes added up, and by all before.
+        self._own_non_finite = torch.zeros((), dtype=torch.int64, device=rounds.layout.device)
+        self._non_finite = 0
 
     def rounds(self) -> Iterator[int]:
         """Compute what is left; yields the number of rounds done after each."""
@@ -113,9 +115,10 @@ class Loop:
         self.average.update(index + 1)
         if self._diagnostics:
             # Not a number counts too.
-            self._non_finite += (total.norms < math.inf).logical_not_().sum()
+            self._own_non_finite += (total.norms < math.inf).logical_not_().sum()
         if logged:
-            self._log(index + 1, step_size, noised.round.clip_norm, loss, total.norms)
+            norms = self.private.team.gathered(total.norms) if self._diagnostics else total.norms
+            self._log(index + 1, step_size, noised.round.clip_norm, loss, norms)
 
     def _batch_loss(self, indices: Indices) -> float | None:
         if not len(indices):
@@ -138,7 +141,8 @@ class Loop:
         clipped, non_finite = None, None
         if self._diagnostics:
             clipped = float((norms > bound).double().mean()) if len(norms) else None
-            non_finite = int(self._non_finite)
+            self.add_up()
+            non_finite = self._non_finite
         epoch = self.plan.privacy.examples_before(done) / self.plan.examples
         self.history.append(
             Metrics(
@@ -155,8 +159,14 @@ class Loop:
             )
         )
 
+    def add_up(self) -> None:
+        """Join what the processes of a run counted apart; all of them call it together."""
+        self.private.team.add_up(self._own_non_finite)
+        self._non_finite += int(self._own_non_finite)
+        self._own_non_finite.zero_()
+
     def checkpoint(self) -> Checkpoint:
-        """Everything that changes from round to round."""
+        """Everything that changes from round to round, as of the last :meth:`add_up`."""
         tensors, values = optimizer_state(self.descent.optimizer)
         return Checkpoint(
             self.done,
@@ -171,7 +181,7 @@ class Loop:
                 "history": to_values(self.history),
                 "clip_norm": self.private.clip_norm,
                 "transcript": self.private.transcript.to_values(),
-                "non_finite": int(self._non_finite),
+                "non_finite": self._non_finite,
             },
         )
 
@@ -187,7 +197,7 @@ class Loop:
         self.history = from_values(saved.values["history"])
         self.private.clip_norm = saved.values["clip_norm"]
         self.private.transcript = Transcript.from_values(saved.values["transcript"])
-        self._non_finite.fill_(saved.values["non_finite"])
+        self._non_finite = saved.values["non_finite"]
         self.done = saved.round
 
 

@@ -50,6 +50,7 @@ from forethought.training.phase_state import PhaseRecord as PhaseRecord
 from forethought.training.progress import NextPhaseRule
 from forethought.training.provenance import remember, trained_before
 from forethought.training.run import Task, opened_task, require_public, run_plan
+from forethought.training.together import alone
 
 DecideOn = Literal["held-out", "public"]
 RECORD_SCHEMA = "forethought/phases/1"
@@ -107,6 +108,7 @@ def train_until(
         ValueError, TypeError: arguments that do not fit, before any private step.
         RunFolderExistsError, CheckpointError, OSError, Interrupted: as :func:`forethought.train`.
     """
+    alone("train_until")
     execution, seeds = settled(execution, seeds, **short)
     wanted = real("accuracy", accuracy, above=0, most=1)
     one_of("decide_on", decide_on, get_args(DecideOn))
@@ -225,11 +227,11 @@ def _kept(
     checkpointer = Checkpointer(folder, state.plan, keys, named, place, kept)
     if saved is None:
         overwrite = task.overwrite or task.resume
-        released = checkpointer.begin(state.checkpoint, task.files, overwrite=overwrite)
+        checkpointer.begin(state.checkpoint, task.files, overwrite=overwrite)
     else:
-        released = checkpointer.resume(saved)
+        checkpointer.resume(saved)
         state.restore(saved.values)
-    released.close()  # each phase counts its own
+    checkpointer.close()  # each phase counts its own rounds
     return checkpointer, keys, seeds
 
 

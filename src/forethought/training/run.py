@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,8 +20,9 @@ from forethought.rounds.losses import Loss, check_loss, default_loss
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import Records, as_records, blank
+from forethought.rounds.team import Team, present_team
 from forethought.rounds.transcript import Transcript
-from forethought.training.checkpoint import CheckpointError
+from forethought.training.checkpoint import Checkpoint, CheckpointError
 from forethought.training.checkpointer import Checkpointer, continued
 from forethought.training.coincidence import CoincidingRecordsError, coincide
 from forethought.training.datasets import opened, with_caveats
@@ -37,6 +39,8 @@ from forethought.training.loop import Loop
 from forethought.training.metrics import Event, Metrics, event
 from forethought.training.optimizers import make_optimizer
 from forethought.training.provenance import remember, trained_before
+from forethought.training.together import check_model as check_unwrapped
+from forethought.training.together import same_start
 
 # Rows of the history when log_every is not given.
 ROWS = 100
@@ -106,6 +110,7 @@ class Task:
     overwrite: bool = False
     progress: Callable[[Event], None] | None = None
     caveats: tuple[Caveat, ...] = ()
+    team: Team = field(default_factory=Team)
 
 
 def train(
@@ -174,14 +179,20 @@ def train(
     if files and out is None:
         raise ValueError("files are kept in the run folder: give out=")
     folder = None if out is None else RunFolder(out)
-    with locked(None if folder is None else folder.path):
+    team = present_team()
+    team.any()  # nobody still reads the folder
+    with contextlib.ExitStack() as held:
+        if folder is not None:
+            team.first(lambda: held.enter_context(locked(folder.path)))
         if plan is None and resume and folder is not None:
             plan = folder.plan()  # plan.json is the plan
         if not isinstance(plan, Plan):
             raise TypeError(f"plan must be a forethought.Plan, not {type(plan).__name__}")
         data, test, found = opened(data, test)
         task = opened_task(model, data, test, with_caveats(plan, found), loss, execution)
-        earlier = () if resume else trained_before(model, None if folder is None else folder.path)
+        same_start(model, team)
+        path = None if folder is None else folder.path
+        earlier = team.first(lambda: () if resume else trained_before(model, path))
         run = run_plan(
             replace(
                 task,
@@ -193,6 +204,7 @@ def train(
                 overwrite=overwrite,
                 progress=progress,
                 caveats=(*task.caveats, *earlier),
+                team=team,
             )
         )
     remember(run.model, run.statement)
@@ -213,6 +225,7 @@ def opened_task(
         ValueError, TypeError: what cannot be run.
     """
     gradients.check_model(model)
+    check_unwrapped(model)
     if execution.device is not None:
         model.to(usable(execution.device))
     for part in plan.mechanism:
@@ -241,50 +254,32 @@ def opened_task(
 
 def run_plan(task: Task) -> Run:
     """Run a task to its end; see :func:`train`."""
-    plan, folder, model = task.plan, task.folder, task.model
-    if task.resume and folder is not None and folder.finished:
-        return _read_back(folder, model, plan)
-    saved = None
-    keys, settings = Keys.draw(task.seeds), _settings(task)
-    if task.resume and folder is not None:
-        begun = continued(folder, plan)
-        if begun is not None:
-            _, saved, keys = begun
-            settings = {name: saved.values[name] for name in settings}
-    statement = account(
-        plan,
-        randomness=randomness(plan, keys.secrets),
-        not_covered=(
-            TIME_AND_MEMORY,
-            *((NOT_COVERED_TEST,) if task.held_out is not None else ()),
-            *((NOT_COVERED_DIAGNOSTICS,) if settings["diagnostics"] else ()),
-            *(Caveat.from_dict(values) for values in settings["caveats"]),
-        ),
+    plan, folder, model, team = task.plan, task.folder, task.model, task.team
+    if folder is not None and team.first(lambda: task.resume and folder.finished):
+        return _read_back(folder, model, plan, team)
+    keys, saved, settings = team.first(lambda: _begun(task))
+    statement = team.first(
+        lambda: account(
+            plan,
+            randomness=randomness(plan, keys.secrets),
+            not_covered=(
+                TIME_AND_MEMORY,
+                *((NOT_COVERED_TEST,) if task.held_out is not None else ()),
+                *((NOT_COVERED_DIAGNOSTICS,) if settings["diagnostics"] else ()),
+                *(Caveat.from_dict(values) for values in settings["caveats"]),
+            ),
+        )
     )
     loop = _loop(task, keys.secrets, settings, statement)
-    checkpointer = None
-    if folder is not None:
-        checkpointer = Checkpointer(
-            folder,
-            plan,
-            keys,
-            identity(model, task.records, task.held_out, task.loss, keys.identity),
-            environment(model, task.execution.micro_batch),
-            settings,
-        )
-        if saved is None:
-            overwrite = task.overwrite or task.resume
-            released = checkpointer.begin(loop.checkpoint, task.files, overwrite=overwrite)
-        else:
-            released = checkpointer.resume(saved)
-            loop.restore(saved)
-        loop.private.before = lambda index: released.advance(index + 1)
+    checkpointer = _kept(task, loop, keys, saved, settings)
+    if saved is not None:
+        loop.restore(saved)
     try:
         _rounds(loop, checkpointer, task)
     finally:
         loop.descent.clear()
         if checkpointer is not None:
-            released.close()
+            checkpointer.close()
     transcript = loop.private.transcript
     transcript.require(statement.mechanism)
     statement = statement.of_run(transcript.releases())
@@ -293,10 +288,49 @@ def run_plan(task: Task) -> Run:
             loop.descent.parameters[name].copy_(weights)
     history = tuple(loop.history)
     if folder is not None:
-        folder.save_results(model.state_dict(), history, statement, transcript)
-        folder.erase_secrets()
+        team.first(lambda: folder.save_results(model.state_dict(), history, statement, transcript))
+        team.first(folder.erase_secrets)
     path = None if folder is None else folder.path
     return Run(model, statement, history, plan, path, transcript)
+
+
+def _begun(task: Task) -> tuple[Keys, Checkpoint | None, dict[str, Any]]:
+    """Keys, checkpoint and settings of the run that is continued, or those of a new one."""
+    keys, settings = Keys.draw(task.seeds), _settings(task)
+    if task.resume and task.folder is not None:
+        begun = continued(task.folder, task.plan)
+        if begun is not None:
+            _, saved, keys = begun
+            return keys, saved, {name: saved.values[name] for name in settings}
+    return keys, None, settings
+
+
+def _kept(
+    task: Task, loop: Loop, keys: Keys, saved: Checkpoint | None, settings: Mapping[str, Any]
+) -> Checkpointer | None:
+    """What keeps the run in its folder, in the process that does; the others agree with it."""
+    team, folder = task.team, task.folder
+    if folder is None and team.size == 1:
+        return None
+    named = identity(task.model, task.records, task.held_out, task.loss, keys.identity)
+    team.require_same(sorted(named.items()), "data, model or loss")
+    if folder is None:
+        return None
+    place = environment(task.model, task.execution.micro_batch, team.size)
+    checkpointer = Checkpointer(folder, task.plan, keys, named, place, settings)
+
+    def begin() -> None:
+        if saved is None:
+            overwrite = task.overwrite or task.resume
+            checkpointer.begin(loop.checkpoint, task.files, overwrite=overwrite)
+        else:
+            checkpointer.resume(saved)
+
+    team.first(begin)
+    if not team.leads:
+        return None
+    loop.private.before = checkpointer.advance
+    return checkpointer
 
 
 def randomness(plan: Plan, secrets: Secrets) -> Randomness:
@@ -322,6 +356,7 @@ def _loop(task: Task, secrets: Secrets, settings: Mapping[str, Any], statement: 
         task.loss,
         secrets,
         micro_batch=task.execution.micro_batch,
+        team=task.team,
     )
     return Loop(
         task.plan,
@@ -338,25 +373,29 @@ def _loop(task: Task, secrets: Secrets, settings: Mapping[str, Any], statement: 
 
 
 def _rounds(loop: Loop, checkpointer: Checkpointer | None, task: Task) -> None:
-    total, every = loop.plan.rounds, task.execution.checkpoint_every
+    total, every, team = loop.plan.rounds, task.execution.checkpoint_every, task.team
     with loop.private, InterruptGuard() as guard:
         for done in loop.rounds():
-            if task.progress is not None:
+            if task.progress is not None and team.leads:
                 task.progress(event(done, total, loop.history[-1] if loop.history else None))
             if done == total:
                 break
+            due = False
             if checkpointer is not None:
                 due = checkpointer.due if every is None else done % every == 0
-                if due or guard.requested:
+            due, stop = team.any(due, guard.requested)
+            if due or stop:
+                loop.add_up()
+                if checkpointer is not None:
                     checkpointer.write(loop.checkpoint())
-            if guard.requested:
+            if stop:
                 raise Interrupted(None if task.folder is None else task.folder.path, done)
 
 
-def _read_back(folder: RunFolder, model: torch.nn.Module, plan: Plan) -> Run:
+def _read_back(folder: RunFolder, model: torch.nn.Module, plan: Plan, team: Team) -> Run:
     if folder.plan() != plan:
         raise CheckpointError(f"cannot resume: the plan is not that of the run in {folder.path}")
-    folder.erase_secrets()  # what a kill during the end of the run may have left
+    team.first(folder.erase_secrets)  # what a kill during the end of the run may have left
     folder.load_model(model)
     statement = Statement.load(folder.path / STATEMENT)
     return Run(model, statement, folder.load_history(), plan, folder.path, folder.transcript())

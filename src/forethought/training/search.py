@@ -58,6 +58,7 @@ from forethought.training.run import (
     require_public,
     run_plan,
 )
+from forethought.training.together import alone
 
 Scoring = Literal["noised", "public", "unprotected"]
 Score = Callable[[torch.nn.Module], float]
@@ -144,6 +145,7 @@ def tune(
 
     Source: Papernot and Steinke 2022.
     """
+    alone("tune")
     execution, seeds = settled(execution, seeds, **short)
     plans = _candidates(candidates)
     if scoring == "public" and score is None and holdout is None and isinstance(data, LoadedData):

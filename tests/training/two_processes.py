@@ -1,0 +1,102 @@
+"""One process of a data-parallel run; started twice by torchrun, or once by itself.
+
+``python two_processes.py CASE,… FOLDER [STOP]`` trains each CASE into FOLDER/CASE, and sends itself
+SIGTERM after round STOP. Every process writes what it ended with to FOLDER/CASE-RANK.json.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from forethought.mechanism import FullBatch, Mechanism, Poisson, Rounds, Shuffled
+from forethought.plans import Clip, Plan
+from forethought.training.interruption import Interrupted
+from forethought.training.metrics import Event
+from forethought.training.run import train
+from forethought.training.together import launched
+
+EXAMPLES, ROUNDS = 120, 12
+
+
+def plan(*rounds: Rounds, **options: Any) -> Plan:
+    return Plan(Mechanism(*rounds, adjacency="zero-out"), EXAMPLES, 1e-5, **options)
+
+
+CASES: dict[str, Plan] = {
+    "examples": plan(Rounds(1.0, ROUNDS, Poisson(0.2))),
+    # About one record a round: one of two slices is empty most of the time, often both.
+    "empty slices": plan(Rounds(1.0, ROUNDS, Poisson(1 / EXAMPLES))),
+    "groups": plan(Rounds(1.0, ROUNDS, Poisson(0.2), "group"), groups=3),
+    "quantile": plan(
+        Rounds(1.0, 6, Shuffled(50, EXAMPLES)),
+        Rounds(1.2, ROUNDS - 6, FullBatch()),
+        clip=Clip(1.0, "quantile", count_noise=3.0),
+    ),
+    "grid": plan(Rounds(1.0, ROUNDS, Poisson(0.2)), noise="grid"),
+}
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(0)
+    inputs = generator.normal(size=(EXAMPLES, 6))
+    inputs[7] = np.inf  # counted once, whoever meets it
+    return inputs, (inputs[:, 0] > 0).astype(np.int64)
+
+
+def main(case: str, out: Path, stop: int | None) -> None:
+    rank = int(os.environ.get("RANK", "0"))
+    torch.set_num_threads(1)
+    torch.manual_seed(rank)  # the first process's weights are everybody's
+    model: nn.Module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+    inputs, targets = data()
+    name, found = case, {"rank": rank}
+
+    def progress(event: Event) -> None:
+        found["rounds"] = event.round
+        if event.round == stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    options: dict[str, Any] = {"seed": 1, "noise_seed": 2, "log_every": 3, "progress": progress}
+    if case == "other data" and rank:
+        name, inputs = "examples", inputs + 1
+    if case == "other data":
+        name = "examples"
+    if case == "wrapped":
+        name, model = "examples", DistributedDataParallel(model)
+    generator = np.random.default_rng(5)
+    held = generator.normal(size=(20, 6)), generator.integers(2, size=20)
+    resume = (out / "checkpoint").exists()
+    try:
+        run = train(
+            model, (inputs, targets), CASES[name], test=held, out=out, resume=resume, **options
+        )
+    except Interrupted as error:
+        found["interrupted"] = error.rounds
+    except (RuntimeError, ValueError) as error:
+        found["refused"] = f"{type(error).__name__}: {error}"
+    else:
+        weights = torch.cat([p.detach().flatten() for p in run.model.parameters()])
+        found["weights"] = weights.tolist()
+        found["digest"] = hashlib.sha256(weights.numpy().tobytes()).hexdigest()
+        found["statement"] = run.statement.to_json()
+        found["history"] = [[row.round, row.clipped, row.non_finite] for row in run.history]
+    (out.parent / f"{case}-{rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    with launched():
+        last = int(sys.argv[3]) if len(sys.argv) > 3 else None
+        for each in sys.argv[1].split(","):
+            main(each, Path(sys.argv[2]) / each, last)
+    assert not distributed.is_initialized()
