@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -155,8 +156,32 @@ def test_keywords_and_a_request_are_one_and_the_same() -> None:
     request = PlanRequest(examples=1000, budget=ft.Budget(2.0, 1e-5), epochs=5)
     assert ft.plan(request) == ft.plan(examples=1000, budget=ft.Budget(2.0, 1e-5), epochs=5)
     assert ft.plan(request, batch=50) == ft.plan(request.with_(batch=50))
-    assert {field.name for field in fields(PlanRequest)} == set(PlanKeywords.__annotations__)
+    names = {field.name for field in fields(PlanRequest)}
+    assert {*names, "data", "model"} == set(PlanKeywords.__annotations__)
     with pytest.raises(TypeError, match=r"no keyword 'epoch'; did you mean epochs="):
         ft.plan(examples=1000, epoch=5)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="examples= is missing"):
         ft.plan(epochs=5)
+
+
+def test_data_and_model_say_their_own_numbers_and_caveats() -> None:
+    from torch import nn
+
+    from forethought.caveats import Caveat
+    from forethought.data import Dataset, Split
+
+    read = Caveat("classes-from-data", "2; classes= would declare them")
+    part = Split(np.zeros((500, 4), np.float32), np.zeros(500, np.int64))
+    data, model = Dataset("own", part, None, 2, (), (read,)), nn.Linear(4, 2)
+    model.bias.requires_grad_(False)
+    plan = ft.plan(data=data, model=model, budget=BUDGET)
+    assert plan == ft.plan(examples=500, parameters=8, budget=BUDGET, not_covered=(read,))
+    assert plan.not_covered == (read,)
+    for wrong, message in [
+        ({"data": data, "examples": 500}, "drop examples="),
+        ({"examples": 500, "model": model, "parameters": 8}, "drop parameters="),
+        ({"data": part.inputs}, "for arrays give examples=len"),
+        ({"examples": 500, "model": "linear"}, "must be a torch module"),
+    ]:
+        with pytest.raises((TypeError, PlanError), match=message):
+            ft.plan(budget=BUDGET, **wrong)  # type: ignore[arg-type]

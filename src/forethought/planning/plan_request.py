@@ -56,8 +56,14 @@ class PlanError(ValueError):
 
 
 class PlanKeywords(TypedDict, total=False):
-    """The keywords of :func:`forethought.plan`: the fields of a :class:`PlanRequest`."""
+    """The keywords of :func:`forethought.plan`: the fields of a :class:`PlanRequest`, and two more.
 
+    ``data``, a loaded :class:`forethought.data.Dataset`, stands for its number of training records
+    and its caveats; ``model``, a torch module, for its number of trained parameters.
+    """
+
+    data: Any
+    model: Any
     examples: int
     budget: Budget | None
     delta: float | None
@@ -81,6 +87,29 @@ class PlanKeywords(TypedDict, total=False):
     hyperparameters: Caveat | str | None
     not_covered: tuple[Caveat | str, ...]
     parameters: int | None
+
+
+def _opened(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords with ``data`` and ``model`` replaced by what they stand for."""
+    found = dict(keywords)
+    data, model = found.pop("data", None), found.pop("model", None)
+    if data is not None:
+        if "examples" in found:
+            raise PlanError("data= says how many examples there are: drop examples=")
+        if not hasattr(data, "train") or not hasattr(data, "caveats"):
+            raise TypeError(
+                f"data must be a forethought.data.Dataset, not {type(data).__name__}: for arrays "
+                "give examples=len(targets)"
+            )
+        found["examples"] = len(data.train)
+        found["not_covered"] = (*data.caveats, *found.get("not_covered", ()))
+    if model is not None:
+        if "parameters" in found:
+            raise PlanError("model= says how many parameters are trained: drop parameters=")
+        if not hasattr(model, "parameters"):
+            raise TypeError(f"model must be a torch module, not {type(model).__name__}")
+        found["parameters"] = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,19 +212,22 @@ class PlanRequest:
         Raises:
             TypeError: an unknown keyword, with the nearest known one, or no ``examples``.
         """
+        given = _opened(keywords)
         known = [field.name for field in fields(cls)]
-        for name in keywords:
+        for name in given:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
                 hint = f"did you mean {near[0]}=?" if near else f"known: {', '.join(known)}"
                 raise TypeError(f"forethought.plan has no keyword {name!r}; {hint}")
-        if "examples" not in keywords:
-            raise TypeError("examples= is missing: how many records will be trained on")
-        return cls(**keywords)
+        if "examples" not in given:
+            raise TypeError(
+                "examples= is missing: how many records will be trained on (or data=, a Dataset)"
+            )
+        return cls(**given)
 
     def with_(self, **changes: Any) -> PlanRequest:
-        """A copy with the named fields replaced."""
-        return replace(self, **changes)
+        """A copy with the named fields replaced; ``data`` and ``model`` as in :meth:`of`."""
+        return replace(self, **_opened(changes))
 
     @property
     def size(self) -> int:

@@ -56,6 +56,9 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
         hyperparameters, not_covered: for the Statement.
         parameters: how many the model trains; the step size and the batch depend on it. Default:
             a guess, `forethought.planning.defaults.PARAMETERS`.
+        data: a :class:`forethought.data.Dataset` in place of ``examples``: its training records
+            are counted, and what loading read of them is named in the plan.
+        model: a torch module in place of ``parameters``.
 
     Returns:
         A Plan whose certified upper ε meets the budget.
