@@ -27,8 +27,8 @@ from forethought.serialisation import digest
 DELTA = 1e-5
 MECHANISM = Mechanism(Rounds(1.1, 10, Poisson(0.1)), Rounds(2.3, 2, FullBatch()))
 SAMPLED = Mechanism(
-    Rounds(2.0, 30, Shuffled(50, 1000)),
-    Rounds(3.0, 40, ft.WithoutReplacement(50, 1000)),
+    Rounds(2.0, 20, Shuffled(50, 1000)),
+    Rounds(3.0, 1, ft.WithoutReplacement(50, 1000)),
     adjacency="replace-one",
 )
 PLAN = Plan(MECHANISM, 1000, DELTA, not_covered=("means of the columns",))
