@@ -74,7 +74,9 @@ def test_epochs_take_the_place_of_rounds(job: Path) -> None:
 
 
 def test_a_front_keeps_clip_norm_optimizer_and_step_size(job: Path) -> None:
+    assert "epsilon at most 3" in run("plan", job, "--pareto")
     found = json.loads(run("plan", job, "--pareto", "--json"))
+    assert found["limits"] == {"epsilon": 3.0}
     for row in found["front"]:
         plan = ft.Plan.from_dict(row["plan"])
         assert (plan.clip_norm, plan.optimizer.name) == (0.7, "adam")

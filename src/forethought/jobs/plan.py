@@ -70,6 +70,6 @@ def plan_report(
             {"name": near.name, "reason": near.reason, "plan": near.plan.to_dict()}
             for near in alternatives
         ],
-        **({} if front is None else {"front": [row.to_dict() for row in front.candidates]}),
+        **({} if front is None else front.to_dict()),
         **({} if rehearsal is None else {"rehearsal": rehearsal.to_dict()}),
     }

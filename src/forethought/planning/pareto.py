@@ -38,6 +38,7 @@ MOST_EPSILON = 8.0
 MOST_PLANS = 20
 # How far beyond the limit the approximate ε may be of a plan whose exact one is looked at.
 _SLACK = 1.25
+_IDLE = 50
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,10 @@ class Front:
     candidates: tuple[Candidate, ...]
     considered: int
     limits: Mapping[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready: the rows under ``front``, and the limits."""
+        return {"front": [row.to_dict() for row in self.candidates], "limits": dict(self.limits)}
 
     def best(self, weights: Mapping[str, float] | None = None) -> Candidate:
         """The plan with the least weighted sum of log costs.
@@ -160,7 +165,10 @@ def pareto(
     allowed = [row for row in approximate if _within(row, limits, _SLACK)]
     if not allowed:
         raise PlanError(_out_of_reach(approximate, limits))
-    chosen = _spread_out([allowed[row] for row in _front(allowed)], MOST_PLANS)
+    kept = [allowed[row] for row in _front(allowed)]
+    # Plans that spend next to nothing of what is allowed are left out where there are others.
+    useful = [row for row in kept if row.epsilon >= limits["epsilon"] / _IDLE]
+    chosen = _spread_out(useful if len(useful) >= MOST_PLANS else kept, MOST_PLANS)
     certified = [row for row in map(_certified, chosen) if _within(row, limits, 1.0)]
     if not certified:
         raise PlanError(_out_of_reach([_certified(row) for row in chosen], limits))

@@ -66,7 +66,7 @@ def draw_noise(plan: Plan, path: Path) -> Path | None:
 def draw_front(front: Front, path: Path) -> Path:
     """The front: noise for the signal against ε, gradient computations as colour."""
     figure, axes = new_axes(
-        f"{len(front.candidates)} plans that none of {front.considered} beats",
+        f"{len(front.candidates)} plans of those that none of {front.considered} beats",
         "ε",
         "noise for the signal (less is better)",
     )

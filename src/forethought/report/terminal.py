@@ -274,14 +274,11 @@ def show_plan_and_alternatives(
         console.print(f"  [cyan]{near.name}[/cyan]: {near.reason}")
 
 
-def show_front(console: Console, front: Front, most: int = 20) -> None:
-    """Print the front as a table, evenly thinned to ``most`` rows."""
+def show_front(console: Console, front: Front) -> None:
+    """Print the front as a table, and the limits it was searched within."""
     rows = front.candidates
-    if len(rows) > most:
-        step = (len(rows) - 1) / (most - 1)
-        rows = tuple(rows[round(index * step)] for index in range(most))
     table = Table(
-        title=f"{len(front.candidates)} plans that none of {front.considered} beats",
+        title=f"{len(rows)} plans of those that none of {front.considered} beats",
         title_justify="left",
         title_style="bold",
     )
@@ -298,5 +295,5 @@ def show_front(console: Console, front: Front, most: int = 20) -> None:
             f"{row.plan.clip_norm:g}",
         )
     console.print(table)
-    if len(rows) < len(front.candidates):
-        console.print(f"  {len(rows)} of {len(front.candidates)} rows shown; --json has them all")
+    limits = ", ".join(f"{name} at most {most:,g}" for name, most in front.limits.items())
+    console.print(f"  within: {limits} (--max-epsilon, --max-rounds, --max-gradients set others)")
