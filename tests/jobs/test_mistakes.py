@@ -188,6 +188,14 @@ def test_a_flag_that_would_change_nothing_is_refused(
     one_line(forethought("plan", "--examples", 500, "--epsilon", 1, *flag.split()), "goes with")
 
 
+def test_numbers_beside_a_path_are_refused(forethought: Callable[..., Outcome]) -> None:
+    assert forethought("plan", "--examples", 500, "--epsilon", 1, "--save", "p.json", "-q")[0] == 0
+    one_line(
+        forethought("account", "p.json", "--batch", 5, "--rounds", 9), "drop --batch, --rounds"
+    )
+    assert forethought("account", "p.json", "--delta", 1e-6, "-q")[0] == 0
+
+
 def test_a_full_disk_is_told_with_the_remedy() -> None:
     told = of_the_system(OSError(errno.ENOSPC, "No space left on device", "/d/.plan.json.part"))
     assert told.startswith("/d/plan.json: no space left on device. Free some space")

@@ -69,12 +69,29 @@ def account(
     """Say exactly how private something is: from numbers, a plan, a run or a statement."""
     from forethought.jobs.account import account_for, again, compared, statement_of, verified
     from forethought.jobs.account import sign as sign_statement
-    from forethought.jobs.request import from_numbers
+    from forethought.jobs.request import from_numbers, without_none
     from forethought.report import terminal
     from forethought.report.figures import draw_statement
 
     console = console_for(quiet or as_json)
     verification = None
+    numbers = without_none(
+        {
+            "--examples": examples,
+            "--batch": batch,
+            "--epochs": epochs,
+            "--rounds": rounds,
+            "--noise-multiplier": noise_multiplier,
+            "--sampling": sampling,
+            "--clipping": clipping,
+            "--adjacency": adjacency,
+        }
+    )
+    if path is not None and numbers:
+        raise UsageError(
+            f"{path} says what was done: drop {', '.join(numbers)} (--group and --delta may be "
+            "asked of it)"
+        )
     if path is not None:
         if sign is not None:
             sign_statement(path, sign)
