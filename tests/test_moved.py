@@ -59,6 +59,18 @@ def test_names_of_the_former_renyi_module_are_forwarded() -> None:
         _ = renyi.nothing
 
 
+def test_functions_that_moved_are_forwarded() -> None:
+    from forethought.accounting import envelopes, statement, tradeoff, verification
+
+    with pytest.warns(DeprecationWarning, match="has moved to forethought.accounting.envelopes"):
+        assert tradeoff.upper_envelope is envelopes.upper_envelope
+    with pytest.warns(DeprecationWarning, match=r"has moved to .*verification"):
+        assert statement.verify is verification.verify
+    for module in (tradeoff, statement):
+        with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+            _ = module.nothing
+
+
 def test_other_unknown_modules_stay_unknown() -> None:
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("forethought.nothing")

@@ -23,6 +23,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from forethought.accounting.envelopes import lower_envelope, upper_envelope
 from forethought.accounting.gaussian import gaussian_delta_above, gaussian_delta_below
 from forethought.accounting.interval import Interval
 from forethought.accounting.pld.occupancy import (
@@ -35,8 +36,6 @@ from forethought.accounting.tradeoff import (
     TradeOff,
     gaussian,
     gaussian_mixture,
-    lower_envelope,
-    upper_envelope,
 )
 from forethought.mechanism import (
     Adjacency,

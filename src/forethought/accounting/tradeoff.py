@@ -11,9 +11,10 @@ envelopes van Dijk et al., "Generalizing DP-SGD with Shuffling and Batch Clippin
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -73,7 +74,7 @@ class TradeOff:
         flat = points.reshape(-1)
         value = self._convex(flat)
         if math.isfinite(self.floor):
-            value = np.maximum(value, _gaussian_curve(flat, self.floor))
+            value = np.maximum(value, gaussian_curve(flat, self.floor))
         return float(value[0]) if points.ndim == 0 else value.reshape(points.shape)
 
     def _convex(self, flat: Array) -> Array:
@@ -190,7 +191,8 @@ class TradeOff:
         return maximum(curve, gaussian(curve.floor)) if math.isfinite(curve.floor) else curve
 
 
-def _gaussian_curve(alpha: Array, mu: float) -> Array:
+def gaussian_curve(alpha: Array, mu: float) -> Array:
+    """G_μ(α) = Φ(Φ⁻¹(1 − α) − μ), elementwise."""
     with np.errstate(invalid="ignore"):
         return np.asarray(np.where(alpha <= 0, 1.0, ndtr(ndtri(1 - alpha) - mu)))
 
@@ -352,75 +354,6 @@ def _weights(weights: ArrayLike) -> Array:
     return q
 
 
-def upper_envelope(mass: float, mu: float) -> TradeOff:
-    """f^U of Definition 5.3, min{û, û⁻¹}** with û = u + (1 − u)G_μ: an *upper* bound on a mixture.
-
-    Args:
-        mass: u, at least the weight of the components below μ. mu: c^U/σ.
-    """
-    u, size = real("mass", mass, least=0, most=1), real("mu", mu, least=0)
-    if u == 1:
-        return gaussian(0.0)
-    shift = -math.log1p(-u)
-
-    def profile(epsilon: Array) -> Array:
-        ahead = (1 - u) * gaussian_delta_above(epsilon + shift, size)
-        behind = gaussian_delta_above(epsilon - shift, size) - u * np.exp(epsilon)
-        return np.asarray(np.maximum(np.maximum(ahead, behind), 0.0))
-
-    return TradeOff(profile, profile, size)
-
-
-def lower_envelope(mass: float, mu: float, symmetric: bool = True) -> TradeOff:
-    """f^L of Definition 5.4, max{l̂, l̂⁻¹} with l̂(α) = G_μ(min{1, α + l}): a *lower* bound.
-
-    Args:
-        mass: l, at least the weight of the components above μ. mu: c^L/σ.
-        symmetric: False gives l̂ itself, the weaker bound that Table 1 states.
-    """
-    tail, size = real("mass", mass, least=0, most=1), real("mu", mu, least=0)
-    floor = size if tail == 0 else math.inf
-    top = float(_gaussian_curve(np.array([tail]), size)[0])
-
-    def touch(epsilon: Array) -> Array:
-        """Where G_μ has slope −e^ε."""
-        return np.asarray(ndtr(-epsilon / max(size, 1e-300) - size / 2))
-
-    def behind(epsilon: Array) -> Array:
-        # l̂⁻¹ = max(0, G − l), which bottoms out at α = G(l).
-        with np.errstate(over="ignore", invalid="ignore"):
-            bottom = 1 - np.exp(epsilon) * top
-        return np.asarray(
-            np.where(touch(epsilon) <= top, tail + gaussian_delta_above(epsilon, size), bottom)
-        )
-
-    def ahead(epsilon: Array) -> Array:
-        with np.errstate(over="ignore"):
-            moved = np.exp(epsilon) * tail + gaussian_delta_above(epsilon, size)
-        return np.asarray(np.where(touch(epsilon) >= tail, moved, 1 - top))
-
-    if not symmetric:
-        return TradeOff(ahead, behind, floor)
-    # The halves meet at β with G(β) − l = β.
-    low, high = 0.0, 1.0
-    for _ in range(200):
-        middle = 0.5 * (low + high)
-        if float(_gaussian_curve(np.array([middle]), size)[0]) - tail > middle:
-            low = middle
-        else:
-            high = middle
-    corner = low
-
-    def profile(epsilon: Array) -> Array:
-        with np.errstate(over="ignore"):
-            kink = 1 - (1 + np.exp(epsilon)) * corner
-        return np.asarray(
-            np.where(touch(epsilon) <= corner, tail + gaussian_delta_above(epsilon, size), kink)
-        )
-
-    return TradeOff(profile, profile, floor)
-
-
 @np.errstate(all="ignore")
 def tradeoff(mechanism: Mechanism, group: int = 1, accuracy: float = 5e-3) -> TradeOff:
     """A certified *lower* bound on the trade-off function of a mechanism: what it promises.
@@ -456,3 +389,13 @@ def tradeoff(mechanism: Mechanism, group: int = 1, accuracy: float = 5e-3) -> Tr
     deltas[-1] = min(deltas[-1], TAIL)
     joined = from_points(epsilons, deltas)
     return replace(maximum(joined, unamplified), floor=unamplified.floor)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("lower_envelope", "upper_envelope"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from forethought.accounting import envelopes
+
+    home = envelopes.__name__
+    warnings.warn(f"{__name__}.{name} has moved to {home}", DeprecationWarning, stacklevel=2)
+    return getattr(envelopes, name)
