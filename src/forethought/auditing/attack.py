@@ -1,0 +1,289 @@
+"""Membership games against a run: one training plays thousands, on orthogonal canaries.
+
+Each canary is a record whose gradient has a coordinate of its own and is far above the clipping
+norm. A fair coin decides whether it is there; if not, a blank record (or, where records are replaced,
+its opposite) takes its place. From the coordinate's noised sums over all rounds the attacker scores
+the exact log-likelihood ratio. One coordinate tells nothing of another's coin, so the games are
+independent where records are drawn one by one; where they compete for places, errors are negatively
+associated and counted with a bound that allows it.
+
+Canaries of one group share its clipped update, and a record less changes everybody's batch when its
+size is fixed: there each training plays one game, and all other records point against the canary,
+which is what the sensitivity of 2 is attained by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forethought.accounting import exact
+from forethought.accounting.tradeoff import tradeoff
+from forethought.auditing.effort import Effort, scaled
+from forethought.auditing.inference import (
+    LEVEL,
+    Games,
+    choose_guesses,
+    choose_thresholds,
+    curve,
+    epsilon_interval,
+    one_run_epsilon,
+    points,
+    refutation_p,
+)
+from forethought.auditing.noise import scales
+from forethought.auditing.planted import PlantedRecords, observe
+from forethought.auditing.scores import log_likelihood_ratio, simulate
+from forethought.auditing.verdict import AttackSummary, Finding
+from forethought.mechanism import Mechanism, Rounds, WithoutReplacement
+from forethought.plans import Plan
+
+Array = NDArray[np.float64]
+
+# Far above any clipping norm that a rule reaches.
+LARGE = 10**6
+# Games that thresholds are chosen on.
+SIMULATED = 20_000
+# Records of a training that plays one game.
+FEW = 24
+# Rounds of such a training.
+SHORT = 12
+
+
+@dataclass(frozen=True)
+class Attack:
+    """A plan that games are played on, and how.
+
+    Args:
+        plan: what runs; a prefix of the claim where the whole is too long.
+        contributions: of the record that is there and of what takes its place, in units of C.
+    """
+
+    plan: Plan
+    contributions: tuple[float, float]
+    play: Callable[[np.random.Generator], Games]
+
+
+def shortened(plan: Plan, rounds: int) -> Plan:
+    """The plan's first ``rounds`` rounds, at most."""
+    mechanism = plan.mechanism.first(min(rounds, plan.rounds))
+    clip = plan.clip
+    if clip.shares is not None:
+        clip = type(clip)(clip.norm, clip.rule)
+    return plan.with_(mechanism=mechanism, clip=clip, budget=None)
+
+
+def directed(plan: Plan) -> bool:
+    """Whether one training can play one game only."""
+    without = any(isinstance(part.sampling, WithoutReplacement) for part in plan.mechanism)
+    return plan.groups is not None or (
+        without and plan.mechanism.adjacency == "add-or-remove"
+    )
+
+
+def contributions(plan: Plan) -> tuple[float, float]:
+    """What the record contributes that is there, and what takes its place."""
+    return (1.0, -1.0) if plan.mechanism.adjacency == "replace-one" else (1.0, 0.0)
+
+
+def orthogonal_games(plan: Plan, canaries: int, generator: np.random.Generator) -> Games:
+    """Play one training; every canary is a game.
+
+    Args:
+        plan: clips examples. canaries: how many of its records take part in games.
+    """
+    inside, outside = contributions(plan)
+    there = generator.random(canaries) < 0.5
+    index = np.full(plan.examples, canaries)  # the blank records' coordinate
+    weight = np.zeros(plan.examples, dtype=np.int64)
+    index[:canaries] = np.arange(canaries)
+    weight[:canaries] = np.where(there, inside, outside) * LARGE
+    records = PlantedRecords(index, weight, plan.clip.norm, canaries + 1)
+    seen = np.empty((plan.rounds, canaries))
+
+    def see(t: int, total: Array) -> None:
+        seen[t] = total[:canaries]
+
+    moving = plan.clip.rule == "quantile"
+    run = observe(plan, records, see, log_every=1 if moving else plan.rounds)
+    norms = [row.clip_norm for row in run.history] if moving else [plan.clip.norm] * plan.rounds
+    for t, norm in enumerate(norms):
+        seen[t] /= norm
+    score = log_likelihood_ratio(
+        plan.mechanism, scales(plan, [1.0] * plan.rounds), seen, inside, outside
+    )
+    competing = any(isinstance(part.sampling, WithoutReplacement) for part in plan.mechanism)
+    return Games(score[~there], score[there], independent=not competing)
+
+
+def directed_games(plan: Plan, games: int, generator: np.random.Generator) -> Games:
+    """Play one training a game: the canary points one way, everybody else the other.
+
+    The canary outweighs its group, so that its presence turns the group's whole update round.
+    """
+    found: tuple[list[float], list[float]] = ([], [])
+    for _ in range(games):
+        there = bool(generator.random() < 0.5)
+        found[there].append(_directed_game(plan, there))
+    return Games(np.array(found[0]), np.array(found[1]))
+
+
+def _directed_game(plan: Plan, there: bool) -> float:
+    adjacency, examples = plan.mechanism.adjacency, plan.examples
+    weight = np.full(examples, -1, dtype=np.int64)
+    weight[-1] = LARGE
+    if not there:
+        # Absent, blank, or replaced by one more of the others.
+        weight[-1] = -1 if adjacency == "replace-one" else 0
+        if adjacency == "add-or-remove":
+            plan, weight = _one_less(plan), weight[:-1]
+    records = PlantedRecords(np.zeros(len(weight), dtype=np.int64), weight, plan.clip.norm * 1e3, 1)
+    seen = np.empty((plan.rounds, 1))
+
+    def see(t: int, total: Array) -> None:
+        seen[t] = total / plan.clip.norm
+
+    observe(plan, records, see)
+    return _directed_score(plan, seen)
+
+
+def _one_less(plan: Plan) -> Plan:
+    examples = plan.examples - 1
+    parts = [
+        Rounds(
+            part.noise_multiplier,
+            part.count,
+            WithoutReplacement(min(part.sampling.batch, examples), examples)
+            if isinstance(part.sampling, WithoutReplacement)
+            else scaled(part.sampling, plan.examples, examples),
+            part.clipping,
+        )
+        for part in plan.mechanism
+    ]
+    return plan.with_(
+        mechanism=Mechanism(*parts, adjacency=plan.mechanism.adjacency), examples=examples
+    )
+
+
+def _directed_score(plan: Plan, seen: Array) -> float:
+    """Log-likelihood ratio for a sum that the canary moves by 2 from where the others leave it."""
+    base = _others(plan)
+    return float(
+        log_likelihood_ratio(
+            plan.mechanism, scales(plan, [1.0] * plan.rounds), seen - base, 2.0, 0.0
+        )[0]
+    )
+
+
+def _others(plan: Plan) -> float:
+    """Where the sum lies without the canary: every group, or every record, at −1."""
+    if plan.groups is not None:
+        return -float(plan.groups)
+    part = plan.mechanism.rounds[0]
+    return -float(part.sampling.batch) if isinstance(part.sampling, WithoutReplacement) else 0.0
+
+
+def simulated_games(plan: Plan, distance: tuple[float, float], seed: int) -> Games:
+    """The same games without a run, from the mechanism's own law: to choose thresholds on."""
+    generator = np.random.default_rng(seed)
+    noise = scales(plan, [1.0] * plan.rounds)
+    scored = []
+    for contribution in distance:
+        seen = simulate(plan.mechanism, noise, SIMULATED, contribution, generator)
+        scored.append(log_likelihood_ratio(plan.mechanism, noise, seen, *distance))
+    return Games(scored[1], scored[0])
+
+
+def attack(
+    plan: Plan, effort: Effort, generator: np.random.Generator
+) -> tuple[list[Finding], AttackSummary | None, list[str]]:
+    """Play the games and hold them against the claimed trade-off function.
+
+    Args:
+        plan: the claim. generator: of coins and simulations.
+
+    Returns:
+        The finding, the games in numbers, and notes on what was left out.
+    """
+    if any(part.noise_multiplier == 0 for part in plan.mechanism):
+        return [], None, ["no attack was needed: rounds without noise claim nothing"]
+    single = directed(plan)
+    notes = []
+    if single:
+        small = _few_records(plan)
+        distance = (2.0, 0.0)
+        notes.append(
+            f"the attack played one game a training, on {small.examples} records and "
+            f"{small.rounds} rounds"
+        )
+    else:
+        canaries = min(effort.canaries, plan.examples)
+        small = shortened(plan, max(1, effort.attack_cells // canaries))
+        distance = contributions(plan)
+        if small.rounds < plan.rounds:
+            notes.append(f"the attack saw the first {small.rounds:,} of {plan.rounds:,} rounds")
+    simulated = simulated_games(small, distance, seed=int(generator.integers(2**63)))
+    games = (
+        directed_games(small, effort.directed_games, generator)
+        if single
+        else orthogonal_games(small, canaries, generator)
+    )
+    return *summarise(small, games, simulated), notes
+
+
+def _few_records(plan: Plan) -> Plan:
+    examples = min(plan.examples, FEW)
+    part = plan.mechanism.rounds[0]
+    sampling = scaled(part.sampling, plan.examples, examples)
+    rounds = Rounds(part.noise_multiplier, min(SHORT, part.count), sampling, part.clipping)
+    return shortened(
+        plan.with_(
+            mechanism=Mechanism(rounds, adjacency=plan.mechanism.adjacency),
+            examples=examples,
+            clip=type(plan.clip)(plan.clip.norm) if plan.clip.rule != "quantile" else plan.clip,
+        ),
+        rounds.count,
+    )
+
+
+def summarise(
+    plan: Plan, games: Games, simulated: Games, group: int = 1
+) -> tuple[list[Finding], AttackSummary]:
+    """Games against the claim of the plan that they were played on."""
+    delta = plan.delta
+    claim = tradeoff(plan.mechanism, group)
+    thresholds = choose_thresholds(
+        simulated, len(games.outside), len(games.inside), plan.mechanism, group
+    )
+    p = refutation_p(games, thresholds, lambda alpha: float(claim(min(alpha, 1.0))))
+    claimed = exact.epsilon(plan.mechanism, delta, group).upper
+    shown, noise = epsilon_interval(plan.mechanism, games, float(thresholds[0]), delta, group)
+    count = len(games.outside) + len(games.inside)
+    guesses = choose_guesses(simulated, count, delta, LEVEL)
+    summary = AttackSummary(
+        games=count,
+        rounds=plan.rounds,
+        delta=delta,
+        claimed_epsilon=claimed,
+        epsilon=shown,
+        one_run_epsilon=one_run_epsilon(games, delta, guesses, LEVEL),
+        noise_at_most=noise,
+        confidence=1 - LEVEL,
+        points=points(games),
+        curve=curve(claim),
+    )
+    best = "∞" if math.isinf(noise) else f"{noise:.3g}"
+    finding = Finding(
+        "attack",
+        "errors of a membership attack",
+        f"ε ≥ {shown[0]:.3g}, noise ≤ {best} of the claim",
+        f"ε ≤ {claimed:.4g}",
+        f"A membership attack does better than the claim allows: it shows ε ≥ {shown[0]:.3g} with "
+        f"95 % confidence, where ε ≤ {claimed:.3g} was claimed for these {plan.rounds:,} rounds.",
+        p,
+    )
+    return [finding], summary

@@ -1,0 +1,134 @@
+"""Audit a plan, and the user's model and data with it: four checks, one verdict.
+
+Every check goes through :func:`forethought.train`. An audit refutes or fails to refute; no guarantee
+rests on it.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from forethought.auditing.attack import attack
+from forethought.auditing.effort import effort as sizes
+from forethought.auditing.noise import noise, noise_on_model
+from forethought.auditing.participation import participation
+from forethought.auditing.sensitivity import model_sensitivity, planted_sensitivity
+from forethought.auditing.verdict import FOR_THE_OPERATOR, Audit, Finding
+from forethought.mechanism import real
+from forethought.plans import Plan
+from forethought.rounds.losses import Loss, default_loss
+from forethought.rounds.records import as_records
+
+FALSE_ALARM = 1e-4
+# Records that the noise on the user's own model is looked at with.
+MODEL_RECORDS = 16
+
+STEPS = ("participation", "noise", "sensitivity", "attack")
+
+
+def audit(
+    plan: Plan,
+    model: nn.Module | None = None,
+    data: object | None = None,
+    *,
+    loss: Loss | None = None,
+    level: str = "standard",
+    false_alarm: float = FALSE_ALARM,
+    seed: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Audit:
+    """Try to refute what a plan claims when it is run.
+
+    Args:
+        plan: what is claimed. Its sampling, clipping and noise are run on planted records.
+        model: the user's, with ``data``; is copied. Neighbouring batches go through it, and noise
+            on each of its parameters is looked at. Without it only planted models are.
+        data: the user's records, as :func:`forethought.train` takes them. What is measured on them
+            is for the operator, not for publication.
+        loss: one value per record; default as in training.
+        level: ``"quick"``, ``"standard"`` or ``"thorough"``.
+        false_alarm: chance that a sound run is refuted, all checks together. Each test's level is
+            its share, and exact.
+        seed: of the audit's own choices (which records, whose coins). The run under audit draws
+            its own randomness as always.
+        progress: called with (steps done, steps) before each step and at the end.
+
+    Returns:
+        The audit: findings, verdict, the attack in numbers.
+
+    Raises:
+        TypeError, ValueError: arguments that do not fit, or a model that training refuses.
+    """
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan must be a forethought.Plan, not {type(plan).__name__}")
+    if (model is None) != (data is None):
+        raise ValueError("the sensitivity check needs both: give model and data, or neither")
+    share = real("false_alarm", false_alarm, above=0, most=0.1)
+    effort = sizes(level)
+    generator = np.random.default_rng(seed)
+    start = time.perf_counter()
+    notes: list[str] = []
+    found: list[Finding] = []
+
+    def tell(step: int) -> None:
+        if progress is not None:
+            progress(step, len(STEPS))
+
+    # Planted gradients are of sizes that no data has: warnings about them say nothing to a user.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tell(0)
+        found += participation(plan, effort, generator)
+        if plan.examples > effort.population:
+            notes.append(
+                f"the dry run drew from {effort.population:,} of {plan.examples:,} records"
+            )
+        tell(1)
+        found += noise(plan, effort, generator)
+        tell(2)
+        found.append(planted_sensitivity(plan))
+        if model is not None:
+            found += _on_model(plan, model, data, loss, effort, generator)
+            notes.append(FOR_THE_OPERATOR)
+        else:
+            notes.append("no model and no data were given: only planted models were audited")
+        tell(3)
+        attacked, summary, said = attack(plan, effort, generator)
+        found += attacked
+        notes += said
+    tell(len(STEPS))
+    return Audit(
+        tuple(found), share, summary, round(time.perf_counter() - start, 2), tuple(notes)
+    )
+
+
+def _on_model(
+    plan: Plan,
+    model: nn.Module,
+    data: object,
+    loss: Loss | None,
+    effort: Any,
+    generator: np.random.Generator,
+) -> list[Finding]:
+    first = next((p for p in model.parameters() if p.requires_grad), None)
+    if first is None:
+        raise ValueError("the model has no parameter with requires_grad=True: nothing to audit")
+    records = as_records(data, first.dtype, first.device)
+    if len(records) != plan.examples:
+        raise ValueError(
+            f"the plan is for {plan.examples} examples, the data has {len(records)}: audit the "
+            "plan with the data that it is for"
+        )
+    few = records.take(np.arange(min(len(records), MODEL_RECORDS)))
+    chosen = default_loss(few[1]) if loss is None else loss
+    found = model_sensitivity(model, records, plan, chosen, effort, generator)
+    if isinstance(few[0], torch.Tensor) and isinstance(few[1], torch.Tensor):
+        found += noise_on_model(model, plan, chosen, few)
+    return found

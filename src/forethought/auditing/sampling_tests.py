@@ -1,0 +1,300 @@
+"""Do batches follow the claimed sampling? Tests of who took part in which round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+from scipy.special import ndtri
+
+from forethought.auditing import exact_tests as exact
+from forethought.auditing.verdict import Finding, certain, smallest
+from forethought.mechanism import FullBatch, Poisson, Sampling, Shuffled, WithoutReplacement
+
+Indices = NDArray[np.int64]
+Marks = Callable[[int], NDArray[np.bool_] | None]
+
+# How many rounds back a batch is compared with.
+LAGS = (1, 2, 3, 5, 8)
+
+
+def sampling_findings(
+    sampling: Sampling, members: Sequence[Indices], examples: int, generator: np.random.Generator
+) -> list[Finding]:
+    """Whether batches are drawn as claimed.
+
+    Args:
+        members: for each round the records that took part. examples: of how many.
+        generator: of the tests' own choices.
+    """
+    match sampling:
+        case FullBatch():
+            return [_sizes(members, [examples] * len(members), "full batch")]
+        case Poisson(rate=rate):
+            found = _poisson(members, examples, rate, generator)
+        case WithoutReplacement(batch=batch):
+            found = [_sizes(members, [batch] * len(members), "sampling without replacement")]
+            found.append(_most_and_fewest(members, examples, sampling.rate))
+        case Shuffled():
+            found = _shuffled(sampling, members)
+        case _:
+            raise TypeError(f"no tests for {sampling!r}")
+    return found + _uniformity(sampling, members, examples, generator)
+
+
+def _sizes(members: Sequence[Indices], wanted: Sequence[int], name: str) -> Finding:
+    wrong = [
+        (len(batch), size) for batch, size in zip(members, wanted, strict=True) if len(batch) != size
+    ]
+    got, size = wrong[0] if wrong else (0, 0)
+    return certain(
+        "participation",
+        "batch sizes",
+        f"{len(wrong)} of {len(members)} rounds differ",
+        "none",
+        bool(wrong),
+        f"A batch holds {got:,} different records, where {name} draws {size:,}.",
+    )
+
+
+def _poisson(
+    members: Sequence[Indices], examples: int, rate: float, generator: np.random.Generator
+) -> list[Finding]:
+    rounds = len(members)
+    sizes = np.array([len(batch) for batch in members])
+    total = int(sizes.sum())
+    seen = total / (rounds * examples)
+    spread = float(sizes.std(ddof=1)) if rounds > 1 else 0.0
+    wanted = float(np.sqrt(examples * rate * (1 - rate)))
+    counts = np.bincount(np.concatenate(members), minlength=examples)
+    scatter, expected = float(counts.std()), float(np.sqrt(rounds * rate * (1 - rate)))
+    sizes_z = ndtri(exact.uniform_binomial(sizes, examples, rate, generator))
+    counts_z = ndtri(exact.uniform_binomial(counts, rounds, rate, generator))
+    return [
+        Finding(
+            "participation",
+            "rate at which records take part",
+            f"{seen:.5g}",
+            f"{rate:.5g}",
+            f"Records take part at a rate of {seen:.4g}, where {rate:.4g} was claimed.",
+            exact.binomial_p(total, rounds * examples, rate),
+        ),
+        Finding(
+            "participation",
+            "spread of batch sizes",
+            f"{spread:.4g}",
+            f"{wanted:.4g}",
+            f"Batch sizes vary with a standard deviation of {spread:.3g}, where Poisson sampling "
+            f"gives {wanted:.3g}: batches are not drawn record by record.",
+            exact.spread_p(sizes_z),
+        ),
+        Finding(
+            "participation",
+            "spread of counts per record",
+            f"{scatter:.4g}",
+            f"{expected:.4g}",
+            f"Over {rounds} rounds the records' counts vary with a standard deviation of "
+            f"{scatter:.3g}, where independent draws give {expected:.3g}.",
+            exact.spread_p(counts_z),
+        ),
+    ]
+
+
+def _most_and_fewest(members: Sequence[Indices], examples: int, rate: float) -> Finding:
+    rounds = len(members)
+    counts = np.bincount(np.concatenate(members), minlength=examples)
+    most, fewest = int(counts.max()), int(counts.min())
+    tails = (
+        float(stats.binom.sf(most - 1, rounds, rate)),
+        float(stats.binom.cdf(fewest, rounds, rate)),
+    )
+    return Finding(
+        "participation",
+        "counts per record",
+        f"{fewest} to {most}",
+        f"{rounds * rate:.4g} on average",
+        f"Over {rounds} rounds one record took part {most} times and one {fewest} times, where "
+        f"independent draws give {rounds * rate:.3g} on average.",
+        min(1.0, 2 * examples * min(tails)),
+    )
+
+
+def _shuffled(sampling: Shuffled, members: Sequence[Indices]) -> list[Finding]:
+    length, batch, examples = sampling.rounds_per_epoch, sampling.batch, sampling.examples
+    last = examples - batch * (length - 1)
+    wanted = [last if t % length == length - 1 else batch for t in range(len(members))]
+    most = 0
+    for start in range(0, len(members), length):
+        epoch = np.concatenate(members[start : start + length])
+        most = max(most, int(np.bincount(epoch, minlength=examples).max()))
+    return [
+        _sizes(members, wanted, "shuffling"),
+        certain(
+            "participation",
+            "times a record takes part in an epoch",
+            f"at most {most}",
+            "1",
+            most > 1,
+            f"A record took part {most} times in one epoch, where shuffling takes each once.",
+        ),
+    ]
+
+
+def _uniformity(
+    sampling: Sampling, members: Sequence[Indices], examples: int, generator: np.random.Generator
+) -> list[Finding]:
+    """Given its size, a batch is a uniform subset, whatever the rounds before were.
+
+    So the number of its records in any set that was marked beforehand is hypergeometric given the
+    past. In shuffled epochs the subset is of what the epoch has left.
+    """
+    length = sampling.rounds_per_epoch if isinstance(sampling, Shuffled) else 1
+    order = generator.permutation(examples)
+    halves = [np.arange(examples) < examples // 2, np.arange(examples) % 2 == 0, order % 2 == 0]
+    fixed = [
+        _marked(members, examples, length, (lambda _t, half=half: half), generator)
+        for half in halves
+    ]
+
+    def earlier(lag: int) -> Marks:
+        def marks(t: int) -> NDArray[np.bool_] | None:
+            if t < lag:
+                return None
+            chosen = np.zeros(examples, dtype=bool)
+            chosen[members[t - lag]] = True
+            return chosen
+
+        return marks
+
+    lags = [_marked(members, examples, length, earlier(lag * length), generator) for lag in LAGS]
+    often = _marked(members, examples, length, _drawn_often(members, order, length), generator)
+    neighbours = _neighbours(members[::length], examples, generator)
+    return [
+        Finding(
+            "participation",
+            "which records are drawn",
+            f"p = {smallest(fixed):.2g}",
+            "uniform subsets",
+            "Batches are not uniform subsets: some part of the data set is drawn more often than "
+            "another.",
+            smallest(fixed),
+        ),
+        Finding(
+            "participation",
+            "independence of neighbours",
+            f"p = {neighbours:.2g}",
+            "records drawn one by one",
+            "Records that lie next to each other are not drawn independently.",
+            neighbours,
+        ),
+        Finding(
+            "participation",
+            "independence of successive rounds",
+            f"p = {smallest([*lags, often]):.2g}",
+            "every batch drawn afresh",
+            "Batches are not independent of the ones before: the same records come again.",
+            smallest([*lags, often]),
+        ),
+    ]
+
+
+def _drawn_often(members: Sequence[Indices], order: Indices, length: int) -> Marks:
+    """Marks the half of the records that took part most in earlier rounds (or epochs)."""
+    counts = np.zeros(len(order))
+    known = 0
+    chosen: NDArray[np.bool_] | None = None
+
+    def marks(t: int) -> NDArray[np.bool_] | None:
+        nonlocal known, chosen
+        upto = t - t % length
+        while known < upto:
+            counts[members[known]] += 1
+            known += 1
+            chosen = None
+        if chosen is None and known:
+            chosen = np.zeros(len(order), dtype=bool)
+            # Ties are broken by a fixed random order.
+            ranked = np.lexsort((order, -counts)) if len(order) < 50_000 else _top(counts, order)
+            chosen[ranked[: len(order) // 2]] = True
+        return chosen
+
+    return marks
+
+
+def _top(counts: NDArray[np.float64], order: Indices) -> Indices:
+    key = counts + order / (len(order) + 1)
+    return np.argpartition(-key, len(order) // 2)
+
+
+def _marked(
+    members: Sequence[Indices],
+    examples: int,
+    length: int,
+    marks: Marks,
+    generator: np.random.Generator,
+) -> float:
+    counts, population, marked, drawn = [], [], [], []
+    left = np.ones(examples, dtype=bool)
+    for t, batch in enumerate(members):
+        if length > 1 and t % length == 0:
+            left[:] = True
+        chosen = marks(t)
+        if chosen is not None:
+            counts.append(int(chosen[batch].sum()))
+            if length > 1:
+                population.append(int(left.sum()))
+                marked.append(int((chosen & left).sum()))
+            else:
+                population.append(examples)
+                marked.append(int(chosen.sum()))
+            drawn.append(len(batch))
+        if length > 1:
+            left[batch] = False
+    if not counts:
+        return 1.0
+    valid = np.array(drawn) <= np.array(population)
+    if not valid.all():  # a record came twice in an epoch: said elsewhere, with certainty
+        return 1.0
+    return exact.uniform_p(
+        exact.uniform_hypergeometric(
+            counts, np.array(population), np.array(marked), np.array(drawn), generator
+        )
+    )
+
+
+def _neighbours(
+    members: Sequence[Indices], examples: int, generator: np.random.Generator
+) -> float:
+    pairs = examples // 2
+    if not pairs:
+        return 1.0
+    both, drawn = [], []
+    for batch in members:
+        inside = np.zeros(2 * pairs, dtype=bool)
+        inside[batch[batch < 2 * pairs]] = True
+        both.append(int(inside.reshape(pairs, 2).all(axis=1).sum()))
+        drawn.append(int(inside.sum()))
+    return exact.uniform_p(exact.uniform_pairs(both, pairs, drawn, generator))
+
+
+def group_sizes(
+    mates: Sequence[int], others: Sequence[int], groups: int, generator: np.random.Generator
+) -> Finding:
+    """A record shares its group with each other one with chance 1/groups, independently.
+
+    Args:
+        mates: how many share the group of one random record of a batch; one number a round.
+        others: how many other records the batch has.
+    """
+    p = exact.uniform_p(exact.uniform_binomial(mates, others, 1 / groups, generator))
+    share = sum(mates) / max(1, sum(others))
+    return Finding(
+        "participation",
+        "records that share a group",
+        f"{share:.4g}",
+        f"{1 / groups:.4g}",
+        "Records are not dealt to groups independently at random.",
+        p,
+    )

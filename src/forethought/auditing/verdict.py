@@ -1,0 +1,181 @@
+"""What an audit found: one row a check, and whether any of them refutes. Plain values, no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+CheckName = Literal["participation", "noise", "attack", "sensitivity"]
+SCHEMA = "forethought/audit/1"
+
+NO_GUARANTEE = (
+    "An audit refutes or fails to refute. It is no part of the guarantee, which rests on the "
+    "theorems that the Statement names."
+)
+FOR_THE_OPERATOR = (
+    "The sensitivity check ran the model on the given records without noise: what it measured is "
+    "for the operator, not for publication."
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was measured.
+
+    Args:
+        check: which of the four checks it belongs to.
+        name: what was looked at, in a few words.
+        measured, allowed: in words and numbers.
+        reason: the sentence to say if it refutes.
+        p_value: chance of a measurement at least so far off under a sound mechanism; None for what
+            holds with certainty, where ``violated`` decides.
+        violated: of what holds with certainty.
+    """
+
+    check: CheckName
+    name: str
+    measured: str
+    allowed: str
+    reason: str
+    p_value: float | None = None
+    violated: bool = False
+
+    def refutes(self, level: float) -> bool:
+        """Whether this finding alone refutes, each statistical one at ``level``."""
+        return self.violated if self.p_value is None else self.p_value < level
+
+
+@dataclass(frozen=True)
+class AttackPoint:
+    """One threshold of the attack: its error rates with simultaneous confidence bands."""
+
+    false_alarms: float
+    misses: float
+    false_alarms_band: tuple[float, float]
+    misses_band: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class AttackSummary:
+    """What the membership games say about the claim.
+
+    Args:
+        games: how many were played. rounds: releases that the attacker saw.
+        delta: at which ε is given.
+        claimed_epsilon: certified upper end for those rounds and group.
+        epsilon: interval for the ε that this attack shows, from f-DP inference (Nasr et al. 2023);
+            its lower end is a lower bound on the mechanism's own ε.
+        one_run_epsilon: lower bound by Steinke, Nasr and Jagielski 2023, Theorem 5.2.
+        noise_at_most: the run behaves as if its noise multipliers were at most this multiple of
+            what is claimed; below 1 refutes. Infinite where the attack shows nothing.
+        confidence: of each of these bounds.
+        points: for the figure. curve: pairs (α, f(α)) of the claim.
+    """
+
+    games: int
+    rounds: int
+    delta: float
+    claimed_epsilon: float
+    epsilon: tuple[float, float]
+    one_run_epsilon: float
+    noise_at_most: float
+    confidence: float
+    points: tuple[AttackPoint, ...] = ()
+    curve: tuple[tuple[float, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The result of an audit.
+
+    Args:
+        findings: every check, in the order in which they ran.
+        false_alarm: chance that a sound run is refuted, for the whole audit.
+        attack: the games in numbers; None where none were played.
+        seconds: time it took.
+        notes: what was left out or scaled down, and why.
+    """
+
+    findings: tuple[Finding, ...]
+    false_alarm: float
+    attack: AttackSummary | None = None
+    seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def level(self) -> float:
+        """Chance of a false alarm that each statistical finding may have (Bonferroni)."""
+        return self.false_alarm / max(1, sum(f.p_value is not None for f in self.findings))
+
+    @property
+    def refuting(self) -> tuple[Finding, ...]:
+        """The findings that refute."""
+        return tuple(finding for finding in self.findings if finding.refutes(self.level))
+
+    @property
+    def refuted(self) -> bool:
+        """Whether the run does not do what it claims."""
+        return bool(self.refuting)
+
+    @property
+    def reason(self) -> str:
+        """Why it is refuted, in one sentence; empty when it is not.
+
+        What holds with certainty goes before what is improbable, causes before consequences: noise
+        and participation before the attack that they make possible.
+        """
+        order = ("participation", "noise", "sensitivity", "attack")
+        ranked = sorted(
+            self.refuting, key=lambda f: (order.index(f.check), f.p_value is not None, f.p_value)
+        )
+        return ranked[0].reason if ranked else ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready: verdict, reason, findings, attack."""
+        return {
+            "schema": SCHEMA,
+            "refuted": self.refuted,
+            "reason": self.reason,
+            "false_alarm": self.false_alarm,
+            "level": self.level,
+            "findings": [
+                {**asdict(finding), "refutes": finding.refutes(self.level)}
+                for finding in self.findings
+            ],
+            "attack": None if self.attack is None else asdict(self.attack),
+            "seconds": self.seconds,
+            "notes": [*self.notes, NO_GUARANTEE],
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Write the audit as JSON, readable by its owner only: it looked at private records."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
+            file.write(json.dumps(_finite(self.to_dict()), indent=2, ensure_ascii=False) + "\n")
+
+
+def certain(
+    check: CheckName, name: str, measured: str, allowed: str, violated: bool, reason: str
+) -> Finding:
+    """A finding about something that holds with certainty in a sound run."""
+    return Finding(check, name, measured, allowed, reason, None, violated)
+
+
+def smallest(p_values: Sequence[float]) -> float:
+    """One p-value for several tests: the smallest, times their number (Bonferroni)."""
+    return min(1.0, len(p_values) * min(p_values)) if p_values else 1.0
+
+
+def _finite(value: Any) -> Any:
+    # JSON has no infinity: strings, as other files of this library write them.
+    if isinstance(value, float) and value in (float("inf"), float("-inf")):
+        return "inf" if value > 0 else "-inf"
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return value
