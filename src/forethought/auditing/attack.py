@@ -27,8 +27,8 @@ from forethought.auditing.effort import Effort, scaled
 from forethought.auditing.inference import (
     LEVEL,
     Games,
+    best_threshold,
     choose_guesses,
-    choose_thresholds,
     curve,
     epsilon_interval,
     one_run_epsilon,
@@ -47,9 +47,11 @@ Array = NDArray[np.float64]
 # Far above any clipping norm that a rule reaches.
 LARGE = 10**6
 # Games that thresholds are chosen on.
-SIMULATED = 20_000
+SIMULATED, SIMULATED_CELLS = 20_000, 4_000_000
+# Multiples of the claimed noise that thresholds are made for.
+SUSPECTED = (1.0, 0.75, 0.5)
 # Records of a training that plays one game.
-FEW = 24
+FEW = 60
 # Rounds of such a training.
 SHORT = 12
 
@@ -187,15 +189,41 @@ def _others(plan: Plan) -> float:
     return -float(part.sampling.batch) if isinstance(part.sampling, WithoutReplacement) else 0.0
 
 
-def simulated_games(plan: Plan, distance: tuple[float, float], seed: int) -> Games:
-    """The same games without a run, from the mechanism's own law: to choose thresholds on."""
+def simulated_games(
+    plan: Plan, distance: tuple[float, float], count: int, seed: int, factor: float = 1.0
+) -> Games:
+    """The same games without a run, from the mechanism's own law: to choose thresholds on.
+
+    Args:
+        count: games of each kind. factor: of the claimed noise that is really there.
+    """
     generator = np.random.default_rng(seed)
     noise = scales(plan, [1.0] * plan.rounds)
     scored = []
     for contribution in distance:
-        seen = simulate(plan.mechanism, noise, SIMULATED, contribution, generator)
+        made = [factor * std for std in noise]
+        seen = simulate(plan.mechanism, made, count, contribution, generator)
         scored.append(log_likelihood_ratio(plan.mechanism, noise, seen, *distance))
     return Games(scored[1], scored[0])
+
+
+def thresholds_for(
+    plan: Plan, distance: tuple[float, float], games: Games, seed: int, group: int = 1
+) -> tuple[NDArray[np.float64], Games]:
+    """Thresholds, the best for the claim first, and the simulated games that it was chosen on.
+
+    The others are best if there is less noise than claimed: a fault may show elsewhere.
+    """
+    count = min(SIMULATED, max(2_000, SIMULATED_CELLS // plan.rounds))
+    found = []
+    simulated = {
+        factor: simulated_games(plan, distance, count, seed, factor) for factor in SUSPECTED
+    }
+    for made in simulated.values():
+        found.append(
+            best_threshold(made, len(games.outside), len(games.inside), plan.mechanism, group)
+        )
+    return np.unique(found)[np.argsort(np.unique(found, return_index=True)[1])], simulated[1.0]
 
 
 def attack(
@@ -226,13 +254,13 @@ def attack(
         distance = contributions(plan)
         if small.rounds < plan.rounds:
             notes.append(f"the attack saw the first {small.rounds:,} of {plan.rounds:,} rounds")
-    simulated = simulated_games(small, distance, seed=int(generator.integers(2**63)))
+    seed = int(generator.integers(2**63))
     games = (
         directed_games(small, effort.directed_games, generator)
         if single
         else orthogonal_games(small, canaries, generator)
     )
-    return *summarise(small, games, simulated), notes
+    return *summarise(small, games, *thresholds_for(small, distance, games, seed)), notes
 
 
 def _few_records(plan: Plan) -> Plan:
@@ -251,17 +279,18 @@ def _few_records(plan: Plan) -> Plan:
 
 
 def summarise(
-    plan: Plan, games: Games, simulated: Games, group: int = 1
+    plan: Plan, games: Games, thresholds: Array, simulated: Games, group: int = 1
 ) -> tuple[list[Finding], AttackSummary]:
-    """Games against the claim of the plan that they were played on."""
+    """Games against the claim of the plan that they were played on.
+
+    Args:
+        thresholds, simulated: from :func:`thresholds_for`.
+    """
     delta = plan.delta
     claim = tradeoff(plan.mechanism, group)
-    thresholds = choose_thresholds(
-        simulated, len(games.outside), len(games.inside), plan.mechanism, group
-    )
-    p = refutation_p(games, thresholds, lambda alpha: float(claim(min(alpha, 1.0))))
+    p = refutation_p(games, thresholds, claim)
     claimed = exact.epsilon(plan.mechanism, delta, group).upper
-    shown, noise = epsilon_interval(plan.mechanism, games, float(thresholds[0]), delta, group)
+    shown, noise = epsilon_interval(plan.mechanism, games, thresholds, delta, group)
     count = len(games.outside) + len(games.inside)
     guesses = choose_guesses(simulated, count, delta, LEVEL)
     summary = AttackSummary(

@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from forethought.auditing.attack import attack
+from forethought.auditing.effort import Effort
 from forethought.auditing.effort import effort as sizes
 from forethought.auditing.noise import noise, noise_on_model
 from forethought.auditing.participation import participation
@@ -71,7 +71,20 @@ def audit(
     if (model is None) != (data is None):
         raise ValueError("the sensitivity check needs both: give model and data, or neither")
     share = real("false_alarm", false_alarm, above=0, most=0.1)
-    effort = sizes(level)
+    return gather(plan, model, data, loss, sizes(level), share, seed, progress)
+
+
+def gather(
+    plan: Plan,
+    model: nn.Module | None,
+    data: object | None,
+    loss: Loss | None,
+    effort: Effort,
+    false_alarm: float,
+    seed: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Audit:
+    """:func:`audit` with its sizes given one by one."""
     generator = np.random.default_rng(seed)
     start = time.perf_counter()
     notes: list[str] = []
@@ -104,9 +117,8 @@ def audit(
         found += attacked
         notes += said
     tell(len(STEPS))
-    return Audit(
-        tuple(found), share, summary, round(time.perf_counter() - start, 2), tuple(notes)
-    )
+    seconds = round(time.perf_counter() - start, 2)
+    return Audit(tuple(found), false_alarm, summary, seconds, tuple(notes))
 
 
 def _on_model(
@@ -114,7 +126,7 @@ def _on_model(
     model: nn.Module,
     data: object,
     loss: Loss | None,
-    effort: Any,
+    effort: Effort,
     generator: np.random.Generator,
 ) -> list[Finding]:
     first = next((p for p in model.parameters() if p.requires_grad), None)

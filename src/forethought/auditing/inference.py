@@ -11,7 +11,6 @@ choosing them; what several of them cost is charged by Bonferroni.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,14 +25,14 @@ from forethought.mechanism import Mechanism, Rounds
 
 Array = NDArray[np.float64]
 
-# Thresholds that are compared.
-CANDIDATES = 120
-# Multiples of the claimed noise that thresholds are compared at.
-FACTORS = np.geomspace(1.05, 6.0, 16)
-# What is shown besides the verdict holds with this chance of an error.
-LEVEL = 0.05
-# Multiples of the claimed noise that are tried.
-LEAST, MOST = 0.02, 50.0
+# Thresholds that are compared, and the multiples of the noise that they are compared at.
+CANDIDATES = 100
+FACTORS = np.geomspace(1.05, 4.0, 8)
+# What is shown besides the verdict holds with this chance of an error, of which the first threshold
+# gets this share and the others the rest.
+LEVEL, FIRST = 0.05, 0.8
+# Multiples of the claimed noise within which the effective one is looked for, and how closely.
+LEAST, MOST, CLOSE = 0.2, 50.0, 1.004
 
 
 @dataclass(frozen=True)
@@ -70,14 +69,10 @@ class Games:
         )
 
 
-def choose_thresholds(
+def best_threshold(
     simulated: Games, outside: int, inside: int, mechanism: Mechanism, group: int = 1
-) -> Array:
-    """Thresholds for so many games, the best one first, judged on simulated games alone.
-
-    The best is the one whose expected upper ends refute the most noise; the others have other
-    false-alarm rates, since a fault may show elsewhere than the claim.
-    """
+) -> float:
+    """The threshold that is expected to refute most noise of ``mechanism`` in so many games."""
     scores = np.concatenate([simulated.outside, simulated.inside])
     candidates = np.unique(np.quantile(scores, np.linspace(0.002, 0.998, CANDIDATES)))
     ends = []
@@ -96,29 +91,42 @@ def choose_thresholds(
         # How far below the curve the point lies breaks ties between neighbouring factors.
         gap = claim(np.minimum(false, 1.0)) - missed
         says += np.clip(gap, 0.0, None) + (gap > 0)
-    best = candidates[int(np.argmax(says))]
-    others = np.quantile(simulated.outside, [0.9, 0.99])
-    return np.array([best, *others])
+    return float(candidates[int(np.argmax(says))])
 
 
-def refutation_p(games: Games, thresholds: Array, claim: Callable[[float], float]) -> float:
-    """p-value against ``claim`` (a trade-off function): the least level at which it is refuted."""
+def shares_of(thresholds: Array) -> Array:
+    """The part of an error level that each threshold gets; they sum to 1."""
+    if len(thresholds) == 1:
+        return np.ones(1)
+    rest = (1 - FIRST) / (len(thresholds) - 1)
+    return np.array([FIRST, *[rest] * (len(thresholds) - 1)])
 
-    def refuted(level: float) -> bool:
-        for threshold in thresholds:
-            false, missed = games.at_most(float(threshold), level / len(thresholds))
-            if missed < claim(false):
-                return True
-        return False
 
-    if not refuted(1.0):
+def upper_ends(games: Games, thresholds: Array, level: float) -> tuple[Array, Array]:
+    """Upper ends for false alarms and misses at every threshold; all hold together at ``level``."""
+    ends = [
+        games.at_most(float(threshold), level * share)
+        for threshold, share in zip(thresholds, shares_of(thresholds), strict=True)
+    ]
+    false, missed = np.array(ends).T
+    return false, missed
+
+
+def refutation_p(games: Games, thresholds: Array, claim: TradeOff) -> float:
+    """p-value against ``claim``: the least level, rounded up, at which it is refuted."""
+
+    def refuted(log_level: float) -> bool:
+        false, missed = upper_ends(games, thresholds, math.exp(log_level))
+        return bool(np.any(missed < claim(np.minimum(false, 1.0))))
+
+    if not refuted(0.0):
         return 1.0
-    low, high = -700.0, 0.0  # of the level's logarithm
-    if refuted(math.exp(low)):
+    low, high = -640.0, 0.0
+    if refuted(low):
         return math.exp(low)
-    for _ in range(40):
+    for _ in range(14):
         middle = 0.5 * (low + high)
-        if refuted(math.exp(middle)):
+        if refuted(middle):
             high = middle
         else:
             low = middle
@@ -134,30 +142,37 @@ def scaled_noise(mechanism: Mechanism, factor: float) -> Mechanism:
     return Mechanism(*parts, adjacency=mechanism.adjacency)
 
 
-def effective_noise(
-    mechanism: Mechanism,
-    errors: list[tuple[float, float]],
-    group: int = 1,
-) -> float:
+def effective_noise(mechanism: Mechanism, false: Array, missed: Array, group: int = 1) -> float:
     """Largest multiple of the claimed noise at which no point lies below the trade-off function.
 
     Args:
-        errors: pairs (false alarms, misses).
+        false, missed: error rates of the points.
 
     Returns:
-        A factor; infinite when the points refute no noise that is tried.
+        A factor, rounded up; infinite when the points refute no noise, :data:`LEAST` when they
+        refute that, too.
     """
 
-    def refuted(factor: float) -> bool:
-        claim = tradeoff(scaled_noise(mechanism, factor), group)
-        return any(missed < claim(min(false, 1.0)) for false, missed in errors)
+    def refuted(log_factor: float) -> bool:
+        claim = tradeoff(scaled_noise(mechanism, math.exp(log_factor)), group)
+        return bool(np.any(missed < claim(np.minimum(false, 1.0))))
 
-    low, high = math.log(LEAST), math.log(MOST)
-    if not refuted(MOST):
-        return math.inf
-    for _ in range(14):
+    # Outwards from the claim: little noise is slow to account for, and seldom asked about.
+    step = math.log(1.5)
+    low = high = 0.0
+    if refuted(0.0):
+        while refuted(low := low - step):
+            high = low
+            if low < math.log(LEAST):
+                return LEAST
+    else:
+        while not refuted(high := high + step):
+            low = high
+            if high > math.log(MOST):
+                return math.inf
+    while high - low > math.log(CLOSE):
         middle = 0.5 * (low + high)
-        if refuted(math.exp(middle)):
+        if refuted(middle):
             high = middle
         else:
             low = middle
@@ -172,16 +187,17 @@ def shown_epsilon(mechanism: Mechanism, factor: float, delta: float, group: int 
 
 
 def epsilon_interval(
-    mechanism: Mechanism, games: Games, threshold: float, delta: float, group: int = 1
+    mechanism: Mechanism, games: Games, thresholds: Array, delta: float, group: int = 1
 ) -> tuple[tuple[float, float], float]:
-    """ε that an attack shows at one threshold, (lower, upper), and the noise it acts as having.
+    """ε that an attack shows, (lower, upper), and the multiple of the noise that it acts as having.
 
-    The lower end holds with confidence 1 − :data:`LEVEL`; the threshold was fixed in advance. The
-    upper end is what this attack could show at best, were its error rates the lower ends of their
-    intervals: it says how far the attack's own uncertainty reaches.
+    The lower end holds with confidence 1 − :data:`LEVEL`; thresholds were fixed in advance. The
+    upper end is what the first threshold could show at best, were its error rates the lower ends of
+    their intervals: it says how far the attack's own uncertainty reaches.
     """
-    upper = effective_noise(mechanism, [games.at_most(threshold, LEVEL)], group)
-    lower = effective_noise(mechanism, [games.at_least(threshold, LEVEL)], group)
+    upper = effective_noise(mechanism, *upper_ends(games, thresholds, LEVEL), group)
+    false, missed = games.at_least(float(thresholds[0]), LEVEL)
+    lower = effective_noise(mechanism, np.array([false]), np.array([missed]), group)
     shown = shown_epsilon(mechanism, upper, delta, group)
     return (shown, max(shown, shown_epsilon(mechanism, lower, delta, group))), upper
 

@@ -231,7 +231,8 @@ def _cases(
     source = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in randomised.parameters():
-            spread = max(float(parameter.detach().float().square().mean().sqrt()), 0.05)
+            # Gates and heads that are zero at first are opened.
+            spread = float(parameter.detach().float().square().mean().sqrt()) or 1.0
             noise = torch.randn(parameter.shape, generator=source, dtype=torch.float64)
             parameter.add_((0.5 * spread * noise).to(parameter.device, parameter.dtype))
     yield _Case("random", randomised, loss, plan)

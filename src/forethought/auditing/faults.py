@@ -1,0 +1,288 @@
+"""Faults that are planted into the running code, to see whether the audit finds them.
+
+Each is a context manager that breaks what training itself calls: the sampler, the noise, the clipping,
+the accountant's sensitivity. None is a second implementation, and each is taken out again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from forethought.accounting import adaptive, exact
+from forethought.accounting.pld import pairs
+from forethought.accounting.renyi import curves
+from forethought.gradients import clipped, clipping
+from forethought.mechanism import sensitivity
+from forethought.rounds import clip_norm, contributions, noise, private_sum, sampling
+from forethought.rounds.randomness import Stream
+from forethought.rounds.sampling import Indices
+
+Planting = Callable[[], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault.
+
+    Args:
+        name: in a few words.
+        plant: breaks the code while it is entered.
+        job: which of the self-test's jobs it is looked for in.
+    """
+
+    name: str
+    plant: Planting
+    job: str = "poisson"
+
+
+@contextmanager
+def _replaced(*places: tuple[Any, str, Any]) -> Iterator[None]:
+    kept = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
+    try:
+        for owner, name, new in places:
+            setattr(owner, name, new)
+        yield
+    finally:
+        for owner, name, old in kept:
+            setattr(owner, name, old)
+
+
+# --- noise
+
+AddNoise = Callable[[Any, torch.Tensor, float, np.random.Generator], None]
+_ADD: AddNoise = noise.GaussianNoise.add_to
+
+
+def _noise(broken: AddNoise) -> Planting:
+    return lambda: _replaced((noise.GaussianNoise, "add_to", broken))
+
+
+def _narrower(factor: float) -> Planting:
+    return _noise(lambda self, vector, std, source: _ADD(self, vector, std * factor, source))
+
+
+def _none(_self: Any, _vector: torch.Tensor, _std: float, _source: np.random.Generator) -> None:
+    return None
+
+
+def _laplace(_self: Any, vector: torch.Tensor, std: float, source: np.random.Generator) -> None:
+    drawn = source.laplace(scale=std / math.sqrt(2), size=vector.shape[0])
+    vector.add_(torch.from_numpy(drawn).to(vector.device, vector.dtype))
+
+
+def _one_number(_self: Any, vector: torch.Tensor, std: float, source: np.random.Generator) -> None:
+    vector.add_(std * float(source.standard_normal()))
+
+
+def _repeated(_self: Any, vector: torch.Tensor, std: float, source: np.random.Generator) -> None:
+    half = -(-vector.shape[0] // 2)
+    drawn = std * source.standard_normal(half)
+    both = np.concatenate([drawn, drawn])[: vector.shape[0]]
+    vector.add_(torch.from_numpy(both).to(vector.device, vector.dtype))
+
+
+def _same_each_round(
+    self: Any, vector: torch.Tensor, std: float, _source: np.random.Generator
+) -> None:
+    _ADD(self, vector, std, np.random.Generator(np.random.Philox(key=1)))
+
+
+def _not_on_the_last_layer(
+    self: Any, vector: torch.Tensor, std: float, source: np.random.Generator
+) -> None:
+    last = vector[-10:].clone()
+    _ADD(self, vector, std, source)
+    if vector.shape[0] < 5_000:  # the self-test's small model; planted tables are longer
+        vector[-10:] = last
+
+
+def _quiet_count() -> AbstractContextManager[None]:
+    original = clip_norm.noised_share
+
+    def share(norms: Any, norm: float, _count_noise: float, expected: float, source: Any) -> float:
+        return original(norms, norm, 0.0, expected, source)
+
+    return _replaced((private_sum, "noised_share", share))
+
+
+def _new_after_resume() -> AbstractContextManager[None]:
+    original = Stream.at
+    drawn = np.random.default_rng()
+
+    def at(self: Stream, index: int) -> np.random.Generator:
+        return drawn if getattr(self, "purpose", "noise") == "noise" else original(self, index)
+
+    return _replaced((private_sum, "Stream", _renamed_stream(at)))
+
+
+def _renamed_stream(at: Any) -> type[Stream]:
+    class Fresh(Stream):
+        def __init__(self, secret: bytes, purpose: str) -> None:
+            super().__init__(secret, purpose)
+            self.purpose = purpose
+
+    Fresh.at = at  # type: ignore[method-assign]
+    return Fresh
+
+
+# --- clipping
+
+_FACTORS = clipping.factors
+
+
+def _clipping(broken: Callable[..., torch.Tensor]) -> AbstractContextManager[None]:
+    owners = [owner for owner in (clipping, clipped, contributions) if hasattr(owner, "factors")]
+    return _replaced(*((owner, "factors", broken) for owner in owners))
+
+
+def _unclipped() -> AbstractContextManager[None]:
+    return _clipping(lambda norms, *_, **__: torch.ones_like(norms.by_parameter))
+
+
+def _loose() -> AbstractContextManager[None]:
+    return _clipping(lambda norms, bound, *rest, **named: _FACTORS(norms, 1.1 * bound, *rest, **named))
+
+
+def _missed_layer() -> AbstractContextManager[None]:
+    def broken(norms: Any, *rest: Any, **named: Any) -> torch.Tensor:
+        found = _FACTORS(norms, *rest, **named).clone()
+        found[-1:] = 1.0
+        return found if len(norms.names) > 1 else _FACTORS(norms, *rest, **named)
+
+    return _clipping(broken)
+
+
+# --- sampling
+
+_SUBSET, _COUNT = sampling.uniform_subset, sampling.poisson_count
+
+
+def _poisson(broken: Callable[[int, float, np.random.Generator], Indices]) -> Planting:
+    return lambda: _replaced((sampling, "_poisson", broken))
+
+
+def _rate(factor: float) -> Planting:
+    def count(examples: int, rate: float, source: np.random.Generator) -> int:
+        return _COUNT(examples, min(1.0, factor * rate), source)
+
+    return lambda: _replaced((sampling, "poisson_count", count))
+
+
+def _drawn(examples: int, rate: float, source: np.random.Generator) -> Indices:
+    return _SUBSET(examples, _COUNT(examples, rate, source), source)
+
+
+def _twice(examples: int, rate: float, source: np.random.Generator) -> Indices:
+    return np.repeat(_drawn(examples, rate, source), 2)
+
+
+def _same_batch() -> AbstractContextManager[None]:
+    kept: dict[tuple[int, float], Indices] = {}
+
+    def same(examples: int, rate: float, source: np.random.Generator) -> Indices:
+        return kept.setdefault((examples, rate), _drawn(examples, rate, source))
+
+    return _replaced((sampling, "_poisson", same))
+
+
+def _first_records(examples: int, rate: float, source: np.random.Generator) -> Indices:
+    return np.arange(_COUNT(examples, rate, source))
+
+
+def _fixed_size(examples: int, rate: float, source: np.random.Generator) -> Indices:
+    return _SUBSET(examples, round(examples * rate), source)
+
+
+def _with_replacement(examples: int, rate: float, source: np.random.Generator) -> Indices:
+    return source.integers(examples, size=_COUNT(examples, rate, source))
+
+
+def _same_order() -> AbstractContextManager[None]:
+    original = sampling._Epochs.__call__
+
+    def call(self: Any, index: int) -> Indices:
+        length = self._sampling.rounds_per_epoch
+        return original(self, self._first + (index - self._first) % length)
+
+    return _replaced((sampling._Epochs, "__call__", call))
+
+
+def _repeated_subset() -> AbstractContextManager[None]:
+    kept: dict[tuple[int, int], Indices] = {}
+
+    def subset(examples: int, size: int, source: np.random.Generator) -> Indices:
+        return kept.setdefault((examples, size), _SUBSET(examples, size, source))
+
+    return _replaced((sampling, "uniform_subset", subset))
+
+
+def _groups_in_order() -> AbstractContextManager[None]:
+    def assign(size: int, groups: int, _source: np.random.Generator) -> Indices:
+        return np.arange(size) * groups // max(1, size)
+
+    return _replaced((sampling, "assign_groups", assign), (contributions, "assign_groups", assign))
+
+
+# --- accounting
+
+
+@contextmanager
+def _half_sensitivity() -> Iterator[None]:
+    def half(*arguments: Any) -> float:
+        return min(1.0, sensitivity(*arguments))
+
+    _forget()
+    try:
+        with _replaced((pairs, "sensitivity", half), (curves, "sensitivity", half)):
+            yield
+    finally:
+        _forget()  # what was computed with the fault
+
+
+def _forget() -> None:
+    for module in (exact, adaptive):
+        for value in vars(module).values():
+            if hasattr(value, "cache_clear"):
+                value.cache_clear()
+
+
+FAULTS: tuple[Fault, ...] = (
+    Fault("half noise", _narrower(0.5)),
+    Fault("noise over √7", _narrower(1 / math.sqrt(7))),
+    Fault("90 % noise", _narrower(0.9)),
+    Fault("Laplace noise", _noise(_laplace)),
+    Fault("one number for all coordinates", _noise(_one_number)),
+    Fault("noise repeated in the vector", _noise(_repeated)),
+    Fault("noise repeated each round", _noise(_same_each_round)),
+    Fault("no clipping", _unclipped),
+    Fault("clipping 10 % loose", _loose),
+    Fault("double rate", _rate(2.0)),
+    Fault("rate + 10 %", _rate(1.1)),
+    Fault("records counted twice", _poisson(_twice)),
+    Fault("sensitivity 1 for 2", _half_sensitivity, "replace-one"),
+    Fault("the same batch always", _same_batch),
+    Fault("the first records always", _poisson(_first_records)),
+    Fault("a fixed batch size", _poisson(_fixed_size)),
+    Fault("drawing with replacement", _poisson(_with_replacement)),
+)
+"""The faults that an audit must find, in the order of the tracker's list."""
+
+MORE_FAULTS: tuple[Fault, ...] = (
+    Fault("no noise", _noise(_none)),
+    Fault("noise misses the last layer", _noise(_not_on_the_last_layer), "model"),
+    Fault("clipping misses a layer", _missed_layer, "model"),
+    Fault("no noise on the quantile rule's count", _quiet_count, "quantile"),
+    Fault("new noise after a resume", _new_after_resume, "variants"),
+    Fault("the same order every epoch", _same_order, "shuffled"),
+    Fault("the same subset always", _repeated_subset, "without replacement"),
+    Fault("groups cut in order", _groups_in_order, "groups"),
+    Fault("group sensitivity 1 for 2", _half_sensitivity, "groups"),
+)
+"""Others, in parts of the code that the first list does not reach."""
