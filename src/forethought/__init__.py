@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from forethought.accounting.statement import account as account
     from forethought.accounting.tradeoff import TradeOff as TradeOff
     from forethought.accounting.tradeoff import tradeoff as tradeoff
+    from forethought.auditing.audit import audit as audit
+    from forethought.auditing.verdict import Audit as Audit
     from forethought.mechanism import Budget as Budget
     from forethought.mechanism import FullBatch as FullBatch
     from forethought.mechanism import Mechanism as Mechanism
@@ -85,6 +87,8 @@ _HOME = {
     **dict.fromkeys(("TradeOff", "tradeoff"), "accounting.tradeoff"),
     **dict.fromkeys(("NegativeBinomialTrials", "PoissonTrials"), "accounting.renyi.selection"),
     **dict.fromkeys(("Statement", "account"), "accounting.statement"),
+    "Audit": "auditing.verdict",
+    "audit": "auditing.audit",
     "plan": "planning.solve",
     **dict.fromkeys(("Rehearsal", "rehearse"), "utility.rehearsal"),
     **dict.fromkeys(("Front", "pareto"), "planning.pareto"),

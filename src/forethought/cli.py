@@ -13,7 +13,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from forethought.commands import account, calculator, keygen, plan, report, train, tune, utility
+from forethought.commands import (
+    account,
+    audit,
+    calculator,
+    keygen,
+    plan,
+    report,
+    train,
+    tune,
+    utility,
+)
 from forethought.commands.options import fail, of_the_system
 
 app = typer.Typer(
@@ -28,6 +38,7 @@ for command in (
     (plan.plan, plan.EPILOG),
     (train.train, train.EPILOG),
     (account.account, account.EPILOG),
+    (audit.audit, audit.EPILOG),
     (report.report, report.EPILOG),
     (tune.tune, tune.EPILOG),
     (utility.utility, utility.EPILOG),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from forethought.accounting.accountants import Accountant
@@ -34,9 +35,18 @@ def bounded(
     rows = _by_epsilon(epsilon.upper, delta)
     if way.composed is not None and math.isfinite(epsilon.upper):
         # The whole trade-off function says more than one point of it.
-        misses = tradeoff(way.composed(mechanism), group)
-        rows = tuple((rate, min(power, 1 - misses(rate))) for rate, power in rows)
+        powers = _powers(way.composed(mechanism), group)
+        rows = tuple(
+            (rate, min(power, most)) for (rate, power), most in zip(rows, powers, strict=True)
+        )
     return epsilon, rows
+
+
+# A mechanism is trained with again and again, in a search or an audit: its curve is found once.
+@lru_cache(maxsize=512)
+def _powers(mechanism: Mechanism, group: int) -> tuple[float, ...]:
+    misses = tradeoff(mechanism, group)(FALSE_POSITIVE_RATES)
+    return tuple(float(1 - missed) for missed in misses)
 
 
 def _by_epsilon(epsilon: float, delta: float) -> Attack:

@@ -1,11 +1,11 @@
 """Membership games against a run: one training plays thousands, on orthogonal canaries.
 
 Each canary is a record whose gradient has a coordinate of its own and is far above the clipping
-norm. A fair coin decides whether it is there; if not, a blank record (or, where records are replaced,
-its opposite) takes its place. From the coordinate's noised sums over all rounds the attacker scores
-the exact log-likelihood ratio. One coordinate tells nothing of another's coin, so the games are
-independent where records are drawn one by one; where they compete for places, errors are negatively
-associated and counted with a bound that allows it.
+norm. A fair coin decides whether it is there; if not, a blank record (or, where records are
+replaced, its opposite) takes its place. From the coordinate's noised sums over all rounds the
+attacker scores the exact log-likelihood ratio. One coordinate tells nothing of another's coin, so
+the games are independent where records are drawn one by one; where they compete for places, errors
+are negatively associated and counted with a bound that allows it.
 
 Canaries of one group share its clipped update, and a record less changes everybody's batch when its
 size is fixed: there each training plays one game, and all other records point against the canary,
@@ -15,8 +15,6 @@ which is what the sensitivity of 2 is attained by.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +25,6 @@ from forethought.auditing.effort import Effort, scaled
 from forethought.auditing.inference import (
     LEVEL,
     Games,
-    best_threshold,
-    choose_guesses,
     curve,
     epsilon_interval,
     one_run_epsilon,
@@ -37,7 +33,8 @@ from forethought.auditing.inference import (
 )
 from forethought.auditing.noise import scales
 from forethought.auditing.planted import PlantedRecords, observe
-from forethought.auditing.scores import log_likelihood_ratio, simulate
+from forethought.auditing.scores import log_likelihood_ratio
+from forethought.auditing.tactics import tactics
 from forethought.auditing.verdict import AttackSummary, Finding
 from forethought.mechanism import Mechanism, Rounds, WithoutReplacement
 from forethought.plans import Plan
@@ -46,28 +43,10 @@ Array = NDArray[np.float64]
 
 # Far above any clipping norm that a rule reaches.
 LARGE = 10**6
-# Games that thresholds are chosen on.
-SIMULATED, SIMULATED_CELLS = 20_000, 4_000_000
-# Multiples of the claimed noise that thresholds are made for.
-SUSPECTED = (1.0, 0.75, 0.5)
 # Records of a training that plays one game.
 FEW = 60
 # Rounds of such a training.
 SHORT = 12
-
-
-@dataclass(frozen=True)
-class Attack:
-    """A plan that games are played on, and how.
-
-    Args:
-        plan: what runs; a prefix of the claim where the whole is too long.
-        contributions: of the record that is there and of what takes its place, in units of C.
-    """
-
-    plan: Plan
-    contributions: tuple[float, float]
-    play: Callable[[np.random.Generator], Games]
 
 
 def shortened(plan: Plan, rounds: int) -> Plan:
@@ -82,9 +61,7 @@ def shortened(plan: Plan, rounds: int) -> Plan:
 def directed(plan: Plan) -> bool:
     """Whether one training can play one game only."""
     without = any(isinstance(part.sampling, WithoutReplacement) for part in plan.mechanism)
-    return plan.groups is not None or (
-        without and plan.mechanism.adjacency == "add-or-remove"
-    )
+    return plan.groups is not None or (without and plan.mechanism.adjacency == "add-or-remove")
 
 
 def contributions(plan: Plan) -> tuple[float, float]:
@@ -189,43 +166,6 @@ def _others(plan: Plan) -> float:
     return -float(part.sampling.batch) if isinstance(part.sampling, WithoutReplacement) else 0.0
 
 
-def simulated_games(
-    plan: Plan, distance: tuple[float, float], count: int, seed: int, factor: float = 1.0
-) -> Games:
-    """The same games without a run, from the mechanism's own law: to choose thresholds on.
-
-    Args:
-        count: games of each kind. factor: of the claimed noise that is really there.
-    """
-    generator = np.random.default_rng(seed)
-    noise = scales(plan, [1.0] * plan.rounds)
-    scored = []
-    for contribution in distance:
-        made = [factor * std for std in noise]
-        seen = simulate(plan.mechanism, made, count, contribution, generator)
-        scored.append(log_likelihood_ratio(plan.mechanism, noise, seen, *distance))
-    return Games(scored[1], scored[0])
-
-
-def thresholds_for(
-    plan: Plan, distance: tuple[float, float], games: Games, seed: int, group: int = 1
-) -> tuple[NDArray[np.float64], Games]:
-    """Thresholds, the best for the claim first, and the simulated games that it was chosen on.
-
-    The others are best if there is less noise than claimed: a fault may show elsewhere.
-    """
-    count = min(SIMULATED, max(2_000, SIMULATED_CELLS // plan.rounds))
-    found = []
-    simulated = {
-        factor: simulated_games(plan, distance, count, seed, factor) for factor in SUSPECTED
-    }
-    for made in simulated.values():
-        found.append(
-            best_threshold(made, len(games.outside), len(games.inside), plan.mechanism, group)
-        )
-    return np.unique(found)[np.argsort(np.unique(found, return_index=True)[1])], simulated[1.0]
-
-
 def attack(
     plan: Plan, effort: Effort, generator: np.random.Generator
 ) -> tuple[list[Finding], AttackSummary | None, list[str]]:
@@ -254,13 +194,12 @@ def attack(
         distance = contributions(plan)
         if small.rounds < plan.rounds:
             notes.append(f"the attack saw the first {small.rounds:,} of {plan.rounds:,} rounds")
-    seed = int(generator.integers(2**63))
     games = (
         directed_games(small, effort.directed_games, generator)
         if single
         else orthogonal_games(small, canaries, generator)
     )
-    return *summarise(small, games, *thresholds_for(small, distance, games, seed)), notes
+    return *summarise(small, games, distance), notes
 
 
 def _few_records(plan: Plan) -> Plan:
@@ -279,27 +218,28 @@ def _few_records(plan: Plan) -> Plan:
 
 
 def summarise(
-    plan: Plan, games: Games, thresholds: Array, simulated: Games, group: int = 1
+    plan: Plan, games: Games, distance: tuple[float, float], group: int = 1
 ) -> tuple[list[Finding], AttackSummary]:
     """Games against the claim of the plan that they were played on.
 
     Args:
-        thresholds, simulated: from :func:`thresholds_for`.
+        distance: what the record contributed, and what its absence.
     """
-    delta = plan.delta
+    delta, count = plan.delta, len(games.outside) + len(games.inside)
+    noise_of = tuple(scales(plan, [1.0] * plan.rounds))
+    chosen = tactics(plan.mechanism, noise_of, distance, count, delta, group)
+    thresholds = np.array(chosen.thresholds)
     claim = tradeoff(plan.mechanism, group)
     p = refutation_p(games, thresholds, claim)
     claimed = exact.epsilon(plan.mechanism, delta, group).upper
     shown, noise = epsilon_interval(plan.mechanism, games, thresholds, delta, group)
-    count = len(games.outside) + len(games.inside)
-    guesses = choose_guesses(simulated, count, delta, LEVEL)
     summary = AttackSummary(
         games=count,
         rounds=plan.rounds,
         delta=delta,
         claimed_epsilon=claimed,
         epsilon=shown,
-        one_run_epsilon=one_run_epsilon(games, delta, guesses, LEVEL),
+        one_run_epsilon=one_run_epsilon(games, delta, chosen.guesses, LEVEL),
         noise_at_most=noise,
         confidence=1 - LEVEL,
         points=points(games),

@@ -1,7 +1,7 @@
 """Audit a plan, and the user's model and data with it: four checks, one verdict.
 
-Every check goes through :func:`forethought.train`. An audit refutes or fails to refute; no guarantee
-rests on it.
+Every check goes through :func:`forethought.train`. An audit refutes or fails to refute; no
+guarantee rests on it.
 """
 
 from __future__ import annotations

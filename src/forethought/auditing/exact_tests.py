@@ -1,9 +1,9 @@
 """Tests whose false-alarm rates hold exactly, whatever the sizes: for counts and Gaussian numbers.
 
 A count with a known distribution becomes a uniform number by the randomised probability integral
-transform U = F(k − 1) + V·P(k) with V uniform, which is exact for discrete distributions (Rosenblatt
-1952; Ferguson 1967, Section 5.3). Uniform numbers that are independent, or each uniform given the ones
-before, are then tested together by their mean and their spread on the normal scale.
+transform U = F(k − 1) + V·P(k) with V uniform, which is exact for discrete distributions
+(Rosenblatt 1952; Ferguson 1967, Section 5.3). Uniform numbers that are independent, or each uniform
+given the ones before, are then tested together by their mean and spread on the normal scale.
 """
 
 from __future__ import annotations
@@ -105,9 +105,7 @@ def normal_p(z: Array) -> float:
 def spread_p(z: Array) -> float:
     """p-value of Σz² for independent standard normal numbers: χ², two-sided."""
     square = float(np.square(z).sum())
-    return both_sides(
-        float(stats.chi2.cdf(square, z.size)), float(stats.chi2.sf(square, z.size))
-    )
+    return both_sides(float(stats.chi2.cdf(square, z.size)), float(stats.chi2.sf(square, z.size)))
 
 
 def kolmogorov_smirnov_p(z: Array) -> float:

@@ -1,7 +1,7 @@
 """Faults that are planted into the running code, to see whether the audit finds them.
 
-Each is a context manager that breaks what training itself calls: the sampler, the noise, the clipping,
-the accountant's sensitivity. None is a second implementation, and each is taken out again.
+Each is a context manager that breaks what training itself calls: the sampler, the noise, the
+clipping, the accountant's sensitivity. Each is taken out again.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from forethought.accounting import adaptive, exact
+from forethought.accounting import attack as attack_bounds
 from forethought.accounting.pld import pairs
 from forethought.accounting.renyi import curves
 from forethought.gradients import clipped, clipping
@@ -147,7 +149,9 @@ def _unclipped() -> AbstractContextManager[None]:
 
 
 def _loose() -> AbstractContextManager[None]:
-    return _clipping(lambda norms, bound, *rest, **named: _FACTORS(norms, 1.1 * bound, *rest, **named))
+    return _clipping(
+        lambda norms, bound, *rest, **named: _FACTORS(norms, 1.1 * bound, *rest, **named)
+    )
 
 
 def _missed_layer() -> AbstractContextManager[None]:
@@ -157,6 +161,43 @@ def _missed_layer() -> AbstractContextManager[None]:
         return found if len(norms.names) > 1 else _FACTORS(norms, *rest, **named)
 
     return _clipping(broken)
+
+
+def _one_pass() -> AbstractContextManager[None]:
+    """Every example's gradient from one ordinary pass over the batch, where they see each other."""
+
+    def summed(
+        model: nn.Module,
+        loss: Any,
+        inputs: Any,
+        targets: Any,
+        clip_norm: float,
+        groups: Any = None,
+        *,
+        clip: Any = clipping.flat,
+        **_: Any,
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        rows = [
+            torch.autograd.grad(
+                value,
+                tuple(trained.values()),
+                retain_graph=True,
+                allow_unused=True,
+                materialize_grads=True,
+            )
+            for value in loss(model(inputs), targets)
+        ]
+        stacked = [torch.stack(parts).double() for parts in zip(*rows, strict=True)]
+        table = torch.stack([part.flatten(1).norm(dim=1) for part in stacked])
+        norms = clipping.Norms(tuple(trained), table)
+        factors = clipping.factors(norms, clip_norm, clip)
+        return {
+            name: torch.tensordot(row, part, 1)
+            for name, row, part in zip(trained, factors, stacked, strict=True)
+        }, norms.total
+
+    return _replaced((contributions, "clipped_sum", summed))
 
 
 # --- sampling
@@ -247,7 +288,7 @@ def _half_sensitivity() -> Iterator[None]:
 
 
 def _forget() -> None:
-    for module in (exact, adaptive):
+    for module in (exact, adaptive, attack_bounds):
         for value in vars(module).values():
             if hasattr(value, "cache_clear"):
                 value.cache_clear()
@@ -272,7 +313,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("a fixed batch size", _poisson(_fixed_size)),
     Fault("drawing with replacement", _poisson(_with_replacement)),
 )
-"""The faults that an audit must find, in the order of the tracker's list."""
+"""The faults that the field has met, in noise, clipping, sampling and accounting."""
 
 MORE_FAULTS: tuple[Fault, ...] = (
     Fault("no noise", _noise(_none)),
@@ -284,5 +325,8 @@ MORE_FAULTS: tuple[Fault, ...] = (
     Fault("the same subset always", _repeated_subset, "without replacement"),
     Fault("groups cut in order", _groups_in_order, "groups"),
     Fault("group sensitivity 1 for 2", _half_sensitivity, "groups"),
+    Fault("one pass for all: a model that mixes through a buffer", _one_pass, "running mean"),
+    Fault("one pass for all: a model that remembers its inputs", _one_pass, "remembers"),
+    Fault("one pass for all: mixing in larger batches, behind a gate", _one_pass, "late mixing"),
 )
 """Others, in parts of the code that the first list does not reach."""

@@ -25,9 +25,6 @@ from forethought.mechanism import Mechanism, Rounds
 
 Array = NDArray[np.float64]
 
-# Thresholds that are compared, and the multiples of the noise that they are compared at.
-CANDIDATES = 100
-FACTORS = np.geomspace(1.05, 4.0, 8)
 # What is shown besides the verdict holds with this chance of an error, of which the first threshold
 # gets this share and the others the rest.
 LEVEL, FIRST = 0.05, 0.8
@@ -67,31 +64,6 @@ class Games:
             share_at_least(false, len(self.outside), level / 2, self.independent),
             share_at_least(missed, len(self.inside), level / 2, self.independent),
         )
-
-
-def best_threshold(
-    simulated: Games, outside: int, inside: int, mechanism: Mechanism, group: int = 1
-) -> float:
-    """The threshold that is expected to refute most noise of ``mechanism`` in so many games."""
-    scores = np.concatenate([simulated.outside, simulated.inside])
-    candidates = np.unique(np.quantile(scores, np.linspace(0.002, 0.998, CANDIDATES)))
-    ends = []
-    for threshold in candidates:
-        shares = (simulated.outside > threshold).mean(), (simulated.inside <= threshold).mean()
-        ends.append(
-            [
-                share_at_most(round(float(share) * count), count, LEVEL / 2, simulated.independent)
-                for share, count in zip(shares, (outside, inside), strict=True)
-            ]
-        )
-    false, missed = np.array(ends).T
-    says = np.zeros(len(candidates))
-    for factor in FACTORS:
-        claim = tradeoff(scaled_noise(mechanism, float(factor)), group)
-        # How far below the curve the point lies breaks ties between neighbouring factors.
-        gap = claim(np.minimum(false, 1.0)) - missed
-        says += np.clip(gap, 0.0, None) + (gap > 0)
-    return float(candidates[int(np.argmax(says))])
 
 
 def shares_of(thresholds: Array) -> Array:
@@ -246,8 +218,10 @@ def one_run_epsilon(games: Games, delta: float, guesses: int, level: float) -> f
     return epsilon_of_guesses(len(scores), 2 * half, right, delta, level)
 
 
-def epsilon_of_guesses(canaries: int, guesses: int, right: int, delta: float, level: float) -> float:
-    """The largest ε that ``right`` guesses of ``guesses`` refute at ``level``; see the source above."""
+def epsilon_of_guesses(
+    canaries: int, guesses: int, right: int, delta: float, level: float
+) -> float:
+    """The largest ε that ``right`` guesses of ``guesses`` refute at ``level``."""
 
     def p_value(eps: float) -> float:
         q = 1 / (1 + math.exp(-eps))
@@ -270,21 +244,3 @@ def epsilon_of_guesses(canaries: int, guesses: int, right: int, delta: float, le
         else:
             high = middle
     return low
-
-
-def choose_guesses(simulated: Games, canaries: int, delta: float, level: float) -> int:
-    """How many of ``canaries`` to guess on, judged on simulated scores alone."""
-    scores = np.concatenate([simulated.outside, simulated.inside])
-    inside = np.concatenate([np.zeros(len(simulated.outside)), np.ones(len(simulated.inside))])
-    order = np.argsort(scores, kind="stable")
-    best, most = 0.0, 2
-    for share in (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0):
-        half = max(1, int(share * len(scores)) // 2)
-        right = float(np.mean(np.r_[inside[order[-half:]], 1 - inside[order[:half]]]))
-        guesses = max(2, round(share * canaries))
-        found = epsilon_of_guesses(
-            canaries, guesses, math.floor(right * guesses), delta, level
-        )
-        if found > best:
-            best, most = found, guesses
-    return most

@@ -1,13 +1,14 @@
 """Is the noise what is claimed? On coordinates that no record touches, a sum is nothing but noise.
 
-Its numbers must be independent and N(0, (σC)²): in width, distribution, over rounds and coordinates,
-and never the same number again. The same is looked at after a run was interrupted and resumed, in
-phases, with micro-batches, on every device that there is, and on each parameter of the user's own
-model, whose loss is multiplied by 0 for it.
+Its numbers must be independent and N(0, (σC)²): in width, distribution, over rounds and
+coordinates, and never the same number again. The same is looked at after a run was interrupted and
+resumed, in phases, with micro-batches, on every device that there is, and on each parameter of the
+user's own model, whose loss is multiplied by 0 for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import tempfile
@@ -158,7 +159,7 @@ def noise_findings(numbers: Sequence[Array]) -> list[Finding]:
             "numbers that occur again",
             f"{repeated:,} of {len(together):,}",
             "none",
-            f"Noise is used again: {repeated:,} of {len(together):,} of its numbers occurred before.",
+            f"Noise is used again: {repeated:,} of {len(together):,} numbers occurred before.",
             float(stats.poisson.sf(repeated - 1, 0.5 * len(together) ** 2 * COLLISION)),
         ),
         Finding(
@@ -225,9 +226,7 @@ def _coordinate_lags(numbers: Sequence[Array]) -> float:
         if not 0 < lag <= length // 2:
             continue
         blocks = [z[: length - length % (2 * lag)].reshape(-1, 2, lag) for z in numbers]
-        uniforms = [
-            _direction_uniform(b[:, 0].reshape(-1), b[:, 1].reshape(-1)) for b in blocks
-        ]
+        uniforms = [_direction_uniform(b[:, 0].reshape(-1), b[:, 1].reshape(-1)) for b in blocks]
         found.append(exact.uniform_p(uniforms))
     return smallest(found)
 
@@ -235,7 +234,9 @@ def _coordinate_lags(numbers: Sequence[Array]) -> float:
 def _variant(name: str, draw: Callable[[], list[Array]]) -> Finding:
     """All tests on one way of running, as one finding."""
     found = noise_findings(draw())
-    worst = min(found, key=lambda f: -1.0 if f.violated else 1.0 if f.p_value is None else f.p_value)
+    worst = min(
+        found, key=lambda f: -1.0 if f.violated else 1.0 if f.p_value is None else f.p_value
+    )
     p = 0.0 if worst.violated else smallest([f.p_value for f in found if f.p_value is not None])
     return Finding(
         "noise",
@@ -319,7 +320,7 @@ def after_resume(plan: Plan, coordinates: int) -> list[Finding]:
             "checkpoint_every": max(2, stop - 1),
             "log_every": 1,
         }
-        try:
+        with contextlib.suppress(_PowerCut):
             observe(
                 short,
                 records,
@@ -327,8 +328,6 @@ def after_resume(plan: Plan, coordinates: int) -> list[Finding]:
                 progress=cut,
                 **options,
             )
-        except _PowerCut:
-            pass
         left = recorded_plan(short)
         resumed: list[list[torch.Tensor]] = []
         with watching(lambda gradients: resumed.append([g.clone() for g in gradients])):
@@ -411,9 +410,7 @@ def noise_on_model(
             log_every=short.rounds,
         )
     norms = [short.clip.norm] * short.rounds
-    factors = [
-        by / scale for by, scale in zip(divisors(short), scales(short, norms), strict=True)
-    ]
+    factors = [by / scale for by, scale in zip(divisors(short), scales(short, norms), strict=True)]
     found = []
     for place, name in enumerate(parameters):
         z = np.concatenate([grads[place] * by for grads, by in zip(kept, factors, strict=True)])

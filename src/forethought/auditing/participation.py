@@ -1,8 +1,8 @@
 """The dry run: without noise, planted records show exactly who took part, how often and how much.
 
-Record i's gradient is in coordinate i alone, so the nonzero coordinates of a sum are its batch. That
-contributions are at most C and counted once holds with certainty; how batches are drawn is tested
-against the claimed distribution, each test with an exact null distribution.
+Record i's gradient is in coordinate i alone, so the nonzero coordinates of a sum are its batch.
+That contributions are at most C and counted once holds with certainty; how batches are drawn is
+tested against the claimed distribution, each test with an exact null distribution.
 """
 
 from __future__ import annotations
@@ -95,9 +95,7 @@ def dry_run(plan: Plan, seed: int | None = None) -> DryRun:
         values.append(total[found])
 
     moving = plan.clip.rule == "quantile"
-    run = observe(
-        plan, records, see, seed=seed, log_every=1 if moving else plan.rounds
-    )
+    run = observe(plan, records, see, seed=seed, log_every=1 if moving else plan.rounds)
     norms = [row.clip_norm for row in run.history] if moving else [norm] * plan.rounds
     return DryRun(plan, tuple(members), tuple(values), tuple(norms))
 
@@ -139,7 +137,7 @@ def contributions(seen: DryRun) -> list[Finding]:
             f"at most {most:g}",
             "1",
             twice,
-            f"A record was counted {most:g} times in one round, where the mechanism counts it once.",
+            f"A record was counted {most:g} times in one round, where once is claimed.",
         ),
         certain(
             "participation",

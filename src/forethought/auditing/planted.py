@@ -38,7 +38,7 @@ class Recorder(torch.optim.Optimizer):
             raise ValueError("the recorder is for audits: use forethought.audit")
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         """Record; never calls ``closure``."""
         assert self._watch is not None
         self._watch([p.grad for group in self.param_groups for p in group["params"]])

@@ -46,7 +46,9 @@ def sampling_findings(
 
 def _sizes(members: Sequence[Indices], wanted: Sequence[int], name: str) -> Finding:
     wrong = [
-        (len(batch), size) for batch, size in zip(members, wanted, strict=True) if len(batch) != size
+        (len(batch), size)
+        for batch, size in zip(members, wanted, strict=True)
+        if len(batch) != size
     ]
     got, size = wrong[0] if wrong else (0, 0)
     return certain(
@@ -153,10 +155,7 @@ def _uniformity(
     length = sampling.rounds_per_epoch if isinstance(sampling, Shuffled) else 1
     order = generator.permutation(examples)
     halves = [np.arange(examples) < examples // 2, np.arange(examples) % 2 == 0, order % 2 == 0]
-    fixed = [
-        _marked(members, examples, length, (lambda _t, half=half: half), generator)
-        for half in halves
-    ]
+    fixed = [_marked(members, examples, length, _always(half), generator) for half in halves]
 
     def earlier(lag: int) -> Marks:
         def marks(t: int) -> NDArray[np.bool_] | None:
@@ -198,6 +197,10 @@ def _uniformity(
             smallest([*lags, often]),
         ),
     ]
+
+
+def _always(marked: NDArray[np.bool_]) -> Marks:
+    return lambda _t: marked
 
 
 def _drawn_often(members: Sequence[Indices], order: Indices, length: int) -> Marks:
@@ -264,9 +267,7 @@ def _marked(
     )
 
 
-def _neighbours(
-    members: Sequence[Indices], examples: int, generator: np.random.Generator
-) -> float:
+def _neighbours(members: Sequence[Indices], examples: int, generator: np.random.Generator) -> float:
     pairs = examples // 2
     if not pairs:
         return 1.0

@@ -1,9 +1,9 @@
 """The best score of a membership attack: the log-likelihood ratio of everything it saw.
 
-A canary's coordinate of a round's sum, in units of C, is Gaussian noise around its contribution: y ~
-N(d, σ²) if it took part and N(0, σ²) if not. With L(d) = (2dy − d²)/(2σ²), sampling at rate q gives
-log(1 − q + q·exp L(d)) a round; a shuffled record takes part once an epoch, in a round that nobody
-knows, which gives log Σ_t w_t exp L_t(d) an epoch, w_t being the share of the records in round t.
+A canary's coordinate of a round's sum, in units of C, is Gaussian noise around its contribution:
+y ~ N(d, σ²) if it took part and N(0, σ²) if not. With L(d) = (2dy − d²)/(2σ²), sampling at rate q
+gives log(1 − q + q·exp L(d)) a round; a shuffled record takes part once an epoch, in a round that
+nobody knows: log Σ_t w_t exp L_t(d) an epoch, w_t being the share of the records in round t.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.mechanism import FullBatch, Mechanism, Poisson, Rounds, Shuffled, WithoutReplacement
+from forethought.mechanism import (
+    FullBatch,
+    Mechanism,
+    Poisson,
+    Rounds,
+    Shuffled,
+    WithoutReplacement,
+)
 
 Array = NDArray[np.float64]
 

@@ -119,7 +119,8 @@ class _Batch(Dataset[Any]):
         return self._size
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        return tree_map(lambda leaf: leaf[index], (self._inputs, self._targets))
+        taken: tuple[Any, Any] = tree_map(lambda leaf: leaf[index], (self._inputs, self._targets))
+        return taken
 
 
 @dataclass(frozen=True)
@@ -145,9 +146,7 @@ class _Case:
             kept.append(np.concatenate(flat) * (scale / clip.norm))
 
         with watching(see):
-            train(
-                self.model, data, plan, loss=self.loss, diagnostics=False, log_every=1, seed=seed
-            )
+            train(self.model, data, plan, loss=self.loss, diagnostics=False, log_every=1, seed=seed)
         return kept[0]
 
 
@@ -234,7 +233,7 @@ def _cases(
             # Gates and heads that are zero at first are opened.
             spread = float(parameter.detach().float().square().mean().sqrt()) or 1.0
             noise = torch.randn(parameter.shape, generator=source, dtype=torch.float64)
-            parameter.add_((0.5 * spread * noise).to(parameter.device, parameter.dtype))
+            parameter.add_((spread * noise).to(parameter.device, parameter.dtype))
     yield _Case("random", randomised, loss, plan)
     trained = copy.deepcopy(model)
     clip = plan.clip if plan.clip.rule != "quantile" else Clip(plan.clip.norm)
@@ -268,7 +267,7 @@ def _distances(
     for index in generator.choice(size, min(size, effort.neighbours), replace=False):
         one = np.array([index])
         alone = tree_map(lambda leaf, one=one: pick(leaf, one), (inputs, targets))
-        yield "one", float(np.linalg.norm(case.total(*alone, 1, binding)))
+        yield "one", float(np.linalg.norm(case.total(alone[0], alone[1], 1, binding)))
     base = {clip.norm: case.total(inputs, targets, size, clip) for clip in (binding, own)}
     for turn, other in enumerate(
         _replacements(inputs, targets, size, effort.neighbours, generator)
@@ -282,7 +281,7 @@ def _distances(
         return
     rest = np.arange(size - 1)
     less = tree_map(lambda leaf: pick(leaf, rest), (inputs, targets))
-    moved = case.total(*less, size - 1, binding) - base[binding.norm]
+    moved = case.total(less[0], less[1], size - 1, binding) - base[binding.norm]
     yield "gone", float(np.linalg.norm(moved))
 
 
@@ -292,11 +291,12 @@ def _replacements(
     """Batches in which one record has another's values, larger ones, none, or random ones."""
     ways: list[Callable[[torch.Tensor], torch.Tensor]] = [
         lambda row: row,
+        lambda row: row * 1000 if row.is_floating_point() else row,
         lambda row: row * 30 if row.is_floating_point() else row,
         lambda row: torch.zeros_like(row),
-        lambda row: torch.randn_like(row) if row.is_floating_point() else row.flip(0)
-        if row.dim()
-        else row,
+        lambda row: (
+            torch.randn_like(row) if row.is_floating_point() else row.flip(0) if row.dim() else row
+        ),
     ]
     for turn in range(count):
         way = ways[turn % len(ways)]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from forethought.serialisation import plain
 
 CheckName = Literal["participation", "noise", "attack", "sensitivity"]
 SCHEMA = "forethought/audit/1"
@@ -143,10 +145,10 @@ class Audit:
             "false_alarm": self.false_alarm,
             "level": self.level,
             "findings": [
-                {**asdict(finding), "refutes": finding.refutes(self.level)}
+                {**plain(finding), "refutes": finding.refutes(self.level)}
                 for finding in self.findings
             ],
-            "attack": None if self.attack is None else asdict(self.attack),
+            "attack": plain(self.attack),
             "seconds": self.seconds,
             "notes": [*self.notes, NO_GUARANTEE],
         }
@@ -155,7 +157,7 @@ class Audit:
         """Write the audit as JSON, readable by its owner only: it looked at private records."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
-            file.write(json.dumps(_finite(self.to_dict()), indent=2, ensure_ascii=False) + "\n")
+            file.write(json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n")
 
 
 def certain(
@@ -168,14 +170,3 @@ def certain(
 def smallest(p_values: Sequence[float]) -> float:
     """One p-value for several tests: the smallest, times their number (Bonferroni)."""
     return min(1.0, len(p_values) * min(p_values)) if p_values else 1.0
-
-
-def _finite(value: Any) -> Any:
-    # JSON has no infinity: strings, as other files of this library write them.
-    if isinstance(value, float) and value in (float("inf"), float("-inf")):
-        return "inf" if value > 0 else "-inf"
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return value

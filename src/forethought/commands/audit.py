@@ -1,0 +1,95 @@
+"""`forethought audit`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forethought.commands.options import (
+    DataDir,
+    Json,
+    Quiet,
+    UsageError,
+    console_for,
+    fail,
+    print_json,
+)
+
+EPILOG = "Example: forethought audit job.toml --quick"
+
+
+def audit(
+    path: Annotated[
+        Path | None, typer.Argument(help="Job file, plan or run folder.", show_default=False)
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A few seconds.")] = False,
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="More records, more games: minutes.")
+    ] = False,
+    false_alarm: Annotated[
+        float | None,
+        typer.Option(help="Chance that a sound run is refuted, all checks together. 1e-4."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for audit.json and the figure.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the audit's own choices.")] = None,
+    self_test: Annotated[
+        bool, typer.Option("--self-test", help="Plant faults and show which check finds each.")
+    ] = False,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Try to refute what a run claims; it never proves it. Exit status 1 if refuted."""
+    from forethought.report import audit as report
+
+    console = console_for(quiet or as_json)
+    if self_test:
+        if path is not None or quick or thorough or out is not None or false_alarm is not None:
+            raise UsageError("--self-test goes by itself (with --seed, --json, --quiet)")
+        from forethought.auditing.self_test import self_test as plant
+
+        result = plant(seed)
+        if as_json:
+            print_json(result.to_dict())
+        else:
+            report.show_self_test(console, result)
+        if not result.passed:
+            missed = [row.name for row in result.faults if not row.caught]
+            wrong = [row.name for row in result.sound if row.caught]
+            said = [f"not caught: {', '.join(missed)}"] if missed else []
+            said += [f"refuted without a fault: {', '.join(wrong)}"] if wrong else []
+            raise typer.Exit(fail(f"the self-test failed; {'; '.join(said)}", 1))
+        return
+    if path is None:
+        raise UsageError("give a job file, a plan or a run folder, or --self-test")
+    if quick and thorough:
+        raise UsageError("give --quick or --thorough, not both")
+    from forethought.jobs import audit as jobs
+    from forethought.report.terminal import counting
+
+    level = "quick" if quick else "thorough" if thorough else "standard"
+    with counting(console, "Auditing", 4) as progress:
+        audited = jobs.audit(
+            path,
+            data_dir=data_dir,
+            out=out,
+            level=level,
+            false_alarm=false_alarm,
+            seed=seed,
+            progress=progress,
+        )
+    written, figure = jobs.save(audited)
+    if figure is not None:
+        report.draw_audit(audited.audit, figure)
+    if as_json:
+        files = {"audit": str(written), "figure": None if figure is None else str(figure)}
+        print_json({**audited.audit.to_dict(), "files": files})
+    else:
+        report.show_audit(console, audited.audit)
+        console.print(f"\n[bold]Written[/bold]  {written}")
+        if figure is not None:
+            console.print(f"[bold]Figure[/bold]   {figure}")
+    if audited.audit.refuted:
+        raise typer.Exit(fail(f"refuted: {audited.audit.reason}", 1))

@@ -1,0 +1,108 @@
+"""An audit as a person reads it: one table, one figure, one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from forethought.auditing.verdict import NO_GUARANTEE, Audit
+from forethought.report.figures import BLUE, GREEN, GREY, ORANGE, new_axes
+
+if TYPE_CHECKING:
+    from forethought.auditing.self_test import SelfTest
+
+
+def show_audit(console: Console, audit: Audit) -> None:
+    """Print every finding, the attack in numbers, and the verdict."""
+    table = Table(title="Audit", title_justify="left", title_style="bold")
+    for name in ("check", "what", "measured", "allowed"):
+        table.add_column(name, style="cyan" if name == "check" else None)
+    table.add_column("verdict", no_wrap=True)
+    before = ""
+    for finding in audit.findings:
+        refutes = finding.refutes(audit.level)
+        verdict = "[bold red]refuted[/bold red]" if refutes else "[green]not refuted[/green]"
+        first = finding.check if finding.check != before else ""
+        before = finding.check
+        table.add_row(first, finding.name, finding.measured, finding.allowed, verdict)
+    console.print(table)
+    attack = audit.attack
+    if attack is not None:
+        confidence = f"{attack.confidence:.0%} confidence"
+        console.print(
+            f"Attack: {attack.games:,} membership games over {attack.rounds:,} rounds show ε of at "
+            f"least {attack.epsilon[0]:.3g} (one-run bound {attack.one_run_epsilon:.3g}; "
+            f"{confidence}); claimed for these rounds: {attack.claimed_epsilon:.4g} at "
+            f"δ = {attack.delta:.2g}."
+        )
+    for note in audit.notes:
+        console.print(f"Note: {note[:1].upper()}{note[1:].rstrip('.')}.")
+    verdict = (
+        f"[bold red]Refuted.[/bold red] {audit.reason}"
+        if audit.refuted
+        else "[bold]Not refuted.[/bold] Nothing that was looked at contradicts the claim."
+    )
+    console.print(f"\n{verdict}")
+    console.print(
+        f"A sound run is refuted with a chance of at most {audit.false_alarm:.0e}. {NO_GUARANTEE}"
+    )
+
+
+def show_self_test(console: Console, result: SelfTest) -> None:
+    """Print which check caught each planted fault, and that sound jobs passed."""
+    table = Table(title="Planted faults", title_justify="left", title_style="bold")
+    table.add_column("fault", style="cyan")
+    table.add_column("caught by")
+    table.add_column("seconds", justify="right")
+    for outcome in result.faults:
+        caught = ", ".join(outcome.checks) or "[bold red]not caught[/bold red]"
+        table.add_row(outcome.name, caught, f"{outcome.seconds:.1f}")
+    console.print(table)
+    found = sum(outcome.caught for outcome in result.faults)
+    refuted = [outcome for outcome in result.sound if outcome.caught]
+    console.print(f"{found} of {len(result.faults)} planted faults caught.")
+    console.print(f"{len(refuted)} of {len(result.sound)} sound jobs refuted.")
+    for outcome in refuted:
+        console.print(f"  {outcome.name}: {outcome.reason}")
+
+
+def draw_audit(audit: Audit, path: Path) -> Path | None:
+    """Draw the attack's errors under the claimed trade-off curve; None where none was played."""
+    attack = audit.attack
+    if attack is None:
+        return None
+    figure, axes = new_axes(
+        "Refuted" if audit.refuted else "Not refuted: no attack below the claim",
+        "false alarms (type I error)",
+        "misses (type II error)",
+    )
+    alpha, claim = np.array(attack.curve).T
+    axes.plot(alpha, 1 - alpha, color=GREY, linestyle=":", label="blind guessing")
+    axes.plot(alpha, claim, color=GREEN, linewidth=1.8, label="claim: no attack gets below")
+    axes.fill_between(alpha, 0, claim, color=ORANGE, alpha=0.10, linewidth=0)
+    false = np.array([point.false_alarms for point in attack.points])
+    missed = np.array([point.misses for point in attack.points])
+    across = np.array([point.false_alarms_band for point in attack.points]).T
+    down = np.array([point.misses_band for point in attack.points]).T
+    axes.errorbar(
+        false,
+        missed,
+        xerr=np.abs(across - false),
+        yerr=np.abs(down - missed),
+        fmt="o",
+        markersize=3,
+        linewidth=0.9,
+        color=BLUE,
+        label=f"{attack.games:,} games, {attack.confidence:.0%} bands",
+    )
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    axes.set_aspect("equal")
+    axes.annotate("would refute", (0.03, 0.03), color=ORANGE, fontsize=9)
+    axes.legend(frameon=False, fontsize=9)
+    figure.savefig(path)
+    return path
