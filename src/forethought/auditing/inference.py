@@ -1,16 +1,16 @@
 """From an attack's errors to what they say about a claim: f-DP inference, and the one-run bound.
 
-A trade-off function f claims that no attack has misses below f(false alarms). With confidence, an
-attack's true error rates lie below the upper ends of their confidence intervals; f is refuted where
-even those lie below it, since f does not increase (Nasr, Hayes, Steinke, Balle, Tramèr, Jagielski,
-Carlini and Terzis, "Tight Auditing of Differentially Private Machine Learning", 2023, Section 4).
-Thresholds are fixed in advance, from a simulation that never saw the run, so no error comes from
-choosing them; what several of them cost is charged by Bonferroni.
+A trade-off function f claims that no attack has misses below f(false alarms); an attack whose errors
+are improbable under that refutes it (Nasr, Hayes, Steinke, Balle, Tramèr, Jagielski, Carlini and
+Terzis, "Tight Auditing of Differentially Private Machine Learning", 2023, Section 4). Thresholds are
+fixed in advance, from a simulation that never saw the run, so no error comes from choosing them; what
+several of them cost is charged by Bonferroni.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,14 +20,14 @@ from scipy import stats
 from forethought.accounting.exact import epsilon
 from forethought.accounting.tradeoff import TradeOff, tradeoff
 from forethought.auditing.exact_tests import share_at_least, share_at_most
-from forethought.auditing.verdict import AttackPoint
+from forethought.auditing.joint_errors import JointErrors
+from forethought.auditing.verdict import AttackPoint, smallest
 from forethought.mechanism import Mechanism, Rounds
 
 Array = NDArray[np.float64]
 
-# What is shown besides the verdict holds with this chance of an error, of which the first threshold
-# gets this share and the others the rest.
-LEVEL, FIRST = 0.05, 0.8
+# What is shown besides the verdict holds with this chance of an error.
+LEVEL = 0.05
 # Multiples of the claimed noise within which the effective one is looked for, and how closely.
 LEAST, MOST, CLOSE = 0.2, 50.0, 1.004
 
@@ -66,43 +66,21 @@ class Games:
         )
 
 
-def shares_of(thresholds: Array) -> Array:
-    """The part of an error level that each threshold gets; they sum to 1."""
-    if len(thresholds) == 1:
-        return np.ones(1)
-    rest = (1 - FIRST) / (len(thresholds) - 1)
-    return np.array([FIRST, *[rest] * (len(thresholds) - 1)])
+def joint(games: Games, threshold: float, slope: float) -> JointErrors:
+    """Both error counts at a threshold, weighted by the claim's slope there."""
+    false, missed = games.errors(threshold)
+    outside, inside = len(games.outside), len(games.inside)
+    weight = slope * inside / outside
+    return JointErrors(false, outside, missed, inside, weight, games.independent)
 
 
-def upper_ends(games: Games, thresholds: Array, level: float) -> tuple[Array, Array]:
-    """Upper ends for false alarms and misses at every threshold; all hold together at ``level``."""
-    ends = [
-        games.at_most(float(threshold), level * share)
-        for threshold, share in zip(thresholds, shares_of(thresholds), strict=True)
+def refutation_p(games: Games, thresholds: Array, slopes: Array, claim: TradeOff) -> float:
+    """p-value against ``claim``: the smallest of all thresholds, times their number."""
+    found = [
+        joint(games, float(threshold), float(slope)).p_value(claim)
+        for threshold, slope in zip(thresholds, slopes, strict=True)
     ]
-    false, missed = np.array(ends).T
-    return false, missed
-
-
-def refutation_p(games: Games, thresholds: Array, claim: TradeOff) -> float:
-    """p-value against ``claim``: the least level, rounded up, at which it is refuted."""
-
-    def refuted(log_level: float) -> bool:
-        false, missed = upper_ends(games, thresholds, math.exp(log_level))
-        return bool(np.any(missed < claim(np.minimum(false, 1.0))))
-
-    if not refuted(0.0):
-        return 1.0
-    low, high = -640.0, 0.0
-    if refuted(low):
-        return math.exp(low)
-    for _ in range(14):
-        middle = 0.5 * (low + high)
-        if refuted(middle):
-            high = middle
-        else:
-            low = middle
-    return math.exp(high)
+    return smallest(found)
 
 
 def scaled_noise(mechanism: Mechanism, factor: float) -> Mechanism:
@@ -114,37 +92,32 @@ def scaled_noise(mechanism: Mechanism, factor: float) -> Mechanism:
     return Mechanism(*parts, adjacency=mechanism.adjacency)
 
 
-def effective_noise(mechanism: Mechanism, false: Array, missed: Array, group: int = 1) -> float:
-    """Largest multiple of the claimed noise at which no point lies below the trade-off function.
-
-    Args:
-        false, missed: error rates of the points.
+def critical_noise(refuted: Callable[[Mechanism], bool], mechanism: Mechanism) -> float:
+    """Where, in multiples of its noise, a mechanism begins to be refuted; rounded up.
 
     Returns:
-        A factor, rounded up; infinite when the points refute no noise, :data:`LEAST` when they
-        refute that, too.
+        A factor; infinite when no noise is refuted, :data:`LEAST` when that is, too.
     """
 
-    def refuted(log_factor: float) -> bool:
-        claim = tradeoff(scaled_noise(mechanism, math.exp(log_factor)), group)
-        return bool(np.any(missed < claim(np.minimum(false, 1.0))))
+    def at(log_factor: float) -> bool:
+        return refuted(scaled_noise(mechanism, math.exp(log_factor)))
 
     # Outwards from the claim: little noise is slow to account for, and seldom asked about.
     step = math.log(1.5)
     low = high = 0.0
-    if refuted(0.0):
-        while refuted(low := low - step):
+    if at(0.0):
+        while at(low := low - step):
             high = low
             if low < math.log(LEAST):
                 return LEAST
     else:
-        while not refuted(high := high + step):
+        while not at(high := high + step):
             low = high
             if high > math.log(MOST):
                 return math.inf
     while high - low > math.log(CLOSE):
         middle = 0.5 * (low + high)
-        if refuted(middle):
+        if at(middle):
             high = middle
         else:
             low = middle
@@ -159,17 +132,25 @@ def shown_epsilon(mechanism: Mechanism, factor: float, delta: float, group: int 
 
 
 def epsilon_interval(
-    mechanism: Mechanism, games: Games, thresholds: Array, delta: float, group: int = 1
+    mechanism: Mechanism,
+    games: Games,
+    threshold: float,
+    slope: float,
+    delta: float,
+    group: int = 1,
 ) -> tuple[tuple[float, float], float]:
     """ε that an attack shows, (lower, upper), and the multiple of the noise that it acts as having.
 
-    The lower end holds with confidence 1 − :data:`LEVEL`; thresholds were fixed in advance. The
-    upper end is what the first threshold could show at best, were its error rates the lower ends of
-    their intervals: it says how far the attack's own uncertainty reaches.
+    The lower end holds with confidence 1 − :data:`LEVEL`; threshold and slope were fixed in advance.
+    The upper end is what the attack could show at best, were its error rates the lower ends of their
+    intervals: it says how far the attack's own uncertainty reaches.
     """
-    upper = effective_noise(mechanism, *upper_ends(games, thresholds, LEVEL), group)
-    false, missed = games.at_least(float(thresholds[0]), LEVEL)
-    lower = effective_noise(mechanism, np.array([false]), np.array([missed]), group)
+    errors = joint(games, threshold, slope)
+    upper = critical_noise(
+        lambda scaled: errors.p_value(tradeoff(scaled, group)) < LEVEL, mechanism
+    )
+    false, missed = games.at_least(threshold, LEVEL)
+    lower = critical_noise(lambda scaled: missed < tradeoff(scaled, group)(false), mechanism)
     shown = shown_epsilon(mechanism, upper, delta, group)
     return (shown, max(shown, shown_epsilon(mechanism, lower, delta, group))), upper
 

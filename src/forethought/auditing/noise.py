@@ -306,7 +306,7 @@ def after_resume(plan: Plan, coordinates: int) -> list[Finding]:
     would be averaged. What comes after must be new.
     """
     short = noise_plan(plan, 6)
-    stop = short.rounds // 2 + 1
+    stop = max(1, short.rounds - 1)
     records = planted_blanks(short, coordinates)
     released: list[list[Array]] = [[], []]
 
@@ -317,7 +317,7 @@ def after_resume(plan: Plan, coordinates: int) -> list[Finding]:
     with tempfile.TemporaryDirectory() as folder:
         options: dict[str, Any] = {
             "out": Path(folder) / "run",
-            "checkpoint_every": max(2, stop - 1),
+            "checkpoint_every": max(1, short.rounds // 2),
             "log_every": 1,
         }
         with contextlib.suppress(_PowerCut):

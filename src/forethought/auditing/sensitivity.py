@@ -202,10 +202,10 @@ def model_sensitivity(
             certain(
                 "sensitivity",
                 f"{said[kind][0]} ({size:,} records)" if kind != "one" else said[kind][0],
-                f"{moved:.4g} C, {where}",
+                f"{moved:.5g} C, {where}",
                 f"{limit:g} C",
                 moved > limit * (1 + slack),
-                f"{said[kind][1]} {moved:.3g} C {where}, where {limit:g} C is allowed: {cause}.",
+                f"{said[kind][1]} {moved:.5g} C {where}, where {limit:g} C is allowed: {cause}.",
             )
         )
     names = ", ".join(dict.fromkeys(changed))
@@ -272,7 +272,7 @@ def _distances(
     for turn, other in enumerate(
         _replacements(inputs, targets, size, effort.neighbours, generator)
     ):
-        clip = own if turn == 1 else binding
+        clip = own if turn == 0 else binding
         moved = case.total(*other, size, clip) - base[clip.norm]
         yield "replaced", float(np.linalg.norm(moved))
     # Random layers draw other numbers for a batch of another size: sums are then no neighbours.

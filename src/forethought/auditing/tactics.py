@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
-from forethought.accounting.tradeoff import tradeoff
+from forethought.accounting.tradeoff import TradeOff, tradeoff
 from forethought.auditing.exact_tests import share_at_most
 from forethought.auditing.inference import LEVEL, Games, epsilon_of_guesses, scaled_noise
 from forethought.auditing.scores import log_likelihood_ratio, simulate
@@ -25,14 +26,21 @@ SIMULATED, FEWEST, CELLS = 20_000, 2_000, 4_000_000
 SUSPECTED = (1.0, 0.75, 0.5)
 # Thresholds that are compared, and the multiples of the noise that they are compared at.
 CANDIDATES = 100
-FACTORS = np.geomspace(1.05, 4.0, 8)
+FACTORS = np.geomspace(1.01, 4.0, 12)
 
 
 @dataclass(frozen=True)
 class Tactics:
-    """Thresholds on the score, the best for a sound run first, and how many canaries to guess."""
+    """How to attack.
+
+    Args:
+        thresholds: on the score, the best for a sound run first.
+        slopes: of the claimed trade-off function where each threshold lies on it, positive.
+        guesses: canaries to guess on, for the one-run bound.
+    """
 
     thresholds: tuple[float, ...]
+    slopes: tuple[float, ...]
     guesses: int
 
 
@@ -54,10 +62,17 @@ def tactics(
     count = min(SIMULATED, max(FEWEST, CELLS // len(noise)))
     simulated = [_games(mechanism, noise, distance, count, factor) for factor in SUSPECTED]
     half = max(1, games // 2)
-    return Tactics(
-        tuple(_thresholds(simulated, half, half, mechanism, group)),
-        _guesses(simulated[0], games, delta),
-    )
+    thresholds = _thresholds(simulated, half, half, mechanism, group)
+    claim = tradeoff(mechanism, group)
+    slopes = [_slope(claim, made, at) for made, at in zip(simulated, thresholds, strict=True)]
+    return Tactics(tuple(thresholds), tuple(slopes), _guesses(simulated[0], games, delta))
+
+
+def _slope(claim: TradeOff, simulated: Games, threshold: float) -> float:
+    at = float((simulated.outside > threshold).mean())
+    step = max(0.2 * min(at, 1 - at), 1e-4)
+    low, high = max(at - step, 0.0), min(at + step, 1.0)
+    return max(1e-3, (claim(low) - claim(high)) / (high - low))
 
 
 def _games(
@@ -95,14 +110,26 @@ def _thresholds(
                 ]
             )
     false, missed = np.array(ends).T
-    says = np.zeros(len(false))
-    for factor in FACTORS:
-        claim = tradeoff(scaled_noise(mechanism, float(factor)), group)
-        # How far below the curve the point lies breaks ties between neighbouring factors.
-        gap = claim(np.minimum(false, 1.0)) - missed
-        says += np.clip(gap, 0.0, None) + (gap > 0)
+    # How far below each curve a point lies: it grows with the noise that the curve claims.
+    gaps = np.array(
+        [
+            tradeoff(scaled_noise(mechanism, float(factor)), group)(np.minimum(false, 1.0)) - missed
+            for factor in FACTORS
+        ]
+    )
+    says = -np.array([_crossing(column) for column in gaps.T])
     best = says.reshape(len(simulated), CANDIDATES).argmax(axis=1)
     return [float(made[place]) for made, place in zip(candidates, best, strict=True)]
+
+
+def _crossing(gaps: NDArray[np.float64]) -> float:
+    """Where on the factors' scale a point comes to lie below the curve, interpolated."""
+    if gaps[0] > 0:
+        return float(-gaps[0])
+    if gaps[-1] <= 0:
+        return float(len(gaps) - gaps[-1])
+    place = int(np.argmax(gaps > 0))
+    return float(place - gaps[place] / (gaps[place] - gaps[place - 1]))
 
 
 def _guesses(simulated: Games, canaries: int, delta: float) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forethought.jobs.load import Loaded, load
+from forethought.jobs.load import Loaded, load_job
 from forethought.jobs.request import JOB_NAME, from_file
 from forethought.plans import Plan
 
@@ -81,10 +81,10 @@ def _read(path: Path, data_dir: Path | None) -> tuple[Plan, Loaded | None, str]:
         plan = Plan.load(path / PLAN)
         if not (path / JOB_NAME).is_file():
             return plan, None, f"{path} holds no {JOB_NAME}: its model and data are not known"
-        return plan, load(from_file(path / JOB_NAME), data_dir), ""
+        return plan, load_job(from_file(path / JOB_NAME), data_dir), ""
     if path.suffix == ".json":
         return Plan.load(path), None, ""
-    loaded = load(from_file(path), data_dir)
+    loaded = load_job(from_file(path), data_dir)
     made = loaded.request.job.make_plan(loaded.examples, loaded.parameters)
     return loaded.with_caveats(made), loaded, ""
 

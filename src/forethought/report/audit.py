@@ -32,7 +32,7 @@ def show_audit(console: Console, audit: Audit) -> None:
     console.print(table)
     attack = audit.attack
     if attack is not None:
-        confidence = f"{attack.confidence:.0%} confidence"
+        confidence = f"{100 * attack.confidence:.0f} % confidence"
         console.print(
             f"Attack: {attack.games:,} membership games over {attack.rounds:,} rounds show ε of at "
             f"least {attack.epsilon[0]:.3g} (one-run bound {attack.one_run_epsilon:.3g}; "
@@ -76,7 +76,7 @@ def draw_audit(audit: Audit, path: Path) -> Path | None:
     if attack is None:
         return None
     figure, axes = new_axes(
-        "Refuted" if audit.refuted else "Not refuted: no attack below the claim",
+        f"Attack against claim: {'refuted' if audit.refuted else 'not refuted'}",
         "false alarms (type I error)",
         "misses (type II error)",
     )
@@ -97,12 +97,12 @@ def draw_audit(audit: Audit, path: Path) -> Path | None:
         markersize=3,
         linewidth=0.9,
         color=BLUE,
-        label=f"{attack.games:,} games, {attack.confidence:.0%} bands",
+        label=f"{attack.games:,} games, {100 * attack.confidence:.0f} % bands",
     )
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     axes.set_aspect("equal")
-    axes.annotate("would refute", (0.03, 0.03), color=ORANGE, fontsize=9)
+    axes.annotate("a band wholly in here refutes", (0.02, 0.02), color=ORANGE, fontsize=9)
     axes.legend(frameon=False, fontsize=9)
     figure.savefig(path)
     return path

@@ -1,0 +1,124 @@
+"""What an audit costs, what its attack shows, and how often it is wrong about sound runs.
+
+    python benchmarks/auditing.py                 # time and empirical ε at the trial's setting
+    python benchmarks/auditing.py --sound 1000    # audits of sound plans: how many are refuted
+    python benchmarks/auditing.py --jax           # jax-privacy's canary auditor side by side
+
+Source of the setting: Poisson sampling, σ = 1, 100 rounds, rate 0.1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+
+import forethought as ft
+from forethought.auditing.attack import contributions, orthogonal_games, summarise
+from forethought.auditing.audit import FALSE_ALARM, gather
+from forethought.auditing.effort import EFFORTS
+from forethought.plans import Plan
+
+ROUNDS, RATE, DELTA = 100, 0.1, 1e-5
+
+
+def trial(canaries: int) -> Plan:
+    """The setting that figures are quoted for, with as many records as canaries."""
+    return Plan(ft.Mechanism(ft.Rounds(1.0, ROUNDS, ft.Poisson(RATE))), canaries, DELTA)
+
+
+def sound_plans() -> dict[str, Plan]:
+    """Small plans of every sampling, clipping rule and adjacency that audits are repeated on."""
+    records = 500
+
+    def plan(
+        sampling: object, adjacency: str = "add-or-remove", sigma: float = 1.0, **options: object
+    ) -> Plan:
+        kind = "group" if "groups" in options else "example"
+        part = ft.Rounds(sigma, 24, sampling, kind)
+        return Plan(ft.Mechanism(part, adjacency=adjacency), records, DELTA, **options)
+
+    two = ft.Mechanism(ft.Rounds(1.0, 12, ft.Poisson(0.1)), ft.Rounds(0.8, 12, ft.Poisson(0.05)))
+    return {
+        "poisson": plan(ft.Poisson(0.1)),
+        "poisson, zero-out": plan(ft.Poisson(0.07), "zero-out"),
+        "poisson, replace-one": plan(ft.Poisson(0.1), "replace-one", 2.0),
+        "poisson, automatic": plan(ft.Poisson(0.1), clip=ft.Clip(0.5, "automatic")),
+        "poisson, per layer": plan(ft.Poisson(0.1), clip=ft.Clip(2.0, "per-layer")),
+        "poisson, quantile": plan(ft.Poisson(0.1), clip=ft.Clip(1.0, "quantile", count_noise=5.0)),
+        "poisson, two parts": Plan(two, records, DELTA),
+        "without replacement": plan(ft.WithoutReplacement(50, records), "zero-out"),
+        "without replacement, replace-one": plan(ft.WithoutReplacement(50, records), "replace-one"),
+        "shuffled": plan(ft.Shuffled(60, records), "zero-out"),
+        "full batch": plan(ft.FullBatch(), sigma=8.0),
+        "groups": plan(ft.Poisson(0.1), groups=3),
+    }
+
+
+def sound(audits: int, games: int = 12) -> tuple[int, Counter[str], list[float]]:
+    """Audit sound plans again and again; returns how many were refuted, and why."""
+    plans = list(sound_plans().items())
+    effort = replace(
+        EFFORTS["quick"],
+        hits=5_000,
+        coordinates=20_000,
+        canaries=500,
+        directed_games=games,
+        variants=True,
+    )
+    refuted, smallest, reasons = 0, [], Counter[str]()
+    for turn in range(audits):
+        name, plan = plans[turn % len(plans)]
+        found = gather(plan, None, None, None, effort, FALSE_ALARM)
+        tested = [f.p_value for f in found.findings if f.p_value is not None]
+        smallest.append(min(1.0, len(tested) * min(tested)))
+        if found.refuted:
+            refuted += 1
+            reasons[f"{name}: {found.reason}"] += 1
+        if (turn + 1) % 100 == 0:
+            print(f"{turn + 1} audits, {refuted} refuted", flush=True)
+    return refuted, reasons, smallest
+
+
+def empirical(canaries: int) -> None:
+    """Play the games of the trial and print what they show."""
+    plan, generator = trial(canaries), np.random.default_rng()
+    start = time.perf_counter()
+    games = orthogonal_games(plan, canaries, generator)
+    _, found = summarise(plan, games, contributions(plan))
+    seconds = time.perf_counter() - start
+    print(
+        f"{canaries:7,} canaries: claimed {found.claimed_epsilon:.3f}, f-DP ≥ "
+        f"{found.epsilon[0]:.2f}, one-run ≥ {found.one_run_epsilon:.2f}, {seconds:.1f} s"
+    )
+
+
+def main() -> None:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--smoke", action="store_true", help="seconds, for CI")
+    parser.add_argument("--sound", type=int, default=0, metavar="AUDITS")
+    arguments = parser.parse_args()
+    if arguments.sound:
+        refuted, reasons, smallest = sound(arguments.sound)
+        print(f"{refuted} of {arguments.sound} audits of sound plans refuted")
+        for reason, count in reasons.items():
+            print(f"  {count}: {reason}")
+        ranks = np.sort(smallest)
+        print("smallest p-value times its number, quantiles 0.1 % 1 % 10 % 50 %:")
+        print("  ", *(f"{np.quantile(ranks, q):.4g}" for q in (0.001, 0.01, 0.1, 0.5)))
+        return
+    for canaries in (300,) if arguments.smoke else (2_000, 20_000):
+        empirical(canaries)
+    if not arguments.smoke:
+        for level in ("quick", "standard"):
+            start = time.perf_counter()
+            found = ft.audit(trial(2_000), level=level)
+            print(f"whole audit, {level}: {time.perf_counter() - start:.1f} s, {found.refuted}")
+
+
+if __name__ == "__main__":
+    main()
