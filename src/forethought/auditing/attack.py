@@ -265,9 +265,9 @@ def _does_better(games: Games, thresholds: Array, claim: TradeOff) -> str:
     for threshold in thresholds:
         false, missed = games.errors(float(threshold))
         rates.append((false / len(games.outside), missed / len(games.inside)))
-    false, missed = max(rates, key=lambda pair: claim(pair[0]) - pair[1])
+    rate, share = max(rates, key=lambda pair: claim(pair[0]) - pair[1])
     return (
-        f"A membership attack does better than the claim allows: with {100 * false:.2g} % false "
-        f"alarms it misses {100 * missed:.3g} %, where at least {100 * claim(false):.3g} % are "
+        f"A membership attack does better than the claim allows: with {100 * rate:.2g} % false "
+        f"alarms it misses {100 * share:.3g} %, where at least {100 * claim(rate):.3g} % are "
         "claimed."
     )

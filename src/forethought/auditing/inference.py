@@ -1,10 +1,10 @@
 """From an attack's errors to what they say about a claim: f-DP inference, and the one-run bound.
 
-A trade-off function f claims that no attack has misses below f(false alarms); an attack whose errors
-are improbable under that refutes it (Nasr, Hayes, Steinke, Balle, Tramèr, Jagielski, Carlini and
-Terzis, "Tight Auditing of Differentially Private Machine Learning", 2023, Section 4). Thresholds are
-fixed in advance, from a simulation that never saw the run, so no error comes from choosing them; what
-several of them cost is charged by Bonferroni.
+A trade-off function f claims that no attack has misses below f(false alarms); an attack whose
+errors are improbable under that refutes it (Nasr, Hayes, Steinke, Balle, Tramèr, Jagielski,
+Carlini and Terzis, "Tight Auditing of Differentially Private Machine Learning", 2023, Section 4).
+Thresholds are fixed in advance, from a simulation that never saw the run, so no error comes from
+choosing them; what several of them cost is charged by Bonferroni.
 """
 
 from __future__ import annotations
@@ -141,9 +141,9 @@ def epsilon_interval(
 ) -> tuple[tuple[float, float], float]:
     """ε that an attack shows, (lower, upper), and the multiple of the noise that it acts as having.
 
-    The lower end holds with confidence 1 − :data:`LEVEL`; threshold and slope were fixed in advance.
-    The upper end is what the attack could show at best, were its error rates the lower ends of their
-    intervals: it says how far the attack's own uncertainty reaches.
+    The lower end holds with confidence 1 − :data:`LEVEL`; threshold and slope were fixed in
+    advance. The upper end is what the attack could show at best, were its error rates the lower
+    ends of their intervals: it says how far the attack's own uncertainty reaches.
     """
     errors = joint(games, threshold, slope)
     upper = critical_noise(

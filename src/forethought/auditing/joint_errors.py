@@ -1,11 +1,13 @@
 """False alarms and misses of one attack, judged together against a trade-off function.
 
-For independent games with error rates α and β, the statistic T = misses + λ·false alarms is the sum of
-two binomials and grows with either rate. If f(α) ≤ β, as f claims of every attack, then P(T ≤ t) is
-at most its value on the curve, sup_α P(T ≤ t | α, f(α)): that is a p-value. With λ the slope of f at
+For independent games with error rates α and β, T = misses + λ·false alarms is the sum of two
+binomials and grows with either rate. If β ≥ f(α), as f claims of every attack, then P(T ≤ t) is at
+most its value on the curve, sup_α P(T ≤ t | α, f(α)): that is a p-value. With λ the slope of f at
 the threshold, fixed in advance, it is much smaller than from two confidence intervals, whose errors
-add up where these partly cancel. Between grid points α_i ≤ α ≤ α_{i+1} both rates are bounded from
-below by α_i and f(α_{i+1}), so the supremum is never underestimated.
+add up where these partly cancel.
+
+The supremum is never underestimated: where α_i ≤ α ≤ α_k, both rates are at least α_i and f(α_k),
+and such pieces are halved until their bound is close to a value on the curve.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ Array = NDArray[np.float64]
 
 # Binomial mass beyond so many standard deviations is added to the p-value as this much.
 REACH, BEYOND = 9.0, 1e-15
-# Points of the grid: over all error rates, and close to the observed one.
-EVENLY, CLOSELY = 60, 140
+# The finest pieces of [0, 1], the first ones, and how far a bound may lie above the curve's own.
+FINEST, FIRST, CLOSE = 4096, 64, 1.03
 # Exponents that Chernoff's bound tries; any is valid.
 EXPONENTS = np.geomspace(1e-3, 30.0, 120)
 
@@ -50,25 +52,27 @@ class JointErrors:
 
     def p_value(self, claim: TradeOff) -> float:
         """Chance, at most, of so few errors if ``claim`` holds."""
-        grid = self._grid()
-        least_false, least_missed = grid[:-1], claim(grid[1:])
-        found = (
-            self._binomial(least_false, least_missed)
-            if self.independent
-            else self._chernoff(least_false, least_missed)
-        )
-        return float(min(1.0, np.max(found)))
+        alphas = np.linspace(0.0, 1.0, FINEST + 1)
+        misses = claim(alphas)
+        chance = self._binomial if self.independent else self._chernoff
+        step = FINEST // FIRST
+        left, right = np.arange(0, FINEST, step), np.arange(step, FINEST + 1, step)
+        reached = 0.0
+        settled = 0.0
+        while len(left):
+            bounds = chance(alphas[left], misses[right])
+            reached = max(reached, float(np.max(chance(alphas[left], misses[left]))))
+            done = (bounds <= CLOSE * reached) | (right - left == 1)
+            settled = max(settled, float(np.max(bounds[done], initial=0.0)))
+            left, right = left[~done], right[~done]
+            middle = (left + right) // 2
+            left, right = np.r_[left, middle], np.r_[middle, right]
+        return min(1.0, settled)
 
     @property
     def total(self) -> float:
         """T as observed."""
         return self.missed + self.weight * self.false
-
-    def _grid(self) -> Array:
-        rate = self.false / self.outside
-        spread = math.sqrt(max(rate * (1 - rate), 1 / self.outside) / self.outside)
-        near = np.linspace(rate - 6 * spread, rate + 6 * spread, CLOSELY)
-        return np.unique(np.clip(np.r_[np.linspace(0, 1, EVENLY), near], 0.0, 1.0))
 
     def _binomial(self, alpha: Array, beta: Array) -> Array:
         spread = np.sqrt(self.outside * alpha * (1 - alpha))

@@ -161,8 +161,8 @@ def _clipped(plan: Plan, length: float, norm: float) -> float:
 def group_contributions(seen: DryRun, generator: np.random.Generator) -> list[Finding]:
     """Each group's update is at most C long; groups are drawn by record, independently.
 
-    A group of m records with equally long orthogonal gradients contributes C/√m in the coordinate
-    of each, which tells its size.
+    A group of m records with equally long orthogonal gradients contributes L/√m in the coordinate
+    of each, L being the length of its update, which tells its size.
     """
     groups = seen.plan.groups or 1
     longest, whole_groups = 0.0, True
@@ -171,16 +171,13 @@ def group_contributions(seen: DryRun, generator: np.random.Generator) -> list[Fi
     for values, norm in zip(seen.values, seen.clip_norms, strict=True):
         if not len(values):
             continue
-        sizes = np.square(norm / values)
-        rounded = np.rint(sizes).astype(np.int64)
-        together = math.sqrt(float(np.square(values / norm).sum()) / groups)
-        longest = max(longest, together, float(np.max(np.abs(values))) / norm)
-        # Sizes are whole, and as many records have size m as whole groups of m hold.
-        whole_groups &= bool(np.all(np.abs(sizes - rounded) <= TOLERANCE * (1 + sizes)))
-        size, records = np.unique(rounded, return_counts=True)
-        whole_groups &= bool(np.all(size > 0)) and not np.any(records % np.maximum(size, 1))
-        mates.append(int(rounded[generator.integers(len(rounded))]) - 1)
-        others.append(len(values) - 1)
+        length, sizes = _lengths(values, groups)
+        together = math.sqrt(float(np.square(values).sum()) / groups)
+        longest = max(longest, length / norm, together / norm, float(np.max(np.abs(values))) / norm)
+        whole_groups &= length > 0
+        if length > 0:
+            mates.append(int(sizes[generator.integers(len(sizes))]) - 1)
+            others.append(len(values) - 1)
     found = [
         certain(
             "participation",
@@ -188,8 +185,8 @@ def group_contributions(seen: DryRun, generator: np.random.Generator) -> list[Fi
             f"at most {longest:.6g} C",
             "1 C",
             longest > 1 + TOLERANCE,
-            f"Clipping does not hold: {groups} group updates together have length "
-            f"{longest * math.sqrt(groups):.4g} C, where each is bounded by C.",
+            f"Clipping does not hold: a group's update of length {longest:.4g} C entered a sum "
+            "whose contributions are bounded by C.",
         ),
         certain(
             "participation",
@@ -204,6 +201,25 @@ def group_contributions(seen: DryRun, generator: np.random.Generator) -> list[Fi
     if groups > 1 and mates:
         found.append(sampling_tests.group_sizes(mates, others, groups, generator))
     return found
+
+
+def _lengths(values: NDArray[np.float64], groups: int) -> tuple[float, Indices]:
+    """The one length L of all updates, and each record's group size; 0 if none fits.
+
+    Sizes (L/v)² are whole, and as many records have size m as whole groups of m hold.
+    """
+    rounded = np.round(np.square(values / values.max()), 9)
+    squares, records = np.unique(rounded, return_counts=True)
+    for alike in range(1, min(groups, int(records[-1])) + 1):
+        if records[-1] % alike:
+            continue
+        smallest = int(records[-1] // alike)  # records in each of the smallest groups
+        wanted = smallest / squares
+        sizes = np.rint(wanted).astype(np.int64)
+        if np.all(np.abs(wanted - sizes) <= TOLERANCE * wanted) and not np.any(records % sizes):
+            of_record = np.rint(smallest / rounded).astype(np.int64)
+            return float(values.max() * math.sqrt(smallest)), of_record
+    return 0.0, np.zeros(0, dtype=np.int64)
 
 
 def count_noise(seen: DryRun, generator: np.random.Generator) -> Finding:
