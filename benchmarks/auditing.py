@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 import forethought as ft
-from forethought.auditing.attack import contributions, orthogonal_games, summarise
+from forethought.auditing.attack import contributions, judge, orthogonal_games, summarise
 from forethought.auditing.audit import FALSE_ALARM, gather
 from forethought.auditing.effort import EFFORTS
 from forethought.plans import Plan
@@ -68,6 +68,7 @@ def sound(audits: int, games: int = 12) -> tuple[int, Counter[str], list[float]]
         canaries=500,
         directed_games=games,
         variants=True,
+        bounds=False,
     )
     refuted, smallest, reasons = 0, [], Counter[str]()
     for turn in range(audits):
@@ -88,7 +89,8 @@ def empirical(canaries: int) -> None:
     plan, generator = trial(canaries), np.random.default_rng()
     start = time.perf_counter()
     games = orthogonal_games(plan, canaries, generator)
-    _, found = summarise(plan, games, contributions(plan))
+    _, chosen = judge(plan, games, contributions(plan))
+    found = summarise(plan, games, chosen)
     seconds = time.perf_counter() - start
     print(
         f"{canaries:7,} canaries: claimed {found.claimed_epsilon:.3f}, f-DP ≥ "

@@ -14,8 +14,6 @@ which is what the sensitivity of 2 is attained by.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,7 +32,7 @@ from forethought.auditing.inference import (
 from forethought.auditing.noise import scales
 from forethought.auditing.planted import PlantedRecords, observe
 from forethought.auditing.scores import log_likelihood_ratio
-from forethought.auditing.tactics import tactics
+from forethought.auditing.tactics import Tactics, tactics
 from forethought.auditing.verdict import AttackSummary, Finding
 from forethought.mechanism import Mechanism, Rounds, WithoutReplacement
 from forethought.plans import Plan
@@ -199,7 +197,8 @@ def attack(
         if single
         else orthogonal_games(small, canaries, generator)
     )
-    return *summarise(small, games, distance), notes
+    finding, chosen = judge(small, games, distance)
+    return [finding], summarise(small, games, chosen) if effort.bounds else None, notes
 
 
 def _few_records(plan: Plan) -> Plan:
@@ -217,46 +216,51 @@ def _few_records(plan: Plan) -> Plan:
     )
 
 
-def summarise(
+def judge(
     plan: Plan, games: Games, distance: tuple[float, float], group: int = 1
-) -> tuple[list[Finding], AttackSummary]:
-    """Games against the claim of the plan that they were played on.
+) -> tuple[Finding, Tactics]:
+    """Games against the trade-off function of the plan that they were played on.
 
     Args:
         distance: what the record contributed, and what its absence.
     """
-    delta, count = plan.delta, len(games.outside) + len(games.inside)
-    noise_of = tuple(scales(plan, [1.0] * plan.rounds))
-    chosen = tactics(plan.mechanism, noise_of, distance, count, delta, group)
+    count = len(games.outside) + len(games.inside)
+    noise = tuple(scales(plan, [1.0] * plan.rounds))
+    chosen = tactics(plan.mechanism, noise, distance, count, plan.delta, group)
     thresholds, slopes = np.array(chosen.thresholds), np.array(chosen.slopes)
     claim = tradeoff(plan.mechanism, group)
-    p = refutation_p(games, thresholds, slopes, claim)
-    claimed = exact.epsilon(plan.mechanism, delta, group).upper
+    false, missed = games.errors(chosen.thresholds[0])
+    rate = false / max(1, len(games.outside))
+    share = missed / max(1, len(games.inside))
+    finding = Finding(
+        "attack",
+        "errors of a membership attack",
+        f"{100 * share:.3g} % missed at {100 * rate:.3g} % false alarms",
+        f"{100 * claim(rate):.3g} % or more",
+        _does_better(games, thresholds, claim),
+        refutation_p(games, thresholds, slopes, claim),
+    )
+    return finding, chosen
+
+
+def summarise(plan: Plan, games: Games, chosen: Tactics, group: int = 1) -> AttackSummary:
+    """What the games say in terms of ε, beside the claim."""
+    delta, count = plan.delta, len(games.outside) + len(games.inside)
     shown, noise = epsilon_interval(
         plan.mechanism, games, chosen.thresholds[0], chosen.slopes[0], delta, group
     )
-    summary = AttackSummary(
+    return AttackSummary(
         games=count,
         rounds=plan.rounds,
         delta=delta,
-        claimed_epsilon=claimed,
+        claimed_epsilon=exact.epsilon(plan.mechanism, delta, group).upper,
         epsilon=shown,
         one_run_epsilon=one_run_epsilon(games, delta, chosen.guesses, LEVEL),
         noise_at_most=noise,
         confidence=1 - LEVEL,
         points=points(games),
-        curve=curve(claim),
+        curve=curve(tradeoff(plan.mechanism, group)),
     )
-    best = "∞" if math.isinf(noise) else f"{noise:.3g}"
-    finding = Finding(
-        "attack",
-        "errors of a membership attack",
-        f"ε ≥ {shown[0]:.3g}, noise ≤ {best} of the claim",
-        f"ε ≤ {claimed:.4g}",
-        _does_better(games, thresholds, claim),
-        p,
-    )
-    return [finding], summary
 
 
 def _does_better(games: Games, thresholds: Array, claim: TradeOff) -> str:

@@ -28,6 +28,7 @@ class Effort:
         batch: most records of the batches whose sums are compared; 0 for the plan's own.
         neighbours: how many neighbouring batches at each set of weights.
         variants: whether noise is looked at after resume, in phases, with micro-batches, too.
+        bounds: whether what the attack shows is also put in terms of ε; the verdict needs none.
     """
 
     hits: int
@@ -41,6 +42,7 @@ class Effort:
     batch: int
     neighbours: int
     variants: bool
+    bounds: bool = True
 
 
 EFFORTS: dict[Level, Effort] = {

@@ -20,7 +20,7 @@ from forethought.accounting import adaptive, exact
 from forethought.accounting import attack as attack_bounds
 from forethought.accounting.pld import pairs
 from forethought.accounting.renyi import curves
-from forethought.gradients import clipped, clipping
+from forethought.gradients import clipped, clipping, sums
 from forethought.mechanism import sensitivity
 from forethought.rounds import clip_norm, contributions, noise, private_sum, sampling
 from forethought.rounds.randomness import Stream
@@ -136,29 +136,37 @@ def _renamed_stream(at: Any) -> type[Stream]:
 
 # --- clipping
 
-_FACTORS = clipping.factors
+Factors = Callable[..., torch.Tensor]
 
 
-def _clipping(broken: Callable[..., torch.Tensor]) -> AbstractContextManager[None]:
-    owners = [owner for owner in (clipping, clipped, contributions) if hasattr(owner, "factors")]
-    return _replaced(*((owner, "factors", broken) for owner in owners))
+def _clipping(broken: Callable[[Factors], Factors]) -> AbstractContextManager[None]:
+    """Every function that turns norms into factors, broken alike wherever it is called from."""
+    places = []
+    for name in ("factors", "flat_factors"):
+        owners = [o for o in (clipping, clipped, contributions, sums) if hasattr(o, name)]
+        places += [(owner, name, broken(getattr(clipping, name))) for owner in owners]
+    return _replaced(*places)
 
 
 def _unclipped() -> AbstractContextManager[None]:
-    return _clipping(lambda norms, *_, **__: torch.ones_like(norms.by_parameter))
+    return _clipping(lambda _right: lambda norms, *_, **__: torch.ones_like(norms.by_parameter))
 
 
 def _loose() -> AbstractContextManager[None]:
     return _clipping(
-        lambda norms, bound, *rest, **named: _FACTORS(norms, 1.1 * bound, *rest, **named)
+        lambda right: lambda norms, bound, *rest, **named: right(norms, 1.1 * bound, *rest, **named)
     )
 
 
 def _missed_layer() -> AbstractContextManager[None]:
-    def broken(norms: Any, *rest: Any, **named: Any) -> torch.Tensor:
-        found = _FACTORS(norms, *rest, **named).clone()
-        found[-1:] = 1.0
-        return found if len(norms.names) > 1 else _FACTORS(norms, *rest, **named)
+    def broken(right: Factors) -> Factors:
+        def factors(norms: Any, *rest: Any, **named: Any) -> torch.Tensor:
+            found = right(norms, *rest, **named).clone()
+            if len(norms.names) > 1:
+                found[-1:] = 1.0
+            return found
+
+        return factors
 
     return _clipping(broken)
 

@@ -29,7 +29,7 @@ Array = NDArray[np.float64]
 # What is shown besides the verdict holds with this chance of an error.
 LEVEL = 0.05
 # Multiples of the claimed noise within which the effective one is looked for, and how closely.
-LEAST, MOST, CLOSE = 0.2, 50.0, 1.004
+LEAST, MOST, CLOSE = 0.2, 50.0, 1.006
 
 
 @dataclass(frozen=True)

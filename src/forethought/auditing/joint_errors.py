@@ -26,8 +26,9 @@ Array = NDArray[np.float64]
 
 # Binomial mass beyond so many standard deviations is added to the p-value as this much.
 REACH, BEYOND = 9.0, 1e-15
-# The finest pieces of [0, 1], the first ones, and how far a bound may lie above the curve's own.
-FINEST, FIRST, CLOSE = 4096, 64, 1.03
+# The first and the finest pieces of [0, 1], the latter for few games and for many, and how far a
+# bound may lie above the curve's own.
+FIRST, FINE, FINEST, MANY, CLOSE = 64, 1024, 4096, 4_000, 1.03
 # Exponents that Chernoff's bound tries; any is valid.
 EXPONENTS = np.geomspace(1e-3, 30.0, 120)
 
@@ -52,13 +53,13 @@ class JointErrors:
 
     def p_value(self, claim: TradeOff) -> float:
         """Chance, at most, of so few errors if ``claim`` holds."""
-        alphas = np.linspace(0.0, 1.0, FINEST + 1)
+        finest = FINE if self.outside + self.inside < MANY else FINEST
+        alphas = np.linspace(0.0, 1.0, finest + 1)
         misses = claim(alphas)
         chance = self._binomial if self.independent else self._chernoff
-        step = FINEST // FIRST
-        left, right = np.arange(0, FINEST, step), np.arange(step, FINEST + 1, step)
-        reached = 0.0
-        settled = 0.0
+        step = finest // FIRST
+        left, right = np.arange(0, finest, step), np.arange(step, finest + 1, step)
+        reached, settled = 0.0, 0.0
         while len(left):
             bounds = chance(alphas[left], misses[right])
             reached = max(reached, float(np.max(chance(alphas[left], misses[left]))))

@@ -206,17 +206,20 @@ def group_contributions(seen: DryRun, generator: np.random.Generator) -> list[Fi
 def _lengths(values: NDArray[np.float64], groups: int) -> tuple[float, Indices]:
     """The one length L of all updates, and each record's group size; 0 if none fits.
 
-    Sizes (L/v)² are whole, and as many records have size m as whole groups of m hold.
+    Sizes (L/v)² are whole, as many records have size m as whole groups of m hold, and there are at
+    most ``groups`` in all. Where several lengths fit (groups that are all alike could be one), it
+    is the shortest: the most groups.
     """
     rounded = np.round(np.square(values / values.max()), 9)
     squares, records = np.unique(rounded, return_counts=True)
-    for alike in range(1, min(groups, int(records[-1])) + 1):
+    for alike in range(min(groups, int(records[-1])), 0, -1):
         if records[-1] % alike:
             continue
         smallest = int(records[-1] // alike)  # records in each of the smallest groups
         wanted = smallest / squares
         sizes = np.rint(wanted).astype(np.int64)
-        if np.all(np.abs(wanted - sizes) <= TOLERANCE * wanted) and not np.any(records % sizes):
+        fits = np.all(np.abs(wanted - sizes) <= TOLERANCE * wanted) and not np.any(records % sizes)
+        if fits and int((records // sizes).sum()) <= groups:
             of_record = np.rint(smallest / rounded).astype(np.int64)
             return float(values.max() * math.sqrt(smallest)), of_record
     return 0.0, np.zeros(0, dtype=np.int64)

@@ -185,6 +185,7 @@ def effort_of(job: _Job) -> Effort:
         batch=64,
         neighbours=4,
         variants=job.variants,
+        bounds=False,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,10 +34,12 @@ def show_audit(console: Console, audit: Audit) -> None:
     attack = audit.attack
     if attack is not None:
         confidence = f"{100 * attack.confidence:.0f} % confidence"
+        noise = "∞" if math.isinf(attack.noise_at_most) else f"{attack.noise_at_most:.3g}"
         console.print(
             f"Attack: {attack.games:,} membership games over {attack.rounds:,} rounds show ε of at "
             f"least {attack.epsilon[0]:.3g} (one-run bound {attack.one_run_epsilon:.3g}; "
-            f"{confidence}); claimed for these rounds: {attack.claimed_epsilon:.4g} at "
+            f"{confidence}), as if noise were at most {noise} times what is claimed. "
+            f"Claimed for these rounds: {attack.claimed_epsilon:.4g} at "
             f"δ = {attack.delta:.2g}."
         )
     for note in audit.notes:

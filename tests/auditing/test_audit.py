@@ -1,0 +1,135 @@
+"""The whole audit: what it says, whom it refuses, and that planted faults are found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import forethought as ft
+from forethought.auditing import self_test
+from forethought.auditing.faults import FAULTS, MORE_FAULTS, Fault
+from forethought.auditing.verdict import Audit, Finding, certain
+from forethought.plans import Plan
+
+PLAN = Plan(ft.Mechanism(ft.Rounds(1.0, 10, ft.Poisson(0.1))), 200, 1e-5)
+RARE = ("half noise", "clipping 10 % loose", "the same batch always", "sensitivity 1 for 2")
+QUICKLY = [fault for fault in FAULTS if fault.name in RARE]
+SLOWLY = [fault for fault in (*FAULTS, *MORE_FAULTS) if fault.name not in RARE]
+
+
+def test_there_are_the_seventeen_faults_and_more() -> None:
+    assert len(FAULTS) == 17
+    names = [fault.name for fault in (*FAULTS, *MORE_FAULTS)]
+    assert len(set(names)) == len(names) > 25
+
+
+def plant(fault: Fault) -> self_test.Outcome:
+    job = self_test._jobs()[fault.job]
+    return self_test.outcome(fault.name, fault.plant(), job, None)
+
+
+@pytest.mark.parametrize("fault", QUICKLY, ids=lambda fault: fault.name)
+def test_a_planted_fault_is_caught(fault: Fault) -> None:
+    found = plant(fault)
+    assert found.caught
+    assert found.reason.endswith(".")
+    assert found.check in found.checks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", SLOWLY, ids=lambda fault: fault.name)
+def test_every_planted_fault_is_caught(fault: Fault) -> None:
+    assert plant(fault).caught
+
+
+@pytest.mark.slow
+def test_the_attack_alone_does_not_suffice() -> None:
+    found = self_test.attack_alone()
+    assert {"half noise", "no clipping", "double rate"} <= set(found)
+    assert "noise repeated each round" not in found
+
+
+def test_the_code_is_whole_again_after_a_fault() -> None:
+    for fault in (*FAULTS, *MORE_FAULTS):
+        with fault.plant():
+            pass
+    model = torch.nn.Linear(3, 2)
+    data = (torch.randn(200, 3), torch.randint(0, 2, (200,)))
+    before = ft.train(model, data, PLAN, seed=1, noise_seed=1).model.weight.detach().clone()
+    assert torch.isfinite(before).all()
+    assert ft.epsilon(PLAN.mechanism, 1e-5).upper > 1
+
+
+def test_a_plan_by_itself_is_audited_on_planted_models() -> None:
+    steps: list[tuple[int, int]] = []
+    found = ft.audit(PLAN, level="quick", progress=lambda *step: steps.append(step))
+    assert not found.refuted and found.reason == ""
+    assert {f.check for f in found.findings} == {"participation", "noise", "sensitivity", "attack"}
+    assert any("no model" in note for note in found.notes)
+    assert steps == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)]
+    assert found.attack is not None
+    assert found.attack.epsilon[0] <= found.attack.claimed_epsilon
+
+
+def test_the_users_model_is_looked_at_and_left_alone() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    before = [p.detach().clone() for p in model.parameters()]
+    data = (torch.randn(200, 5), torch.randint(0, 3, (200,)))
+    found = ft.audit(PLAN, model, data, level="quick", seed=3)
+    assert not found.refuted, found.reason
+    names = [f.name for f in found.findings]
+    assert "one record's contribution" in names
+    assert any("the model's 4 parameters" in name for name in names)
+    assert all(torch.equal(p, q) for p, q in zip(before, model.parameters(), strict=True))
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_arguments_that_do_not_fit_are_named() -> None:
+    with pytest.raises(TypeError, match=r"plan must be a forethought\.Plan"):
+        ft.audit("job.toml")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="model and data, or neither"):
+        ft.audit(PLAN, torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="false_alarm"):
+        ft.audit(PLAN, false_alarm=0.5)
+    with pytest.raises(ValueError, match="the plan is for 200 examples, the data has 3"):
+        data = (torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64))
+        ft.audit(PLAN, torch.nn.Linear(2, 2), data, level="quick")
+
+
+def test_a_model_that_training_refuses_is_refused() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    data = (torch.zeros(200, 2), torch.zeros(200, dtype=torch.int64))
+    with pytest.raises(ValueError, match="BatchNorm1d"):
+        ft.audit(PLAN, model, data, level="quick")
+
+
+def finding(check: str, p_value: float | None = None, violated: bool = False) -> Finding:
+    return Finding(check, "x", "1", "2", f"{check} is wrong.", p_value, violated)  # type: ignore[arg-type]
+
+
+def test_each_test_gets_its_share_of_the_false_alarms() -> None:
+    tests = tuple(finding("noise", p) for p in (0.3, 2e-5, 1.0, 0.2))
+    audit = Audit((*tests, certain("noise", "x", "1", "1", False, "no.")), 1e-4)
+    assert audit.level == pytest.approx(2.5e-5)
+    assert [f.p_value for f in audit.refuting] == [2e-5]
+    assert not Audit(tests, 1e-5).refuted
+
+
+def test_causes_are_named_before_consequences() -> None:
+    found = Audit((finding("attack", 0.0), finding("noise", 1e-30)), 1e-4)
+    assert found.reason == "noise is wrong."
+    found = Audit((finding("noise", 0.0), finding("participation", violated=True)), 1e-4)
+    assert found.reason == "participation is wrong."
+
+
+def test_an_audit_is_written_for_its_owner_only(tmp_path: Path) -> None:
+    audit = Audit((finding("noise", 0.5), finding("noise", violated=True)), 1e-4)
+    audit.save(tmp_path / "audit.json")
+    assert (tmp_path / "audit.json").stat().st_mode & 0o777 == 0o600
+    read = json.loads((tmp_path / "audit.json").read_text())
+    assert read["refuted"] is True and read["reason"] == "noise is wrong."
+    assert [f["refutes"] for f in read["findings"]] == [False, True]
+    assert any("no part of the guarantee" in note for note in read["notes"])

@@ -1,0 +1,106 @@
+"""`forethought audit` as a person meets it: table, files, exit status, one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import forethought as ft
+from forethought.auditing import faults
+from forethought.cli import main
+from forethought.plans import Plan
+
+JOB = """\
+[data]
+source = "digits"
+
+[model]
+name = "linear"
+
+[budget]
+epsilon = 3.0
+
+[training]
+batch = 150
+rounds = 8
+"""
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["forethought", *map(str, arguments)])
+        try:
+            main()
+            status = 0
+        except SystemExit as end:
+            status = int(end.code or 0)
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    path = tmp_path / "plan.json"
+    Plan(ft.Mechanism(ft.Rounds(1.0, 10, ft.Poisson(0.1))), 200, 1e-5).save(path)
+    return path
+
+
+def test_a_plan_that_is_not_refuted(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "audit", plan, "--quick", "--out", "found")
+    assert status == 0
+    assert "Not refuted." in out and "no part of the guarantee" in out
+    assert "participation" in out and "membership games" in out
+    assert (plan.parent / "found" / "audit.png").read_bytes().startswith(b"\x89PNG")
+    read = json.loads((plan.parent / "found" / "audit.json").read_text())
+    assert read["schema"] == "forethought/audit/1" and read["refuted"] is False
+
+
+def test_a_refutation_is_status_1_and_one_sentence(
+    plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (fault,) = (fault for fault in faults.FAULTS if fault.name == "half noise")
+    with fault.plant():
+        status, out, err = run(capsys, "audit", plan, "--quick", "--json")
+    assert status == 1
+    assert err.startswith("error: refuted: The noise has a standard deviation of 0.")
+    assert err.count("\n") == 1
+    read = json.loads(out)
+    assert read["refuted"] is True
+    assert Path(read["files"]["audit"]).is_file()
+
+
+def test_a_job_and_its_run_folder(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("job.toml").write_text(JOB)
+    status, out, _ = run(capsys, "audit", "job.toml", "--quick", "--json")
+    assert status == 0
+    names = [row["name"] for row in json.loads(out)["findings"]]
+    assert "one record's contribution" in names
+    assert Path("runs/job-audit/audit.json").is_file()
+    assert run(capsys, "train", "job.toml", "--out", "run", "--quiet")[0] == 0
+    status, out, _ = run(capsys, "audit", "run", "--quick", "--json")
+    assert status == 0
+    assert "one record's contribution" in [row["name"] for row in json.loads(out)["findings"]]
+    assert Path("run/audit.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "give a job file, a plan or a run folder, or --self-test"),
+        (("plan.json", "--quick", "--thorough"), "--quick or --thorough, not both"),
+        (("plan.json", "--self-test"), "--self-test goes by itself"),
+        (("missing.toml",), "no job file missing.toml"),
+        (("empty",), "is no run folder"),
+    ],
+)
+def test_mistakes_are_one_line(
+    plan: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+) -> None:
+    Path("empty").mkdir()
+    status, _, err = run(capsys, "audit", *arguments)
+    assert status == 2
+    assert said in err and err.count("\n") == 1

@@ -1,0 +1,79 @@
+"""The attack's score is the log-likelihood ratio: against densities written out by hand."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import forethought as ft
+from forethought.auditing.scores import log_likelihood_ratio, simulate
+
+SIGMA = 0.8
+
+
+def density(seen: np.ndarray, taken: tuple[bool, ...], shift: float) -> float:
+    means = [shift * part for part in taken]
+    return float(np.prod(stats.norm.pdf(seen, means, SIGMA)))
+
+
+@pytest.mark.parametrize("outside", [0.0, -1.0])
+def test_poisson_sums_over_all_ways_to_take_part(outside: float) -> None:
+    seen, rate = np.array([0.3, -1.2, 2.0]), 0.3
+
+    def likelihood(shift: float) -> float:
+        return sum(
+            density(seen, taken, shift) * math.prod(rate if part else 1 - rate for part in taken)
+            for taken in product([False, True], repeat=3)
+        )
+
+    mechanism = ft.Mechanism(ft.Rounds(SIGMA, 3, ft.Poisson(rate)))
+    found = log_likelihood_ratio(mechanism, [SIGMA] * 3, seen[:, None], 1.0, outside)
+    assert found[0] == pytest.approx(math.log(likelihood(1.0) / likelihood(outside)))
+
+
+def test_shuffled_sums_over_the_places_of_every_epoch() -> None:
+    # 5 records in batches of 2: an epoch has rounds of 2, 2 and 1; then a started epoch of 2.
+    seen = np.array([0.3, -0.2, 1.0, 0.6, 0.1])
+    weights = (0.4, 0.4, 0.2)
+
+    def likelihood(shift: float) -> float:
+        whole = sum(
+            weight * density(seen[:3], tuple(t == place for t in range(3)), shift)
+            for place, weight in enumerate(weights)
+        )
+        begun = sum(
+            weight * density(seen[3:], tuple(t == place for t in range(2)), shift)
+            for place, weight in enumerate(weights)
+        )
+        return whole * begun
+
+    mechanism = ft.Mechanism(ft.Rounds(SIGMA, 5, ft.Shuffled(2, 5)), adjacency="zero-out")
+    found = log_likelihood_ratio(mechanism, [SIGMA] * 5, seen[:, None], 1.0, 0.0)
+    assert found[0] == pytest.approx(math.log(likelihood(1.0) / likelihood(0.0)))
+
+
+def test_full_batches_and_parts_add_up() -> None:
+    seen = np.array([0.5, 1.5, -0.5])
+    mechanism = ft.Mechanism(
+        ft.Rounds(SIGMA, 2, ft.FullBatch()), ft.Rounds(2.0, 1, ft.WithoutReplacement(3, 10))
+    )
+    found = log_likelihood_ratio(mechanism, [SIGMA, SIGMA, 2.0], seen[:, None], 1.0, 0.0)
+    expected = sum((2 * y - 1) / (2 * SIGMA**2) for y in seen[:2])
+    expected += math.log(0.7 + 0.3 * math.exp((2 * seen[2] - 1) / 8))
+    assert found[0] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "sampling", [ft.Poisson(0.2), ft.WithoutReplacement(4, 20), ft.Shuffled(4, 20)]
+)
+def test_simulated_records_take_part_at_the_rate(sampling: object) -> None:
+    mechanism = ft.Mechanism(ft.Rounds(1.0, 5, sampling), adjacency="zero-out")
+    seen = simulate(mechanism, [1e-9] * 5, 40_000, 1.0, np.random.default_rng(0))
+    taken = int((seen > 0.5).sum())
+    # Shuffled records take part once in five rounds, exactly.
+    expected = 0.2 * seen.size
+    assert abs(taken - expected) <= (0 if sampling.kind == "shuffled" else 6 * expected**0.5)
