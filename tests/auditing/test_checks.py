@@ -37,6 +37,7 @@ SOUND = {
     "per layer, with shares": plan(
         ft.Poisson(0.1), clip=ft.Clip(1.0, "per-layer", shares=(("a", 0.6), ("b", 0.8)))
     ),
+    "grid noise": plan(ft.Poisson(0.1), noise="grid"),
     "quantile": plan(ft.Poisson(0.1), clip=ft.Clip(1.0, "quantile", count_noise=5.0)),
 }
 
@@ -98,6 +99,13 @@ def test_what_is_not_gaussian_noise_is_refuted_by_name(fault: object, name: str)
     assert name in [finding.name for finding in found if finding.refutes(LEVEL)]
 
 
+def test_numbers_on_a_grid_may_agree_but_not_in_a_row() -> None:
+    rounded = [np.round(row, 2) for row in numbers()]
+    assert refuting(noise.noise_findings(rounded, grid=True)[:1]) == []
+    again = [rounded[0], *rounded[:-1]]
+    assert refuting(noise.noise_findings(again, grid=True)[:1])
+
+
 def batches(rounds: int = 60, examples: int = 600, rate: float = 0.1) -> list[np.ndarray]:
     source = np.random.default_rng(7)
     return [np.flatnonzero(source.random(examples) < rate) for _ in range(rounds)]
@@ -128,7 +136,7 @@ def test_other_batches_are_refuted_by_name(fault: object, name: str) -> None:
     found = named(
         sampling_tests.sampling_findings(ft.Poisson(0.1), members, 600, np.random.default_rng(0))
     )
-    assert any(said.startswith(name) for said in found), found
+    assert any(text.startswith(name) for text in found), found
 
 
 def test_large_data_is_scaled_down_at_its_rate() -> None:

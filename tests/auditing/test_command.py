@@ -36,8 +36,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
             status = 0
         except SystemExit as end:
             status = int(end.code or 0)
-    said = capsys.readouterr()
-    return status, said.out, said.err
+    text = capsys.readouterr()
+    return status, text.out, text.err
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_a_job_and_its_run_folder(plan: Path, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "text"),
     [
         ((), "give a job file, a plan or a run folder, or --self-test"),
         (("plan.json", "--quick", "--thorough"), "--quick or --thorough, not both"),
@@ -98,9 +98,9 @@ def test_a_job_and_its_run_folder(plan: Path, capsys: pytest.CaptureFixture[str]
     ],
 )
 def test_mistakes_are_one_line(
-    plan: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+    plan: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], text: str
 ) -> None:
     Path("empty").mkdir()
     status, _, err = run(capsys, "audit", *arguments)
     assert status == 2
-    assert said in err and err.count("\n") == 1
+    assert text in err and err.count("\n") == 1

@@ -34,7 +34,7 @@ def test_it_is_at_least_every_chance_on_the_curve(
     found = errors.p_value(CLAIM)
     assert found >= truth * (1 - 1e-9)
     if independent:
-        assert found <= 1.06 * truth + 1e-12
+        assert found <= 1.15 * truth + 1e-12
 
 
 def test_sound_attacks_are_seldom_refuted() -> None:

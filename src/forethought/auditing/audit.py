@@ -113,9 +113,9 @@ def gather(
         else:
             notes.append("no model and no data were given: only planted models were audited")
         tell(3)
-        attacked, summary, said = attack(plan, effort, generator)
+        attacked, summary, more = attack(plan, effort, generator)
         found += attacked
-        notes += said
+        notes += more
     tell(len(STEPS))
     seconds = round(time.perf_counter() - start, 2)
     return Audit(tuple(found), false_alarm, summary, seconds, tuple(notes))

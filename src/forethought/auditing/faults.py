@@ -108,8 +108,8 @@ def _not_on_the_last_layer(
 def _quiet_count() -> AbstractContextManager[None]:
     original = clip_norm.noised_share
 
-    def share(norms: Any, norm: float, _count_noise: float, expected: float, source: Any) -> float:
-        return original(norms, norm, 0.0, expected, source)
+    def share(norms: Any, chosen: Any, _count_noise: float, source: Any) -> float:
+        return original(norms, chosen, 1e-9, source)
 
     return _replaced((private_sum, "noised_share", share))
 

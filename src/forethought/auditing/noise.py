@@ -45,6 +45,8 @@ COORDINATE_LAGS = (1, 2, 3, 4, 8, 64, 1024, 1 << 15, 1 << 16)
 TAILS = (2.0, 3.0, 4.0, 5.0)
 # Two of a sound run's double-precision numbers agree with at most this chance, rounding included.
 COLLISION = 2.0**-48
+# Numbers on a grid may agree, so many in a row do not.
+STRETCH = 12
 # Records whose sums carry the noise: few, since nothing depends on them.
 RECORDS = 400
 # Numbers looked at on the user's own model.
@@ -62,11 +64,12 @@ def noise(plan: Plan, effort: Effort, generator: np.random.Generator) -> list[Fi
             certain("noise", "noise", "not looked at", "none is claimed", False, ""),
         ]
     numbers = standardised(noise_plan(plan, effort.noise_rounds), effort.coordinates)
-    found = noise_findings(numbers)
+    grid = plan.noise == "grid"
+    found = noise_findings(numbers, grid)
     if effort.variants:
         few = effort.coordinates // 10
         found += [
-            _variant(name, numbers)
+            _variant(name, numbers, grid)
             for name, numbers in (
                 ("with micro-batches", lambda: _micro_batched(plan, few)),
                 ("in phases", lambda: _in_phases(plan, few)),
@@ -135,18 +138,19 @@ def scales(plan: Plan, norms: Sequence[float]) -> list[float]:
     return found
 
 
-def noise_findings(numbers: Sequence[Array]) -> list[Finding]:
+def noise_findings(numbers: Sequence[Array], grid: bool = False) -> list[Finding]:
     """Tests of numbers that should be standard normal: structure first, then size and shape.
 
     Args:
-        numbers: one array a round, all of one length.
+        numbers: one array a round, all of one length. grid: whether they lie on a grid, where equal
+            numbers are nothing strange.
     """
     together = np.concatenate(numbers)
     width = float(np.sqrt(np.mean(np.square(together))))
     if not np.any(together):
         said = "Noise is missing: sums carry none on coordinates that no record touches."
         return [certain("noise", "width", "0", "1", True, said)]
-    repeated = len(together) - len(np.unique(together))
+    repeated, collisions = _repeated(together, grid)
     over_rounds, over_coordinates = _round_lags(numbers), _coordinate_lags(numbers)
     beyond = [int((np.abs(together) > k).sum()) for k in TAILS]
     shape = [exact.kolmogorov_smirnov_p(together)] + [
@@ -160,7 +164,7 @@ def noise_findings(numbers: Sequence[Array]) -> list[Finding]:
             f"{repeated:,} of {len(together):,}",
             "none",
             f"Noise is used again: {repeated:,} of {len(together):,} numbers occurred before.",
-            float(stats.poisson.sf(repeated - 1, 0.5 * len(together) ** 2 * COLLISION)),
+            float(stats.poisson.sf(repeated - 1, collisions)),
         ),
         Finding(
             "noise",
@@ -197,6 +201,22 @@ def noise_findings(numbers: Sequence[Array]) -> list[Finding]:
     ]
 
 
+def _repeated(together: Array, grid: bool) -> tuple[int, float]:
+    """How many numbers occur again, and how many would in a sound run, at most, on average.
+
+    On a grid, stretches of so many successive numbers are compared, by a random linear hash.
+    """
+    if not grid:
+        return len(together) - len(np.unique(together)), 0.5 * len(together) ** 2 * COLLISION
+    keys = np.random.default_rng(0).integers(1, 2**63, STRETCH, dtype=np.uint64) | np.uint64(1)
+    bits = (together + 0.0).view(np.uint64)
+    count = len(bits) - STRETCH + 1
+    hashed = np.zeros(count, dtype=np.uint64)
+    for place, key in enumerate(keys):
+        hashed += key * (bits[place : place + count] >> np.uint64(8))
+    return count - len(np.unique(hashed)), 0.5 * count**2 * COLLISION
+
+
 def _direction_uniform(one: Array, other: Array) -> float:
     """The angle between two vectors, as a uniform number if either is Gaussian noise.
 
@@ -231,9 +251,9 @@ def _coordinate_lags(numbers: Sequence[Array]) -> float:
     return smallest(found)
 
 
-def _variant(name: str, draw: Callable[[], list[Array]]) -> Finding:
+def _variant(name: str, draw: Callable[[], list[Array]], grid: bool) -> Finding:
     """All tests on one way of running, as one finding."""
-    found = noise_findings(draw())
+    found = noise_findings(draw(), grid)
     worst = min(
         found, key=lambda f: -1.0 if f.violated else 1.0 if f.p_value is None else f.p_value
     )
@@ -361,7 +381,7 @@ def after_resume(plan: Plan, coordinates: int) -> list[Finding]:
             "A round that was run again after a resume was released with other noise: averaging "
             "both undoes a part of the protection.",
         ),
-        _variant("after a resume", lambda: numbers),
+        _variant("after a resume", lambda: numbers, plan.noise == "grid"),
     ]
 
 

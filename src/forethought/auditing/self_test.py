@@ -206,8 +206,8 @@ def outcome(name: str, plant: AbstractContextManager[None], job: _Job, seed: int
             found = _audited(job, seed)
     except (ValueError, RoundError) as error:
         seconds = time.perf_counter() - start
-        said = str(error).partition("\n")[0]
-        return Outcome(name, True, "refused", ("refused",), said, round(seconds, 3))
+        text = str(error).partition("\n")[0]
+        return Outcome(name, True, "refused", ("refused",), text, round(seconds, 3))
     seconds = round(time.perf_counter() - start, 3)
     checks = tuple(dict.fromkeys(finding.check for finding in found.refuting))
     first = next((f.check for f in found.refuting if f.reason == found.reason), "")

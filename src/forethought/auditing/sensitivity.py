@@ -181,7 +181,7 @@ def model_sensitivity(
                 worst[kind] = (moved, case.weights)
         changed += changes(before, state_of(case.model))
     allowed = {"one": 1.0, "gone": 2.0 if grouped else 1.0, "replaced": 2.0}
-    said = {
+    text = {
         "one": ("one record's contribution", "One record's contribution has length"),
         "gone": ("a record less in a batch", "Without one record a batch's sum moves by"),
         "replaced": ("a record replaced in a batch", "One replaced record moves a batch's sum by"),
@@ -201,11 +201,11 @@ def model_sensitivity(
         found.append(
             certain(
                 "sensitivity",
-                f"{said[kind][0]} ({size:,} records)" if kind != "one" else said[kind][0],
+                f"{text[kind][0]} ({size:,} records)" if kind != "one" else text[kind][0],
                 f"{moved:.5g} C, {where}",
                 f"{limit:g} C",
                 moved > limit * (1 + slack),
-                f"{said[kind][1]} {moved:.5g} C {where}, where {limit:g} C is allowed: {cause}.",
+                f"{text[kind][1]} {moved:.5g} C {where}, where {limit:g} C is allowed: {cause}.",
             )
         )
     names = ", ".join(dict.fromkeys(changed))

@@ -58,9 +58,9 @@ def audit(
         if not result.passed:
             missed = [row.name for row in result.faults if not row.caught]
             wrong = [row.name for row in result.sound if row.caught]
-            said = [f"not caught: {', '.join(missed)}"] if missed else []
-            said += [f"refuted without a fault: {', '.join(wrong)}"] if wrong else []
-            raise typer.Exit(fail(f"the self-test failed; {'; '.join(said)}", 1))
+            text = [f"not caught: {', '.join(missed)}"] if missed else []
+            text += [f"refuted without a fault: {', '.join(wrong)}"] if wrong else []
+            raise typer.Exit(fail(f"the self-test failed; {'; '.join(text)}", 1))
         return
     if path is None:
         raise UsageError("give a job file, a plan or a run folder, or --self-test")
