@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import forethought as ft
-from forethought.auditing import noise, participation, sampling_tests, sensitivity
+from forethought.auditing import noise, noise_tests, participation, sampling_tests, sensitivity
 from forethought.auditing.effort import EFFORTS, effort
 from forethought.auditing.verdict import Finding
 from forethought.mechanism import Sampling
@@ -79,7 +79,7 @@ def numbers(rounds: int = 8, length: int = 20_000, seed: int = 0) -> list[np.nda
 
 
 def test_gaussian_numbers_pass() -> None:
-    assert refuting(noise.noise_findings(numbers())) == []
+    assert refuting(noise_tests.noise_findings(numbers())) == []
 
 
 @pytest.mark.parametrize(
@@ -95,15 +95,15 @@ def test_gaussian_numbers_pass() -> None:
     ],
 )
 def test_what_is_not_gaussian_noise_is_refuted_by_name(fault: object, name: str) -> None:
-    found = noise.noise_findings(fault(numbers()))  # type: ignore[operator]
+    found = noise_tests.noise_findings(fault(numbers()))  # type: ignore[operator]
     assert name in [finding.name for finding in found if finding.refutes(LEVEL)]
 
 
 def test_numbers_on_a_grid_may_agree_but_not_in_a_row() -> None:
     rounded = [np.round(row, 2) for row in numbers()]
-    assert refuting(noise.noise_findings(rounded, grid=True)[:1]) == []
+    assert refuting(noise_tests.noise_findings(rounded, grid=True)[:1]) == []
     again = [rounded[0], *rounded[:-1]]
-    assert refuting(noise.noise_findings(again, grid=True)[:1])
+    assert refuting(noise_tests.noise_findings(again, grid=True)[:1])
 
 
 def batches(rounds: int = 60, examples: int = 600, rate: float = 0.1) -> list[np.ndarray]:
