@@ -147,7 +147,7 @@ def test_a_resumed_run_keeps_its_plan_whatever_the_planner_says_now(
     assert "keeps the plan it began with" in str(result.exception)
 
 
-values = st.recursive(
+values: st.SearchStrategy[object] = st.recursive(
     st.booleans()
     | st.integers(-(2**40), 2**40)
     | st.floats(allow_nan=False, allow_infinity=False)
