@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,11 @@ from torch import nn
 import forethought as ft
 from forethought.mechanism import Mechanism, Poisson, Rounds
 from forethought.plans import Clip, Optimizer, Plan
+from forethought.privacy import Privacy, Round
+from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import TensorRecords
+from forethought.rounds.transcript import Transcript, TranscriptError
 from forethought.training import checkpoint as checkpoints
 from forethought.training.checkpoint import Checkpoint, CheckpointError, ReleasedRounds
 from forethought.training.coincidence import CoincidingRecordsError
@@ -343,6 +347,53 @@ def test_a_model_from_a_run_folder_is_named(
     again = train(copy, data(), plan(2), out=tmp_path / "second")
     assert "in first" in before(again)[0]
     assert f"{first.statement.epsilon.upper:.4g}" in before(again)[0]
+
+
+# What ran is what was accounted.
+
+
+def half_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        Round, "noise_std", property(lambda self: self.noise_multiplier * self.clip_norm / 2)
+    )
+
+
+def one_release_unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Transcript.to_values
+
+    def forgetful(self: Transcript) -> Any:
+        values = honest(self)
+        values["rounds"][-1]["count"] -= 1
+        return values
+
+    def finish(self: PrivateRounds, *rest: Any) -> Any:
+        noised = done(self, *rest)
+        if rest[0].index == 19:
+            self.transcript = Transcript.from_values(forgetful(self.transcript))
+        return noised
+
+    done = PrivateRounds._finish
+    monkeypatch.setattr(PrivateRounds, "_finish", finish)
+
+
+def another_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Privacy.round
+
+    def larger(self: Privacy, *rest: Any) -> Round:
+        return replace(honest(self, *rest), sampling=Poisson(0.3))
+
+    monkeypatch.setattr(Privacy, "round", larger)
+
+
+@pytest.mark.parametrize("fault", [half_the_noise, one_release_unwritten, another_sampling])
+def test_a_run_that_is_not_the_accounted_one_writes_no_statement(
+    fault: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault(monkeypatch)
+    with pytest.raises(TranscriptError, match="no statement is written"):
+        train(nn.Linear(4, 2), data(), plan(), out=tmp_path / "run")
+    assert not (tmp_path / "run" / "statement.json").exists()
+    assert not (tmp_path / "run" / "model.safetensors").exists()
 
 
 # Seeds, noise and what no theorem covers.

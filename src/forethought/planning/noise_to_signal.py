@@ -20,7 +20,7 @@ def noise_to_signal(plan: Plan, parameters: int = 1) -> float:
     """
     noise = math.fsum(part.count * part.noise_multiplier**2 for part in plan.mechanism)
     signal = math.fsum(
-        part.count * (plan.groups or expected_batch(part.sampling, plan.examples))
+        part.count * plan.contribution.expected(expected_batch(part.sampling, plan.examples))
         for part in plan.mechanism
     )
     return math.sqrt(parameters * noise) / signal
