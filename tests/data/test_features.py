@@ -159,7 +159,9 @@ def test_what_is_kept_is_for_its_owner_only_and_named_by_a_keyed_hash(images, ca
     (name,) = (path.name for path in folder.glob("*.npy"))
     for path in folder.iterdir():
         path.unlink()
+    folder.chmod(0o755)  # however it came to be open to others
     features.cached(images)
+    assert folder.stat().st_mode & 0o777 == 0o700
     assert name not in {path.name for path in folder.iterdir()}, "the name depends on no key"
     assert len(transforms) == 2
 
