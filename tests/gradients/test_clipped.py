@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from forethought.gradients import clipped_sum, patches
+from forethought.gradients import clipped_sum, example_losses, patches
 from forethought.gradients.clipping import automatic, per_layer
 from forethought.gradients.rounding import CHARGE
 
@@ -466,3 +467,54 @@ def test_convolution_gradients_do_not_depend_on_how_many_are_written_at_a_time(
     torch.testing.assert_close(term.rows(), whole)
     summed = term.weighted(torch.ones(5)).float()
     torch.testing.assert_close(term.rows().sum(0), summed)
+
+
+class OwnLoss(nn.Module):
+    """A model that computes its own loss, one number for its batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.drop = nn.Dropout(0.0)
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.drop(self.layer(x))
+        return {"logits": logits, "loss": F.cross_entropy(logits, labels)}
+
+
+def test_a_model_that_computes_its_own_loss_has_one_for_each_example() -> None:
+    torch.manual_seed(0)
+    model, x, y = OwnLoss(), torch.randn(6, 4), torch.randint(0, 3, (6,))
+    inputs = {"x": x, "labels": y}
+    _, norms = clipped_sum(model, lambda o, t: o["loss"], inputs, y, 1.0)
+    _, wanted = clipped_sum(model.layer, loss, x, y, 1.0)
+    torch.testing.assert_close(norms, wanted, rtol=1e-4, atol=0)
+    values = example_losses(model, lambda o, t: o["loss"], inputs, y)
+    torch.testing.assert_close(values, loss(model.layer(x), y), rtol=1e-5, atol=1e-6)
+
+
+def test_losses_of_examples_that_take_different_ways_or_go_alone() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(6, 4), torch.randint(0, 3, (6,))
+
+    class Branches(nn.Module):
+        def __init__(self, slow: bool) -> None:
+            super().__init__()
+            self.layer, self.slow = nn.Linear(4, 3), slow
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.slow:
+                torch.func.vmap(torch.sin)(x)
+                torch.linalg.solve(torch.eye(1), x[:, :1])
+            return self.layer(x) if bool(x.sum() > 0) else -self.layer(x)
+
+    for slow in (False, True):
+        model = Branches(slow)
+        wanted = torch.cat([loss(model(x[i : i + 1]), y[i : i + 1]) for i in range(6)])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            values = example_losses(model, loss, x, y)
+        assert bool(caught) == slow
+        torch.testing.assert_close(values, wanted.detach(), rtol=1e-5, atol=1e-6)
+        assert not values.requires_grad
+    assert example_losses(model, loss, x[:0], y[:0]).shape == (0,)

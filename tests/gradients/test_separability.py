@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forethought.gradients import Dense, Outer, Term, Use, clipped_sum
-from forethought.gradients.passes import Batch, contributions
+from forethought.gradients.batch import Batch
+from forethought.gradients.passes import contributions
 from forethought.gradients.registry import RULES
 
 # Sixteen and more: for fewer rows a matrix product takes another kernel.

@@ -13,6 +13,7 @@ from forethought.gradients.explain import explain as explain
 from forethought.gradients.fallback import SlowGradientsWarning as SlowGradientsWarning
 from forethought.gradients.mixing import check_model as check_model
 from forethought.gradients.mixing import replace_mixing_layers as replace_mixing_layers
+from forethought.gradients.passes import example_losses as example_losses
 from forethought.gradients.registry import Rule as Rule
 from forethought.gradients.registry import Use as Use
 from forethought.gradients.registry import register as register

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules import module as modules
 
-from forethought.gradients import boundary, passes, trees
+from forethought.gradients import boundary, remembered, trees
 from forethought.gradients.clipping import ClippingRule, flat
+from forethought.gradients.loss_lanes import loss_in_lanes
 from forethought.gradients.once import Once, clip_and_sum_once
 from forethought.gradients.place import Unused
 from forethought.gradients.sums import clip_and_sum
@@ -88,7 +89,7 @@ def uses_of(
     if not _collect(model, layers) or not _plain(layers, inputs):
         return None
     known = loss in _SEPARABLE or _own_cross_entropy(loss)
-    if not known and not passes.has_judged(model, loss):
+    if not known and not remembered.of(model).has_judged(loss):
         return None
     names = {id(parameter): name for name, parameter in trained.items()}
     uses: list[tuple[nn.Linear, Tensor, Tensor]] = []
@@ -120,7 +121,7 @@ def uses_of(
                 values = trees.losses(loss(x, targets), len(inputs))
             found = _differentiated(values, points)
         else:
-            found = passes.loss_in_lanes(loss, x, targets, points, trained)
+            found = loss_in_lanes(loss, x, targets, points, trained)
     if found is None:
         return None
     return [

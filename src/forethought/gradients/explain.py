@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from forethought.gradients import trees
-from forethought.gradients.passes import Batch, contributions
+from forethought.gradients.batch import Batch
+from forethought.gradients.passes import contributions
 from forethought.gradients.terms import Term
 
 

@@ -27,7 +27,7 @@ from forethought.gradients.state import State, alike, changes_itself, copied
 from forethought.gradients.trees import Loss
 
 if TYPE_CHECKING:
-    from forethought.gradients.passes import Batch
+    from forethought.gradients.batch import Batch
 
 
 class SlowGradientsWarning(UserWarning):
@@ -102,72 +102,70 @@ def one_at_a_time(
     model: nn.Module,
     loss: Loss,
     batch: Batch,
-    trained: Mapping[str, nn.Parameter],
+    trained: Mapping[str, nn.Parameter] | None,
     state: State,
     restore: Callable[[], None],
-) -> dict[str, Tensor]:
-    """Every lane's gradients by one ordinary backward pass: name → (lanes, *parameter shape).
-
-    ``.grad`` of every parameter is left as it was, and so is the model.
+) -> dict[str, list[Tensor]]:
+    """Every lane's gradients by one ordinary backward pass, by name; ``.grad`` is left as it was.
 
     Args:
+        trained: None: not the gradients but the loss of every lane, under the name "loss".
         state: of the model, to compare with. restore: puts it back, and all else that Python holds.
 
     Raises:
         Refused: the model changes itself, or keeps what it computed from an example.
     """
-    rows: dict[str, list[Tensor]] = {name: [] for name in trained}
+    rows: dict[str, list[Tensor]] = {name: [] for name in ("loss",) if trained is None}
+    rows |= {name: [] for name in trained or ()}
     first: dict[str, Any] | None = None
     # Each draws from a stream of its own: how much one draws must not matter to the next.
     seeds = torch.randint(2**62, (batch.lanes + 1,)).tolist()
     for at in range(batch.lanes):
         seeded(seeds[at])
-        found, changed = contextvars.copy_context().run(
-            _gradients, model, loss, batch, trained, state, restore, at
-        )
+        alone = _Alone(model, batch.members is not None)
+        found = contextvars.copy_context().run(_run, alone, model, loss, batch, trained, at)
+        changed = _check(alone, state, restore)
         first = changed if first is None else first
         if not alike(changed, first):
             raise changes_itself({**changed, **first}, "depends on the examples that it has seen")
-        for name, parameter in trained.items():
-            gradient = found[name]
-            rows[name].append(
-                torch.zeros_like(parameter) if gradient is None else gradient.to_dense().detach()
-            )
+        for name, value in found.items():
+            rows[name].append(value)
     seeded(seeds[-1])
-    return {name: torch.stack(values) for name, values in rows.items()}
+    return rows
 
 
-def _gradients(
+def _run(
+    alone: _Alone,
     model: nn.Module,
     loss: Loss,
     batch: Batch,
-    trained: Mapping[str, nn.Parameter],
-    state: State,
-    restore: Callable[[], None],
+    trained: Mapping[str, nn.Parameter] | None,
     at: int,
-) -> tuple[dict[str, Tensor | None], dict[str, Any]]:
+) -> dict[str, Tensor]:
     parameters = list(model.parameters())
     kept = [parameter.grad for parameter in parameters]
-    alone = _Alone(model, batch.members is not None)
     try:
         for parameter in parameters:
             parameter.grad = None
-        with torch.enable_grad(), alone:
+        with torch.set_grad_enabled(trained is not None), alone:
             inputs, targets = batch.some(torch.tensor([at]))
             inputs, targets = (trees.mapped(tree, _only) for tree in (inputs, targets))
             values = loss(trees.call(model, inputs), targets)
         if isinstance(values, Tensor) and values.dim() == 0 and batch.each == 1:
             values = values.reshape(1)
         value = trees.losses(values, batch.each).mean()
+        if trained is None:
+            return {"loss": value.detach().clone()}
         if value.requires_grad:
             # backward, not autograd.grad: reentrant checkpointing allows nothing else.
             value.backward()  # type: ignore[no-untyped-call]
-        found = {name: parameter.grad for name, parameter in trained.items()}
-        del values, value, inputs, targets
+        return {
+            name: torch.zeros_like(p) if p.grad is None else p.grad.to_dense().detach()
+            for name, p in trained.items()
+        }
     finally:
         for parameter, gradient in zip(parameters, kept, strict=True):
             parameter.grad = gradient
-    return found, _check(alone, state, restore)
 
 
 def _only(leaf: Tensor) -> Tensor:

@@ -6,25 +6,30 @@ import contextvars
 import gc
 import sys
 import warnings
-import weakref
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
-from types import MethodType
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from forethought.gradients import boundary, checkpoints, fallback, foreign, refusals, trees
+from forethought.gradients import (
+    boundary,
+    checkpoints,
+    fallback,
+    foreign,
+    refusals,
+    remembered,
+    trees,
+)
+from forethought.gradients.batch import Batch
 from forethought.gradients.control import (
     Asking,
     Parted,
     Refused,
     RuleFailed,
-    Stopped,
     Unable,
     Unshared,
 )
@@ -45,85 +50,9 @@ _HOOKS = (
 )
 
 
-def _leave() -> None:
-    raise Unable("values of the examples reach Python")
-
-
-def _refuse_hooks(hooks: Any, enter: Any) -> None:
+def refuse_hooks(hooks: Any, enter: Any) -> None:
+    """Hooks on saved tensors are not put in force."""
     raise Refused(_HOOKS)
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Examples arranged in lanes.
-
-    Attributes:
-        inputs, targets: all examples in front. members: (lanes, examples a lane), which examples
-            each lane has; None: every example is a lane.
-    """
-
-    inputs: Any
-    targets: Any
-    members: Tensor | None = None
-
-    @property
-    def lanes(self) -> int:
-        """How many lanes there are."""
-        if self.members is not None:
-            return len(self.members)
-        return trees.batch_size(self.inputs, self.targets)
-
-    @property
-    def each(self) -> int:
-        """Examples in a lane."""
-        return 1 if self.members is None else self.members.shape[1]
-
-    def some(self, index: Tensor | None) -> tuple[Any, Any]:
-        """Inputs and targets of some lanes, shapes (lanes, examples a lane, …)."""
-        members = self.members
-        if members is None and index is not None:
-            members = index.unsqueeze(1)
-        elif members is not None and index is not None:
-            members = members[index]
-
-        def arranged(leaf: Tensor) -> Tensor:
-            if members is None:
-                return leaf.unsqueeze(1)
-            picked = leaf.index_select(0, members.flatten().to(leaf.device))
-            return picked.view(*members.shape, *leaf.shape[1:])
-
-        return trees.mapped(self.inputs, arranged), trees.mapped(self.targets, arranged)
-
-
-def _split(index: Tensor | None, parted: Parted) -> list[Tensor]:
-    """The lanes of every answer, of all that the batch has."""
-    lanes: dict[Any, list[int]] = {}
-    for at, key in enumerate(parted.keys):
-        lanes.setdefault(key, []).append(at)
-    places = [torch.tensor(same) for same in lanes.values()]
-    return places if index is None else [index[mine] for mine in places]
-
-
-@dataclass
-class Remembered:
-    """What only speed depends on, kept between passes of a model."""
-
-    unshared: bool = False
-    asks: bool = False
-    judged: list[weakref.ref[Any]] = field(default_factory=list)
-
-    def has_judged(self, loss: Any) -> bool:
-        """Whether the loss was compared with that of a whole batch."""
-        self.judged = [known for known in self.judged if known() is not None]
-        return any(known() == loss for known in self.judged)
-
-    def judge(self, loss: Any) -> None:
-        """It was."""
-        kept = weakref.WeakMethod if isinstance(loss, MethodType) else weakref.ref
-        self.judged.append(kept(loss))
-
-
-_REMEMBERED: WeakKeyDictionary[nn.Module, Remembered] = WeakKeyDictionary()
 
 
 def contributions(
@@ -138,65 +67,43 @@ def contributions(
     Raises:
         ValueError: what cannot be trained privately, with the module and the remedy.
     """
+    with _refusing(model):
+        return _Attempt(model, loss, batch, trained, observe).gradients()
+
+
+def example_losses(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Tensor:
+    """The loss of every example alone, without gradients, shape (B,).
+
+    In lanes like :func:`clipped_sum`, so that the model sees one example at a time and nothing of a
+    pass survives it; the loss may also be a single number an example, as of models that compute
+    their own.
+
+    Raises:
+        ValueError: what cannot be trained privately, with the module and the remedy.
+    """
+    batch = Batch(trees.detached(inputs), trees.detached(targets))
+    if not batch.lanes:
+        return torch.zeros(0)
+    with _refusing(model):
+        return _Attempt(model, loss, batch, {}, None).losses()
+
+
+@contextmanager
+def _refusing(model: nn.Module) -> Iterator[None]:
     try:
-        return _Attempt(model, loss, batch, trained, observe).run()
+        yield
     except Refused as reason:
         module = refusals.module_at_fault(model, reason)
         raise ValueError(f"{module}: {reason}") from None
 
 
-def has_judged(model: nn.Module, loss: Loss) -> bool:
-    """Whether the loss was compared with that of a whole batch in an earlier pass of the model."""
-    known = _REMEMBERED.get(model)
-    return known is not None and known.has_judged(loss)
-
-
-def loss_in_lanes(
-    loss: Loss,
-    outputs: Tensor,
-    targets: Any,
-    points: list[Tensor],
-    trained: Mapping[str, nn.Parameter],
-) -> tuple[Tensor | None, ...] | None:
-    """Gradients at ``points`` of a loss that runs in lanes behind outputs known to be apart.
-
-    Args:
-        outputs: shape (B, …), row i from example i. points: what the outputs were computed from.
-
-    Returns:
-        None where the loss needs what only a whole pass can do (parameters, lanes that part).
-    """
-    size = len(outputs)
-    written = [(parameter, parameter._version) for parameter in trained.values()]
-    lanes: Lanes | None = None
-    try:
-        with boundary.saving_hooks_by(_refuse_hooks), boundary.entered(size) as level:
-            lanes = Lanes(size, level, Places(trained), Settings(), before_answer=_leave)
-
-            def wrap(leaf: Tensor) -> Tensor:
-                return lanes.followed(boundary.lane(leaf.unsqueeze(1), 0, level))
-
-            with lanes:
-                found = loss(wrap(outputs), trees.mapped(targets, wrap))
-            if isinstance(found, Tensor) and found.dim() == 0:
-                found = found.reshape(1)
-            if lanes.stopped is not None or not boundary.is_lane(trees.losses(found, 1)):
-                return None
-            with boundary.outside():
-                total = boundary.rows(found).sum()
-        del found
-        if not total.requires_grad:
-            return (None,) * len(points)
-        leaves = (lanes.anchor, *trained.values(), *points)
-        _, *gradients = torch.autograd.grad(total, leaves, allow_unused=True)
-    except (Exception, Stopped):  # the general way finds out, and says, what is wrong
-        return None
-    direct, at_points = gradients[: len(trained)], gradients[len(trained) :]
-    used = lanes.uses or lanes.failed is not None or any(g is not None for g in direct)
-    changed = any(parameter._version != version for parameter, version in written)
-    if used or changed or lanes.remaining():
-        return None
-    return tuple(at_points)
+def _split(index: Tensor | None, parted: Parted) -> list[Tensor]:
+    """The lanes of every answer, of all that the batch has."""
+    lanes: dict[Any, list[int]] = {}
+    for at, key in enumerate(parted.keys):
+        lanes.setdefault(key, []).append(at)
+    places = [torch.tensor(same) for same in lanes.values()]
+    return places if index is None else [index[mine] for mine in places]
 
 
 class _Attempt:
@@ -212,7 +119,7 @@ class _Attempt:
     ) -> None:
         self.model, self.loss, self.batch, self.trained = model, loss, batch, trained
         self._observe = observe
-        self._known = _REMEMBERED.setdefault(model, Remembered())
+        self._known = remembered.of(model)
         if boundary.saving_hooks_in_force():
             raise Refused(_HOOKS)
         self._modules = list(model.named_modules())
@@ -222,11 +129,12 @@ class _Attempt:
         self._surroundings: Surroundings | None = None
         self._masks: Masks | None = None
 
-    def _survey(self) -> None:
+    def _survey(self) -> Surroundings:
         """Note what Python could remember, before it learns anything of the examples."""
         if self._surroundings is None:
             modules = [module for _, module in self._modules]
             self._surroundings = Surroundings(modules, self.model, self.loss)
+        return self._surroundings
 
     def _asked(self) -> None:
         if self._surroundings is None:
@@ -239,15 +147,43 @@ class _Attempt:
             self._surroundings.restore()
         self._state.restore()
 
-    def run(self) -> dict[str, Term]:
-        if self.batch.each >= _LONG:  # one pass a group costs no more than lanes
-            return self._by_fallback()
+    def gradients(self) -> dict[str, Term]:
+        """Every trained parameter's gradients, one for each lane."""
+        # One pass a group costs no more than lanes where groups are long.
+        parts = None if self.batch.each >= _LONG else self._parts(self._pass)
+        if parts is None:
+            rows = self._one_at_a_time(True)
+            return {name: Dense(torch.stack(of_name)) for name, of_name in rows.items()}
+        if len(parts) == 1:
+            return dict(parts[0][1])
+        return {
+            name: Split(
+                [(index, bounded(terms[name])) for index, terms in parts if index is not None],
+                self.batch.lanes,
+            )
+            for name in self.trained
+        }
+
+    def losses(self) -> Tensor:
+        """Every lane's loss, without gradients."""
+        parts = self._parts(self._loss_pass)
+        if parts is None:
+            return torch.stack(self._one_at_a_time(False)["loss"])
+        if len(parts) == 1:
+            return cast(Tensor, parts[0][1])
+        whole: Tensor = parts[0][1].new_zeros(self.batch.lanes)
+        for index, values in parts:
+            whole[index] = values
+        return whole
+
+    def _parts(self, one: Callable[..., Any]) -> list[tuple[Tensor | None, Any]] | None:
+        """``one(lanes, settings)`` for all lanes, or for each part; None: one lane at a time."""
         settings = Settings(self._known.unshared, self.batch.members is not None)
         if self._known.asks:
             self._survey()
         while True:
             try:
-                return self._all_parts(settings)
+                return self._all_parts(one, settings)
             except Asking:
                 pass
             except Unshared:
@@ -257,65 +193,67 @@ class _Attempt:
                 warnings.warn(
                     f"{failed}; the gradients of its parameters are written out for every example",
                     fallback.SlowGradientsWarning,
-                    stacklevel=6,
+                    stacklevel=7,
                 )
                 settings = replace(settings, without=settings.without | {failed.rule})
-            except Unable as reason:
-                return self._alone(reason)
             except Refused:
                 raise
-            except Exception as error:  # vmap's, or the model's own: alone, the example will tell
-                return self._alone(error)
+            except (Unable, Exception) as error:  # alone, the example will tell what it is
+                self._say_slow(error)
+                return None
             self._generators.restore()
 
-    def _all_parts(self, settings: Settings) -> dict[str, Term]:
+    def _all_parts(
+        self, one: Callable[..., Any], settings: Settings
+    ) -> list[tuple[Tensor | None, Any]]:
         self._masks = Masks(self.batch.lanes) if self._known.asks else None
         pending: list[Tensor | None] = [None]
-        done: list[tuple[Tensor | None, dict[str, Term]]] = []
+        done: list[tuple[Tensor | None, Any]] = []
         while pending:
             index = pending.pop()
             try:
                 # In a context of its own: what a pass leaves in context variables goes with it.
-                terms = contextvars.copy_context().run(self._pass, index, settings)
-                done.append((index, terms))
+                done.append((index, contextvars.copy_context().run(one, index, settings)))
             except Parted as parted:
                 pending += _split(index, parted)
             if pending:
                 self._generators.restore()
                 torch.randint(2**62, ())  # what the masks took
-        if len(done) == 1:
-            return done[0][1]
-        return {
-            name: Split(
-                [(index, bounded(terms[name])) for index, terms in done if index is not None],
-                self.batch.lanes,
-            )
-            for name in self.trained
-        }
+        return done
 
     def _pass(self, index: Tensor | None, settings: Settings) -> dict[str, Term]:
         size = self.batch.lanes if index is None else len(index)
         places = Places(self.trained)
-        observe = None if self._observe is None else _named(self._observe)
-        try:
-            with ExitStack() as stack:
-                stack.enter_context(boundary.saving_hooks_by(_refuse_hooks))
-                if "torch._dynamo" in sys.modules:  # else nothing can be compiled
-                    stack.enter_context(torch.compiler.set_stance("force_eager"))
-                stack.enter_context(torch.enable_grad())
-                values, lanes = self._forward(index, size, places, settings, observe, stack)
-                left = self._backward(values, lanes)
-                del values
+        with self._around() as stack, torch.enable_grad():
+            values, lanes = self._forward(index, size, places, settings, stack)
+            left = self._backward(values, lanes)
+            del values
             if left:
                 raise Unable(f"{', '.join(left[:3])} is used where no torch function shows it")
             self._check_state(lanes)
-        finally:
-            self._restore()
         terms = places.resolve(lanes.uses, size)
         return {
             name: terms.get(name) or Unused(size, parameter)
             for name, parameter in self.trained.items()
         }
+
+    def _loss_pass(self, index: Tensor | None, settings: Settings) -> Tensor:
+        size = self.batch.lanes if index is None else len(index)
+        with self._around() as stack, torch.no_grad():
+            values, lanes = self._forward(index, size, Places({}), settings, stack)
+            self._check_state(lanes)
+        return values
+
+    @contextmanager
+    def _around(self) -> Iterator[ExitStack]:
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(boundary.saving_hooks_by(refuse_hooks))
+                if "torch._dynamo" in sys.modules:  # else nothing can be compiled
+                    stack.enter_context(torch.compiler.set_stance("force_eager"))
+                yield stack
+        finally:
+            self._restore()
 
     def _forward(
         self,
@@ -323,12 +261,12 @@ class _Attempt:
         size: int,
         places: Places,
         settings: Settings,
-        observe: Observer | None,
         stack: ExitStack,
     ) -> tuple[Tensor, Lanes]:
         inputs, targets = self.batch.some(index)
         with boundary.entered(size) as level:
             draws = None if self._masks is None else Draws(self._masks, index)
+            observe = None if self._observe is None else _named(self._observe)
             lanes = Lanes(size, level, places, settings, draws, observe, self._asked)
             stack.enter_context(checkpoints.in_lanes(lanes))
             stack.enter_context(boundary.functions_by(partial(foreign.call, lanes)))
@@ -351,8 +289,10 @@ class _Attempt:
             values = self._values(found, lanes)
             first = index is None and not settings.grouped and size > 1
             if first and not self._known.has_judged(self.loss):
+                known = self._survey()  # it sees all examples there: nothing may stay
                 with boundary.outside():
                     check_loss(self.loss, outputs, targets, values, size)
+                known.restore()
                 self._known.judge(self.loss)
         return values, lanes
 
@@ -390,8 +330,7 @@ class _Attempt:
         if written:
             raise changes_itself(written, "is written to in the forward pass")
 
-    def _alone(self, reason: BaseException) -> dict[str, Term]:
-        self._generators.restore()
+    def _say_slow(self, reason: BaseException) -> None:
         size = self.batch.lanes
         cause = str(reason) or type(reason).__name__
         where = refusals.module_at_fault(self.model, reason)
@@ -399,16 +338,23 @@ class _Attempt:
             f"{where} goes one example at a time, {size} passes a batch instead of one: "
             f"{cause.strip().splitlines()[0][:200]}",
             fallback.SlowGradientsWarning,
-            stacklevel=7,
+            stacklevel=8,
         )
-        return self._by_fallback()
 
-    def _by_fallback(self) -> dict[str, Term]:
+    def _one_at_a_time(self, differentiate: bool) -> dict[str, list[Tensor]]:
+        self._generators.restore()
         self._survey()
-        rows = fallback.one_at_a_time(
-            self.model, self.loss, self.batch, self.trained, self._state, self._restore
-        )
-        return {name: Dense(values) for name, values in rows.items()}
+        try:
+            return fallback.one_at_a_time(
+                self.model,
+                self.loss,
+                self.batch,
+                self.trained if differentiate else None,
+                self._state,
+                self._restore,
+            )
+        finally:
+            self._restore()
 
 
 def _named(observe: Callable[[str, str, Term], None]) -> Observer:

@@ -1,0 +1,52 @@
+"""Examples arranged in lanes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from forethought.gradients import trees
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Examples arranged in lanes.
+
+    Attributes:
+        inputs, targets: all examples in front. members: (lanes, examples a lane), which examples
+            each lane has; None: every example is a lane.
+    """
+
+    inputs: Any
+    targets: Any
+    members: Tensor | None = None
+
+    @property
+    def lanes(self) -> int:
+        """How many lanes there are."""
+        if self.members is not None:
+            return len(self.members)
+        return trees.batch_size(self.inputs, self.targets)
+
+    @property
+    def each(self) -> int:
+        """Examples in a lane."""
+        return 1 if self.members is None else self.members.shape[1]
+
+    def some(self, index: Tensor | None) -> tuple[Any, Any]:
+        """Inputs and targets of some lanes, shapes (lanes, examples a lane, …)."""
+        members = self.members
+        if members is None and index is not None:
+            members = index.unsqueeze(1)
+        elif members is not None and index is not None:
+            members = members[index]
+
+        def arranged(leaf: Tensor) -> Tensor:
+            if members is None:
+                return leaf.unsqueeze(1)
+            picked = leaf.index_select(0, members.flatten().to(leaf.device))
+            return picked.view(*members.shape, *leaf.shape[1:])
+
+        return trees.mapped(self.inputs, arranged), trees.mapped(self.targets, arranged)
