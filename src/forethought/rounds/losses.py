@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from forethought.gradients import example_losses
 from forethought.gradients.chain import separable
 from forethought.gradients.trees import call, losses
 from forethought.rounds.records import Records, blank
@@ -87,4 +88,8 @@ def check_loss(model: torch.nn.Module, loss: Loss, records: Records) -> None:
     """
     inputs, targets = blank(records)
     with undisturbed(model), torch.no_grad():
-        losses(loss(call(model, inputs), targets), min(2, len(records)))
+        values = loss(call(model, inputs), targets)
+    if isinstance(values, torch.Tensor) and not values.ndim:  # as of models with their own loss
+        example_losses(model, loss, inputs, targets)
+    else:
+        losses(values, min(2, len(records)))

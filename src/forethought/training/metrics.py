@@ -143,7 +143,9 @@ def evaluate(
             args = tuple(args) if isinstance(args, list) else args
             kwargs = inputs if isinstance(inputs, dict) else {}
             outputs = functional_call(model, parameters, args, kwargs)
-            total += float(loss(outputs, targets).double().sum())
+            values = loss(outputs, targets).double()
+            # A model that computes its own loss gives the mean of its batch.
+            total += float(values.sum() if values.ndim else values * len(indices))
             found = correct(outputs, targets)
             classified = classified and found is not None
             hits += found or 0
