@@ -52,6 +52,18 @@ def separable(slope: Slope | None = None) -> Callable[[Known], Known]:
     return declare
 
 
+def cross_entropy_slope(outputs: Tensor, targets: Any) -> Tensor | None:
+    """softmax − 1 at the label, for (B, classes) and (B,); None for labels that are ignored."""
+    if outputs.dim() != 2 or targets.dim() != 1 or targets.dtype != torch.int64:
+        return None
+    try:
+        return torch.softmax(outputs, 1).scatter_add_(
+            1, targets.unsqueeze(1), outputs.new_full((1, 1), -1.0).expand(len(targets), 1)
+        )
+    except RuntimeError:
+        return None
+
+
 def _identity(layer: Any, x: Tensor) -> Tensor:
     return x
 
@@ -93,7 +105,9 @@ def uses_of(
         return None
     names = {id(parameter): name for name, parameter in trained.items()}
     uses: list[tuple[nn.Linear, Tensor, Tensor]] = []
-    slope = _SEPARABLE.get(loss) if known else None
+    slope = _SEPARABLE.get(loss) if loss in _SEPARABLE else None
+    if slope is None and known and _plain_cross_entropy(loss):
+        slope = cross_entropy_slope
     # One layer, and a loss whose derivative is known: nothing to differentiate.
     kinds = [type(layer) for layer in layers]
     alone = slope is not None and kinds[-1] is nn.Linear and kinds.count(nn.Linear) == 1
@@ -241,6 +255,15 @@ def _own_cross_entropy(loss: Any) -> bool:
         and loss.reduction == "none"
         and type(loss).forward is _CROSS_ENTROPY
         and not _altered(loss)
+    )
+
+
+def _plain_cross_entropy(loss: Any) -> bool:
+    return (
+        _own_cross_entropy(loss)
+        and loss.weight is None
+        and loss.label_smoothing == 0
+        and loss.ignore_index < 0
     )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from forethought.gradients import example_losses
-from forethought.gradients.chain import separable
+from forethought.gradients.chain import cross_entropy_slope, separable
 from forethought.gradients.trees import call, losses
 from forethought.rounds.records import Records, blank
 from forethought.rounds.undisturbed import undisturbed
@@ -17,19 +17,7 @@ from forethought.rounds.undisturbed import undisturbed
 Loss = Callable[[Any, Any], torch.Tensor]
 
 
-def _cross_entropy_slope(outputs: torch.Tensor, targets: Any) -> torch.Tensor | None:
-    # softmax − 1 at the label; None for other forms, and for labels that F.cross_entropy ignores.
-    if outputs.dim() != 2 or targets.dim() != 1 or targets.dtype != torch.int64:
-        return None
-    try:
-        return torch.softmax(outputs, 1).scatter_add_(
-            1, targets.unsqueeze(1), outputs.new_full((1, 1), -1.0).expand(len(targets), 1)
-        )
-    except RuntimeError:
-        return None
-
-
-@separable(_cross_entropy_slope)
+@separable(cross_entropy_slope)
 def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Cross entropy of logits (batch, classes, …) with labels, shape (batch, …)."""
     return F.cross_entropy(outputs, targets, reduction="none")
