@@ -11,6 +11,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from forethought.data import Dataset, Split
 from forethought.models import build
 from forethought.plans import Optimizer
 from forethought.utility import perturbing
@@ -199,3 +200,13 @@ def test_what_is_no_model_no_data_or_no_classification_is_named(digits: tuple[An
     with pytest.raises(ValueError, match="score="):
         floats = digits[0], digits[1].astype(np.float32)
         utility_graph(build("linear", inputs=(64,), classes=1), floats, **SMALL)
+
+
+def test_a_data_set_brings_its_own_test_part(digits: tuple[Any, Any]) -> None:
+    inputs, labels = digits
+    parts = Split(inputs[:1400], labels[:1400]), Split(inputs[1400:], labels[1400:])
+    model = linear()
+    graph = utility_graph(model, Dataset("digits", *parts, 10), **SMALL)
+    pairs = [(part.inputs, part.targets) for part in parts]
+    assert graph.to_dict() == utility_graph(model, pairs[0], test=pairs[1], **SMALL).to_dict()
+    assert graph.test_examples == 397

@@ -23,6 +23,7 @@ from forethought.planning.defaults import default_delta
 from forethought.plans import Averaging, Clip, ClipRule, Optimizer, Plan, Schedule
 from forethought.rounds.losses import Loss, correct
 from forethought.rounds.records import as_records
+from forethought.training.datasets import opened
 from forethought.training.run import train
 from forethought.utility.graph import SOURCES, Source, UtilityGraph, increasing
 from forethought.utility.side_by_side import SideBySide, side_by_side
@@ -137,7 +138,7 @@ def utility_graph(
 
     Args:
         model: a module (left unchanged), or a function that makes one (called once).
-        data: training data, as for :func:`forethought.train`.
+        data: training data, as for :func:`forethought.train`; a Dataset brings its test part.
         source: whose data ``data`` and ``test`` are: ``"public"``, ``"synthetic"``, ``"released"``
             (private data whose owners released it for this), or ``"private"``.
         clip_norms, noise_multipliers: the grid of C and σ; any order.
@@ -173,6 +174,7 @@ def utility_graph(
     first = next((p for p in initial.parameters() if p.requires_grad), None)
     if first is None:
         raise ValueError("the model has no parameter with requires_grad=True: nothing to train")
+    data, test, _ = opened(data, test)
     if test is None:
         data, test = _hold_back(data, seed)
     records = as_records(data, first.dtype, first.device)
