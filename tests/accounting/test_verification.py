@@ -220,7 +220,12 @@ def test_what_is_not_so_cannot_be_added() -> None:
 def test_what_the_issue_lists_is_caught() -> None:
     s = of_a_run()
     row = {"false_positive_rate": 1e-6, "true_positive_rate": 1e-3}
+    lower = [
+        {"false_positive_rate": rate, "true_positive_rate": 0.97 * power}
+        for rate, power in s.attack
+    ]
     for changes, said in (
+        ({"attack": lower}, "succeeds at most"),
         ({"attack": [row]}, "false-alarm rates"),
         ({"attack": []}, "false-alarm rates"),
         ({"adversary": "sees nothing at all"}, "adversary"),
