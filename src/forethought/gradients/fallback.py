@@ -52,10 +52,11 @@ class _Alone(TorchFunctionMode):
         super().__init__()
         self._grouped = grouped
         # The model's own are put back after every lane.
-        owned = [*model.parameters(), *model.buffers()]
+        self._parameters = {*map(_storage, model.parameters())} - {0}
+        owned = list(model.buffers())
         for module in model.modules():
             owned += trees.tensors(list(vars(module).values()))
-        self._owned = {*map(_storage, owned)} - {0}
+        self._owned = {*map(_storage, owned)} - {0} - self._parameters
         self._made: dict[int, weakref.ref[Tensor]] = {}
         self._storages: set[int] = {0}
 
@@ -75,15 +76,19 @@ class _Alone(TorchFunctionMode):
             if isinstance(target, Tensor) and not self._mine(target):
                 raise Refused(
                     "values of the examples are written into a tensor that is neither the "
-                    "example's nor the model's (a global, or one that a closure keeps): compute a "
-                    "new tensor instead"
+                    "example's nor put back (a parameter, a global, one that a closure keeps): "
+                    "compute a new tensor instead"
                 )
         result = func(*args, **kwargs)
         if func in _ARRAYS:
             return result.copy()  # what is written there would stay
         for leaf in trees.tensors(result if isinstance(result, tuple | list) else [result]):
-            self._made[id(leaf)] = weakref.ref(leaf)
-            self._storages.add(_storage(leaf))
+            place = _storage(leaf)
+            if (
+                place not in self._owned | self._parameters
+            ):  # in-place functions return what the model holds
+                self._made[id(leaf)] = weakref.ref(leaf)
+                self._storages.add(place)
         return result
 
     def _mine(self, target: Tensor) -> bool:

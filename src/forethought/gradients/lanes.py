@@ -113,6 +113,7 @@ class Lanes(TorchFunctionMode):
         self._times: Counter[Place] = Counter()
         self._kept: list[weakref.ref[Tensor]] = []
         self.inputs: set[int] = set()  # storages of the caller's tensors
+        self.parameters: set[int] = set()  # and of the model's parameters
 
     # What is intercepted
 
@@ -212,8 +213,8 @@ class Lanes(TorchFunctionMode):
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The function itself, under vmap."""
-        if self.inputs and changes(func, args, kwargs) and self._of_inputs(args[0]):
-            raise Unshared
+        if changes(func, args, kwargs):
+            self._check_target(kwargs.get("out", args[0] if args else None))
         run = PHYSICAL.get(func)
         if run is not None and self._any_lane(args):
             self.here()
@@ -238,11 +239,15 @@ class Lanes(TorchFunctionMode):
     def _any_lane(self, values: tuple[Any, ...]) -> bool:
         return any(isinstance(value, Tensor) and is_lane(value) for value in values)
 
-    def _of_inputs(self, value: Any) -> bool:
+    def _check_target(self, value: Any) -> None:
         if not isinstance(value, Tensor):
-            return False
+            return
         whole = physical(value)[0] if is_lane(value) else value
-        return whole.untyped_storage().data_ptr() in self.inputs
+        place = whole.untyped_storage().data_ptr()
+        if place in self.inputs:
+            raise Unshared
+        if place in self.parameters:
+            raise Refused("a parameter is written to in the forward pass: compute a new tensor")
 
     def here(self) -> None:
         """Stop inside a transform of the model's own, where the examples are at another level."""

@@ -126,6 +126,7 @@ class _Attempt:
         refusals.hooked(self._modules)
         self._generators = Generators([p.device for p in trained.values()][:1])
         self._state = State(self._modules)
+        self._parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
         self._surroundings: Surroundings | None = None
         self._masks: Masks | None = None
 
@@ -268,6 +269,7 @@ class _Attempt:
             draws = None if self._masks is None else Draws(self._masks, index)
             observe = None if self._observe is None else _named(self._observe)
             lanes = Lanes(size, level, places, settings, draws, observe, self._asked)
+            lanes.parameters = self._parameters
             stack.enter_context(checkpoints.in_lanes(lanes))
             stack.enter_context(boundary.functions_by(partial(foreign.call, lanes)))
 
