@@ -1,8 +1,8 @@
 """Every exception of the library in one place; each is loaded from its room on first use.
 
-All of them but :class:`Interrupted` (a ``KeyboardInterrupt``) and :class:`BudgetExceededError` (a
-``RuntimeError``) are ``ValueError``, so that ``except ValueError`` catches what is wrong with an
-input.
+All of them are ``ValueError``, so that ``except ValueError`` catches what is wrong with an input,
+but for :class:`Interrupted` (a ``KeyboardInterrupt``) and :class:`BudgetExceededError`,
+:class:`RoundError` and :class:`TranscriptError` (each a ``RuntimeError``).
 """
 
 from __future__ import annotations
@@ -18,22 +18,32 @@ if TYPE_CHECKING:
     from forethought.mechanism import UnsupportedMechanismError as UnsupportedMechanismError
     from forethought.planning.solve import PlanError as PlanError
     from forethought.published.calculators_exact import CalculatorError as CalculatorError
+    from forethought.rounds.private_sum import RoundError as RoundError
+    from forethought.rounds.team import TeamError as TeamError
+    from forethought.rounds.transcript import TranscriptError as TranscriptError
     from forethought.signing import SignatureError as SignatureError
     from forethought.training.checkpoint import CheckpointError as CheckpointError
+    from forethought.training.coincidence import CoincidingRecordsError as CoincidingRecordsError
     from forethought.training.folder import RunFolderExistsError as RunFolderExistsError
     from forethought.training.interruption import Interrupted as Interrupted
+    from forethought.training.lock import RunFolderBusyError as RunFolderBusyError
 
 _HOME = {
     "BudgetExceededError": "accounting.renyi.filter",
     "CalculatorError": "published.calculators_exact",
     "CheckpointError": "training.checkpoint",
+    "CoincidingRecordsError": "training.coincidence",
     "DataError": "data.dataset",
     "Interrupted": "training.interruption",
     "JobError": "jobs.job",
     "PlanError": "planning.solve",
+    "RoundError": "rounds.private_sum",
+    "RunFolderBusyError": "training.lock",
     "RunFolderExistsError": "training.folder",
     "SignatureError": "signing",
     "StatementError": "accounting.statement",
+    "TeamError": "rounds.team",
+    "TranscriptError": "rounds.transcript",
     "UnsupportedMechanismError": "mechanism",
 }
 

@@ -59,3 +59,11 @@ def test_a_plan_follows_the_job() -> None:
     assert plan.budget.epsilon == 3.0
     assert plan.delta == pytest.approx(1e-4)
     assert plan.epochs == pytest.approx(5, rel=0.1)
+
+
+def test_a_job_may_ask_for_noise_on_a_grid() -> None:
+    job = Job.parse(GOOD + 'noise = "grid"\n')
+    assert job.make_plan(1000).noise == "grid"
+    assert Job.parse(GOOD).make_plan(1000).noise == "gaussian"
+    with pytest.raises(JobError, match="'gaussian' or 'grid'"):
+        Job.parse(GOOD + 'noise = "laplace"\n')

@@ -416,3 +416,9 @@ def test_a_fault_never_gets_a_statement(fault: Any, monkeypatch: pytest.MonkeyPa
     run_all(rounds, model, data)
     with pytest.raises(TranscriptError, match="no statement"):
         rounds.transcript.require(plan.mechanism)
+
+
+def test_a_grid_too_coarse_is_refused_before_the_first_round() -> None:
+    with pytest.raises(ValueError, match="noise='gaussian'"):
+        rounds_of(nn.Linear(5, 3).double(), plan_of(1e9, noise="grid"))
+    rounds_of(nn.Linear(5, 3).double(), plan_of(1.0, noise="grid"))

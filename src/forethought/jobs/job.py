@@ -32,6 +32,7 @@ _PLAN_KEYS = (
     "rounds",
     "batch",
     "noise_multiplier",
+    "noise",
     "sampling",
     "adjacency",
     "clipping",
@@ -102,6 +103,7 @@ class TrainingSection(_Section):
     rounds: _Int | None = Field(default=None, ge=1)
     batch: _Int | None = Field(default=None, ge=1)
     noise_multiplier: _Float | None = Field(default=None, ge=0)
+    noise: Literal["gaussian", "grid"] = "gaussian"
     sampling: Literal["poisson", "without-replacement", "shuffled", "full-batch"] = "poisson"
     adjacency: Literal["add-or-remove", "zero-out", "replace-one"] | None = None
     clipping: Literal["example", "group"] = "example"

@@ -28,7 +28,7 @@ from forethought.mechanism import (
 from forethought.planning import defaults
 from forethought.planning.limits import LEAST_DELTA, MOST_STEP_SIZE
 from forethought.plans import Averaging, ClipRule, Schedule
-from forethought.privacy import LEAST_NOISE
+from forethought.privacy import LEAST_NOISE, NOISES, NoiseKind
 
 SamplingName = Literal["poisson", "without-replacement", "shuffled", "full-batch"]
 
@@ -71,6 +71,7 @@ class PlanKeywords(TypedDict, total=False):
     rounds: int | None
     batch: int | None
     noise_multiplier: float | None
+    noise: NoiseKind
     sampling: SamplingName
     adjacency: Adjacency | None
     clipping: Clipping
@@ -130,6 +131,7 @@ class PlanRequest:
     rounds: int | None = None
     batch: int | None = None
     noise_multiplier: float | None = None
+    noise: NoiseKind = "gaussian"
     sampling: SamplingName = "poisson"
     adjacency: Adjacency | None = None
     clipping: Clipping = "example"
@@ -152,6 +154,7 @@ class PlanRequest:
             object.__setattr__(self, name, value)
 
         settle("examples", whole("examples", self.examples))
+        one_of("noise", self.noise, NOISES)
         if self.budget is not None and not isinstance(self.budget, Budget):
             raise TypeError(
                 f"budget must be forethought.Budget(epsilon, delta), not {self.budget!r}"

@@ -49,6 +49,8 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
         adjacency: what a neighbour is. Default: add-or-remove for Poisson and full batches,
             replace-one without replacement, zero-out when shuffled.
         clipping, groups: ``"example"``, or ``"group"`` with the number of groups (default 1).
+        noise: ``"gaussian"``, or ``"grid"`` for discrete noise in whole numbers, which leaves no
+            assumption on floating-point arithmetic in the Statement.
         clip_norm, clip_rule, quantile, count_noise: see `forethought.Clip`. Default: automatic
             normalisation; flat clipping when a clip norm is given.
         optimizer, learning_rate, options, schedule, averaging: see `forethought.Optimizer`,
@@ -86,6 +88,7 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
         delta=delta,
         clip=_clip(request, mechanism, why),
         groups=1 if request.clipping == "group" and request.groups is None else request.groups,
+        noise=request.noise,
         schedule=request.schedule or Schedule(),
         averaging=request.averaging or Averaging(),
         budget=request.budget,

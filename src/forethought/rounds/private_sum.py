@@ -22,7 +22,7 @@ from forethought.privacy import Privacy, Round
 from forethought.rounds.clip_norm import next_norm, noised_share
 from forethought.rounds.contributions import CONTRIBUTORS, Batch, Gradients, part_of, share_of
 from forethought.rounds.flat import Layout
-from forethought.rounds.grid import add_grid_noise
+from forethought.rounds.grid import add_grid_noise, grid
 from forethought.rounds.losses import Loss
 from forethought.rounds.noise import GaussianNoise
 from forethought.rounds.randomness import Secrets, Stream, seed_of
@@ -91,6 +91,9 @@ class PrivateRounds:
         before: called with a round's number before it is computed, for a record on disk.
         team: the processes that compute the rounds together.
 
+    Raises:
+        ValueError: nothing to train, or a grid too coarse for so many parameters.
+
     Attributes:
         transcript: see above.
         clip_norm: norm of the next round; set it when a run continues.
@@ -120,6 +123,11 @@ class PrivateRounds:
         self._noise = Stream(secrets.noise, "noise")
         self._gaussian = GaussianNoise(self.layout.size)
         self._opened = -1
+        if privacy.noise == "grid":
+            for part in privacy.mechanism:  # refused now, before anything is released
+                sigma = privacy.clip.gradient_noise(part.noise_multiplier)
+                if sigma:
+                    grid(sigma * self.clip_norm, self.clip_norm, self.layout.size)
         device = self.layout.device
         # Dropout and the like draw from torch's own generator of the model's device.
         self._generator = (

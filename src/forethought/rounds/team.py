@@ -19,7 +19,7 @@ from torch import distributed
 _Value = TypeVar("_Value")
 
 
-class TeamError(RuntimeError):
+class TeamError(ValueError):
     """The processes of a run do not agree; nothing more is released."""
 
 
