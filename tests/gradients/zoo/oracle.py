@@ -284,16 +284,20 @@ def _twice(case: Case) -> None:
     compare(case.model, case.loss, *case.batch(4, True), case.rtol)
 
 
+DROPOUTS = ("dropout", "attention_dropout", "activation_dropout", "attn_dropout", "drop_prob")
+
+
 def set_dropout(model: nn.Module, share: float) -> bool:
     """Set what dropout and stochastic depth leave out; whether the model has any."""
     found = False
     for module in model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.p, found = share, True
-        elif type(module).__name__ == "StochasticDepth":
-            module.p, found = share, True  # type: ignore[assignment]
-        elif type(module).__name__ == "DropPath":
-            module.drop_prob, found = share, True  # type: ignore[assignment]
+        names = [name for name in DROPOUTS if isinstance(getattr(module, name, None), float)]
+        depth = type(module).__name__ == "StochasticDepth"
+        if depth or isinstance(module, nn.modules.dropout._DropoutNd):
+            names.append("p")
+        for name in names:
+            setattr(module, name, share)
+            found = True
     return found
 
 
