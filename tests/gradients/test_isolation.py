@@ -207,7 +207,7 @@ def test_a_harmless_loss_first() -> None:
         return (outputs + 3 * outputs.mean(0) - 1).square().sum(1)
 
     clipped_sum(model, lambda o, t: o.square().sum(1), *vectors(), 1.0)
-    apart(model, *vectors(), mixes)
+    refused(model, *vectors(), mixes, "loss", "batch|example")
 
 
 class RunningMean(nn.Module):
@@ -279,7 +279,7 @@ def test_dividing_by_the_batch_is_refused() -> None:
 
 def test_batch_normalisation_is_refused() -> None:
     model = nn.Sequential(nn.Linear(D, D), nn.BatchNorm1d(D), nn.Linear(D, 3))
-    refused(model, *vectors(), classify, "1", "BatchNorm1d", "GroupNorm")
+    refused(model, *vectors(), classify, "1", "batch norm|BatchNorm", "GroupNorm")
 
 
 def test_functional_batch_normalisation_is_refused() -> None:

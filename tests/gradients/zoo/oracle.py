@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import importlib
 import math
+import random as random_numbers
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -35,6 +37,7 @@ class Case:
         loss: one value an example.
         head: prefix of the parameters that the zero-initialised run sets to zero.
         rtol: of norms and sums, relative; the arithmetic's own precision decides it.
+        exact: of the run in float64; a model that computes in float32 all the same has none.
         around: context in which every clipped sum is taken, such as autocast.
         alone: whether the engine may go one example at a time (a warning then says so).
     """
@@ -44,6 +47,7 @@ class Case:
     loss: Loss
     head: str
     rtol: float = 2e-4
+    exact: float | None = 1e-7
     alone: bool = False
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
 
@@ -222,6 +226,8 @@ def assert_isolated(
 
     def released(inputs: Any, targets: Any, bound: float) -> tuple[dict[str, Tensor], Tensor]:
         torch.manual_seed(seed)
+        np.random.seed(seed)  # noqa: NPY002 (the generator that models find)
+        random_numbers.seed(seed)
         return clipped_sum(model, loss, inputs, targets, bound)
 
     if clip_norm is None:
@@ -251,7 +257,8 @@ def judge(make: Make) -> None:
     """All that the zoo asks of one architecture.
 
     Twice on one model, weights perturbed and batch size and lengths changed in between; records
-    replaced and removed, dropout off and on; and once more from a zero-initialised head.
+    replaced and removed, dropout off and on; and once more from a zero-initialised head, in
+    float64.
     """
     case = fresh(make)
     with warnings.catch_warnings(), case.around():
@@ -268,6 +275,10 @@ def judge(make: Make) -> None:
         with torch.no_grad():
             for parameter in zeroed:
                 parameter.zero_()
+        if case.exact is not None:
+            case.model.double()
+            single, case.rtol = case.batch, case.exact
+            case.batch = lambda examples, longer: in_double(single(examples, longer))
         _twice(case)
 
 
@@ -286,6 +297,15 @@ def _twice(case: Case) -> None:
 
 
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout", "attn_dropout", "drop_prob")
+
+
+def in_double(tree: Any) -> Any:
+    """The same batch with floating-point numbers in float64."""
+    if isinstance(tree, Tensor):
+        return tree.double() if tree.is_floating_point() else tree
+    if isinstance(tree, dict):
+        return {name: in_double(value) for name, value in tree.items()}
+    return tuple(in_double(value) for value in tree)
 
 
 def set_dropout(model: nn.Module, share: float) -> bool:

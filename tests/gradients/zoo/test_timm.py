@@ -159,10 +159,9 @@ small("focal", focal)
 small("dual_attention", "davit_tiny", size=32, depths=(1, 1), embed_dims=(16, 32),
       num_heads=(2, 4))  # fmt: skip
 small("edge", "edgenext_xx_small", size=64)
-small("mobile_vit", "mobilevit_xxs", size=64)
+small("mobile_vit", "mobilevit_xxs", size=32)
 small("coat", "coat_lite_tiny", size=32, img_size=32, embed_dims=(16, 16, 32, 32),
       serial_depths=(1, 1, 1, 1))  # fmt: skip
-small("max_vit", "test_maxvit", size=160)
 
 
 @pytest.mark.parametrize("make", collected(CASES, quick=("mixer",)))

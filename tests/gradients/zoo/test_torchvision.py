@@ -35,7 +35,7 @@ def resnet_18() -> Case:
     from torchvision.models import resnet18
 
     model = resnet18(num_classes=5, norm_layer=partial(nn.GroupNorm, 8))
-    return images(model, "fc", 24, 8)
+    return images(model, "fc", 16, 8)
 
 
 @architecture
@@ -169,7 +169,7 @@ def regnet() -> Case:
     parameters = BlockParams.from_init_params(
         depth=4, w_0=16, w_a=8.0, w_m=2.0, group_width=8, se_ratio=0.25
     )
-    return images(RegNet(parameters, 5, stem_width=16), "fc", 32)
+    return images(RegNet(parameters, 5, stem_width=16), "fc", 32, 8)
 
 
 @architecture
@@ -181,14 +181,6 @@ def max_vit() -> Case:
         stochastic_depth_prob=0.0, num_classes=5, norm_layer=partial(nn.GroupNorm, 4),
     )  # fmt: skip
     return images(model, "classifier", 16)
-
-
-@architecture
-def video_resnet() -> Case:
-    from torchvision.models.video.resnet import BasicBlock, BasicStem, Conv3DSimple, VideoResNet
-
-    model = VideoResNet(BasicBlock, [Conv3DSimple] * 4, [1, 1, 1, 1], BasicStem, 5)
-    return clips(model, "fc")
 
 
 @architecture
