@@ -1,0 +1,367 @@
+"""User code that would run in the backward pass, or that torch's transforms do not keep apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from adversaries.attack import Attack, Attacks, D, Run, classify, head, withstand
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+attack = Attacks()
+
+
+def mixed(gradient: Tensor) -> Tensor:
+    return gradient + 5 * gradient.mean(0, keepdim=True)
+
+
+def between(function: Any) -> Any:
+    """A model with something between two layers."""
+    model = Run(
+        lambda self, x: self.head(function(self.body(x))), head=head(), body=nn.Linear(D, D)
+    )
+    return model, classify
+
+
+@attack("refused")
+def hook_on_a_tensor() -> Any:
+    def hooked(y: Tensor) -> Tensor:
+        y.register_hook(mixed)
+        return y
+
+    return between(hooked)
+
+
+@attack("refused")
+def hook_on_a_tensor_that_needs_gradients() -> Any:
+    def hooked(y: Tensor) -> Tensor:
+        if y.requires_grad:
+            y.register_hook(mixed)
+        return y
+
+    return between(hooked)
+
+
+@attack("refused")
+def hook_on_a_node_of_the_graph() -> Any:
+    def hooked(y: Tensor) -> Tensor:
+        if y.grad_fn is not None:
+            y.grad_fn.register_prehook(lambda gradients: (mixed(gradients[0]),))
+        return y
+
+    return between(hooked)
+
+
+@attack("refused")
+def backward_hook_of_a_module() -> Any:
+    model = nn.Sequential(nn.Linear(D, D), nn.Tanh(), head())
+    model[1].register_full_backward_hook(lambda module, into, out: (mixed(into[0]),))
+    return model, classify
+
+
+@attack("either")
+def backward_hook_of_the_loss() -> Any:
+    loss = nn.CrossEntropyLoss(reduction="none")
+    loss.register_full_backward_hook(
+        lambda module, into, out: tuple(None if g is None else mixed(g) for g in into)
+    )
+    return head(), loss
+
+
+@attack("refused")
+def hook_of_a_parameter() -> Any:
+    model = head()
+    model.weight.register_hook(mixed)
+    return model, classify
+
+
+@attack("refused")
+def hook_after_accumulation() -> Any:
+    model = head()
+    model.weight.register_post_accumulate_grad_hook(lambda parameter: None)
+    return model, classify
+
+
+@attack("refused")
+def hook_of_several_parameters() -> Any:
+    model = head()
+    torch.autograd.graph.register_multi_grad_hook(list(model.parameters()), lambda gradients: None)
+    return model, classify
+
+
+@attack("refused")
+def hook_on_a_tensor_made_of_parameters() -> Any:
+    def forward(self: Run, x: Tensor) -> Tensor:
+        weight = self.weight.exp()
+        weight.register_hook(mixed)
+        return F.linear(x, weight)
+
+    return Run(forward, weight=torch.randn(3, D)), classify
+
+
+def unpacked(saved: Tensor) -> Tensor:
+    return mixed(saved) if saved.dim() > 1 and saved.is_floating_point() else saved
+
+
+@attack("refused")
+def hooks_on_saved_tensors() -> Any:
+    def forward(self: Run, x: Tensor) -> Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, unpacked):
+            return self.head(torch.tanh(self.body(x)).square())
+
+    return Run(forward, head=head(), body=nn.Linear(D, D)), classify
+
+
+@attack("refused")
+def hooks_on_saved_tensors_in_a_checkpoint() -> Any:
+    def forward(self: Run, x: Tensor) -> Tensor:
+        def part(h: Tensor) -> Tensor:
+            with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, unpacked):
+                return torch.tanh(self.body(h)).square()
+
+        return self.head(checkpoint(part, x, use_reentrant=False))
+
+    return Run(forward, head=head(), body=nn.Linear(D, D)), classify
+
+
+class Mixing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return mixed(gradient)
+
+
+class MixingUnderVmap(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x * 1.0
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor) -> Any:
+        return mixed(x), in_dims[0]
+
+
+class Generated(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x * 1.0
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return mixed(gradient)
+
+
+class Kept(torch.autograd.Function):
+    last = 0.0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        before, Kept.last = Kept.last, 5 * float(gradient.abs().mean())
+        return gradient + before
+
+
+@attack("apart")
+def own_function_that_mixes_in_backward() -> Any:
+    return between(Mixing.apply)
+
+
+@attack("apart")
+def own_function_with_a_mixing_vmap_rule() -> Any:
+    return between(MixingUnderVmap.apply)
+
+
+@attack("apart")
+def own_function_with_a_generated_vmap_rule() -> Any:
+    return between(Generated.apply)
+
+
+@attack("either")
+def own_function_that_remembers_in_backward() -> Any:
+    return between(Kept.apply)
+
+
+@attack("either")
+def own_function_that_remembers_of_parameters() -> Any:
+    model = Run(lambda self, x: F.linear(x, Kept.apply(self.weight)), weight=torch.randn(3, D))
+    return model, classify
+
+
+@attack("apart")
+def own_function_in_the_loss() -> Any:
+    return head(), lambda outputs, targets: classify(MixingUnderVmap.apply(outputs), targets)
+
+
+@torch.library.custom_op("adversaries::twice", mutates_args=())
+def twice(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@torch.library.custom_op("adversaries::twice_mixed", mutates_args=())
+def twice_mixed(x: Tensor) -> Tensor:
+    return x * 2
+
+
+twice.register_autograd(lambda ctx, gradient: mixed(gradient))
+twice_mixed.register_autograd(lambda ctx, gradient: gradient * 2)
+twice_mixed.register_vmap(lambda info, in_dims, x: (mixed(x), in_dims[0]))
+
+
+@attack("either")
+def operator_that_mixes_in_backward() -> Any:
+    return between(twice)
+
+
+@attack("either")
+def operator_with_a_mixing_vmap_rule() -> Any:
+    return between(twice_mixed)
+
+
+@attack("either")
+def operator_by_its_name() -> Any:
+    return between(lambda y: torch.ops.adversaries.twice_mixed(y))
+
+
+@attack("either")
+def overload_of_an_operator() -> Any:
+    return between(lambda y: torch.ops.adversaries.twice_mixed.default(y))
+
+
+@attack("either")
+def operator_on_the_records_alone() -> Any:
+    return Run(lambda self, x: self.head(twice_mixed(x)), head=head()), classify
+
+
+@attack("either")
+def operator_where_functions_are_not_seen() -> Any:
+    def hidden(y: Tensor) -> Tensor:
+        with torch._C.DisableTorchFunction():
+            return twice_mixed(y)
+
+    return between(hidden)
+
+
+@attack("either")
+def hook_where_functions_are_not_seen() -> Any:
+    def hidden(y: Tensor) -> Tensor:
+        with torch._C.DisableTorchFunction():
+            if y.requires_grad:
+                y.register_hook(mixed)
+        return y
+
+    return between(hidden)
+
+
+@attack("apart")
+def layer_where_functions_are_not_seen() -> Any:
+    def forward(self: Run, x: Tensor) -> Tensor:
+        with torch._C.DisableTorchFunction():
+            y = self.body(x)
+        return self.head(torch.tanh(y))
+
+    return Run(forward, head=head(), body=nn.Linear(D, D)), classify
+
+
+@torch.jit.script
+def branching(x: Tensor, weight: Tensor) -> Tensor:
+    if bool(x.sum() > 0):
+        return x @ weight
+    return x @ weight * 2
+
+
+@torch.jit.script
+def scripted_mix(x: Tensor) -> Tensor:
+    return x + 5 * x.mean(0, keepdim=True)
+
+
+@attack("apart")
+def scripted_function_with_a_branch() -> Any:
+    model = Run(lambda self, x: branching(x, self.weight), weight=torch.randn(D, 3))
+    return model, classify
+
+
+@attack("apart")
+def scripted_function_that_mixes() -> Any:
+    return between(scripted_mix)
+
+
+def layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(D, D), nn.Tanh(), head())
+
+
+@attack("either")
+def scripted_module() -> Any:
+    return torch.jit.script(layers()), classify
+
+
+@attack("either")
+def traced_module() -> Any:
+    return torch.jit.trace(layers(), torch.randn(2, D)), classify
+
+
+@attack("apart")
+def traced_graph() -> Any:
+    return torch.fx.symbolic_trace(layers()), classify
+
+
+@attack("apart")
+def compiled_module() -> Any:
+    return torch.compile(layers(), backend="eager"), classify
+
+
+@attack("apart")
+def vmap_inside() -> Any:
+    def forward(self: Run, x: Tensor) -> Tensor:
+        return self.head(torch.vmap(lambda row: torch.tanh(row @ self.weight))(x))
+
+    return Run(forward, head=head(), weight=torch.randn(D, D)), classify
+
+
+@attack("apart")
+def derivatives_by_transform_inside() -> Any:
+    def forward(self: Run, x: Tensor) -> Tensor:
+        slope = torch.func.grad(lambda rows: torch.tanh(self.body(rows)).sum())(x)
+        return self.head(x * slope)
+
+    return Run(forward, head=head(), body=nn.Linear(D, D)), classify
+
+
+@attack("apart")
+def derivatives_by_autograd_inside() -> Any:
+    def forward(self: Run, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            at = x.detach().requires_grad_()
+            values = torch.tanh(self.body(at)).sum()
+            (slope,) = torch.autograd.grad(values, at, create_graph=True)
+        return self.head(x + slope)
+
+    return Run(forward, head=head(), body=nn.Linear(D, D)), classify
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("attack", attack.parameters())
+def test_backward(attack: Attack) -> None:
+    withstand(attack)
