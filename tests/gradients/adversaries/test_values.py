@@ -358,10 +358,10 @@ def test_numbers_that_are_no_tensor_reach_every_example_so_they_are_refused(kind
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_settings_that_are_no_numbers_of_records_stay_allowed() -> None:
-    def forward(self: Run, x: Tensor, scale: float, names: Any) -> Tensor:
-        return self.head(x * scale) if "double" in names else self.head(x)
+def test_settings_that_are_no_numbers_stay_allowed() -> None:
+    def forward(self: Run, x: Tensor, double: bool, cache: Any, mode: str) -> Tensor:
+        return self.head(x * 2 if double and cache is None and mode == "plain" else x)
 
     x, y = vectors()
-    inputs = {"x": x, "scale": 2.0, "names": ("double",)}
+    inputs = {"x": x, "double": True, "cache": None, "mode": "plain"}
     compare(Run(forward, head=head()), classify, inputs, y)
