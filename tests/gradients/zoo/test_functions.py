@@ -343,10 +343,12 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "smooth": lambda o, t: F.smooth_l1_loss(o[:, 0], t.to(o), reduction="none"),
     "margin": lambda o, t: F.multi_margin_loss(o, t, reduction="none"),
     "multi label": lambda o, t: F.multilabel_margin_loss(o, F.one_hot(t, 6), reduction="none"),
-    "soft margin": lambda o, t: F.soft_margin_loss(o, shares(t, o) * 2 - 1, reduction="none").sum(1),
+    "soft margin": lambda o, t: F.soft_margin_loss(
+        o, shares(t, o) * 2 - 1, reduction="none").sum(1),
     "hinge": lambda o, t: F.hinge_embedding_loss(o[:, 0], signs(t, o), reduction="none"),
     "triplet": lambda o, t: F.triplet_margin_loss(o[:, :2], o[:, 2:4], o[:, 4:], reduction="none"),
-    "cosine": lambda o, t: F.cosine_embedding_loss(o[:, :3], o[:, 3:], signs(t, o), reduction="none"),
+    "cosine": lambda o, t: F.cosine_embedding_loss(
+        o[:, :3], o[:, 3:], signs(t, o), reduction="none"),
     "ranking": lambda o, t: F.margin_ranking_loss(o[:, 0], o[:, 1], signs(t, o), reduction="none"),
     "gaussian": lambda o, t: F.gaussian_nll_loss(o[:, 0], t.to(o), o[:, 1].exp(), reduction="none"),
     "poisson": lambda o, t: F.poisson_nll_loss(o[:, 0], t.to(o), reduction="none"),
