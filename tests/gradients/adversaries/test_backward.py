@@ -256,15 +256,6 @@ def operator_on_the_records_alone() -> Any:
 
 
 @attack("either")
-def operator_where_functions_are_not_seen() -> Any:
-    def hidden(y: Tensor) -> Tensor:
-        with torch._C.DisableTorchFunction():
-            return twice_mixed(y)
-
-    return between(hidden)
-
-
-@attack("either")
 def hook_where_functions_are_not_seen() -> Any:
     def hidden(y: Tensor) -> Tensor:
         with torch._C.DisableTorchFunction():
