@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from forethought.gradients import example_losses
 from forethought.gradients.chain import cross_entropy_slope, separable
-from forethought.gradients.trees import call, losses
+from forethought.gradients.clipped import clipped_sum
 from forethought.rounds.records import Records, blank
 from forethought.rounds.undisturbed import undisturbed
 
@@ -67,17 +66,13 @@ def correct(outputs: Any, targets: Any) -> int | None:
 
 
 def check_loss(model: torch.nn.Module, loss: Loss, records: Records) -> None:
-    """Refuse a loss that does not give one value per example, before anything is released.
+    """Refuse a model or loss that cannot be trained privately, before anything is released.
 
     Tried on records of zeros: whether it passes says nothing about the private ones.
 
     Raises:
-        ValueError: another shape than one value an example.
+        ValueError: not one value an example, or what :func:`clipped_sum` refuses.
     """
     inputs, targets = blank(records)
-    with undisturbed(model), torch.no_grad():
-        values = loss(call(model, inputs), targets)
-    if isinstance(values, torch.Tensor) and not values.ndim:  # as of models with their own loss
-        example_losses(model, loss, inputs, targets)
-    else:
-        losses(values, min(2, len(records)))
+    with undisturbed(model, loss):
+        clipped_sum(model, loss, inputs, targets, 1.0)

@@ -7,18 +7,29 @@ from contextlib import contextmanager
 
 import torch
 
+from forethought.gradients.control import Refused
 from forethought.gradients.state import State
+from forethought.gradients.surroundings import Surroundings
 
 
 @contextmanager
-def undisturbed(model: torch.nn.Module) -> Iterator[None]:
+def undisturbed(model: torch.nn.Module, loss: object = None) -> Iterator[None]:
     """Buffers, attributes and modes of all modules are afterwards as they were before.
 
-    What a forward pass writes into them comes from the records and carries no noise.
+    What a forward pass writes into them comes from the records and carries no noise. So does what
+    it leaves in objects, closures and generators that the model or the loss can reach.
+
+    Raises:
+        ValueError: an iterator among these, which cannot be put back.
     """
     before = State(model.named_modules())
     try:
+        surroundings = Surroundings(model.modules(), model, loss)
+    except Refused as reason:
+        raise ValueError(str(reason)) from None
+    try:
         yield
     finally:
+        surroundings.restore()
         with torch.no_grad():
             before.restore()

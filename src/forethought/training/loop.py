@@ -124,7 +124,7 @@ class Loop:
         if not len(indices):
             return None
         inputs, targets = self._records.take(indices[:SHOWN_RECORDS])
-        with undisturbed(self.model), torch.no_grad():
+        with undisturbed(self.model, self._loss), torch.no_grad():
             return float(self._loss(call(self.model, inputs), targets).double().mean())
 
     def _log(

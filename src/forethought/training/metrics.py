@@ -134,7 +134,7 @@ def evaluate(
     """
     total, hits, size = 0.0, 0, len(records)
     classified = True
-    with undisturbed(model), torch.no_grad():
+    with undisturbed(model, loss), torch.no_grad():
         model.eval()
         for start in range(0, size, EVALUATION_BATCH):
             indices = np.arange(start, min(start + EVALUATION_BATCH, size))
