@@ -40,8 +40,7 @@ class Lines(Dataset):
         self.words, self.vocabulary = words, vocabulary
         texts = (python_text(), scikit_learn_text())
         kept = [
-            [line.split() for line in text.splitlines() if len(line.split()) >= 6]
-            for text in texts
+            [line.split() for line in text.splitlines() if len(line.split()) >= 6] for text in texts
         ]
         each = min(len(lines) for lines in kept)
         self.records = [(line, label) for label in (0, 1) for line in kept[label][:each]]
