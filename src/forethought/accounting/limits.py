@@ -111,29 +111,39 @@ def inverted(profile: Callable[[float], Bounds], delta: float) -> Bounds:
 def hits_epsilon(pair: Pair, count: int, delta: float) -> float:
     """A lower bound on ε from the event "the noise is at least t in at least k rounds".
 
-    With K ~ Bin(count, w) rounds in which the largest component is drawn, P is at least
-    P(K ≥ k)·Φ(c - t)^k and Q at most C(count, k) Φ(-t)^k, for no component of Q lies right of 0.
+    With K ~ Bin(count, w) rounds in which a component at ``shift`` or beyond is drawn, P is at
+    least P(K ≥ k)·Φ(shift - t)^k and Q at most C(count, k) Φ(-t)^k, for no component of Q lies
+    right of 0.
     """
-    shift, weight = pair.up[-1]
+    chosen = pair.up[:: max(1, len(pair.up) // 8)]
+    found = []
+    for shift, _ in chosen:
+        weight = min(1.0, math.fsum(w for c, w in pair.up if c >= shift)) * (1 - 1e-12)
+        least = shift / 2 if pair.symmetric else 0.0
+        found.append(_hits_beyond(shift, weight - pair.doubt, count, delta, least))
+    return min(max(found, default=0.0), sys.float_info.max)
+
+
+def _hits_beyond(shift: float, weight: float, count: int, delta: float, least: float) -> float:
     best = 0.0
-    mean, spread = count * weight, math.sqrt(count * weight)
+    mean, spread = count * weight, math.sqrt(count * max(weight, 0.0))
     wanted = {1, count, *(math.floor(mean - x * spread) for x in (0, 1, 2, 3, 5, 8, 12))}
     for k in sorted(x for x in wanted if 1 <= x <= count):
-        many = 1.0 if weight == 1 else 1 - float(bdtr(k - 1, count, weight))
         if k == 1:
-            many = -math.expm1(count * math.log1p(-weight)) if weight < 1 else 1.0
-        many = many * (1 - 1e-9) - 1e-12 * (k > 1)
+            many = -math.expm1(count * math.log1p(-weight)) * (1 - 1e-9)
+        else:
+            many = (1 - float(bdtr(k - 1, count, weight))) * (1 - 1e-9) - 1e-12
+        if many <= delta:
+            continue
         choices = math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
         choices = min(choices * (1 + 1e-12) + 1e-9, k * math.log(count))
         for x in (-8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 5.0, 8.0):
             t = shift - x
-            if t <= (shift / 2 if pair.symmetric else 0) or many <= 0:
-                continue
             p = many * math.exp(k * float(log_ndtr(x))) * (1 - 1e-9)
-            log_q = choices + k * log_tail(t)
-            if p > delta:
+            if t > least and p > delta:
+                log_q = choices + k * log_tail(t)
                 best = max(best, math.log(p - delta) - log_q - 1e-9 * (1 + abs(log_q)))
-    return min(best, sys.float_info.max)
+    return best
 
 
 def log_tail(t: float) -> float:
@@ -182,6 +192,12 @@ def _more_than(k: int, count: int, weight: float) -> float:
 
 def total_variation(pair: Pair) -> float:
     """An upper bound on δ(0) of one round: joint convexity over its components."""
-    scale = 2.0 if pair.down else 1.0
-    value = math.fsum(w * math.erf(min(c * scale / _ROOT_8, 30.0)) for c, w in pair.up)
-    return (value + pair.lost) * (1 + 1e-12 + 2 * pair.doubt)
+    same = pair.up == pair.down
+
+    def moved(parts: tuple[tuple[float, float], ...]) -> float:
+        # N(c) and N(-c) where both sides have the same weights, else either and N(0).
+        scale = (2.0 if same else 1.0) / _ROOT_8
+        return math.fsum(w * math.erf(min(c * scale, 30.0)) for c, w in parts)
+
+    value = moved(pair.up) + (0.0 if same else moved(pair.down))
+    return (value + pair.lost + pair.lost_rest) * (1 + 1e-12 + 2 * pair.doubt)

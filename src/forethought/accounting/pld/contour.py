@@ -174,6 +174,8 @@ class Total:
         peaks = tilts * np.log(tilts / (tilts + 1)) - np.log1p(tilts)
         nearest = epsilon * (1 - slack)
         needs = (moments + peaks - tilts * nearest - small + 1) / (tilts - c)
+        # Moments that leave the range of a double bound nothing.
+        needs[moments > 400 * max(self.count, 1.0)] += 1e6 / c
         at = int(np.nanargmin(needs))
         beyond = float(tilts[at])
         width = max((1 - small) / c, float(needs[at]))

@@ -92,7 +92,7 @@ def rule(
     a, d = up.largest, down.largest
     right = max(float((max(r, 0) * a + max(-s, 0) * d).max()) for _, _, r, s in cases)
     left = max(float((max(-r, 0) * a + max(s, 0) * d).max()) for _, _, r, s in cases)
-    margin = math.sqrt(2 * (20 - min(x.log_error for x in demands)))
+    margin = math.sqrt(2 * max(30.0, 20 - min(x.log_error for x in demands)))
     high = right + margin
     low = -left - margin
     offset = np.zeros((up.shifts.shape[0], 1)) if start is None else start[:, None]

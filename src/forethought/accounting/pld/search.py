@@ -181,7 +181,7 @@ class Search:
                 low = max(low, at)
             else:
                 high = min(high, at)
-            if high - low <= 1e-12 * high:
+            if high < math.inf and high - low <= 1e-12 * high:
                 break
             # Newton with a slope of -c, a little beyond, so that both sides are found.
             move = gap / integral.tilt if math.isfinite(gap) else -0.2 * (at - low)

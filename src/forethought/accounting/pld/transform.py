@@ -31,6 +31,7 @@ _LOG_NORMAL = 0.5 * math.log(2 * math.pi)
 _AT_ONCE = 2**18
 _NODES, _WEIGHTS = (np.asarray(x) for x in np.polynomial.legendre.leggauss(8))
 _SMALLEST = 1e-7
+_LARGEST = 600.0
 _BLOCK = 60_000
 
 
@@ -169,9 +170,7 @@ class Rows:
 
     def log_moment_above(self, tilt: float, log_error: float) -> float:
         """A certain upper bound on the log of the summed rounds' E e^{tilt·loss}."""
-        loss, log_mass = self.sample()
-        # Relative to the moment itself, which may be large.
-        scale = max(0.0, float((log_mass + tilt * loss).max()))
+        scale = self._scale(tilt)
         demands = [Demand(tilt, 0.0, log_error + scale), Demand(0.0, 0.0, log_error)]
         found = rule(self.up, self.down, self.measures, demands, self.start, self.cut)
         here = _Points(*self._on(found.nodes, found.weights), tilt)
@@ -179,6 +178,16 @@ class Rows:
         most = here.rise.sum(axis=1) - self.lost * (1 - 1e-9) + 2 * error
         value = float(np.log1p(most) @ self.counts)
         return value + 1e-12 * abs(value) + 1e-300
+
+    def _scale(self, tilt: float) -> float:
+        """About the log of the smallest of the rounds' moments, to which errors are relative."""
+        loss, log_mass = self.sample()
+        size = log_mass + tilt * loss
+        top = size.max(axis=1, keepdims=True)
+        log = top[:, 0] + np.log(np.exp(size - top).sum(axis=1))
+        if not float(log.max()) < _LARGEST:
+            raise UnresolvedError(f"a moment of e^{float(log.max()):.0f}")
+        return max(0.0, float(log.min()))
 
     def along(
         self,
@@ -190,7 +199,7 @@ class Rows:
         most_work: float,
         every: int = 1,
     ) -> tuple[Line, float]:
-        """The log transform at tilt + i k step for first ≤ k < last.
+        """The log transform at tilt + i k step for first ≤ k < last; ``log_error`` is relative.
 
         Of ``every`` so many rows one is used; the others count with their value at ``tilt``, and
         only the real part and its doubt are then of use, as an upper bound.
@@ -201,6 +210,7 @@ class Rows:
         Raises:
             UnresolvedError: it would take more than ``most_work`` products.
         """
+        log_error += self._scale(tilt)
         demands = [Demand(tilt, step * last, log_error), Demand(0.0, 0.0, log_error)]
         found = rule(self.up, self.down, self.measures, demands, self.start, self.cut)
         points = _Points(*self._on(found.nodes, found.weights), tilt)

@@ -1,0 +1,184 @@
+"""The search over lines: what is cut off, lost or in doubt counts; both directions; no crossing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from forethought.accounting import exact
+from forethought.accounting.interval import Interval
+from forethought.accounting.limits import Bounds
+from forethought.accounting.pld.contour import Total
+from forethought.accounting.pld.pair import Pair
+from forethought.accounting.pld.search import Search
+from forethought.mechanism import Mechanism, Poisson, Rounds, WithoutReplacement
+
+PAIR = Pair(((1.0, 0.02),))
+COUNT = 200
+
+
+def delta_bounds(total: Total, epsilon: float) -> tuple[float, float]:
+    search = Search(total, epsilon=epsilon)
+    search._truncate = lambda *_: None  # type: ignore[method-assign]
+    search.refine(1e-4)
+    return search.lower, search.upper
+
+
+def truth(epsilon: float) -> float:
+    low, high = delta_bounds(Total({PAIR: COUNT}), epsilon)
+    assert high - low <= 2e-4 * high
+    return (low + high) / 2
+
+
+@pytest.mark.parametrize("cut", [2.5, 3.5, 4.5])
+@pytest.mark.parametrize("epsilon", [0.3, 1.0, 2.5])
+def test_cut_off_losses_count_as_disclosed(cut, epsilon):
+    total = Total({PAIR: COUNT})
+    (rows,) = total.rows
+    total.cut_off, total.disclosed, total.undisclosed = rows.truncate(cut)
+    low, high = delta_bounds(total, epsilon)
+    exactly = truth(epsilon)
+    assert low <= exactly * (1 + 2e-4)
+    assert high >= exactly * (1 - 2e-4)
+    # Without the charges the bounds would not hold.
+    total.cut_off = 0.0
+    assert delta_bounds(total, epsilon)[1] < exactly or cut > 4
+    if epsilon == 2.5 and cut == 2.5:
+        total.undisclosed = 0.0
+        assert delta_bounds(total, epsilon)[0] > exactly
+
+
+def test_disclosed_losses_raise_the_lower_bound():
+    total = Total({PAIR: COUNT})
+    (rows,) = total.rows
+    total.cut_off, total.disclosed, total.undisclosed = rows.truncate(3.5)
+    with_them, _ = delta_bounds(total, 0.3)
+    total.disclosed = 0.0
+    assert delta_bounds(total, 0.3)[0] < with_them
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_lost_mass_is_charged_once_a_round(swapped):
+    lost = replace(PAIR, lost=1e-5, lost_rest=1e-6)
+    exactly = truth(1.0) if not swapped else None
+    total = Total({lost: COUNT}, swapped=swapped)
+    plain = Total({PAIR: COUNT}, swapped=swapped)
+    assert total.lost == pytest.approx(COUNT * (1e-6 if swapped else 1e-5))
+    assert total.lost_below == pytest.approx(COUNT * (1e-5 if swapped else 1e-6))
+    low, high = delta_bounds(total, 1.0)
+    bare_low, bare_high = delta_bounds(plain, 1.0)
+    assert high == pytest.approx(bare_high + total.lost, rel=1e-3)
+    assert low <= max(0.0, bare_low - math.e * total.lost_below * 0.99)
+    if exactly is not None:
+        assert low < exactly < high
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_doubtful_weights_are_covered(sign):
+    doubt = 1e-3
+    # Every component within the doubt, in the direction that hurts.
+    off = Pair(((1.0, 0.02 * (1 + sign * doubt)),), idle=0.98 * (1 - sign * doubt * 0.02 / 0.98))
+    low, high = delta_bounds(Total({replace(PAIR, doubt=doubt): COUNT}), 1.0)
+    other_low, other_high = delta_bounds(Total({off: COUNT}), 1.0)
+    assert low <= other_low
+    assert other_high <= high
+
+
+def test_the_reverse_direction_counts_where_it_is_the_worse_one():
+    pair = Pair(((0.2, 0.1),), ((1.5, 0.2),))
+    ahead = delta_bounds(Total({pair: 5}), 1.0)
+    behind = delta_bounds(Total({pair: 5}, swapped=True), 1.0)
+    assert behind[0] > 2 * ahead[1]
+    got = exact._of_pairs({pair: 5}, 1e-3, None, 1.0)
+    assert got.lower >= 0.999 * behind[0]
+    assert got.upper >= behind[0]
+
+
+def test_the_reverse_direction_is_looked_at_wherever_it_could_matter(monkeypatch):
+    seen = []
+
+    class Watched(Total):
+        def __init__(self, parts, *, swapped=False):
+            seen.append(swapped)
+            super().__init__(parts, swapped=swapped)
+
+    monkeypatch.setattr(exact, "Total", Watched)
+    exact._enclose(Mechanism(Rounds(1.0, 300, Poisson(0.05))), 1, 1e-3, delta=1e-5)
+    assert seen == [False, True]
+
+
+def test_a_crossing_is_an_error_with_its_inputs(monkeypatch):
+    monkeypatch.setattr(exact, "_searched", lambda *_: Bounds(2.0, 1.0))
+    monkeypatch.setattr(exact, "_floor", lambda *_: 0.0)
+    mechanism = Mechanism(Rounds(1.234, 77, Poisson(0.01)))
+    with pytest.raises(exact.CertificateError, match=r"1\.234.*count=77.*group=1"):
+        exact._enclose(mechanism, 1, 1e-3, delta=1e-5)
+
+
+def test_a_direction_that_contradicts_itself_is_an_error(monkeypatch):
+    refine = Search.refine
+
+    def crossed(self, accuracy, *, beaten_by=-1.0):
+        refine(self, accuracy, beaten_by=beaten_by)
+        self.lower, self.upper = 2.0, 1.0
+
+    monkeypatch.setattr(Search, "refine", crossed)
+    with pytest.raises(exact.CertificateError):
+        exact._enclose(Mechanism(Rounds(1.0, 70, Poisson(0.01))), 1, 1e-3, delta=1e-5)
+
+
+ROWS = [
+    # What the issue listed: group weights, crashes, hangs, and intervals that said nothing.
+    (Rounds(1.0, 1, Poisson(0.9)), "replace-one", 12, 1e-6, 151.441),
+    (Rounds(0.3, 1, Poisson(0.9999)), "replace-one", 3, 1e-5, 119.447),
+    (Rounds(1.0, 10_000, Poisson(1e-4)), "add-or-remove", 1, 1e-9, 0.0697),
+    (Rounds(10.0, 20, WithoutReplacement(100, 100)), "replace-one", 4, 1e-5, 17.86 * 3.098),
+]
+
+
+@pytest.mark.parametrize(("rounds", "adjacency", "group", "delta", "value"), ROWS, ids=str)
+def test_rows_that_were_wrong_or_wide(rounds, adjacency, group, delta, value):
+    got = exact.epsilon(Mechanism(rounds, adjacency=adjacency), delta, group)
+    assert got.lower == pytest.approx(value, rel=2e-3)
+    assert got.relative_width <= 1e-3
+
+
+EXTREMES = [
+    (Rounds(0.0514203, 326, WithoutReplacement(15, 471362)), "replace-one", 3, 1.3e-11),
+    (Rounds(0.0575314, 74226, Poisson(1.4246e-5)), "zero-out", 2, 6.1e-29),
+    (Rounds(1e-160, 1000, Poisson(0.1)), "add-or-remove", 1, 1e-5),
+    (Rounds(1e-9, 1000, Poisson(0.1)), "add-or-remove", 1, 1e-5),
+    (Rounds(1e-6, 1000, Poisson(0.1)), "replace-one", 5, 1e-5),
+    (Rounds(1.1, 14_000, Poisson(0.0043)), "add-or-remove", 1, 1e-300),
+    (Rounds(1e9, 10**9, Poisson(0.5)), "zero-out", 1, 1e-12),
+    (Rounds(1e-3, 1, Poisson(1e-12)), "add-or-remove", 64, 1e-30),
+    (Rounds(1e160, 10, Poisson(0.5)), "replace-one", 2, 1e-10),
+    (Rounds(5e-324, 1, Poisson(0.5)), "add-or-remove", 1, 1e-10),
+]
+
+
+@pytest.mark.parametrize(("rounds", "adjacency", "group", "delta"), EXTREMES, ids=str)
+def test_extremes_get_sound_bounds(rounds, adjacency, group, delta):
+    got = exact.epsilon(Mechanism(rounds, adjacency=adjacency), delta, group)
+    assert 0 <= got.lower <= got.upper
+    # ε itself is above the largest double only where the noise is absurd.
+    assert got.upper < math.inf or rounds.noise_multiplier < 1e-100
+
+
+def test_delta_far_out_is_tiny_and_not_an_overflow():
+    got = exact.delta(Mechanism(Rounds(0.3, 1000, Poisson(0.1))), 800.0)
+    assert isinstance(got, Interval)
+    assert 0 < got.lower <= got.upper < 1e-19
+    assert exact.delta(Mechanism(Rounds(1.0, 100, Poisson(0.01))), 5000.0).upper < 1e-300
+
+
+def test_the_swapped_direction_does_not_underflow():
+    pair = Pair(((1 / 0.15, 0.999),), idle=0.001)
+    search = Search(Total({pair: 40}, swapped=True), delta=1e-6)
+    search.refine(1e-3)
+    # At least what the idle component proves: 40 rounds of losses near 1/(2·0.15²).
+    assert search.lower > 200
+    assert np.isfinite(search.upper)

@@ -1,0 +1,200 @@
+"""Transforms of rounds against 40 digits: what is said of their errors is true, and needed."""
+
+from __future__ import annotations
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+
+from forethought.accounting.pld import transform
+from forethought.accounting.pld.mixtures import Mixture
+from forethought.accounting.pld.pair import Pair
+from forethought.accounting.pld.quadrature import Demand, UnresolvedError, rule
+from forethought.accounting.pld.transform import Rows, gaussian_line
+
+PAIRS = {
+    "rare": Pair(((1.0, 1e-4),)),
+    "often": Pair(((0.7, 0.3),)),
+    "nearly always": Pair(((2.0, 0.999),), idle=0.001),
+    "two-sided": Pair(((1.0, 0.2),), ((1.0, 0.2),)),
+    "group": Pair(((1.0, 0.18), (2.0, 0.01)), idle=0.81),
+    "symmetric": Pair(((1.5, 0.1),), symmetric=True),
+}
+
+
+def _densities(pair: Pair, z, *, swapped: bool):
+    def mixture(parts, idle, sign):
+        return mpmath.mpf(idle) + sum(
+            mpmath.mpf(w) * mpmath.exp(sign * mpmath.mpf(c) * z - mpmath.mpf(c) ** 2 / 2)
+            for c, w in parts
+        )
+
+    first, second = mixture(pair.up, pair.idle, 1), mixture(pair.down, pair.rest, -1)
+    return (second, first) if swapped else (first, second)
+
+
+def moment(pair: Pair, s: complex, *, swapped: bool = False, cut: float = math.inf) -> complex:
+    """E e^{s loss} - 1 by adaptive quadrature in 30 digits."""
+    mpmath.mp.dps = 30
+    s = mpmath.mpc(s)
+    phi = mpmath.npdf
+
+    def plain(z):
+        p, q = _densities(pair, z, swapped=swapped)
+        return phi(z) * p * (mpmath.exp(s * mpmath.log(p / q)) - 1)
+
+    def mirrored(z):
+        p, q = _densities(pair, z, swapped=False)
+        return phi(z) * q * (mpmath.exp(-s * mpmath.log(p / q)) - 1)
+
+    if pair.symmetric:
+        start = pair.up[0][0] / 2
+        grid = [start + x for x in (0, 1, 2, 3, 5, 8, 12, 20, 32)]
+        return complex(mpmath.quad(plain, grid) + mpmath.quad(mirrored, grid))
+    grid = [*range(-16, 36)]
+    if swapped:
+        grid = [-x for x in grid][::-1]
+    return complex(mpmath.quad(plain, grid))
+
+
+def _line(pair: Pair, tilt: float, frequencies, *, swapped: bool = False, log_error: float = -30.0):
+    rows = Rows([pair], np.ones(1), swapped=swapped)
+    first = round(frequencies[0] / frequencies[1]) if frequencies[0] else 0
+    step = frequencies[1] - frequencies[0]
+    assert first == 0
+    line, _ = rows.along(tilt, step, 0, len(frequencies), log_error, 1e9)
+    return line
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_the_line_is_within_its_doubt_of_forty_digits(name, swapped):
+    pair = PAIRS[name]
+    if swapped and pair.two_sided:
+        return
+    step = 0.9
+    line = _line(pair, 1.3, step * np.arange(12), swapped=swapped)
+    for k in (0, 1, 5, 11):
+        truth = 1 + moment(pair, 1.3 + 1j * k * step, swapped=swapped)
+        got = math.exp(line.real[k]) * complex(math.cos(line.phase[k]), math.sin(line.phase[k]))
+        allowed = math.exp(line.real[k]) * math.expm1(line.doubt[k])
+        assert abs(got - truth) <= allowed * (1 + 1e-6) + 1e-17
+        assert allowed < 1e-9 or math.exp(line.real[k]) < 1e-5
+
+
+def test_rounding_is_relative_to_the_distance_from_one():
+    # 10^6 rounds of it lose no digit that counts.
+    pair = Pair(((1.0, 1e-7),))
+    line = _line(pair, 1.0, 0.5 * np.arange(4), log_error=-70.0)
+    gap = moment(pair, 1.0)
+    assert math.expm1(line.real[0]) == pytest.approx(gap.real, rel=1e-6)
+    assert line.doubt[0] < 1e-20 + 1e-4 * gap.real
+
+
+@pytest.mark.parametrize("name", ["rare", "often", "two-sided", "symmetric"])
+def test_a_coarse_rule_errs_by_less_than_it_says_and_by_more_than_rounding(name):
+    pair = PAIRS[name]
+    rows = Rows([pair], np.ones(1), swapped=False)
+    worst = 0.0
+    for tilt, frequency in ((1.0, 3.0), (2.0, 20.0), (3.0, 40.0)):
+        rough, fine = (
+            rows.along(tilt, frequency, 0, 2, log_error, 1e9)[0] for log_error in (-1.0, -32.0)
+        )
+        for k in (0, 1):
+            values = [math.exp(x.real[k]) * np.exp(1j * x.phase[k]) for x in (rough, fine)]
+            allowed = math.exp(rough.real[k]) * math.expm1(min(rough.doubt[k], 50.0))
+            assert abs(values[0] - values[1]) <= allowed + 1e-12
+            worst = max(worst, abs(values[0] - values[1]))
+    assert worst > 1e-9
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_bounds_of_moments_hold_and_are_close(name):
+    pair = PAIRS[name]
+    if pair.symmetric:
+        return
+    rows = Rows([pair], np.array([3.0]), swapped=False)
+    for tilt in (0.5, 3.0, 8.0):
+        truth = 3 * math.log1p(moment(pair, tilt).real)
+        bound = rows.log_moment_above(tilt, -20.0)
+        assert truth <= bound <= truth + 1e-6
+
+
+def test_what_is_cut_off_is_taken_from_the_measure():
+    pair = PAIRS["often"]
+    rows = Rows([pair], np.ones(1), swapped=False)
+    gone, some, second = rows.truncate(1.5)
+    z = np.linspace(1.5, 12, 400_001)
+    phi = np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+    p = np.trapezoid(phi * (0.7 + 0.3 * np.exp(0.7 * z - 0.245)), z)
+    assert gone == pytest.approx(p, rel=1e-6)
+    assert some <= p <= gone
+    assert second == pytest.approx(np.trapezoid(phi, z), rel=1e-6)
+    line, _ = rows.along(1e-9, 1.0, 0, 1, -30.0, 1e9)
+    # At s = 0 the transform is what is left.
+    assert math.exp(line.real[0]) == pytest.approx(1 - p, rel=1e-6)
+
+
+def test_powers_and_products():
+    pairs = [PAIRS["rare"], Pair(((0.8, 0.02),)), Pair(((1.1, 0.3),))]
+    counts = np.array([50.0, 7.0, 2.0])
+    line, _ = Rows(pairs, counts, swapped=False).along(2.0, 0.7, 0, 5, -30.0, 1e9)
+    alone = [Rows([p], np.array([n]), swapped=False) for p, n in zip(pairs, counts, strict=True)]
+    parts = [rows.along(2.0, 0.7, 0, 5, -30.0, 1e9)[0] for rows in alone]
+    assert line.real == pytest.approx(sum(p.real for p in parts), abs=1e-10)
+    assert line.phase == pytest.approx(sum(p.phase for p in parts), abs=1e-10)
+
+
+def test_a_few_rows_bound_them_all():
+    pairs = [Pair(((1.0 + 0.01 * i, 0.3),)) for i in range(16)]
+    rows = Rows(pairs, np.full(16, 5.0), swapped=False)
+    every, _ = rows.along(1.0, 2.0, 1, 9, -30.0, 1e9)
+    few, _ = rows.along(1.0, 2.0, 1, 9, -30.0, 1e9, every=4)
+    assert np.all(few.real + few.doubt >= every.real - every.doubt)
+
+
+def test_too_much_work_is_refused():
+    rows = Rows([PAIRS["often"]], np.ones(1), swapped=False)
+    with pytest.raises(UnresolvedError, match="products"):
+        rows.along(1.0, 0.1, 0, 1000, -30.0, 1e3)
+    wide = Mixture(np.array([[1e7]]), np.array([[0.5]]), np.array([0.5]), 1.0, np.array([1e14]))
+    none = Mixture(np.zeros((1, 0)), np.zeros((1, 0)), np.ones(1), -1.0, np.zeros(1))
+    with pytest.raises(UnresolvedError, match="panels"):
+        rule(wide, none, (transform.FORWARD,), [Demand(1.0, 0.0, -20.0)])
+
+
+def test_the_gaussian_line_is_its_own_transform():
+    line = gaussian_line(1.2, 0.5, np.array([0.0, 2.0]))
+    for k, t in enumerate((0.0, 2.0)):
+        s = 0.5 + 1j * t
+        wanted = s * (s + 1) * 0.72
+        assert line.real[k] == pytest.approx(wanted.real)
+        assert line.phase[k] == pytest.approx(wanted.imag)
+
+
+@pytest.mark.parametrize("group", [2, 5, 40])
+@pytest.mark.parametrize("unit", [0.05, 0.6, 2.0, 9.0])
+def test_the_posterior_of_a_lattice_mixture_is_no_wider_than_assumed(group, unit):
+    k = np.arange(1, group + 1)
+    weights = np.array([math.comb(group, int(i)) * 0.3**i * 0.7 ** (group - i) for i in k])
+    side = transform._side(
+        [tuple(zip((unit * k).tolist(), weights.tolist(), strict=True))], [0.7**group]
+    )
+    z = np.linspace(-12, unit * group + 12, 4001)
+    all_k = np.r_[0, k]
+    log = np.log(np.r_[0.7**group, weights])[:, None] + unit * all_k[:, None] * z
+    log -= (unit * all_k[:, None]) ** 2 / 2
+    p = np.exp(log - log.max(axis=0))
+    p /= p.sum(axis=0)
+    shift = unit * all_k[:, None]
+    variance = (p * shift**2).sum(axis=0) - (p * shift).sum(axis=0) ** 2
+    assert variance.max() <= side.spread[0, 0] * (1 + 1e-9)
+    # And its mean is the derivative of the log density.
+    assert side.at(z).mean[0] == pytest.approx((p * shift).sum(axis=0), rel=1e-9, abs=1e-12)
+
+
+def test_weights_that_are_not_log_concave_get_the_general_bound():
+    side = transform._side([((1.0, 0.001), (2.0, 0.5))], [0.499])
+    assert side.spread[0, 0] == 1.0
