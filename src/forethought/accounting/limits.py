@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from scipy.special import bdtr, log_ndtr, ndtr, ndtri
+from scipy.special import bdtrc, log_ndtr, ndtr, ndtri
 
 from forethought.accounting.pld.mixtures import EPS
 from forethought.accounting.pld.pair import Pair
@@ -127,12 +127,13 @@ def hits_epsilon(pair: Pair, count: int, delta: float) -> float:
 def _hits_beyond(shift: float, weight: float, count: int, delta: float, least: float) -> float:
     best = 0.0
     mean, spread = count * weight, math.sqrt(count * max(weight, 0.0))
-    wanted = {1, count, *(math.floor(mean - x * spread) for x in (0, 1, 2, 3, 5, 8, 12))}
+    steps = (-12, -8, -5, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 8)
+    wanted = {1, 2, 3, count, *(math.floor(mean + x * spread) for x in steps)}
     for k in sorted(x for x in wanted if 1 <= x <= count):
         if k == 1:
             many = -math.expm1(count * math.log1p(-weight)) * (1 - 1e-9)
         else:
-            many = (1 - float(bdtr(k - 1, count, weight))) * (1 - 1e-9) - 1e-12
+            many = float(bdtrc(k - 1, count, weight)) * (1 - 1e-9)
         if many <= delta:
             continue
         choices = math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)

@@ -174,7 +174,7 @@ class Search:
     def _crossing(self, integral: Integral, start: float, wanted: float, *, upper: bool) -> float:
         """Where a bound crosses log δ: the side of it on which the bound certainly holds."""
         low, high = 0.0, math.inf
-        at = max(start, 0.0)
+        at, stride = max(start, 0.0), 0.25
         for _ in range(60):
             gap = self._bounds(integral, at)[1 if upper else 0] - wanted
             if gap > 0:
@@ -184,7 +184,11 @@ class Search:
             if high < math.inf and high - low <= 1e-12 * high:
                 break
             # Newton with a slope of -c, a little beyond, so that both sides are found.
-            move = gap / integral.tilt if math.isfinite(gap) else -0.2 * (at - low)
+            if math.isfinite(gap):
+                move = gap / integral.tilt
+            else:
+                # No bound here: the window in which there is one may be narrow.
+                move, stride = -stride / integral.tilt, 2 * stride
             following = at + 1.02 * move + (1e-10 if gap > 0 else -1e-10) * at
             if not low < following < high:
                 following = (low + high) / 2 if high < math.inf else 2 * at + 1 / integral.tilt

@@ -1,0 +1,192 @@
+"""Change one line at a time that soundness hangs on, and see a test die.
+
+python .ci/mutants.py              # every mutant
+python .ci/mutants.py radius       # those whose name contains a word
+
+Radii, directions and charges of the accountant. A mutant that survives, or a line that is no longer
+there, fails the run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ACCOUNTING = "forethought/accounting/"
+PLD = ACCOUNTING + "pld/"
+TESTS = "tests/accounting/"
+FUZZ = [TESTS + "test_fuzz.py", "-k", "few_random"]
+SEARCH = [TESTS + "pld/test_search.py"]
+LINE = [TESTS + "pld/test_integral.py"]
+TRANSFORM = [TESTS + "pld/test_transform.py"]
+HITS = [TESTS + "pld/test_hits.py"]
+LIMITS = [TESTS + "test_limits.py"]
+COMPARISON = ["tests/published/test_comparison.py"]
+
+
+PYTEST = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One line of the source, what it is changed to, and the tests that must notice."""
+
+    name: str
+    file: str
+    line: str
+    changed: str
+    tests: list[str]
+
+
+MUTANTS = [
+    Mutant(
+        "radius of a group's half lines",
+        PLD + "pairs.py",
+        "isinstance(rounds.sampling, Poisson) else 2.0",
+        "isinstance(rounds.sampling, Poisson) else 1.0",
+        FUZZ,
+    ),
+    Mutant(
+        "radius of group clipping and of sampling without replacement",
+        "forethought/mechanism.py",
+        "isinstance(rounds.sampling, WithoutReplacement):\n        return 2.0",
+        "isinstance(rounds.sampling, WithoutReplacement):\n        return 1.0",
+        FUZZ,
+    ),
+    Mutant(
+        "radius of the Gaussian that caps every cell",
+        PLD + "pairs.py",
+        "shift = group * sensitivity(rounds, mechanism.adjacency) / rounds.noise_multiplier",
+        "shift = sensitivity(rounds, mechanism.adjacency) / rounds.noise_multiplier",
+        LIMITS,
+    ),
+    Mutant(
+        "direction: the reverse one is never looked at",
+        ACCOUNTING + "exact.py",
+        "one_sided = not all(pair.two_sided for pair in counts)",
+        "one_sided = False",
+        SEARCH,
+    ),
+    Mutant(
+        "direction: the reverse one is skipped too easily",
+        ACCOUNTING + "exact.py",
+        "if largest > (searches[0].lower if epsilon is None else epsilon):",
+        "if largest > 1e9:",
+        SEARCH,
+    ),
+    Mutant(
+        "direction: seen in a mirror the wrong way round",
+        PLD + "transform.py",
+        "(left, right) if swapped and not first.two_sided else (right, left)",
+        "(right, left)",
+        SEARCH,
+    ),
+    Mutant("charge: smoothing from above", PLD + "integral.py",
+           "above = common * np.exp(tau * tau * s / 2)", "above = common", LINE),
+    Mutant("charge: smoothing from below", PLD + "integral.py",
+           "below = common * (1 - s * _expm1(tau * tau * (s + 0.5)))", "below = common", LINE),
+    Mutant("charge: a transform that is off", PLD + "integral.py",
+           "wrong = grown + size * (EPS * units)", "wrong = size * (EPS * units)", LINE),
+    Mutant("charge: the end of the line, above", PLD + "integral.py",
+           "float((np.abs(above) * wrong).sum()) + tail * peak,",
+           "float((np.abs(above) * wrong).sum()),", LINE),
+    Mutant("charge: the end of the line, below", PLD + "integral.py",
+           "float((np.abs(below) * wrong).sum()) + tail_below * peak,",
+           "float((np.abs(below) * wrong).sum()),", LINE),
+    Mutant("charge: what wraps around from the left", PLD + "integral.py",
+           "aliased = math.exp(min(left - math.log(-math.expm1(left)) - scale, 700.0))",
+           "aliased = 0.0", LINE),
+    Mutant("charge: what wraps around from the right", PLD + "integral.py",
+           "aliased += math.exp(min(right - scale, 700.0))", "aliased += 0.0", LINE),
+    Mutant("charge: quadrature", PLD + "transform.py",
+           "quadrature = 2 * float(np.exp(found.log_errors).sum())", "quadrature = 0.0", TRANSFORM),
+    Mutant("charge: quadrature of the moment beyond", PLD + "quadrature.py",
+           "size = np.where(analytic, size + demand.frequency * turn, np.inf)",
+           "size = np.where(analytic, size - 40, np.inf)", TRANSFORM),
+    Mutant("charge: rounding of the transform", PLD + "transform.py",
+           "return np.asarray(EPS * (6 * turned + (frequency + abs(self.tilt)) * slips + still))",
+           "return np.zeros_like(turned)",
+           TRANSFORM),
+    Mutant("charge: the posterior's spread", PLD + "transform.py",
+           "spread = largest**2 / 4", "spread = largest**2 / 40", TRANSFORM),
+    Mutant("charge: weights in doubt", PLD + "contour.py",
+           "self.shift = math.fsum(2 * n * p.doubt for p, n in parts.items())", "self.shift = 0.0",
+           SEARCH),
+    Mutant("charge: rounding of weights", PLD + "hits.py",
+           "doubt = EPS * (6.0 * max(above.size, below.size) + weights.size + 8)", "doubt = 0.0",
+           HITS),
+    Mutant("charge: weights left out", PLD + "hits.py",
+           "return Hits(first + start, weights, doubt, 1e-110 if cut else 0.0)",
+           "return Hits(first + start, weights, doubt, 0.0)", HITS),
+    Mutant("charge: mass of no component", PLD + "search.py",
+           "charge = total.lost + total.cut_off", "charge = total.cut_off", SEARCH),
+    Mutant("charge: losses cut off", PLD + "search.py",
+           "charge = total.lost + total.cut_off", "charge = total.lost", SEARCH),
+    Mutant("charge: what the disclosed losses cost", PLD + "search.py",
+           "gain -= math.exp(min(epsilon + total.shift, 700.0)) * total.undisclosed", "gain -= 0.0",
+           SEARCH),
+    Mutant("charge: Q's mass of no component", PLD + "search.py",
+           "if lower > -math.inf and total.lost_below > 0:", "if False:", SEARCH),
+    Mutant("charge: mass cut off the transform", PLD + "transform.py",
+           "gap = here.gaps(step * first, step, grid)[:, :count] - lost",
+           "gap = here.gaps(step * first, step, grid)[:, :count]", TRANSFORM),
+    Mutant("crossing: clipped instead of reported", ACCOUNTING + "exact.py",
+           "if found.lower > found.upper:", "if False:", SEARCH),
+    Mutant("strong adversary: distance without replacement",
+           ACCOUNTING + "strong_adversary.py",
+           'distance = 1.0 if adjacency == "zero-out" else 2.0', "distance = 1.0",
+           COMPARISON),
+]  # fmt: skip
+
+
+def unchanged(tests: list[str]) -> str | None:
+    """Why these tests say nothing: they fail without any mutant."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*PYTEST, *tests], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    return None if done.returncode == 0 else f"{tests} fail as they are: {done.stdout[-500:]}"
+
+
+def survives(mutant: Mutant) -> str | None:
+    """Why the mutant lives, or None."""
+    text = (ROOT / "src" / mutant.file).read_text(encoding="utf-8")
+    if text.count(mutant.line) != 1:
+        return f"its line is there {text.count(mutant.line)} times: {mutant.line!r}"
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(ROOT / "src" / "forethought", Path(folder) / "forethought")
+        (Path(folder) / mutant.file).write_text(
+            text.replace(mutant.line, mutant.changed), encoding="utf-8"
+        )
+        environment = {**os.environ, "PYTHONPATH": folder, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [*PYTEST, *mutant.tests], cwd=ROOT, env=environment, capture_output=True, text=True
+        )
+    if done.returncode == 1:
+        return None
+    return f"tests ended with status {done.returncode}: {done.stdout.strip()[-200:]}"
+
+
+def main() -> None:
+    """One line for each mutant; status 1 where one lives."""
+    word = sys.argv[1] if len(sys.argv) > 1 else ""
+    chosen = [mutant for mutant in MUTANTS if word in mutant.name]
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 2)) as pool:
+        suites = [list(suite) for suite in dict.fromkeys(tuple(m.tests) for m in chosen)]
+        broken = [why for why in pool.map(unchanged, suites) if why]
+        verdicts = list(pool.map(survives, chosen))
+    print(*broken, sep="\n")
+    for mutant, why in zip(chosen, verdicts, strict=True):
+        print(f"killed  {mutant.name}" if why is None else f"ALIVE   {mutant.name}: {why}")
+    sys.exit(any(verdicts) or bool(broken))
+
+
+if __name__ == "__main__":
+    main()
