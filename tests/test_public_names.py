@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,11 +30,28 @@ def test_rooms_are_attributes_and_keep_what_they_list(room: str) -> None:
         _ = module.no_such_name
 
 
-def test_errors_are_value_errors_in_the_users_words() -> None:
+# Signals between two files of one room, or of the command line.
+INTERNAL = {"UnresolvedError", "UsageError"}
+
+
+def test_errors_are_of_the_kinds_that_their_room_says() -> None:
+    kinds = (ValueError, RuntimeError, ArithmeticError, KeyboardInterrupt, UserWarning)
     for name in ft.errors.__all__:
         error = getattr(ft.errors, name)
-        assert issubclass(error, (ValueError, KeyboardInterrupt, RuntimeError))
+        assert issubclass(error, kinds)
         assert error.__doc__
+
+
+def test_every_exception_is_collected() -> None:
+    source = Path(ft.__file__).parent
+    found = {
+        name
+        for path in source.rglob("*.py")
+        for name in re.findall(
+            r"^class ([A-Z]\w*(?:Error|Warning|Interrupted))\(", path.read_text("utf-8"), re.M
+        )
+    }
+    assert found - INTERNAL == set(ft.errors.__all__) - {"Interrupted"}
 
 
 def test_every_public_name_is_in_the_reference() -> None:

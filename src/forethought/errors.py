@@ -1,8 +1,8 @@
-"""Every exception of the library in one place; each is loaded from its room on first use.
+"""Every exception and warning of the library; each is loaded from its room on first use.
 
-All of them are ``ValueError``, so that ``except ValueError`` catches what is wrong with an input,
-but for :class:`Interrupted` (a ``KeyboardInterrupt``) and :class:`BudgetExceededError`,
-:class:`RoundError` and :class:`TranscriptError` (each a ``RuntimeError``).
+What is wrong with an input is a ``ValueError``. Others say that something must not go on: a budget
+that is used up, a release that was not accounted, processes that disagree (``RuntimeError``),
+bounds that cross (``ArithmeticError``), an interruption (``KeyboardInterrupt``).
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from forethought.accounting.exact import CertificateError as CertificateError
     from forethought.accounting.renyi.filter import BudgetExceededError as BudgetExceededError
     from forethought.accounting.statement import StatementError as StatementError
     from forethought.data.dataset import DataError as DataError
+    from forethought.data.suspicions import SuspiciousDataWarning as SuspiciousDataWarning
+    from forethought.gradients.fallback import SlowGradientsWarning as SlowGradientsWarning
     from forethought.jobs.job import JobError as JobError
     from forethought.mechanism import UnsupportedMechanismError as UnsupportedMechanismError
-    from forethought.planning.solve import PlanError as PlanError
+    from forethought.planning.plan_request import PlanError as PlanError
     from forethought.published.calculators_exact import CalculatorError as CalculatorError
     from forethought.rounds.private_sum import RoundError as RoundError
     from forethought.rounds.team import TeamError as TeamError
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from forethought.signing import SignatureError as SignatureError
     from forethought.training.checkpoint import CheckpointError as CheckpointError
     from forethought.training.coincidence import CoincidingRecordsError as CoincidingRecordsError
+    from forethought.training.fit import NonFiniteRecordsWarning as NonFiniteRecordsWarning
     from forethought.training.folder import RunFolderExistsError as RunFolderExistsError
     from forethought.training.interruption import Interrupted as Interrupted
     from forethought.training.lock import RunFolderBusyError as RunFolderBusyError
@@ -31,17 +35,21 @@ if TYPE_CHECKING:
 _HOME = {
     "BudgetExceededError": "accounting.renyi.filter",
     "CalculatorError": "published.calculators_exact",
+    "CertificateError": "accounting.exact",
     "CheckpointError": "training.checkpoint",
     "CoincidingRecordsError": "training.coincidence",
     "DataError": "data.dataset",
     "Interrupted": "training.interruption",
     "JobError": "jobs.job",
-    "PlanError": "planning.solve",
+    "NonFiniteRecordsWarning": "training.fit",
+    "PlanError": "planning.plan_request",
     "RoundError": "rounds.private_sum",
     "RunFolderBusyError": "training.lock",
     "RunFolderExistsError": "training.folder",
     "SignatureError": "signing",
+    "SlowGradientsWarning": "gradients.fallback",
     "StatementError": "accounting.statement",
+    "SuspiciousDataWarning": "data.suspicions",
     "TeamError": "rounds.team",
     "TranscriptError": "rounds.transcript",
     "UnsupportedMechanismError": "mechanism",
