@@ -3,8 +3,8 @@
 python .ci/mutants.py              # every mutant
 python .ci/mutants.py radius       # those whose name contains a word
 
-Radii, directions and charges of the accountant. A mutant that survives, or a line that is no longer
-there, fails the run.
+Radii, directions and charges of the accountant; what statements and signatures rest on. A mutant
+that survives, or a line that is no longer there, fails the run.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ TRANSFORM = [TESTS + "pld/test_transform.py"]
 HITS = [TESTS + "pld/test_hits.py"]
 LIMITS = [TESTS + "test_limits.py"]
 COMPARISON = ["tests/published/test_comparison.py"]
+VERIFY = [TESTS + "test_verification.py", "-k", "not every_edit"]
+KNOWN = [TESTS + "test_accountants.py"]
+RELEASES = [TESTS + "test_releases.py"]
+SIGNING = ["tests/test_signing.py"]
 
 
 PYTEST = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
@@ -143,6 +147,31 @@ MUTANTS = [
            ACCOUNTING + "strong_adversary.py",
            'distance = 1.0 if adjacency == "zero-out" else 2.0', "distance = 1.0",
            COMPARISON),
+    Mutant("statement: an ε that is too small", ACCOUNTING + "verification.py",
+           "if claimed.upper < now.upper and claimed.upper < _finest(case):", "if False:", VERIFY),
+    Mutant("statement: attacks that promise too much", ACCOUNTING + "verification.py",
+           "if stated < true - distance or (", "if (", VERIFY),
+    Mutant("statement: what it must say left out", ACCOUNTING + "verification.py",
+           "    if missing:\n", "    if False:\n", VERIFY),
+    Mutant("statement: another plan beside it", ACCOUNTING + "verification.py",
+           "if s.plan not in (plan_digest(", "if s.plan in (plan_digest(", VERIFY),
+    Mutant("statement: entries that do not follow", ACCOUNTING + "statement_reading.py",
+           "if value != found[name] or", "if", VERIFY),
+    Mutant("statement: seeded noise not mentioned", ACCOUNTING + "assumptions.py",
+           'found.append(Caveat("seeded-noise"))', "pass", VERIFY),
+    Mutant("statement: known batches amplified all the same", ACCOUNTING + "accountants.py",
+           "else Rounds(part.noise_multiplier, part.count, FullBatch(), part.clipping)",
+           "else part", KNOWN),
+    Mutant("statement: presence promised with known batches", ACCOUNTING + "accountants.py",
+           '"zero-out" if mechanism.adjacency == "add-or-remove" else mechanism.adjacency',
+           "mechanism.adjacency", KNOWN),
+    Mutant("statement: noise of several releases", ACCOUNTING + "releases.py",
+           "return 0.0 if min(values) == 0 else 1 / math.sqrt(math.fsum(sigma**-2 for "
+           "sigma in values))", "return min(values)", RELEASES),
+    Mutant("signature: of any content", "forethought/signing.py",
+           "return _CONTEXT + canonical(content).encode()", "return _CONTEXT", SIGNING),
+    Mutant("signature: by any key", "forethought/signing.py",
+           "if key is not None and _public_key(key)", "if False and _public_key(key)", SIGNING),
 ]  # fmt: skip
 
 
