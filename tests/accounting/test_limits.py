@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import mpmath
+import numpy as np
 import pytest
 
 from forethought.accounting import exact
@@ -110,3 +111,21 @@ def test_total_variation_is_an_upper_bound(pair):
     at_zero = exact._single(pair, None, 0.0)
     assert total_variation(pair) >= at_zero.lower * (1 - 1e-12)
     assert total_variation(pair) <= 1.2 * at_zero.upper
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1])
+def test_distance_one_would_not_cover_zero_out_without_replacement(rate):
+    # All other records opposite to the blanked one: sums at 0 (it is out), 1 and 2.
+    z = np.linspace(-12, 16, 100_001)
+
+    def bell(m: float) -> np.ndarray:
+        return np.asarray(np.exp(-((z - m) ** 2) / 2) / math.sqrt(2 * math.pi))
+
+    attained = (1 - rate) * bell(0) + rate * bell(2), (1 - rate) * bell(0) + rate * bell(1)
+    step = float(z[1] - z[0])
+    for level in (0.1, 1.0):
+        delta = float(np.maximum(attained[0] - math.exp(level) * attained[1], 0).sum()) * step
+        one = exact._single(Pair(((1.0, rate),), symmetric=True), None, level)
+        two = exact._single(Pair(((2.0, rate),), symmetric=True), None, level)
+        assert one.upper < 0.9 * delta
+        assert delta <= two.upper * (1 + 1e-6)

@@ -16,8 +16,6 @@ from forethought.mechanism import (
     real,
 )
 
-_ROUGH = 0.03
-
 
 def calibrate(
     make_mechanism: Callable[[float], Mechanism],
@@ -65,14 +63,9 @@ def calibrate(
         low, high = float(math.ceil(low)), float(math.floor(high))
 
     def spent(value: float) -> float:
-        mechanism = make_mechanism(value)
-        rough = epsilon(mechanism, budget.delta, group, accuracy=_ROUGH)
-        # Far from the budget a rough answer decides.
-        if rough.lower > 1.05 * budget.epsilon or rough.upper < 0.95 * budget.epsilon:
-            return rough.upper
-        # At the default accuracy, as in a Statement: a finer grid could call a mechanism within
-        # budget that the Statement then finds above it.
-        return epsilon(mechanism, budget.delta, group).upper
+        # At the default accuracy, as in a Statement: a sharper bound could call a mechanism within
+        # budget that the Statement then finds above it. A rough one is hardly faster.
+        return epsilon(make_mechanism(value), budget.delta, group).upper
 
     ends = (spent(low), spent(high))
     meets = [end <= budget.epsilon for end in ends]
@@ -134,7 +127,7 @@ def noise_multiplier(
         return Mechanism(Rounds(sigma, rounds, sampling, clipping), adjacency=adjacency)
 
     def meets(sigma: float) -> bool:
-        return epsilon(make(sigma), budget.delta, accuracy=_ROUGH).upper <= budget.epsilon
+        return epsilon(make(sigma), budget.delta).upper <= budget.epsilon
 
     high = 1.0
     while not meets(high):
@@ -142,8 +135,7 @@ def noise_multiplier(
         if high > 1e9:
             raise ValueError(f"no noise multiplier up to 1e9 meets {budget} over {rounds} rounds")
     low = high / 3
-    # By a twentieth: the rough answer may have turned down a noise that just meets the budget.
-    while epsilon(make(low), budget.delta, accuracy=_ROUGH).lower <= 1.05 * budget.epsilon:
+    while meets(low):
         low /= 2
         if low < 1e-3:
             raise ValueError(
