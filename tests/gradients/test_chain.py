@@ -279,6 +279,13 @@ def test_dropout_modes_and_autocast_take_the_general_way(taken: list[bool]) -> N
     assert not any(taken)
 
 
+def test_hooks_on_saved_tensors_take_the_general_way_which_refuses_them(taken: list[bool]) -> None:
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda value: value, lambda value: value)
+    with hooks, pytest.raises(ValueError, match="hooks on saved tensors"):
+        clipped_sum(deep(nn.Tanh()), cross_entropy, *data(20), 1.0)
+    assert not any(taken)
+
+
 def test_a_forgotten_bias_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     uses_of = chain.uses_of
 

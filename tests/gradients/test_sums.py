@@ -463,6 +463,21 @@ def test_numbers_at_the_ends_of_float32_are_added_in_float64(value: float) -> No
     torch.testing.assert_close(found["w"], wanted, rtol=1e-6, atol=1e-30)
 
 
+def test_what_underflows_in_float32_is_added_in_float64() -> None:
+    # c·l is below every float32 number, and r carries it back to where it counts.
+    left, right = torch.tensor([[[1.2e-38, 0.0]]]), torch.tensor([[[1e35, 0.0]]])
+    trained = {"w": nn.Parameter(torch.zeros(2, 2))}
+    found, _ = clip_and_sum({"w": Outer([(left, right)])}, trained, 1e-11)
+    assert 0.98e-11 < float(found["w"].norm()) <= 1e-11
+
+
+def test_a_factor_that_carries_a_number_out_of_float32_is_used_in_float64() -> None:
+    left, right = torch.tensor([[[1e36, 0.0]]]), torch.tensor([[[1e-37, 0.0]]])
+    trained = {"w": nn.Parameter(torch.zeros(2, 2))}
+    found, _ = clip_and_sum({"w": Outer([(left, right)])}, trained, 1e4, clipping.automatic(1e-3))
+    assert 0.9e4 < float(found["w"].norm()) <= 1e4
+
+
 @pytest.mark.parametrize("value", [1e12, 1e19, 1e25, 3e37])
 @pytest.mark.parametrize("name", TERMS)
 def test_a_huge_record_never_stops_a_round(name: str, value: float) -> None:
@@ -486,10 +501,17 @@ def test_a_huge_record_never_stops_a_round(name: str, value: float) -> None:
     assert float((found["w"] - others["w"]).norm()) <= 1e-3
 
 
-def test_autocast_and_fast_products_do_not_reach_the_sums() -> None:
+def test_autocast_and_fast_products_do_not_reach_the_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     term = TERMS["linear over time"](3)
     trained = {"w": nn.Parameter(torch.zeros(4, 3))}
     wanted, norms = clip_and_sum({"w": TERMS["linear over time"](3)}, trained, 1.0)
+    bounds, seen = Outer.bounds, []
+
+    def watched(term):
+        seen.append((torch.get_float32_matmul_precision(), torch.is_autocast_enabled("cpu")))
+        return bounds(term)
+
+    monkeypatch.setattr(Outer, "bounds", watched)
     torch.set_float32_matmul_precision("medium")
     try:
         with torch.autocast("cpu", torch.bfloat16):
@@ -497,6 +519,7 @@ def test_autocast_and_fast_products_do_not_reach_the_sums() -> None:
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision("highest")
+    assert set(seen) == {("highest", False)}
     assert torch.equal(found["w"], wanted["w"]) and torch.equal(got, norms)
 
 
