@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
+from forethought.gradients import BatchDims
 from forethought.mechanism import (
     FullBatch,
     Mechanism,
@@ -400,3 +401,42 @@ def test_files_cannot_take_the_runs_own_names(tmp_path: Path) -> None:
     for name in ("plan.json", "a/b.txt", "checkpoint"):
         with pytest.raises(ValueError, match="plain name"):
             RunFolder(tmp_path).keep({name: ""})
+
+
+class TimeMajor(nn.Module):
+    """A recurrent model as its owner has it: time first, examples second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.RNN(2, 4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert x.shape[0] == 3, "time comes first"
+        return self.head(self.cell(x)[0])
+
+
+def last_step(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs[:, -1], targets, reduction="none")
+
+
+def test_a_declared_batch_form_is_an_assumption_of_the_statement() -> None:
+    inputs, targets = data()
+    shaped = inputs.reshape(EXAMPLES, 3, 2)
+    held, answers = data(1)
+    dims = BatchDims(inputs=1, outputs=1)
+    run = train(
+        TimeMajor(),
+        (shaped, targets),
+        plan(6),
+        loss=last_step,
+        batch_dims=dims,
+        test=(held.reshape(EXAMPLES, 3, 2), answers),
+        log_every=2,
+    )
+    assert any("inputs 1, outputs 1" in str(text) for text in run.statement.assumptions)
+    assert run.history[-1].test_loss is not None and run.history[-1].loss is not None
+    with pytest.raises(ValueError, match="clipped examples"):
+        train(TimeMajor(), (shaped, targets), plan(6, groups=2), loss=last_step, batch_dims=dims)
+    with pytest.raises(AssertionError, match="time comes first"):
+        train(TimeMajor(), (shaped, targets), plan(6), loss=last_step)

@@ -67,6 +67,16 @@ def front(inputs: Any, dims: BatchDims) -> Any:
     return _moved(inputs, dims.inputs, True)
 
 
+def placed(inputs: Any, dims: BatchDims | None) -> Any:
+    """The inverse of :func:`front`: inputs as the model takes them; None leaves them."""
+    return inputs if dims is None else _moved(inputs, dims.inputs, False)
+
+
+def outputs_in_front(outputs: Any, dims: BatchDims | None) -> Any:
+    """What the model returned, with the examples in dimension 0; None leaves it."""
+    return outputs if dims is None else _moved(outputs, dims.outputs, True)
+
+
 def contributions(
     model: nn.Module,
     loss: Loss,

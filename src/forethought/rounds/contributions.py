@@ -14,8 +14,9 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from forethought.gradients import ClippingRule, Dense, Term, clipped_sum
+from forethought.gradients import BatchDims, ClippingRule, Dense, Term, clipped_sum
 from forethought.gradients.clipping import flat
+from forethought.gradients.declared import placed
 from forethought.gradients.sums import clip_and_sum
 from forethought.privacy import Contribution, Examples, Groups, Round
 from forethought.rounds.losses import Loss
@@ -57,11 +58,13 @@ class Gradients:
     Args:
         loss: one value per example. rule: turns norms into factors.
         micro_batch: examples whose gradients are held at once; None: all of them.
+        batch_dims: where the model has its examples, as its owner declares.
     """
 
     loss: Loss
     rule: ClippingRule
     micro_batch: int | None = None
+    batch_dims: BatchDims | None = None
 
 
 class Contributor(Protocol):
@@ -107,11 +110,12 @@ class ExampleGradients:
             sums, found = clipped_sum(
                 model,
                 how.loss,
-                inputs,
+                placed(inputs, how.batch_dims),
                 targets,
                 chosen.clip_norm,
                 clip=how.rule,
                 round_size=batch.round_size,
+                batch_dims=how.batch_dims,
             )
             _accumulate(into, sums)
             norms.append(found)

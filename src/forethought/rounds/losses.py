@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from forethought.gradients import BatchDims
 from forethought.gradients.chain import cross_entropy_slope, separable
 from forethought.gradients.clipped import clipped_sum
+from forethought.gradients.declared import placed
 from forethought.rounds.records import Records, blank
 from forethought.rounds.undisturbed import undisturbed
 
@@ -65,7 +67,9 @@ def correct(outputs: Any, targets: Any) -> int | None:
     return int((outputs.argmax(1) == targets).sum())
 
 
-def check_loss(model: torch.nn.Module, loss: Loss, records: Records) -> None:
+def check_loss(
+    model: torch.nn.Module, loss: Loss, records: Records, dims: BatchDims | None = None
+) -> None:
     """Refuse a model or loss that cannot be trained privately, before anything is released.
 
     Tried on records of zeros: whether it passes says nothing about the private ones.
@@ -75,4 +79,4 @@ def check_loss(model: torch.nn.Module, loss: Loss, records: Records) -> None:
     """
     inputs, targets = blank(records)
     with undisturbed(model, loss):
-        clipped_sum(model, loss, inputs, targets, 1.0)
+        clipped_sum(model, loss, placed(inputs, dims), targets, 1.0, batch_dims=dims)

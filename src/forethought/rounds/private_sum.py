@@ -16,9 +16,10 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
+from forethought.gradients import BatchDims
 from forethought.gradients import rule as clipping_rule
 from forethought.gradients.clipping import centred_count_below
-from forethought.privacy import Privacy, Round
+from forethought.privacy import Examples, Privacy, Round
 from forethought.rounds.clip_norm import next_norm, noised_share
 from forethought.rounds.contributions import CONTRIBUTORS, Batch, Gradients, part_of, share_of
 from forethought.rounds.flat import Layout
@@ -90,6 +91,7 @@ class PrivateRounds:
         transcript: where releases are noted; a continued run's own.
         before: called with a round's number before it is computed, for a record on disk.
         team: the processes that compute the rounds together.
+        batch_dims: where the model has its examples, as its owner declares; an assumption.
 
     Raises:
         ValueError: nothing to train, or a grid too coarse for so many parameters.
@@ -110,12 +112,13 @@ class PrivateRounds:
         transcript: Transcript | None = None,
         before: Callable[[int], None] | None = None,
         team: Team | None = None,
+        batch_dims: BatchDims | None = None,
     ) -> None:
         self.privacy, self.layout = privacy, Layout(parameters)
         self.transcript = Transcript() if transcript is None else transcript
         self.clip_norm = privacy.clip.norm
         self.before, self.team = before, team or Team()
-        self._how = Gradients(loss, clipping_rule(privacy.clip), micro_batch)
+        self._how = Gradients(loss, clipping_rule(privacy.clip), micro_batch, batch_dims)
         self._contributor = CONTRIBUTORS[type(privacy.contribution)]
         self._batches = Batches(Stream(secrets.sampling, "sampling"))
         self._groups = Stream(secrets.sampling, "groups")
@@ -123,6 +126,10 @@ class PrivateRounds:
         self._noise = Stream(secrets.noise, "noise")
         self._gaussian = GaussianNoise(self.layout.size)
         self._opened = -1
+        if batch_dims is not None and not isinstance(privacy.contribution, Examples):
+            raise ValueError(
+                "batch_dims= goes with clipped examples: a group is a batch of its own"
+            )
         if privacy.noise == "grid":
             for part in privacy.mechanism:  # refused now, before anything is released
                 sigma = privacy.clip.gradient_noise(part.noise_multiplier)

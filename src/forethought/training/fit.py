@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from forethought.gradients import BatchDims
+from forethought.gradients.declared import outputs_in_front, placed
 from forethought.gradients.trees import call
 from forethought.rounds.losses import Loss, cross_entropy
 from forethought.rounds.records import Records, TensorRecords, blank
@@ -20,7 +22,13 @@ class NonFiniteRecordsWarning(UserWarning):
     """Some records hold values that are not finite: they contribute nothing."""
 
 
-def require_fit(model: torch.nn.Module, loss: Loss, records: Records, name: str = "data") -> None:
+def require_fit(
+    model: torch.nn.Module,
+    loss: Loss,
+    records: Records,
+    name: str = "data",
+    dims: BatchDims | None = None,
+) -> None:
     """Refuse records that the model or the default loss cannot take, before anything is released.
 
     The model is tried on records of zeros. Labels, and whether features are finite, are looked at
@@ -33,7 +41,7 @@ def require_fit(model: torch.nn.Module, loss: Loss, records: Records, name: str 
     inputs, _ = blank(records, 1)
     try:
         with undisturbed(model), torch.no_grad():
-            outputs = call(model, inputs)
+            outputs = outputs_in_front(call(model, placed(inputs, dims)), dims)
     except (RuntimeError, ValueError, TypeError) as error:
         first_line = str(error).strip().partition("\n")[0]
         raise ValueError(

@@ -10,6 +10,8 @@ import torch
 from forethought.accounting import exact
 from forethought.accounting.accountants import ACCOUNTANTS
 from forethought.accounting.statement import Statement
+from forethought.gradients import BatchDims
+from forethought.gradients.declared import outputs_in_front, placed
 from forethought.gradients.trees import call
 from forethought.plans import Plan
 from forethought.rounds.losses import Loss
@@ -67,6 +69,7 @@ class Loop:
         log_every: rounds between rows of the history; the last round always has one.
         diagnostics: whether to look at private batches for the operator.
         statement: of the whole plan.
+        dims: where the model has its examples, where its owner declares it.
     """
 
     def __init__(
@@ -81,11 +84,13 @@ class Loop:
         log_every: int,
         diagnostics: bool,
         statement: Statement,
+        dims: BatchDims | None = None,
     ) -> None:
         self.plan, self.model, self.done = plan, model, 0
         self.private, self.descent, self._loss = rounds, descent, loss
         self.history: list[Metrics] = []
         self.average = IterateAverage(plan.averaging, descent.parameters, plan.rounds)
+        self._dims = dims
         self._records, self._test, self._diagnostics = records, test, diagnostics
         self._step_size = step_sizes(plan)
         logged = [*range(log_every, plan.rounds, log_every), plan.rounds]
@@ -125,7 +130,9 @@ class Loop:
             return None
         inputs, targets = self._records.take(indices[:SHOWN_RECORDS])
         with undisturbed(self.model, self._loss), torch.no_grad():
-            return float(self._loss(call(self.model, inputs), targets).double().mean())
+            outputs = call(self.model, placed(inputs, self._dims))
+            outputs = outputs_in_front(outputs, self._dims)
+            return float(self._loss(outputs, targets).double().mean())
 
     def _log(
         self,
@@ -137,7 +144,9 @@ class Loop:
     ) -> None:
         test_loss, accuracy = None, None
         if self._test is not None:
-            test_loss, accuracy = evaluate(self.model, self.average.values, self._loss, self._test)
+            test_loss, accuracy = evaluate(
+                self.model, self.average.values, self._loss, self._test, self._dims
+            )
         clipped, non_finite = None, None
         if self._diagnostics:
             clipped = float((norms > bound).double().mean()) if len(norms) else None

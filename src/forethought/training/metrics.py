@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch.func import functional_call
 
+from forethought.gradients import BatchDims
+from forethought.gradients.declared import outputs_in_front, placed
 from forethought.rounds.losses import Loss, correct
 from forethought.rounds.records import Records
 from forethought.rounds.undisturbed import undisturbed
@@ -126,8 +128,12 @@ def evaluate(
     parameters: dict[str, torch.Tensor],
     loss: Loss,
     records: Records,
+    dims: BatchDims | None = None,
 ) -> tuple[float, float | None]:
     """Mean loss and accuracy of the model with other parameters, in evaluation mode.
+
+    Args:
+        dims: where the model has its examples, where its owner declares it.
 
     Returns:
         (loss, accuracy); the accuracy is None where targets are no labels.
@@ -139,10 +145,12 @@ def evaluate(
         for start in range(0, size, EVALUATION_BATCH):
             indices = np.arange(start, min(start + EVALUATION_BATCH, size))
             inputs, targets = records.take(indices)
+            inputs = placed(inputs, dims)
             args = () if isinstance(inputs, dict) else inputs
             args = tuple(args) if isinstance(args, list) else args
             kwargs = inputs if isinstance(inputs, dict) else {}
             outputs = functional_call(model, parameters, args, kwargs)
+            outputs = outputs_in_front(outputs, dims)
             values = loss(outputs, targets).double()
             # A model that computes its own loss gives the mean of its batch.
             total += float(values.sum() if values.ndim else values * len(indices))

@@ -110,6 +110,7 @@ class Task:
     overwrite: bool = False
     progress: Callable[[Event], None] | None = None
     caveats: tuple[Caveat, ...] = ()
+    batch_dims: gradients.BatchDims | None = None
     team: Team = field(default_factory=Team)
 
 
@@ -119,6 +120,7 @@ def train(
     plan: Plan | None = None,
     *,
     loss: Loss | None = None,
+    batch_dims: gradients.BatchDims | None = None,
     test: object | None = None,
     out: str | Path | None = None,
     files: Mapping[str, str] | None = None,
@@ -144,6 +146,9 @@ def train(
             folder's plan.json is the plan.
         loss: ``loss(outputs, targets)`` → one value per example. Default: cross entropy for whole
             targets, squared error for floating-point ones.
+        batch_dims: for a model that takes a whole batch in a form only its owner knows: where the
+            examples are (``forethought.gradients.BatchDims``). The Statement names it as an
+            assumption, and every round recomputes one random example alone.
         test: held-out records, in the same forms. Default: those of a ``forethought.data.Dataset``.
         out: run folder: plan, statement, model, metrics, and checkpoints to resume from. Until
             the run ends it holds the keys of the noise and is a secret. None keeps nothing.
@@ -189,7 +194,9 @@ def train(
         if not isinstance(plan, Plan):
             raise TypeError(f"plan must be a forethought.Plan, not {type(plan).__name__}")
         data, test, found = opened(data, test)
-        task = opened_task(model, data, test, with_caveats(plan, found), loss, execution)
+        task = opened_task(
+            model, data, test, with_caveats(plan, found), loss, execution, batch_dims
+        )
         same_start(model, team)
         path = None if folder is None else folder.path
         earlier = team.first(lambda: () if resume else trained_before(model, path))
@@ -218,6 +225,7 @@ def opened_task(
     plan: Plan,
     loss: Loss | None,
     execution: Execution,
+    batch_dims: gradients.BatchDims | None = None,
 ) -> Task:
     """Model, records and loss, put in place and checked; nothing private is released.
 
@@ -243,13 +251,25 @@ def opened_task(
         )
     held_out = None if test is None else as_records(test, first.dtype, first.device, "test")
     chosen = default_loss(blank(records)[1]) if loss is None else loss
-    require_fit(model, chosen, records)
+    require_fit(model, chosen, records, dims=batch_dims)
     if held_out is not None:
-        require_fit(model, chosen, held_out, "test")
-    check_loss(model, chosen, records)
+        require_fit(model, chosen, held_out, "test", batch_dims)
+    check_loss(model, chosen, records, batch_dims)
     same = held_out is not None and coincide(records, held_out)
-    caveats = (COINCIDE,) if same else ()
-    return Task(model, records, held_out, plan, chosen, execution=execution, caveats=caveats)
+    caveats = [COINCIDE] if same else []
+    if batch_dims is not None:
+        where = f"inputs {batch_dims.inputs}, outputs {batch_dims.outputs}"
+        caveats.append(Caveat("batch-dims", where))
+    return Task(
+        model,
+        records,
+        held_out,
+        plan,
+        chosen,
+        execution=execution,
+        caveats=tuple(caveats),
+        batch_dims=batch_dims,
+    )
 
 
 def run_plan(task: Task) -> Run:
@@ -357,6 +377,7 @@ def _loop(task: Task, secrets: Secrets, settings: Mapping[str, Any], statement: 
         secrets,
         micro_batch=task.execution.micro_batch,
         team=task.team,
+        batch_dims=task.batch_dims,
     )
     return Loop(
         task.plan,
@@ -369,6 +390,7 @@ def _loop(task: Task, secrets: Secrets, settings: Mapping[str, Any], statement: 
         int(settings["log_every"]),
         bool(settings["diagnostics"]),
         statement,
+        task.batch_dims,
     )
 
 
