@@ -83,6 +83,14 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     )
 
 
+def _untouched(now: Any, before: Any) -> bool:
+    # Dictionaries compare objects by identity first, which is all that is needed and fast.
+    try:
+        return bool(now == before)
+    except Exception:  # tensors that were replaced cannot be compared so
+        return False
+
+
 def _plainly_equal(value: Any, kept: Any) -> bool:
     return type(value) in _PLAIN and bool(value == kept)
 
@@ -122,6 +130,9 @@ class _Kept:
     def differing(self) -> list[str]:
         """Attributes that are another object than they were."""
         now, before = self.module.__dict__, self.attributes
+        tables = [now.get(name) for name in _TABLES]
+        if _untouched(now, before) and all(map(_untouched, tables, self.tables)):
+            return []
         found = [
             key
             for key, value in before.items()
