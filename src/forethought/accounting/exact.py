@@ -256,6 +256,14 @@ def _searched(
         largest = math.fsum(n * _largest_reverse_loss(p) for p, n in counts.items())
         if largest > (searches[0].lower if epsilon is None else epsilon):
             total = Total(counts, swapped=True)
+            first = searches[0]
+            if (
+                delta is not None
+                and first.lower > 0
+                and total.chernoff(first.lower) <= math.log(delta)
+            ):
+                # Chernoff's bound says already that this direction is the lesser one.
+                return Bounds(first.lower, min(upper, first.upper))
             searches.append(Search(total, delta=delta, epsilon=epsilon))
             searches[1].refine(rough, beaten_by=searches[0].lower)
     best = max(search.lower for search in searches)

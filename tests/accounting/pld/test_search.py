@@ -95,6 +95,20 @@ def test_the_reverse_direction_counts_where_it_is_the_worse_one():
     got = exact._of_pairs({pair: 5}, 1e-3, None, 1.0)
     assert got.lower >= 0.999 * behind[0]
     assert got.upper >= behind[0]
+    for delta in (1e-2, 1e-6):
+        worse = Search(Total({pair: 5}, swapped=True), delta=delta)
+        worse.refine(1e-3)
+        found = exact._of_pairs({pair: 5}, 1e-3, delta, None)
+        assert found.lower >= 0.998 * worse.lower
+        assert found.upper >= worse.lower
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_chernoffs_bound_lies_above(swapped):
+    total = Total({PAIR: COUNT}, swapped=swapped)
+    for epsilon in (0.1, 1.0):
+        low, _ = delta_bounds(Total({PAIR: COUNT}, swapped=swapped), epsilon)
+        assert math.log(low) <= total.chernoff(epsilon) <= math.log(low) + 6
 
 
 def test_the_reverse_direction_is_looked_at_wherever_it_could_matter(monkeypatch):

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import ndtri_exp
 
-from forethought.accounting.pld.integral import Integral
+from forethought.accounting.pld.integral import Integral, log_peak
 from forethought.accounting.pld.mixtures import EPS, Array
 from forethought.accounting.pld.pair import Pair
 from forethought.accounting.pld.quadrature import UnresolvedError
@@ -156,6 +156,23 @@ class Total:
             self.disclosed = max(self.disclosed, first)
             self.undisclosed += second
 
+    def chernoff(self, epsilon: float) -> float:
+        """A certain upper bound on log δ(``epsilon``), some units above it."""
+        at = max(0.0, epsilon - self.shift)
+        tilt = self.locate(epsilon=at, rough=True).tilt
+        try:
+            moment = self._moment_above(tilt)
+        except UnresolvedError:
+            return 0.0
+        value = moment + log_peak(tilt) - tilt * at + self.shift
+        charge = self.lost + self.cut_off
+        return float(np.logaddexp(value, _log(charge))) + 1e-9 * (1 + tilt * at)
+
+    def _moment_above(self, tilt: float) -> float:
+        tight = -math.log(self.count + 1) - 3
+        bound = tilt * (tilt + 1) * self.distance**2 / 2 * (1 + 8 * EPS)
+        return bound + math.fsum(rows.log_moment_above(tilt, tight) for rows in self.rows)
+
     def integral(self, place: Place, smoothing: float, accuracy: float) -> Integral:
         """The transform along the line through ``place``.
 
@@ -188,10 +205,7 @@ class Total:
         if points > _MOST_POINTS:
             raise UnresolvedError(f"{points} points on the line")
         line = self._line(c, step, points, accuracy * math.exp(-excess))
-        tight = -math.log(self.count + 1) - 3
-        bound = beyond * (beyond + 1) * self.distance**2 / 2 * (1 + 8 * EPS)
-        for rows in self.rows:
-            bound += rows.log_moment_above(beyond, tight)
+        bound = self._moment_above(beyond)
         return Integral(c, step, smoothing, line, beyond, bound)
 
     def _line(self, tilt: float, step: float, points: int, accuracy: float) -> Line:
