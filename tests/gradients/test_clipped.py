@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextvars
 import copy
+import functools
 import io
 import math
 import warnings
@@ -518,3 +520,44 @@ def test_losses_of_examples_that_take_different_ways_or_go_alone() -> None:
         torch.testing.assert_close(values, wanted.detach(), rtol=1e-5, atol=1e-6)
         assert not values.requires_grad
     assert example_losses(model, loss, x[:0], y[:0]).shape == (0,)
+
+
+def _cached(m: Any, x: Tensor) -> Tensor:
+    m.seen_of(round(float(x.sum()), 3))
+    return x * len(m.calls)
+
+
+def _on_a_parameter(m: Any, x: Tensor) -> Tensor:
+    before, m.layer.weight.tag = getattr(m.layer.weight, "tag", 0.0), float(x.mean())
+    return x + before
+
+
+_VARIABLE: contextvars.ContextVar[float] = contextvars.ContextVar("_VARIABLE", default=0.0)
+
+
+def _in_context(m: Any, x: Tensor) -> Tensor:
+    before = _VARIABLE.get()
+    _VARIABLE.set(float(x.mean()))
+    return x + before
+
+
+@pytest.mark.parametrize("remember", [_cached, _on_a_parameter, _in_context])
+def test_what_python_remembers_of_one_example_does_not_reach_another(remember: Any) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.calls = nn.Linear(4, 3), [0]
+            self.seen_of = functools.lru_cache(self.calls.append)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(remember(self, x))
+
+    torch.manual_seed(0)
+    model, x, y = Model(), torch.randn(6, 4), torch.randint(0, 3, (6,))
+    other = x.clone()
+    other[2] *= -30
+    norms = [clipped_sum(model, loss, inputs, y, 1.0)[1] for inputs in (x, other, x)]
+    keep = [0, 1, 3, 4, 5]
+    torch.testing.assert_close(norms[0][keep], norms[1][keep], rtol=1e-4, atol=0)
+    torch.testing.assert_close(norms[0], norms[2], rtol=1e-4, atol=0)
+    assert model.calls == [0] and not hasattr(model.layer.weight, "tag")

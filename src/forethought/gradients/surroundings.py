@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import random
+import sys
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -30,6 +31,8 @@ _LIBRARIES = frozenset(
 _OPAQUE = frozenset({"torch", "builtins", "logging", "threading", "_thread", "os", "io", "_io"})
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size)
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+_CONTAINERS = (list, dict, set, deque, Tensor, np.ndarray)
+_HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # of a type's flags
 _LIMIT = 200_000  # objects: far more than any model's own
 
 Undo = Callable[[], object]
@@ -68,10 +71,15 @@ class Surroundings:
             undo()
 
     def _note(self, value: Any) -> Iterator[Any]:
-        if isinstance(value, nn.Parameter | types.ModuleType):
-            return
-        if isinstance(value, Tensor):
-            self._tensor(value)
+        if isinstance(value, types.ModuleType):
+            yield from self._module(value)
+        elif isinstance(value, Tensor):
+            if not isinstance(value, nn.Parameter):
+                self._tensor(value)
+            yield value.__dict__  # what was hung on it
+        elif hasattr(value, "cache_clear") and hasattr(value, "__wrapped__"):
+            self._undo.append(value.cache_clear)  # what is cached can be computed again
+            yield value.__wrapped__
         elif isinstance(value, np.ndarray):
             self._undo.append(_refill_array(value))
         elif isinstance(value, np.random.Generator):
@@ -108,6 +116,18 @@ class Surroundings:
         else:
             yield from self._object(value)
 
+    def _module(self, module: types.ModuleType) -> Iterator[Any]:
+        root = module.__name__.partition(".")[0]
+        if root in _LIBRARIES or root in sys.stdlib_module_names:
+            return
+        for name, value in list(vars(module).items()):
+            if name.startswith("__"):
+                continue
+            if isinstance(value, _PLAIN):
+                self._undo.append(functools.partial(setattr, module, name, value))
+            elif isinstance(value, _CONTAINERS):
+                yield value
+
     def _tensor(self, value: Tensor) -> None:
         if torch._C._functorch.is_functorch_wrapped_tensor(value):
             return
@@ -140,7 +160,7 @@ class Surroundings:
             value = scope[name]
             if isinstance(value, _PLAIN):
                 self._undo.append(functools.partial(scope.__setitem__, name, value))
-            elif not isinstance(value, types.ModuleType):
+            else:
                 yield value
 
     def _cell(self, cell: types.CellType) -> Iterator[Any]:
@@ -153,7 +173,8 @@ class Surroundings:
 
     def _kind(self, kind: type) -> Iterator[Any]:
         # Attributes of a class are shared by everything that the class makes.
-        if not _foreign(kind):
+        # Neither those of libraries nor those written in C, which cannot be changed.
+        if not _foreign(kind) or not kind.__flags__ & _HEAP or kind.__flags__ & _IMMUTABLE:
             return
         for name, value in list(vars(kind).items()):
             if name.startswith("__"):
@@ -172,6 +193,9 @@ class Surroundings:
         kind = type(value)
         if id(value) in self._known:
             # What it holds itself is known (:mod:`.state`), but not what that holds.
+            for tensor in (*value._parameters.values(), *value._buffers.values()):
+                if tensor is not None:
+                    yield tensor.__dict__
             for name, content in vars(value).items():
                 if name not in STANDARD:
                     yield content
