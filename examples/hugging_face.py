@@ -126,7 +126,7 @@ def lora_on_gpt2() -> tuple[float, float]:
         optimizer.step()
 
     private, held_out = random_split(
-        Bytes(scikit_learn_text()[:400_000]), [0.9, 0.1], torch.Generator().manual_seed(0)
+        Bytes(scikit_learn_text()[:300_000]), [0.9, 0.1], torch.Generator().manual_seed(0)
     )
     before = nats_per_byte(model, held_out)
     targets = ["c_attn", "c_fc", "c_proj"]
@@ -137,7 +137,7 @@ def lora_on_gpt2() -> tuple[float, float]:
         examples=len(private),
         budget=ft.Budget(epsilon=8.0, delta=1e-5),
         epochs=2,
-        batch=512,
+        batch=384,
         optimizer="adam",
         learning_rate=3e-3,  # that of the public text
     )
