@@ -28,6 +28,7 @@ def launched() -> Iterator[None]:
     distributed.init_process_group("nccl" if cuda else "gloo")
     try:
         yield
+        distributed.barrier()  # nobody leaves while another still waits for it
     finally:
         distributed.destroy_process_group()
 
