@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 import numpy as np
@@ -501,25 +501,58 @@ def test_a_huge_record_never_stops_a_round(name: str, value: float) -> None:
     assert float((found["w"] - others["w"]).norm()) <= 1e-3
 
 
-def test_autocast_and_fast_products_do_not_reach_the_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+def _legacy() -> None:
+    torch.set_float32_matmul_precision("medium")
+
+
+def _by_backend() -> None:
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+
+
+def _by_family() -> None:
+    torch.backends.mkldnn.fp32_precision = "bf16"
+
+
+def _everywhere() -> None:
+    torch.backends.fp32_precision = "tf32"
+
+
+@pytest.fixture
+def precisions() -> Iterator[Callable[[], list[str]]]:
+    backends = torch.backends
+    places = (
+        *(backends, backends.mkldnn, backends.mkldnn.matmul, backends.mkldnn.conv),
+        backends.cuda.matmul,
+    )
+    yield lambda: [place.fp32_precision for place in places]
+    for place in places:
+        place.fp32_precision = "none"
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("allow", [_legacy, _by_backend, _by_family, _everywhere])
+def test_autocast_and_fast_products_do_not_reach_the_sums(
+    allow: Callable[[], None],
+    precisions: Callable[[], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     term = TERMS["linear over time"](3)
     trained = {"w": nn.Parameter(torch.zeros(4, 3))}
     wanted, norms = clip_and_sum({"w": TERMS["linear over time"](3)}, trained, 1.0)
     bounds, seen = Outer.bounds, []
 
     def watched(term):
-        seen.append((torch.get_float32_matmul_precision(), torch.is_autocast_enabled("cpu")))
+        seen.append((*precisions()[2:], torch.is_autocast_enabled("cpu")))
         return bounds(term)
 
     monkeypatch.setattr(Outer, "bounds", watched)
-    torch.set_float32_matmul_precision("medium")
-    try:
-        with torch.autocast("cpu", torch.bfloat16):
-            found, got = clip_and_sum({"w": term}, trained, 1.0)
-        assert torch.get_float32_matmul_precision() == "medium"
-    finally:
-        torch.set_float32_matmul_precision("highest")
-    assert set(seen) == {("highest", False)}
+    allow()
+    before = precisions()
+    assert {"bf16", "tf32"} & set(before)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, got = clip_and_sum({"w": term}, trained, 1.0)
+    assert precisions() == before
+    assert set(seen) == {("ieee", "ieee", "ieee", False)}
     assert torch.equal(found["w"], wanted["w"]) and torch.equal(got, norms)
 
 

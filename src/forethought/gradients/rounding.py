@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,22 +59,51 @@ def tiny(dtype: torch.dtype) -> float:
     return _TINY[dtype]
 
 
+# Where torch may be told to make float32 products of less, TF32 or bfloat16 (torch 2.9 and later).
+_PRODUCTS: tuple[Any, ...] = tuple(
+    products
+    for products in (
+        getattr(torch.backends.mkldnn, "matmul", None),
+        getattr(torch.backends.mkldnn, "conv", None),
+        torch.backends.cuda.matmul,
+    )
+    if hasattr(products, "fp32_precision")
+)
+_EXACT = ("none", "ieee")
+
+
 def exactly(kind: str) -> AbstractContextManager[None]:
     """No autocast, no history, and float32 products that are float32 (no TF32, no bfloat16)."""
-    if torch.is_autocast_enabled(kind) or torch.get_float32_matmul_precision() != "highest":
-        return _plainly(kind)
-    return torch.no_grad()
+    if _PRODUCTS:
+        exact = all(products.fp32_precision in _EXACT for products in _PRODUCTS)
+    else:
+        exact = torch.get_float32_matmul_precision() == "highest"
+    if exact and not torch.is_autocast_enabled(kind):
+        return torch.no_grad()
+    return _plainly(kind)
 
 
 @contextmanager
 def _plainly(kind: str) -> Iterator[None]:
-    precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        with torch.no_grad(), torch.autocast(kind, enabled=False):
+    with torch.no_grad(), torch.autocast(kind, enabled=False):
+        if not _PRODUCTS:
+            precision = torch.get_float32_matmul_precision()
+            torch.set_float32_matmul_precision("highest")
+            try:
+                yield
+            finally:
+                torch.set_float32_matmul_precision(precision)
+            return
+        before = [products.fp32_precision for products in _PRODUCTS]
+        for products in _PRODUCTS:
+            products.fp32_precision = "ieee"
+        try:
             yield
-    finally:
-        torch.set_float32_matmul_precision(precision)
+        finally:
+            for products, precision in zip(_PRODUCTS, before, strict=True):
+                products.fp32_precision = "none"
+                if products.fp32_precision != precision:  # not what a wider setting says
+                    products.fp32_precision = precision
 
 
 # An inner product, and a float32 norm, are taken over so many numbers at a time.
