@@ -39,6 +39,14 @@ def seeded(seed: int) -> None:
         torch.cuda.manual_seed_all(seed)
 
 
+def _states() -> list[Tensor]:
+    """The states of the generators of all devices in use."""
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states += torch.cuda.get_rng_state_all()
+    return states
+
+
 class Masks:
     """Masks of dropout for all lanes of a batch.
 
@@ -107,11 +115,13 @@ class Draws:
         if func is F.dropout and (kwargs.get("inplace") or (len(args) > 3 and args[3])):
             args[0].copy_(self._wide(level, func, args[:3], {**kwargs, "inplace": False}))
             return args[0]
-        before = torch.get_rng_state()
+        before = _states()
         result = func(*args, **kwargs)
-        if torch.equal(torch.get_rng_state(), before):
+        if all(map(torch.equal, _states(), before)):
             return result
-        torch.set_rng_state(before)
+        torch.set_rng_state(before[0])
+        if len(before) > 1:
+            torch.cuda.set_rng_state_all(before[1:])
         if getattr(func, "__name__", "").endswith("_"):
             with torch.no_grad():
                 args[0].copy_(self._wide(level, func, args, kwargs, copy=True))
