@@ -81,13 +81,13 @@ class KnownHits:
         above = float(weights @ gaussian_delta_above(eps, mus)) * (1 + WEIGHTS)
         below = float(weights @ gaussian_delta_below(eps, mus)) * (1 - WEIGHTS)
         upper = min(1.0, above + self.hits.missing)
-        return Interval(min(upper, below), upper)
+        return Interval(below, upper)
 
     def epsilon(self, delta: float) -> Interval:
         """ε at δ: infinite at the upper end where δ is below what was cut from q_E."""
         target = real("delta", delta, above=0, below=1)
         lower, upper = self._solve(target, upper=False), self._solve(target, upper=True)
-        return Interval(min(lower, upper), upper)
+        return Interval(lower, upper)
 
     def _solve(self, target: float, *, upper: bool) -> float:
         def exceeds(epsilon: float) -> bool:
