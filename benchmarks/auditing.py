@@ -10,9 +10,13 @@ Source of the setting: Poisson sampling, σ = 1, 100 rounds, rate 0.1.
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import sys
 import time
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +24,7 @@ import forethought as ft
 from forethought.auditing.attack import contributions, judge, orthogonal_games, summarise
 from forethought.auditing.audit import FALSE_ALARM, gather
 from forethought.auditing.effort import EFFORTS
+from forethought.auditing.inference import epsilon_of_guesses
 from forethought.plans import Plan
 
 ROUNDS, RATE, DELTA = 100, 0.1, 1e-5
@@ -58,16 +63,24 @@ def sound_plans() -> dict[str, Plan]:
     }
 
 
-def sound(audits: int, games: int = 12) -> tuple[int, Counter[str], list[float]]:
-    """Audit sound plans again and again; returns how many were refuted, and why."""
+def sound(
+    audits: int, games: int = 6, *, variants: bool = False
+) -> tuple[int, Counter[str], list[float]]:
+    """Audit sound plans again and again; returns how many were refuted, and why.
+
+    Args:
+        games: trainings where each plays one game only. variants: also with micro-batches, in
+            phases and after a resume.
+    """
     plans = list(sound_plans().items())
     effort = replace(
         EFFORTS["quick"],
-        hits=5_000,
-        coordinates=20_000,
-        canaries=500,
+        hits=2_000,
+        dry_rounds=60,
+        coordinates=6_000,
+        canaries=400,
         directed_games=games,
-        variants=True,
+        variants=variants,
         bounds=False,
     )
     refuted, smallest, reasons = 0, [], Counter[str]()
@@ -94,8 +107,60 @@ def empirical(canaries: int) -> None:
     seconds = time.perf_counter() - start
     print(
         f"{canaries:7,} canaries: claimed {found.claimed_epsilon:.3f}, f-DP ≥ "
-        f"{found.epsilon[0]:.2f}, one-run ≥ {found.one_run_epsilon:.2f}, {seconds:.1f} s"
+        f"{found.epsilon[0]:.2f}, one-run ≥ {found.one_run_epsilon or 0:.2f}, {seconds:.1f} s"
     )
+
+
+def jax_auditor() -> Any:
+    """jax-privacy's auditing module, from its file: it needs no JAX, the package around it does.
+
+    ``pip install --no-deps jax-privacy`` suffices, beside dp-accounting.
+    """
+    package = importlib.util.find_spec("jax_privacy")
+    if package is None or not package.submodule_search_locations:
+        raise SystemExit("jax-privacy is not installed: pip install --no-deps jax-privacy")
+    file = Path(package.submodule_search_locations[0]) / "auditing.py"
+    spec = importlib.util.spec_from_file_location("jax_privacy_auditing", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def side_by_side(canaries: int = 2_000) -> None:
+    """The same scores through both auditors."""
+    theirs = jax_auditor()
+    full = ft.Rounds(10.0, ROUNDS, ft.FullBatch())
+    for name, plan in (
+        ("Poisson, σ 1, rate 0.1", trial(canaries)),
+        ("full batch, σ 10 (μ = 1)", Plan(ft.Mechanism(full), canaries, DELTA)),
+    ):
+        games = orthogonal_games(plan, canaries, np.random.default_rng())
+        _, chosen = judge(plan, games, contributions(plan))
+        ours = summarise(plan, games, chosen)
+        auditor = theirs.CanaryScoreAuditor(games.inside, games.outside)
+        explicit = theirs.Explicit(chosen.thresholds[0])
+        print(f"{name}: claimed {ours.claimed_epsilon:.3f}")
+        print(f"  ours, f-DP                        {ours.epsilon[0]:.2f}")
+        print(f"  ours, one run                     {ours.one_run_epsilon or 0:.2f}")
+        for method, strategy in (
+            ("epsilon_one_run", {}),
+            ("epsilon_one_run", {"threshold_strategy": explicit}),
+            ("epsilon_one_run_fdp", {"threshold_strategy": explicit}),
+            ("epsilon_clopper_pearson", {}),
+            ("epsilon_clopper_pearson", {"threshold_strategy": explicit}),
+            ("epsilon_from_gdp", {}),
+        ):
+            found = getattr(auditor, method)(0.05, DELTA, **strategy)
+            how = ", our threshold" if strategy else ""
+            print(f"  {'theirs, ' + method + how:50} {found:.2f}")
+        # Their algorithm on our counts, and ours: the same bound.
+        count = len(games.outside) + len(games.inside)
+        for guesses, right in ((200, 170), (100, 99)):
+            mine = epsilon_of_guesses(count, guesses, right, DELTA, 0.05)
+            other = theirs._epsilon_one_run(0.0, count, guesses, right, 0.05, DELTA)
+            print(f"  {right} of {guesses} guesses: ours {mine:.5f}, theirs {other:.5f}")
 
 
 def main() -> None:
@@ -103,9 +168,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="seconds, for CI")
     parser.add_argument("--sound", type=int, default=0, metavar="AUDITS")
+    parser.add_argument("--variants", action="store_true", help="every way of running, too")
+    parser.add_argument("--jax", action="store_true", help="jax-privacy side by side")
     arguments = parser.parse_args()
+    if arguments.jax:
+        side_by_side()
+        return
     if arguments.sound:
-        refuted, reasons, smallest = sound(arguments.sound)
+        refuted, reasons, smallest = sound(arguments.sound, variants=arguments.variants)
         print(f"{refuted} of {arguments.sound} audits of sound plans refuted")
         for reason, count in reasons.items():
             print(f"  {count}: {reason}")

@@ -67,5 +67,6 @@ def test_two_thousand_games_show_most_of_the_claim() -> None:
     assert finding.p_value is not None and finding.p_value > 1e-6
     assert 3.8 < found.epsilon[0] < found.claimed_epsilon < 7.06
     assert found.epsilon[0] < found.epsilon[1]
+    assert found.one_run_epsilon is not None
     assert 1.0 < found.one_run_epsilon < found.epsilon[0]
     assert found.noise_at_most > 1

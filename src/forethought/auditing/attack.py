@@ -103,8 +103,8 @@ def directed_games(plan: Plan, games: int, generator: np.random.Generator) -> Ga
     The canary outweighs its group, so that its presence turns the group's whole update round.
     """
     found: tuple[list[float], list[float]] = ([], [])
-    for _ in range(games):
-        there = bool(generator.random() < 0.5)
+    for turn in generator.permutation(games):
+        there = bool(turn % 2)
         found[there].append(_directed_game(plan, there))
     return Games(np.array(found[0]), np.array(found[1]))
 
@@ -197,6 +197,8 @@ def attack(
         if single
         else orthogonal_games(small, canaries, generator)
     )
+    if not len(games.outside) or not len(games.inside):
+        return [], None, [*notes, "no attack was judged: every coin of its few games fell alike"]
     finding, chosen = judge(small, games, distance)
     return [finding], summarise(small, games, chosen) if effort.bounds else None, notes
 
@@ -255,7 +257,10 @@ def summarise(plan: Plan, games: Games, chosen: Tactics, group: int = 1) -> Atta
         delta=delta,
         claimed_epsilon=exact.epsilon(plan.mechanism, delta, group).upper,
         epsilon=shown,
-        one_run_epsilon=one_run_epsilon(games, delta, chosen.guesses, LEVEL),
+        # One run with many coins; where every training plays one game there is no such run.
+        one_run_epsilon=None
+        if directed(plan)
+        else one_run_epsilon(games, delta, chosen.guesses, LEVEL),
         noise_at_most=noise,
         confidence=1 - LEVEL,
         points=points(games),

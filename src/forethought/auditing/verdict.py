@@ -71,7 +71,8 @@ class AttackSummary:
         claimed_epsilon: certified upper end for those rounds and group.
         epsilon: interval for the ε that this attack shows, from f-DP inference (Nasr et al. 2023);
             its lower end is a lower bound on the mechanism's own ε.
-        one_run_epsilon: lower bound by Steinke, Nasr and Jagielski 2023, Theorem 5.2.
+        one_run_epsilon: lower bound by Steinke, Nasr and Jagielski 2023, Theorem 5.2; None where
+            each training played one game.
         noise_at_most: the run behaves as if its noise multipliers were at most this multiple of
             what is claimed; below 1 refutes. Infinite where the attack shows nothing.
         confidence: of each of these bounds.
@@ -83,7 +84,7 @@ class AttackSummary:
     delta: float
     claimed_epsilon: float
     epsilon: tuple[float, float]
-    one_run_epsilon: float
+    one_run_epsilon: float | None
     noise_at_most: float
     confidence: float
     points: tuple[AttackPoint, ...] = ()

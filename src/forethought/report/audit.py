@@ -35,12 +35,13 @@ def show_audit(console: Console, audit: Audit) -> None:
     if attack is not None:
         confidence = f"{100 * attack.confidence:.0f} % confidence"
         noise = "∞" if math.isinf(attack.noise_at_most) else f"{attack.noise_at_most:.3g}"
+        bound = attack.one_run_epsilon
+        one_run = "" if bound is None else f"one-run bound {bound:.3g}; "
         console.print(
             f"Attack: {attack.games:,} membership games over {attack.rounds:,} rounds show ε of at "
-            f"least {attack.epsilon[0]:.3g} (one-run bound {attack.one_run_epsilon:.3g}; "
-            f"{confidence}), as if noise were at most {noise} times what is claimed. "
-            f"Claimed for these rounds: {attack.claimed_epsilon:.4g} at "
-            f"δ = {attack.delta:.2g}."
+            f"least {attack.epsilon[0]:.3g} ({one_run}{confidence}), as if noise were at most "
+            f"{noise} times what is claimed. Claimed for these rounds: "
+            f"{attack.claimed_epsilon:.4g} at δ = {attack.delta:.2g}."
         )
     for note in audit.notes:
         console.print(f"Note: {note[:1].upper()}{note[1:].rstrip('.')}.")
