@@ -136,8 +136,8 @@ def lora_on_gpt2() -> tuple[float, float]:
     plan = ft.plan(
         examples=len(private),
         budget=ft.Budget(epsilon=8.0, delta=1e-5),
-        epochs=2,
-        batch=384,
+        epochs=1,
+        batch=256,
         optimizer="adam",
         learning_rate=3e-3,  # that of the public text
     )
