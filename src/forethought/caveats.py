@@ -229,6 +229,13 @@ KINDS: dict[str, Kind] = {
         "counted",
         "Mironov 2012: low-order bits can tell sums apart; noise on a grid has no such bits",
     ),
+    "separate-records": Kind(
+        "assumption",
+        "each contribution is computed from its own records alone: by construction, given that "
+        "torch's batching rules and derivatives are right and that a row of a product does not "
+        "depend on how many other rows there are",
+        "docs/gradients.md proves the rest and names the trusted base",
+    ),
     "other-runs": Kind(
         "assumption",
         "the initial weights do not depend on the private records, and every other run on the same "

@@ -70,7 +70,8 @@ def required(
         found.append(Caveat("seeded-noise"))
     elif randomness.seeded_sampling and way.batches_known is None:
         found.append(Caveat("seeded-search"))
-    found += [Caveat("public-size"), Caveat("pseudo-random"), Caveat("other-runs")]
+    always = ("public-size", "pseudo-random", "separate-records", "other-runs")
+    found += [Caveat(code) for code in always]
     if not randomness.seeded_noise:
         found.append(Caveat("secret-noise"))
     if amplified(mechanism) and not randomness.seeded_sampling:

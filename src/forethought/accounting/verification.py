@@ -225,6 +225,7 @@ _COMPUTED = (
     "secret-noise",
     "pseudo-random",
     "floating-point-noise",
+    "separate-records",
     "other-runs",
     "hidden-trials",
 )
