@@ -155,6 +155,20 @@ def in_blocks(total: int, length: int, part: Callable[[int, int], Tensor]) -> Te
     return result
 
 
+def product_in_blocks(one: Tensor, other: Tensor, length: int) -> Tensor:
+    """one @ other, shapes (m, T), (T, n), over blocks of ``length`` added one after the other."""
+    total = other.shape[0]
+    result = one[:, :length] @ other[:length]
+    if total > length:
+        # One buffer: memory that is new for every block costs as much as the products.
+        part = torch.empty_like(result)
+        for start in range(length, total, length):
+            end = start + length
+            torch.mm(one[:, start:end], other[start:end], out=part)
+            result += part
+    return result
+
+
 def gram(one: Tensor, other: Tensor) -> Tensor:
     """Inner products ⟨one_t, other_s⟩, shapes (B, T, n), (B, S, n) → (B, T, S)."""
     return in_blocks(

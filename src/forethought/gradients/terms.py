@@ -31,6 +31,7 @@ from forethought.gradients.rounding import (
     in_blocks,
     in_chunks,
     lengths,
+    product_in_blocks,
     roundings,
     tiny,
 )
@@ -349,9 +350,7 @@ class Outer:
         if length is not None:
             one, other = (one * scale, other) if first else (one, other * scale)
             one, other = one.flatten(0, 1).t(), other.flatten(0, 1)
-            return in_blocks(
-                other.shape[0], length, lambda at, to: one[:, at:to] @ other[at:to]
-            ).double()
+            return product_in_blocks(one, other, length).double()
         weights = scale.expand(*other.shape[:2], 1).reshape(-1, 1)
         one, other = one.flatten(0, 1), other.flatten(0, 1)
 
