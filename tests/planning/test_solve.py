@@ -165,7 +165,7 @@ def test_keywords_and_a_request_are_one_and_the_same() -> None:
 
 
 def test_data_and_model_say_their_own_numbers_and_caveats() -> None:
-    from torch import nn
+    nn = pytest.importorskip("torch", reason="sizes of a model need torch").nn
 
     from forethought.caveats import Caveat
     from forethought.data import Dataset, Split
