@@ -80,6 +80,11 @@ def noise_plan(plan: Plan, rounds: int) -> Plan:
     examples = min(plan.examples, RECORDS)
     parts = evenly([part for part in plan.mechanism if part.noise_multiplier > 0])
     each = max(2, rounds // len(parts))
+    return _shortened(plan, parts, each, examples)
+
+
+def _shortened(plan: Plan, parts: Sequence[Rounds], each: int, examples: int) -> Plan:
+    """The plan with ``each`` rounds of every part, on ``examples`` records at the same rates."""
     return with_parts(
         plan,
         [
@@ -281,22 +286,7 @@ def noise_on_model(
     if not parts or plan.clip.rule == "quantile":
         return []
     short = recorded_plan(
-        plan.with_(
-            mechanism=with_parts(
-                plan,
-                [
-                    Rounds(
-                        part.noise_multiplier,
-                        each,
-                        scaled(part.sampling, plan.examples, examples),
-                        part.clipping,
-                    )
-                    for part in parts
-                ],
-                examples,
-            ).mechanism,
-            examples=examples,
-        )
+        plan.with_(mechanism=_shortened(plan, parts, each, examples).mechanism, examples=examples)
     )
     kept: list[list[Array]] = []
     with watching(lambda grads: kept.append([_numbers(grad) for grad in grads])):
