@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import mpmath as mp
 import numpy as np
 import pytest
 
@@ -57,6 +58,55 @@ def test_the_oracle_agrees_with_a_simulation():
     truth = fuzz._oracle().truth(mechanism, level, 2)
     error = 5 * float(simulated.std()) / len(simulated) ** 0.5
     assert abs(float(np.exp(truth.log_delta)) - float(simulated.mean())) <= error
+
+
+def _profile(mechanism, level, group):
+    """δ(level) of one Poisson round under add-or-remove, in 60 digits: no grid, no quadrature."""
+    (part,) = mechanism.rounds
+    q, sigma = mp.mpf(part.sampling.rate), mp.mpf(part.noise_multiplier)
+    shift = (2 if part.clipping == "group" else 1) / sigma
+    weights = [mp.binomial(group, k) * q**k * (1 - q) ** (group - k) for k in range(group + 1)]
+
+    def loss(z):
+        terms = (w * mp.exp(k * shift * z - (k * shift) ** 2 / 2) for k, w in enumerate(weights))
+        return mp.log(mp.fsum(terms))
+
+    def below(wanted):
+        low, high = mp.mpf(-2000), mp.mpf(2000)
+        if loss(low) >= wanted:
+            return low
+        for _ in range(250):
+            middle = (low + high) / 2
+            low, high = (middle, high) if loss(middle) < wanted else (low, middle)
+        return low
+
+    def tail(z):
+        return mp.erfc(z / mp.sqrt(2)) / 2
+
+    level = mp.mpf(level)
+    z, y = below(level), below(-level)
+    more = mp.fsum(w * tail(z - k * shift) for k, w in enumerate(weights))
+    less = mp.fsum(w * tail(k * shift - y) for k, w in enumerate(weights))
+    grown = mp.exp(level)
+    return max(more - grown * tail(z), tail(-y) - grown * less)
+
+
+def test_single_rounds_hold_without_any_slack():
+    checked = 0
+    with mp.workdps(60):
+        for seed in range(100, 112):
+            for _, case in zip(range(180), fuzz.plain_cases(seed), strict=False):
+                mechanism = case.mechanism
+                poisson = isinstance(mechanism.rounds[0].sampling, fuzz.Poisson)
+                if len(mechanism) > 1 or not poisson or mechanism.adjacency != "add-or-remove":
+                    continue
+                got = fuzz.exact.epsilon(mechanism, case.delta, case.group)
+                if got.upper:
+                    assert _profile(mechanism, got.upper, case.group) <= case.delta, case
+                if got.lower:
+                    assert _profile(mechanism, got.lower, case.group) >= case.delta, case
+                checked += 1
+    assert checked >= 15
 
 
 def test_an_accountant_that_is_wrong_is_caught(monkeypatch):

@@ -42,6 +42,8 @@ _LARGEST_DISTANCE = 1e100
 _MOST_ATTACKED = 16
 # A single round of more components is faster by an integral.
 _FEW_COMPONENTS = 4
+# Beyond both, no integral is tried.
+_DISCLOSING, _MANY_COMPONENTS = 300.0, 256
 
 
 class CertificateError(ArithmeticError):
@@ -220,7 +222,7 @@ def _of_pairs(
     nothing = Bounds(0.0, math.inf if delta is not None else 1.0)
     if not counts:
         return nothing
-    regular = all(pair.largest <= _LARGEST_SHIFT for pair in counts)
+    regular = all(map(_integrable, counts))
     few = all(len(pair.up) <= _FEW_COMPONENTS for pair in counts)
     if sum(counts.values()) == 1 and regular and few:
         return _single(next(iter(counts)), delta, epsilon)
@@ -241,6 +243,13 @@ def _of_pairs(
             if regular and 0 < upper < 600:
                 lower = max(lower, _by_one_round(counts, delta, upper))
     return Bounds(lower, upper)
+
+
+def _integrable(pair: Pair) -> bool:
+    # A single hit discloses nearly everything where shifts are large: with many components besides,
+    # integrals would take seconds and say no more than the bounds without them.
+    heavy = pair.largest > _DISCLOSING and len(pair.up) > _MANY_COMPONENTS
+    return pair.largest <= _LARGEST_SHIFT and not heavy
 
 
 def _searched(
