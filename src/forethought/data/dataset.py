@@ -42,6 +42,10 @@ class Split:
     def __len__(self) -> int:
         return len(self.targets)
 
+    def at(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Split:
+        """Those of its examples, by number or by a mask."""
+        return Split(self.inputs[chosen], self.targets[chosen])
+
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
@@ -56,6 +60,8 @@ class Dataset:
         caveats: for the Statement: what loading itself read from the private data, and what the
             user declared instead. :func:`forethought.train` takes a Dataset as it is and passes
             them on; its bare arrays cannot carry them.
+        sites: which client of a federation holds each training record, (N,), where a column of
+            the file says so; see :mod:`forethought.data.shares`.
     """
 
     name: str
@@ -64,6 +70,7 @@ class Dataset:
     classes: int | None
     notes: tuple[str, ...] = ()
     caveats: tuple[Caveat, ...] = ()
+    sites: NDArray[np.str_] | None = None
 
     @property
     def not_covered(self) -> tuple[Caveat, ...]:
@@ -107,6 +114,14 @@ def split_off(
     Raises:
         ValueError: a share outside (0, 1). DataError: a part would be empty.
     """
+    held = held_out(whole, holdout, identities)
+    return whole.at(~held), whole.at(held)
+
+
+def held_out(
+    whole: Split, holdout: float | None, identities: Iterable[bytes] | None = None
+) -> NDArray[np.bool_]:
+    """Whether each record falls into the test part, (N,); see :func:`split_off`."""
     share = HOLDOUT if holdout is None else holdout
     if isinstance(share, bool) or not 0 < share < 1:
         raise ValueError(f"holdout must be a share above 0 and below 1, not {holdout!r}")
@@ -118,10 +133,7 @@ def split_off(
             "Each record falls on its side by a hash of its own; choose another holdout, or give "
             "a test file"
         )
-    return (
-        Split(whole.inputs[~held], whole.targets[~held]),
-        Split(whole.inputs[held], whole.targets[held]),
-    )
+    return held
 
 
 def row_contents(inputs: NDArray[Any], labels: NDArray[Any]) -> Iterable[bytes]:

@@ -52,6 +52,7 @@ def load(
     task: Task | None = None,
     classes: Sequence[str | float] | None = None,
     split_by: str | None = None,
+    site: str | None = None,
 ) -> Dataset:
     """A data set as float32 arrays, scaled by public constants only.
 
@@ -71,6 +72,8 @@ def load(
             0), declared so that no record decides it. Files of one's own only.
         split_by: what keeps a person's records on one side of the split: a column (csv) or an
             array (npz).
+        site: the column (csv) that says which client of a federation holds a record; it becomes
+            the data set's ``sites``.
 
     Raises:
         DataError: unknown source, an option that does not go with it, or data that is missing,
@@ -98,6 +101,8 @@ def load(
         raise DataError(f"{source}: has a test part of its own; leave holdout out")
     if split_by is not None and (kind not in ("csv", "npz") or test is not None):
         raise DataError(f"{source}: split_by= goes with csv:PATH and npz:PATH, without test=")
+    if site is not None and kind != "csv":
+        raise DataError(f"{source}: site= goes with csv:PATH only")
     declared = Declared(task, None if classes is None else tuple(classes), width)
     if declared != Declared() and kind not in _FORMATS:
         raise DataError(
@@ -109,7 +114,9 @@ def load(
         file = resolve(path, where)
         loaders: dict[str, Callable[[], Dataset]] = {
             "svmlight": partial(load_svmlight, source, file, test_path, holdout, declared),
-            "csv": partial(load_csv, source, file, test_path, holdout, label, declared, split_by),
+            "csv": partial(
+                load_csv, source, file, test_path, holdout, label, declared, split_by, site
+            ),
             "npz": partial(load_npz, source, file, holdout, declared, split_by),
         }
         dataset = loaders[kind]()

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought.caveats import Caveat
-from forethought.data.dataset import DataError, Dataset, Split, finite, split_off
+from forethought.data.dataset import DataError, Dataset, Split, finite, held_out
 from forethought.data.files import read
 from forethought.data.labels import Declared, Labels
 from forethought.data.suspicions import (
@@ -35,6 +35,7 @@ def load_csv(
     label: str | None,
     declared: Declared | None = None,
     split_by: str | None = None,
+    site: str | None = None,
 ) -> Dataset:
     """Features from every column but the label's; words become one column a category.
 
@@ -48,6 +49,8 @@ def load_csv(
         declared: what the user says of labels and features.
         split_by: a column, by name or number, whose equal entries fall on one side of the split:
             a person's name or number. It is no feature.
+        site: a column, by name or number, that says which client of a federation holds a record.
+            It is no feature.
 
     Raises:
         DataError: a file is damaged, a line has too few or too many entries, a number is missing or
@@ -68,6 +71,13 @@ def load_csv(
             raise DataError(f"{path}: split_by names the label's column {split_by!r}")
         aside.add(by)
         identities = (entry.strip().encode() for entry in columns[by])
+    sites: NDArray[np.str_] | None = None
+    if site is not None:
+        place = _place(path, names, site, "to deal records out by")
+        if place == at:
+            raise DataError(f"{path}: site names the label's column {site!r}")
+        aside.add(place)
+        sites = np.array([entry.strip() for entry in columns[place]])
     labels = Labels(path, np.array(columns[at]), declared)
     encoders = [
         _Column(path, names[index], column)
@@ -92,8 +102,11 @@ def load_csv(
     caveats = (*declared.caveats, *labels.caveats, COLUMN_KINDS)
     if any(encoder.categories is not None for encoder in encoders):
         caveats = (*caveats, Caveat("categories-from-data"))
-    train, held = splits if test is not None else split_off(splits[0], holdout, identities)
-    return Dataset(name, train, held, labels.classes, notes, caveats)
+    if test is None:
+        held = held_out(splits[0], holdout, identities)
+        splits = [splits[0].at(~held), splits[0].at(held)]
+        sites = None if sites is None else sites[~held]
+    return Dataset(name, splits[0], splits[1], labels.classes, notes, caveats, sites)
 
 
 def _content(row: tuple[str, ...]) -> bytes:
