@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from forethought.accounting.statement import StatementError as StatementError
     from forethought.data.dataset import DataError as DataError
     from forethought.data.suspicions import SuspiciousDataWarning as SuspiciousDataWarning
+    from forethought.federated.federation import FederationError as FederationError
     from forethought.gradients.fallback import SlowGradientsWarning as SlowGradientsWarning
     from forethought.jobs.job import JobError as JobError
     from forethought.mechanism import UnsupportedMechanismError as UnsupportedMechanismError
@@ -39,6 +40,7 @@ _HOME = {
     "CheckpointError": "training.checkpoint",
     "CoincidingRecordsError": "training.coincidence",
     "DataError": "data.dataset",
+    "FederationError": "federated.federation",
     "Interrupted": "training.interruption",
     "JobError": "jobs.job",
     "NonFiniteRecordsWarning": "training.fit",

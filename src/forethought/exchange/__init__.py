@@ -1,0 +1,1 @@
+"""Messages between clients and a server, and how they are signed, stored and carried."""

@@ -1,0 +1,169 @@
+"""What happens to a machine, and what it wants done: events in, effects out.
+
+A machine has no clock, no socket and no randomness. Its driver calls ``handle(event)`` and executes
+the effects that come back *in order, each whole before the next*: what was committed or appended is
+durable before anything is sent. A crash anywhere loses the machine and nothing else; a new one is
+made from what was stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from forethought.exchange.messages import Update, Vector
+
+# ---- events; ``now`` is in seconds of a monotonic clock that the driver reads
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The way to the other side is open."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The way to the other side is lost."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Received:
+    """A message came, its signature checked.
+
+    Args:
+        sender: place in the roster, or :data:`~forethought.exchange.messages.SERVER`.
+    """
+
+    sender: int
+    message: Any
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """A time that a :class:`Wake` asked for has come, or any later one."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The owner ends this machine gracefully."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Computed:
+    """A trainer finished what a :class:`Compute` asked for.
+
+    Args:
+        round: of the update. base: version of the model it was computed on.
+        vector: what leaves the client, float32, shape (parameters,).
+        rounds: private rounds of the plan that are done now, all updates together.
+        input_hash: 32 bytes: of the weights that it was computed on.
+        state: the trainer's own, to go on from after a restart.
+    """
+
+    round: int
+    base: int
+    vector: Vector
+    rounds: int
+    input_hash: bytes
+    state: bytes
+    now: float
+
+
+Event: TypeAlias = Connected | Disconnected | Received | Woken | Stopped | Computed
+
+
+# ---- effects
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Send:
+    """Send a message; it may be lost, doubled, late or out of order."""
+
+    to: int
+    message: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Say :class:`Woken` at this time. Of several only the earliest matters."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """Something that an operator must see. ``code`` is for machines, ``text`` for people."""
+
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The machine has nothing more to do."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Compute:
+    """A client's next update, on these weights; the answer is :class:`Computed`."""
+
+    round: int
+    base: int
+    vector: Vector
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Release:
+    """What a client's ledger keeps of one update, and what goes out: one atomic write.
+
+    Args:
+        round, base, rounds, input_hash, state: see :class:`Computed`.
+        update: the message.
+    """
+
+    round: int
+    base: int
+    rounds: int
+    input_hash: bytes
+    state: bytes
+    update: Update
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Commit:
+    """Write a release into the ledger, durably, before it is sent."""
+
+    release: Release
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """The server has this update: its frame need not be kept."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Append:
+    """Write an entry into the server's journal, durably."""
+
+    entry: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A good time to store the server's whole state and begin a new journal."""
+
+
+Effect: TypeAlias = Send | Wake | Alarm | Done | Compute | Commit | Acknowledged | Append | Snapshot

@@ -1,0 +1,291 @@
+"""The Federation: one frozen value that all sides agree on before anything is sent.
+
+It holds every member's plan, the roster and how updates become a model. The server has no say in
+what a client releases: that is its own plan, which its own policy must allow. Sources: synchronous
+rounds, FedAvg (McMahan et al. 2017) over DP-SGD at each client; asynchronous ones, van Dijk et al.,
+Appendix A.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Literal, get_args
+
+from forethought.federated.delay import Delay
+from forethought.mechanism import one_of, real, whole
+from forethought.plans import Averaging, Plan
+from forethought.serialisation import Stored, build, canonical
+
+Rule = Literal["synchronous", "asynchronous", "published"]
+Exchanged = Literal["weights", "gradients"]
+ServerKind = Literal["avg", "avgm", "adam", "yogi"]
+RobustKind = Literal["mean", "trimmed", "median", "norm-bound"]
+
+
+class FederationError(ValueError):
+    """A federation that cannot be, or that a member refuses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One client.
+
+    Args:
+        name: for people; unique.
+        plan: place of its plan in the federation's plans.
+        weight: of its updates, relative to the others': its public size, its sample size, or 1.
+        public_key: Ed25519, 32 bytes in hexadecimal; "" where nothing is signed (a simulation).
+    """
+
+    name: str
+    plan: int = 0
+    weight: float = 1.0
+    public_key: str = ""
+
+
+@dataclass(frozen=True)
+class ServerOptimizer:
+    """How a mean of updates moves the global model (Reddi et al. 2021, Algorithm 2).
+
+    Args:
+        kind: ``"avg"``: FedAvg, by the mean itself; ``"avgm"``: with momentum (Hsu et al. 2019);
+            ``"adam"``, ``"yogi"``: with adaptive steps.
+        rate: the server's step size. 1 and "avg": the plain mean.
+        momentum: of avgm, and β₁ of adam and yogi.
+        second: β₂. tau: their τ, which bounds the adaptivity.
+    """
+
+    kind: ServerKind = "avg"
+    rate: float = 1.0
+    momentum: float = 0.9
+    second: float = 0.99
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        one_of("server optimizer", self.kind, get_args(ServerKind))
+        real("server rate", self.rate, above=0)
+        real("server momentum", self.momentum, least=0, below=1)
+        real("server second", self.second, least=0, below=1)
+        real("server tau", self.tau, above=0)
+
+
+@dataclass(frozen=True)
+class Robust:
+    """What one round's updates become one with: a mean, or something hostile clients bend less.
+
+    Args:
+        kind: ``"mean"``; ``"trimmed"``: coordinate by coordinate without the ``share`` highest and
+            lowest (Yin et al. 2018); ``"median"``: coordinate by coordinate; ``"norm-bound"``:
+            updates longer than ``bound`` are shortened to it (Sun et al. 2019).
+        share: of clients trimmed at each end. bound: on the L2 norm of an update.
+    """
+
+    kind: RobustKind = "mean"
+    share: float = 0.1
+    bound: float | None = None
+
+    def __post_init__(self) -> None:
+        one_of("robust", self.kind, get_args(RobustKind))
+        real("robust share", self.share, least=0, below=0.5)
+        if (self.kind == "norm-bound") != (self.bound is not None):
+            raise ValueError("bound= goes with robust kind 'norm-bound', and only with it")
+        if self.bound is not None:
+            real("robust bound", self.bound, above=0)
+
+
+@dataclass(frozen=True)
+class Federation(Stored):
+    """Everything that clients and server agree on.
+
+    Args:
+        members: the clients; a client is its place in here.
+        plans: the different plans of the members.
+        parameters: length of the exchanged vectors.
+        architecture: digest of the model's names, shapes and dtypes.
+        rounds: global rounds R; asynchronously, the most updates that a client sends.
+        local_rounds: private rounds E (steps, not epochs) in one update.
+        rule: ``"synchronous"``; ``"asynchronous"``: updates are applied as they come, clients that
+            are absent too long are not waited for; ``"published"``: Algorithm 4 to the letter but
+            for its sign, where a new model waits for everyone.
+        exchanged: ``"weights"`` after E local rounds of the plan's own optimizer, or
+            ``"gradients"``: the noised mean of one round, which the server steps along.
+        delay: permissible delay of the asynchronous rules.
+        cohort: how many clients a synchronous round asks; None: all.
+        deadline: seconds that a synchronous round waits from its beginning; None: for ever.
+        absence: seconds without a word after which the asynchronous rule goes on without a client.
+        resend: seconds after which what was not acknowledged is sent again; also the heartbeat.
+        server: how the mean of a round's updates moves the model. robust: which mean.
+        averaging: of the global models, for the one that is reported.
+        secure: secure aggregation, as its own room describes it; None: none.
+        seed: of the cohorts, which are public.
+
+    Raises:
+        FederationError: parts that contradict each other.
+    """
+
+    SCHEMA: ClassVar[str] = "forethought/federation/1"
+    CALLED: ClassVar[str] = "federation"
+
+    members: tuple[Member, ...]
+    plans: tuple[Plan, ...]
+    parameters: int
+    architecture: str
+    rounds: int
+    local_rounds: int = 1
+    rule: Rule = "synchronous"
+    exchanged: Exchanged = "weights"
+    delay: Delay = Delay()  # noqa: RUF009 (frozen)
+    cohort: int | None = None
+    deadline: float | None = None
+    absence: float | None = None
+    resend: float = 5.0
+    server: ServerOptimizer = ServerOptimizer()
+    robust: Robust = Robust()
+    averaging: Averaging = Averaging(kind="none")  # noqa: RUF009 (frozen)
+    secure: Mapping[str, Any] | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("parameters", "rounds", "local_rounds"):
+            object.__setattr__(self, name, whole(name, getattr(self, name)))
+        one_of("rule", self.rule, get_args(Rule))
+        one_of("exchanged", self.exchanged, get_args(Exchanged))
+        whole("seed", self.seed, least=0)
+        real("resend", self.resend, above=0)
+        for name in ("deadline", "absence"):
+            value = getattr(self, name)
+            if value is not None:
+                real(name, value, above=0)
+        self._check_members()
+        self._check_rule()
+
+    def _check_members(self) -> None:
+        if not self.members:
+            raise FederationError("a federation needs at least one member")
+        names = {member.name for member in self.members}
+        if len(names) != len(self.members):
+            raise FederationError("two members have one name: every member needs its own")
+        for member in self.members:
+            if not 0 <= member.plan < len(self.plans):
+                raise FederationError(
+                    f"member {member.name!r} has plan {member.plan}, there are {len(self.plans)}"
+                )
+            real(f"weight of {member.name!r}", member.weight, above=0)
+        for plan in self.plans:
+            if plan.rounds % self.local_rounds:
+                raise FederationError(
+                    f"a plan of {plan.rounds} rounds does not divide into updates of "
+                    f"{self.local_rounds} local rounds: plan a multiple of them"
+                )
+
+    def _check_rule(self) -> None:
+        if self.exchanged == "gradients" and self.local_rounds != 1:
+            raise FederationError(
+                "exchanged 'gradients' are of one round: set local_rounds to 1, or exchange "
+                "'weights'"
+            )
+        if self.rule != "synchronous":
+            if self.exchanged != "gradients":
+                raise FederationError(
+                    f"the rule {self.rule!r} adds noised gradients as they come: set exchanged to "
+                    "'gradients'"
+                )
+            if self.cohort is not None or self.deadline is not None:
+                raise FederationError("cohort and deadline go with the rule 'synchronous'")
+            if self.secure is not None:
+                raise FederationError(
+                    "secure aggregation sums a fixed cohort, which only the rule 'synchronous' has"
+                )
+            if self.robust.kind not in ("mean", "norm-bound") or self.server.kind != "avg":
+                raise FederationError(
+                    f"the rule {self.rule!r} applies updates one by one: robust 'mean' or "
+                    "'norm-bound' and the server optimizer 'avg' go with it"
+                )
+        elif self.absence is not None:
+            raise FederationError("absence goes with the rule 'asynchronous'; give a deadline")
+        if self.rule == "published" and self.absence is not None:
+            raise FederationError("the published rule waits for everyone: absence= contradicts it")
+        if self.cohort is not None:
+            whole("cohort", self.cohort, most=len(self.members))
+
+    def plan(self, client: int) -> Plan:
+        """A member's plan."""
+        return self.plans[self.members[client].plan]
+
+    def updates(self, client: int) -> int:
+        """The most updates that a member sends: its plan's rounds, at most one a global round."""
+        return min(self.rounds, self.plan(client).rounds // self.local_rounds)
+
+    @cached_property
+    def shares(self) -> tuple[float, ...]:
+        """Every member's share of all weights."""
+        total = sum(member.weight for member in self.members)
+        return tuple(member.weight / total for member in self.members)
+
+    @cached_property
+    def run_id(self) -> bytes:
+        """32 bytes that name this federation: a hash of plans, architecture, roster and rules."""
+        text = "forethought federation\n" + canonical(self.to_dict())
+        return hashlib.sha256(text.encode()).digest()
+
+    def _values(self) -> dict[str, Any]:
+        values = super()._values()
+        values["plans"] = [plan.to_dict() for plan in self.plans]
+        return values
+
+    @classmethod
+    def _restore(cls, values: dict[str, Any]) -> Federation:
+        known = dict(values)
+        known["members"] = tuple(build(Member, row, "member") for row in values["members"])
+        known["plans"] = tuple(Plan.from_dict(row) for row in values["plans"])
+        for name, kind in _PARTS.items():
+            known[name] = build(kind, values[name], name)
+        return cls(**known)
+
+
+_PARTS: dict[str, type[Any]] = {
+    "delay": Delay,
+    "server": ServerOptimizer,
+    "robust": Robust,
+    "averaging": Averaging,
+}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a client allows at most, whatever any server proposes.
+
+    Args:
+        epsilon: largest ε of its whole plan, at ``delta`` and per record as its plan says.
+        delta: the δ at which it is computed.
+
+    Raises:
+        ValueError: outside their ranges.
+    """
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        real("policy epsilon", self.epsilon, above=0)
+        real("policy delta", self.delta, above=0, below=1)
+
+    def require(self, federation: Federation, client: int) -> None:
+        """Refuse a federation in which a member's own plan promises less than this.
+
+        Raises:
+            FederationError: names both figures.
+        """
+        from forethought.accounting.statement import account
+
+        plan = federation.plan(client)
+        found = account(plan, delta=self.delta).guarantee
+        if found > self.epsilon:
+            raise FederationError(
+                f"the plan for {federation.members[client].name!r} spends epsilon {found:.4g} at "
+                f"delta {self.delta:g}, the policy allows {self.epsilon:g}: ask for a plan with "
+                "more noise or fewer rounds"
+            )
