@@ -16,6 +16,12 @@ from typing import Any, TypeVar
 import torch
 from torch import distributed
 
+if distributed.is_available():
+    # Its functions keep the group of the moment of import as their default. Imported later (as
+    # torch.func does) it holds the group beyond its end, and gloo's threads, still running while
+    # the interpreter shuts down, now and then abort the process.
+    import torch.distributed.nn.functional
+
 _Value = TypeVar("_Value")
 
 
