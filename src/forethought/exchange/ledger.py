@@ -1,0 +1,207 @@
+"""A client's ledger: every release it ever made, and the frames that are not acknowledged yet.
+
+A release and its outgoing frame are one record of a log, so that a crash leaves both or neither;
+the frame is signed before it is written, and the same bytes are sent until the server has them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from blake3 import blake3
+
+from forethought.exchange.codec import DecodeError, decode, encode
+from forethought.exchange.events import Release
+from forethought.exchange.log import RecordLog
+from forethought.exchange.messages import SERVER, Update
+from forethought.exchange.signed import Endpoint
+from forethought.exchange.storing import LedgerState, Storage
+
+LEDGER = "ledger"
+# A log is written anew when its acknowledged frames take more than this, and than what is live.
+_SLACK = 1 << 20
+
+
+class LedgerError(RuntimeError):
+    """A ledger that must not go on: of another run or other data, or two contents for one round."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    run_id: bytes
+    client: int
+    data: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Released:
+    """``state`` is kept of the last one, ``frame`` until it is acknowledged."""
+
+    round: int
+    rounds: int
+    input_hash: bytes
+    digest: bytes
+    state: bytes
+    frame: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Confirmed:
+    round: int
+
+
+_RECORDS: tuple[type, ...] = (_Opening, _Released, _Confirmed)
+
+
+class ClientLedger:
+    """What a client released, in a storage; see :class:`~forethought.exchange.storing.Ledger`.
+
+    Args:
+        storage: where, under the name "ledger".
+        endpoint: of the client; signs what goes out.
+        data: says which data it is about: a digest under the client's own secret.
+
+    Raises:
+        LedgerError: it belongs to another run, client or data. LogError: it is damaged.
+    """
+
+    def __init__(self, storage: Storage, endpoint: Endpoint, data: str) -> None:
+        self._endpoint = endpoint
+        self._log = RecordLog(storage, LEDGER)
+        self._opening = _Opening(endpoint.run_id, endpoint.me, data)
+        self._released: list[_Released] = []
+        self._unconfirmed: set[int] = set()
+        self._stale = 0
+        self._state = b""
+        records = [_parsed(record) for record in self._log.replay()]
+        if not records:
+            self._log.append(_bytes(self._opening))
+        elif records[0] != self._opening:
+            raise LedgerError(
+                "this ledger belongs to another run, client or data set. What it holds was "
+                "released and counts for ever: go on with what it belongs to, or take a new folder "
+                "and add both statements up"
+            )
+        for record in records[1:]:
+            if isinstance(record, _Released):
+                self._take(record)
+            elif isinstance(record, _Confirmed):
+                self._confirm(record.round)
+            else:
+                raise LedgerError("this ledger has two beginnings: restore it from a copy")
+
+    def read(self) -> LedgerState:
+        """Where the client stands."""
+        waiting = sorted(self._unconfirmed)
+        return LedgerState(
+            updates=len(self._released),
+            rounds=self._rounds,
+            state=self._state,
+            acknowledged=waiting[0] if waiting else len(self._released),
+            outgoing=tuple(self._update(self._released[round].frame) for round in waiting),
+        )
+
+    def commit(self, release: Release) -> None:
+        """Write a release and its signed frame in one atomic write.
+
+        The same release again changes nothing.
+
+        Raises:
+            LedgerError: another content for a round, or a round out of order.
+            OSError: cannot be written.
+        """
+        frame = self._endpoint.seal(SERVER, release.update)
+        new = _Released(
+            release.round,
+            release.rounds,
+            release.input_hash,
+            blake3(frame).digest(),
+            release.state,
+            frame,
+        )
+        due = len(self._released)
+        if release.update.round != release.round:
+            raise LedgerError(f"release {release.round} holds update {release.update.round}")
+        if 0 <= release.round < due:
+            if self._released[release.round].digest != new.digest:
+                raise LedgerError(
+                    f"update {release.round} was released with another content: a round is "
+                    "released once"
+                )
+            return
+        if release.round != due or release.rounds <= self._rounds:
+            raise LedgerError(
+                f"update {release.round} after {release.rounds} private rounds cannot be released: "
+                f"the ledger holds {due} updates of {self._rounds} rounds"
+            )
+        self._log.append(_bytes(new))
+        self._take(new)
+
+    def acknowledged(self, round: int) -> None:
+        """The server has this update; its frame need not be kept.
+
+        Raises:
+            LedgerError: no such release. OSError: cannot be written.
+        """
+        if not 0 <= round < len(self._released):
+            raise LedgerError(f"update {round} was acknowledged, but never released")
+        if round not in self._unconfirmed:
+            return
+        self._log.append(_bytes(_Confirmed(round)))
+        self._confirm(round)
+        if self._stale > max(_SLACK, self._log.size - self._stale):
+            self._rewrite()
+
+    def frames(self) -> list[bytes]:
+        """What the server may not have: the same bytes for ever, oldest first."""
+        return [self._released[round].frame for round in sorted(self._unconfirmed)]
+
+    def frame(self, round: int) -> bytes | None:
+        """The outgoing frame of an update; None: it is acknowledged, or there is none."""
+        return self._released[round].frame if round in self._unconfirmed else None
+
+    @property
+    def _rounds(self) -> int:
+        return self._released[-1].rounds if self._released else 0
+
+    def _take(self, record: _Released) -> None:
+        self._stale += len(self._state)
+        self._state = record.state
+        self._released.append(replace(record, state=b""))
+        if record.frame:
+            self._unconfirmed.add(record.round)
+
+    def _confirm(self, round: int) -> None:
+        self._unconfirmed.discard(round)
+        self._stale += len(self._released[round].frame)
+        self._released[round] = replace(self._released[round], frame=b"")
+
+    def _rewrite(self) -> None:
+        records = [_bytes(self._opening)]
+        for record in self._released:
+            last = record.round == len(self._released) - 1
+            records.append(_bytes(replace(record, state=self._state if last else b"")))
+        self._log.rewrite(records)
+        self._stale = 0
+
+    def _update(self, frame: bytes) -> Update:
+        message = self._endpoint.reopen(frame, to=SERVER)
+        if not isinstance(message, Update):
+            raise LedgerError("the ledger holds a frame that is no update: restore it from a copy")
+        return message
+
+
+def _bytes(record: _Opening | _Released | _Confirmed) -> bytes:
+    return bytes([_RECORDS.index(type(record))]) + encode(record)
+
+
+def _parsed(record: bytes) -> _Opening | _Released | _Confirmed:
+    if not record or record[0] >= len(_RECORDS):
+        raise LedgerError("the ledger was written by another version: go on with that one")
+    try:
+        found: _Opening | _Released | _Confirmed = decode(
+            _RECORDS[record[0]], memoryview(record)[1:]
+        )
+    except DecodeError as error:
+        raise LedgerError(f"the ledger was written by another version: {error}") from None
+    return found
