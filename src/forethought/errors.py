@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from forethought.accounting.statement import StatementError as StatementError
     from forethought.data.dataset import DataError as DataError
     from forethought.data.suspicions import SuspiciousDataWarning as SuspiciousDataWarning
+    from forethought.exchange.codec import DecodeError as DecodeError
+    from forethought.exchange.frame import ForgeryError as ForgeryError
+    from forethought.exchange.frame import FrameError as FrameError
+    from forethought.exchange.journal import JournalError as JournalError
+    from forethought.exchange.ledger import LedgerError as LedgerError
+    from forethought.exchange.log import LogError as LogError
+    from forethought.exchange.roster import RosterError as RosterError
     from forethought.federated.federation import FederationError as FederationError
     from forethought.gradients.fallback import SlowGradientsWarning as SlowGradientsWarning
     from forethought.jobs.job import JobError as JobError
@@ -40,11 +47,18 @@ _HOME = {
     "CheckpointError": "training.checkpoint",
     "CoincidingRecordsError": "training.coincidence",
     "DataError": "data.dataset",
+    "DecodeError": "exchange.codec",
     "FederationError": "federated.federation",
+    "ForgeryError": "exchange.frame",
+    "FrameError": "exchange.frame",
     "Interrupted": "training.interruption",
     "JobError": "jobs.job",
+    "JournalError": "exchange.journal",
+    "LedgerError": "exchange.ledger",
+    "LogError": "exchange.log",
     "NonFiniteRecordsWarning": "training.fit",
     "PlanError": "planning.plan_request",
+    "RosterError": "exchange.roster",
     "RoundError": "rounds.private_sum",
     "RunFolderBusyError": "training.lock",
     "RunFolderExistsError": "training.folder",
