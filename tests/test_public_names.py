@@ -11,7 +11,7 @@ import pytest
 
 import forethought as ft
 
-ROOMS = ("accounting", "data", "errors", "gradients")
+ROOMS = ("accounting", "convex", "data", "errors", "gradients")
 
 
 @pytest.mark.parametrize("name", ft.__all__)
@@ -67,6 +67,7 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert {f"errors.{name}" for name in ft.errors.__all__} <= shown
     errors = set(ft.errors.__all__)
     assert {f"data.{name}" for name in ft.data.__all__ if name not in errors} <= shown
+    assert {f"convex.{name}" for name in ft.convex.__all__ if name != "schedules"} <= shown
     public = {name for name, value in vars(ft.gradients).items() if callable(value)}
     assert {f"gradients.{name}" for name in public if name[0] != "_"} <= shown
 

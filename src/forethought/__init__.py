@@ -15,6 +15,7 @@ __version__ = "0.2.0.dev0"
 
 if TYPE_CHECKING:
     from forethought import accounting as accounting
+    from forethought import convex as convex
     from forethought import data as data
     from forethought import errors as errors
     from forethought import gradients as gradients
@@ -105,7 +106,7 @@ _HOME = {
 }
 
 # Rooms whose contents are public under the room's name.
-_ROOMS = ("accounting", "data", "errors", "gradients")
+_ROOMS = ("accounting", "convex", "data", "errors", "gradients")
 
 __all__ = ["__version__", *_ROOMS, *sorted(_HOME)]  # noqa: PLE0604 (all strings)
 

@@ -248,6 +248,11 @@ KINDS: dict[str, Kind] = {
         "told where they are: {detail}",
         "one example in each round was checked, which finds mistakes and proves nothing",
     ),
+    "declared-slope": Kind(
+        "assumption",
+        "as its owner declares, the derivative of the loss treats each record by itself",
+        "a linear model's outputs are a matrix; a function of one's own may mix its rows",
+    ),
     "disjoint-holders": Kind(
         "assumption",
         "no person's records are held by two of them: {detail}",
@@ -371,6 +376,12 @@ KINDS: dict[str, Kind] = {
         "not-covered",
         "features of the private records are kept in an owner-only folder: {detail}",
         "whoever reads the folder reads the records",
+    ),
+    "clipped-counts": Kind(
+        "not-covered",
+        "how many rows and targets lay beyond their declared bounds was counted without noise, for "
+        "the operator: not for publication",
+        "a figure without noise is a release",
     ),
     "time-and-memory": Kind(
         "not-covered",

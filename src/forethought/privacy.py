@@ -153,7 +153,25 @@ class Groups:
         return float(self.count)
 
 
-CONTRIBUTIONS: dict[str, type[Any]] = {kind.kind: kind for kind in (Examples, Groups)}
+@dataclass(frozen=True)
+class LinearExamples:
+    """Every record's gradient is a contribution, and the model is a linear map of the record.
+
+    The same contributions as those of :class:`Examples`, from one product with the matrix of all
+    records (:mod:`forethought.rounds.linear`).
+    """
+
+    kind: ClassVar[str] = "linear-examples"
+    clipping: ClassVar[Clipping] = "example"
+
+    def expected(self, batch: float) -> float:
+        """One for each record of the batch."""
+        return batch
+
+
+CONTRIBUTIONS: dict[str, type[Any]] = {
+    kind.kind: kind for kind in (Examples, Groups, LinearExamples)
+}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from forethought.gradients import BatchDims, ClippingRule, Dense, Term, clipped_
 from forethought.gradients.clipping import flat
 from forethought.gradients.declared import placed
 from forethought.gradients.sums import clip_and_sum
-from forethought.privacy import Contribution, Examples, Groups, Round
+from forethought.privacy import Contribution, Examples, Groups, LinearExamples, Round
+from forethought.rounds.linear import linear_sums
 from forethought.rounds.losses import Loss
 from forethought.rounds.randomness import Stream
 from forethought.rounds.records import Records
@@ -122,6 +123,28 @@ class ExampleGradients:
         return norms[0] if len(norms) == 1 else torch.cat(norms)
 
 
+class LinearExampleGradients:
+    """Each record's gradient, clipped, where the model is a linear map of the record."""
+
+    def deal(self, kind: Contribution, indices: Indices, chosen: Round, stream: Stream) -> Batch:
+        return Batch(indices, None, len(indices))
+
+    def add(
+        self,
+        into: Mapping[str, torch.Tensor],
+        model: torch.nn.Module,
+        records: Records,
+        batch: Batch,
+        chosen: Round,
+        how: Gradients,
+    ) -> torch.Tensor:
+        sums, norms = linear_sums(
+            model, records, batch.indices, chosen.clip_norm, how.rule, batch.round_size
+        )
+        _accumulate(into, sums)
+        return norms
+
+
 class GroupGradients:
     """Each group's mean gradient, clipped. Group by group: one group is the most that is held."""
 
@@ -214,7 +237,11 @@ def _accumulate(into: Mapping[str, torch.Tensor], sums: Mapping[str, torch.Tenso
 
 
 # Kind of contribution → what computes it.
-CONTRIBUTORS: dict[type, Contributor] = {Examples: ExampleGradients(), Groups: GroupGradients()}
+CONTRIBUTORS: dict[type, Contributor] = {
+    Examples: ExampleGradients(),
+    Groups: GroupGradients(),
+    LinearExamples: LinearExampleGradients(),
+}
 
 
 def part_of(batch: Batch, indices: Indices) -> Batch:

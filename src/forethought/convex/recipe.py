@@ -1,0 +1,96 @@
+"""The default schedule: nothing to tune, no look at the data.
+
+In directions that the data leave flat, noise moves each weight by (uΔ/μ)² in variance after the
+total step u = Σ η_t, however many iterations it takes, and rows of norm Z spread it over an excess
+risk of at most half the trace of the Hessian times that. So u is chosen, against what the weights
+still lack after it; the number of iterations only has to let steps of 1/M reach u. Without strong
+convexity steps are accelerated (Nesterov 1983); the noise falls in either case, since early noise
+is forgotten and late noise stays.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from scipy.optimize import minimize_scalar
+
+from forethought.convex.problems import Problem
+from forethought.mechanism import whole
+
+# docs/adaptive_noise.md says on which data each was chosen, and on which it was checked.
+CLIP_SCALE, CLIP_POWER, CLIP_LEAST = 500.0, 0.4, 0.5
+# R where none is given: a typical row's margin at the best weights, in units of ‖x‖/√d.
+RADIUS = 4.0
+FALL = 3.0
+MOST = 2_000
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What the default schedule consists of.
+
+    Attributes:
+        clip_norm: C. shape: σ_t up to a factor, which the budget decides. step: η.
+        accelerated: whether steps carry Nesterov's momentum.
+        travel: u, the total step that was aimed at.
+    """
+
+    clip_norm: float
+    shape: tuple[float, ...]
+    step: float
+    accelerated: bool
+    travel: float
+
+
+def signal(examples: int, weights: int, mu: float) -> float:
+    """s = Nμ/√d: how far the largest mean gradient stands above the noise of one release of it."""
+    return whole("examples", examples) * mu / math.sqrt(whole("weights", weights))
+
+
+def recipe(problem: Problem, examples: int, weights: int, mu: float, moved: float) -> Recipe:
+    """The default schedule.
+
+    Args:
+        examples: N. weights: d, of all outputs together.
+        mu: what the budget affords in all, as one Gaussian release.
+        moved: sensitivity of a sum in units of the clipping norm, 1 or 2.
+
+    Raises:
+        ValueError: a loss that is not convex.
+    """
+    if not problem.is_convex:
+        raise ValueError(
+            "the default schedule is for convex losses: give schedule=schedules.nonconvex(…)"
+        )
+    # In units of a sensitivity of 2C/N, which its constants were chosen for.
+    mu = 2 * mu / moved
+    s = signal(examples, weights, mu)
+    clip_norm = problem.lipschitz * min(1.0, max(CLIP_LEAST, (s / CLIP_SCALE) ** CLIP_POWER))
+    delta = 2 * clip_norm / examples
+    strong = problem.convexity
+    radius = problem.radius or RADIUS * math.sqrt(weights) / problem.row_bound
+
+    def risk(log_u: float) -> float:
+        u = math.exp(log_u)
+        bias = radius**2 / (2 * u)
+        if strong:
+            bias = min(bias, problem.loss_at_zero * math.exp(-2 * strong * u))
+        settled = min(u, 1 / (2 * strong)) if strong else u
+        return float(bias + (delta / mu) ** 2 * problem.trace / 2 * u * settled)
+
+    M = problem.smoothness
+    low, high = math.log(1e-3 / M), math.log(MOST**2 / (8 * M))
+    u = math.exp(float(minimize_scalar(risk, bounds=(low, high), method="bounded").x))
+    # What is left shrinks by e^(−λu) where that is less than what flat directions leave.
+    shrinking = strong * u >= 0.5
+    if shrinking:
+        rounds = min(MOST, max(1, math.ceil(u * M)))
+        step = min(u / rounds, 1 / M)
+        fall = math.exp(min(strong * u / 2, math.log(1e3)))
+    else:
+        rounds = min(MOST, max(1, math.ceil(math.sqrt(8 * u * M))))
+        step = min(8 * u / rounds**2, 1 / M)
+        fall = FALL
+    shape = tuple(fall ** (-t / max(1, rounds - 1)) for t in range(rounds))
+    return Recipe(clip_norm, shape, step, not shrinking, u)
