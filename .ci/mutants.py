@@ -27,6 +27,7 @@ SEARCH = [TESTS + "pld/test_search.py"]
 LINE = [TESTS + "pld/test_integral.py"]
 TRANSFORM = [TESTS + "pld/test_transform.py"]
 HITS = [TESTS + "pld/test_hits.py"]
+CURVES = [TESTS + "pld/test_privacy_loss.py", "-k", "curves"]
 LIMITS = [TESTS + "test_limits.py"]
 COMPARISON = ["tests/published/test_comparison.py"]
 VERIFY = [TESTS + "test_verification.py", "-k", "not every_edit"]
@@ -132,18 +133,30 @@ MUTANTS = [
     Mutant("charge: weights left out", PLD + "hits.py",
            "return Hits(first + start, weights, doubt, 1e-110 if cut else 0.0)",
            "return Hits(first + start, weights, doubt, 0.0)", HITS),
-    Mutant("charge: mass of no component", PLD + "search.py",
-           "charge = total.lost + total.cut_off", "charge = total.cut_off", SEARCH),
-    Mutant("charge: losses cut off", PLD + "search.py",
-           "charge = total.lost + total.cut_off", "charge = total.lost", SEARCH),
-    Mutant("charge: what the disclosed losses cost", PLD + "search.py",
-           "gain -= math.exp(min(epsilon + total.shift, 700.0)) * total.undisclosed", "gain -= 0.0",
+    Mutant("charge: mass of no component", PLD + "contour.py",
+           "above = self.lost + self.cut_off", "above = self.cut_off", SEARCH),
+    Mutant("charge: losses cut off", PLD + "contour.py",
+           "above = self.lost + self.cut_off", "above = self.lost", SEARCH),
+    Mutant("charge: what the disclosed losses cost", PLD + "charges.py",
+           "gain -= math.exp(min(epsilon + shift, 700.0)) * undisclosed", "gain -= 0.0",
            SEARCH),
-    Mutant("charge: Q's mass of no component", PLD + "search.py",
-           "if lower > -math.inf and total.lost_below > 0:", "if False:", SEARCH),
+    Mutant("charge: Q's mass of no component", PLD + "charges.py",
+           "if lower > -math.inf and lost_below > 0:", "if False:", SEARCH),
     Mutant("charge: mass cut off the transform", PLD + "transform.py",
            "gap = here.gaps(step * first, step, grid)[:, :count] - lost",
            "gap = here.gaps(step * first, step, grid)[:, :count]", TRANSFORM),
+    Mutant("curve: losses below 0 of the same direction", PLD + "privacy_loss.py",
+           "value = 1 - alpha * (1 - self._behind.bounds(-epsilon)[self._above])",
+           "value = 1 - alpha * (1 - self._ahead.bounds(-epsilon)[self._above])", CURVES),
+    Mutant("curve: an upper bound carried to the left", PLD + "privacy_loss.py",
+           'before = int(np.searchsorted(self._knots, epsilon, side="right")) - 1',
+           'before = int(np.searchsorted(self._knots, epsilon, side="right"))', CURVES),
+    Mutant("curve: a lower bound carried to the right", PLD + "privacy_loss.py",
+           'after = int(np.searchsorted(self._knots, epsilon, side="left"))',
+           'after = int(np.searchsorted(self._knots, epsilon, side="left")) - 1', CURVES),
+    Mutant("curve: the other direction left out", ACCOUNTING + "exact.py",
+           "swapped=swapped,\n            accuracy", "swapped=False,\n            accuracy",
+           CURVES),
     Mutant("crossing: clipped instead of reported", ACCOUNTING + "exact.py",
            "if found.lower > found.upper:", "if False:", SEARCH),
     Mutant("strong adversary: distance without replacement",

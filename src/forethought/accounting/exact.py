@@ -27,10 +27,9 @@ from forethought.accounting.limits import (
     total_variation,
 )
 from forethought.accounting.pld.contour import Total
-from forethought.accounting.pld.curve import Curve
 from forethought.accounting.pld.pair import Pair
 from forethought.accounting.pld.pairs import parts, unsampled_distance
-from forethought.accounting.pld.privacy_loss import Answer, Composition
+from forethought.accounting.pld.privacy_loss import Curve, Profile
 from forethought.accounting.pld.profiles import Stack
 from forethought.accounting.pld.search import Search
 from forethought.mechanism import Mechanism, real, whole
@@ -132,12 +131,12 @@ def privacy_loss(
     Args:
         mechanism: what is released.
         group: number of records in which neighbouring data sets differ.
-        accuracy: wanted relative accuracy of typical losses.
+        accuracy: wanted relative accuracy of δ where it is above 1e-12.
 
     Returns:
         For each direction of the dominating pair (one where both are the same) a lower and an
         upper :class:`~forethought.accounting.pld.privacy_loss.Curve`. Both hold for every real ε
-        and resolve δ down to about 1e-12; use :func:`epsilon` below that.
+        and are sharp down to δ = 1e-12; use :func:`epsilon` below that.
 
     Raises:
         UnsupportedMechanismError: no theorem is known for a part of the mechanism.
@@ -149,15 +148,19 @@ def privacy_loss(
             "a round without noise (noise_multiplier=0) has no privacy loss distribution: ε is ∞"
         )
     counts = parts(mechanism, group)
-    both = all(pair.two_sided for pair in counts)
-    curves = []
-    for swapped in (False,) if both else (False, True):
-        composition = Composition(counts, swapped=swapped)
-        mean, variance = composition.spread()
-        answer = Answer(0.0, mean, math.log(1e-10))
-        step = math.sqrt(4 * accuracy * variance / composition.count)
-        curves.append(composition.curves(composition.window(answer, step, accuracy)))
-    return curves
+    regular = all(map(_integrable, counts))
+    profiles = [
+        Profile(
+            counts,
+            swapped=swapped,
+            accuracy=accuracy,
+            exactly=regular and _single_round(counts),
+            integrable=regular,
+        )
+        for swapped in ((False,) if all(p.two_sided for p in counts) else (False, True))
+    ]
+    pairs = zip(profiles, profiles[::-1], strict=True)
+    return [(Curve(*x, above=False), Curve(*x, above=True)) for x in pairs]
 
 
 def _arguments(mechanism: Mechanism, group: int, accuracy: float) -> tuple[int, float]:
@@ -223,8 +226,7 @@ def _of_pairs(
     if not counts:
         return nothing
     regular = all(map(_integrable, counts))
-    few = all(len(pair.up) <= _FEW_COMPONENTS for pair in counts)
-    if sum(counts.values()) == 1 and regular and few:
+    if regular and _single_round(counts):
         return _single(next(iter(counts)), delta, epsilon)
     # δ(0) is a total variation distance, which adds up over the rounds.
     varies = math.fsum(n * total_variation(p) for p, n in counts.items()) * (1 + 1e-12)
@@ -243,6 +245,11 @@ def _of_pairs(
             if regular and 0 < upper < 600:
                 lower = max(lower, _by_one_round(counts, delta, upper))
     return Bounds(lower, upper)
+
+
+def _single_round(counts: Mapping[Pair, int]) -> bool:
+    few = all(len(pair.up) <= _FEW_COMPONENTS for pair in counts)
+    return few and sum(counts.values()) == 1
 
 
 def _integrable(pair: Pair) -> bool:

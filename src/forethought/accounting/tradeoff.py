@@ -252,8 +252,10 @@ def from_points(epsilons: ArrayLike, deltas: ArrayLike) -> TradeOff:
         at = np.asarray(epsilon, dtype=float)
         right = np.clip(np.searchsorted(eps, at, side="right"), 1, len(eps) - 1)
         left = right - 1
-        width = np.expm1(eps[right] - eps[left])
-        share = np.clip(np.expm1(at - eps[left]) / width, 0.0, 1.0)
+        # (e^ε - e^left)/(e^right - e^left), in powers that cannot overflow.
+        share = np.expm1(eps[left] - at) / np.expm1(eps[left] - eps[right])
+        share = np.clip(np.exp(np.minimum(at - eps[right], 0.0)) * share, 0.0, 1.0)
+        share = np.where(at >= eps[-1], 1.0, share)
         return np.asarray((1 - share) * values[left] + share * values[right])
 
     if len(eps) == 1:
@@ -379,14 +381,13 @@ def tradeoff(mechanism: Mechanism, group: int = 1, accuracy: float = 5e-3) -> Tr
     counts = parts(mechanism, size)
     if len(counts) == 1 and next(iter(counts)).gaussian:
         return gaussian(next(iter(counts)).up[0][0] * (1 + 1e-14))
-    last = exact.epsilon(mechanism, TAIL, size, accuracy=accuracy).upper
+    uppers = [above for _, above in exact.privacy_loss(mechanism, size, accuracy=accuracy)]
+    last = max(above.epsilon(TAIL) for above in uppers)
+    last = min(last, unamplified.epsilon(TAIL))
     if not 0 < last < math.inf:
         return unamplified
     epsilons = last * np.linspace(0, 1, POINTS)
-    # One composition answers for every ε, the kink at 0 included.
-    uppers = [above for _, above in exact.privacy_loss(mechanism, size, accuracy=accuracy)]
     deltas = np.max([above.deltas(epsilons) for above in uppers], axis=0)
-    deltas[-1] = min(deltas[-1], TAIL)
     joined = from_points(epsilons, deltas)
     return replace(maximum(joined, unamplified), floor=unamplified.floor)
 

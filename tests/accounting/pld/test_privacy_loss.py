@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from forethought.accounting import exact
-from forethought.accounting.pld import curve, pairs, privacy_loss
+from forethought.accounting.pld import pairs, privacy_loss
 from forethought.accounting.pld.pair import Pair
-from forethought.accounting.pld.privacy_loss import Composition
 from forethought.mechanism import ADJACENCIES, Mechanism, Poisson, Rounds, WithoutReplacement
 
 
@@ -163,67 +162,87 @@ def test_delta_at_zero_needs_no_fine_grid():
         assert got.relative_width <= 1e-3
 
 
-FAULTY = Mechanism(Rounds(1.0, 40, Poisson(0.05)))
+CURVES = {
+    "one-sided": (Mechanism(Rounds(1.0, 40, Poisson(0.05))), 1),
+    "two-sided": (Mechanism(Rounds(1.0, 20, Poisson(0.1)), adjacency="replace-one"), 1),
+    "combined": (Mechanism(Rounds(2.0, 9, WithoutReplacement(10, 100)), adjacency="zero-out"), 1),
+    "near 1": (Mechanism(Rounds(0.8, 300, Poisson(0.2))), 1),
+    "group": (Mechanism(Rounds(2.0, 30, Poisson(0.05))), 3),
+    "two kinds": (Mechanism(Rounds(1.0, 3, Poisson(0.2)), Rounds(8.0, 50, Poisson(0.01))), 1),
+}
 
 
-def _fault_shows(monkeypatch) -> bool:
-    """Whether the grid's curves miss the truth."""
-    level, parts = 0.5, pairs.parts(FAULTY)
-    found = []
-    try:
-        for swapped in (False, True):
-            composition = Composition(parts, swapped=swapped)
-            answer = composition.locate(epsilon=level)
-            step = composition.step(answer, 1e-3, of_delta=True)
-            found.append(composition.curves(composition.window(answer, step, 1e-3)))
-    finally:
-        monkeypatch.undo()
-    for swapped, (below, above) in enumerate(found):
-        truth, error = dense_delta(parts, level, swapped=bool(swapped))
-        if below.delta(level) > truth * (1 + error) or above.delta(level) < truth * (1 - error):
-            return True
+def curves_miss(mechanism: Mechanism, group: int = 1) -> bool:
+    """Whether a curve lies on the wrong side of the oracle anywhere, negative ε included."""
+    counts = pairs.parts(mechanism, group)
+    curves = exact.privacy_loss(mechanism, group)
+    reach = curves[0][1].epsilon(1e-8)
+    for swapped, (below, above) in enumerate(curves):
+        for level in reach * np.array([-0.5, -0.1, 0.0, 0.03, 0.2, 0.5, 0.8, 1.0]):
+            truth, error = dense_delta(counts, float(level), swapped=bool(swapped))
+            slack = truth * error + 1e-12
+            if not below.delta(level) - slack <= truth <= above.delta(level) + slack:
+                return True
     return False
 
 
-def test_without_a_fault_the_curves_hold(monkeypatch):
-    assert not _fault_shows(monkeypatch)
+@pytest.mark.parametrize("name", CURVES)
+def test_curves_hold_at_every_real_epsilon(name):
+    assert not curves_miss(*CURVES[name])
 
 
-def test_a_step_one_percent_too_large_is_caught(monkeypatch):
-    gaps = privacy_loss.discretise
-
-    def stretched(stack, nodes, step):
-        return gaps(stack, nodes, 1.01 * step)
-
-    monkeypatch.setattr(privacy_loss, "discretise", stretched)
-    assert _fault_shows(monkeypatch)
-
-
-def test_a_tilt_undone_with_the_wrong_sign_is_caught(monkeypatch):
-    product = privacy_loss.Product.curve
-
-    def wrong(self, shift, *, above):
-        got = product(self, shift, above=above)
-        masses = got.masses * np.exp(2 * got.tilt * got.losses)
-        return curve.Curve(**{**vars(got), "masses": masses})
-
-    monkeypatch.setattr(privacy_loss.Product, "curve", wrong)
-    assert _fault_shows(monkeypatch)
+@pytest.mark.parametrize("name", CURVES)
+def test_curves_are_sharp_and_fall(name):
+    mechanism, group = CURVES[name]
+    for below, above in exact.privacy_loss(mechanism, group):
+        levels = above.epsilon(1e-10) * np.linspace(0, 1, 57)
+        low, high = below.deltas(levels), above.deltas(levels)
+        assert (low <= high).all() and (np.diff(high) <= 1e-15).all()
+        assert (high - low <= 2e-2 * high).all()
+        assert below.epsilon(1e-6) <= above.epsilon(1e-6) <= below.epsilon(1e-6) * 1.005
 
 
-def test_mass_that_wraps_around_uncharged_is_caught(monkeypatch):
-    window = Composition.window
-    product = privacy_loss.Product.curve
+def test_what_was_asked_first_leaves_no_trace():
+    mechanism, _ = CURVES["one-sided"]
+    (_, first), _ = exact.privacy_loss(mechanism)
+    (_, second), _ = exact.privacy_loss(mechanism)
+    one = [first.delta(x) for x in (0.1, 2.0, -0.4)]
+    assert [second.delta(x) for x in (-0.4, 2.0, 0.1)] == one[::-1]
 
-    def short(self, answer, step, accuracy):
-        got = window(self, answer, step, accuracy)
-        part = (got.high - got.low) / 16
-        low, high = answer.epsilon - part, answer.epsilon + part
-        return got._replace(low=low, high=high, reach=-math.inf)
 
-    def uncharged(self, shift, *, above):
-        return curve.Curve(**{**vars(product(self, shift, above=above)), "wrapped": -math.inf})
+def test_noise_too_small_for_integrals_leaves_certain_curves():
+    for below, above in exact.privacy_loss(Mechanism(Rounds(1e-9, 30, Poisson(0.01)))):
+        assert below.delta(1.0) <= 0.2604 <= above.delta(1.0)  # 1 - 0.99^30: a hit is seen
+        assert below.epsilon(1e-5) < above.epsilon(1e-5) == math.inf
 
-    monkeypatch.setattr(Composition, "window", short)
-    monkeypatch.setattr(privacy_loss.Product, "curve", uncharged)
-    assert _fault_shows(monkeypatch)
+
+def test_negative_losses_of_the_same_direction_are_caught(monkeypatch):
+    curve = privacy_loss.Curve.__init__
+
+    def same(self, ahead, behind, *, above):
+        curve(self, ahead, ahead, above=above)
+
+    monkeypatch.setattr(privacy_loss.Curve, "__init__", same)
+    assert curves_miss(*CURVES["two kinds"])
+
+
+def test_a_transform_one_percent_off_is_caught(monkeypatch):
+    at = privacy_loss.Charged.at
+
+    def stretched(self, epsilon):
+        return at(self, 1.01 * epsilon)
+
+    monkeypatch.setattr(privacy_loss.Charged, "at", stretched)
+    assert curves_miss(*CURVES["one-sided"])
+
+
+def test_bounds_carried_to_the_wrong_side_are_caught(monkeypatch):
+    bounds = privacy_loss.Profile.bounds
+
+    def wrong(self, epsilon):
+        low, high = bounds(self, epsilon)
+        after = int(np.searchsorted(self._knots, epsilon, side="left"))
+        return low, min(high, float(self._upper[min(after, self._knots.size - 1)]))
+
+    monkeypatch.setattr(privacy_loss.Profile, "bounds", wrong)
+    assert curves_miss(*CURVES["one-sided"])

@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import ndtri_exp
 
+from forethought.accounting.pld.charges import Charges
 from forethought.accounting.pld.integral import Integral, log_peak
 from forethought.accounting.pld.mixtures import EPS, Array
 from forethought.accounting.pld.pair import Pair
@@ -35,6 +36,8 @@ _MOST_WORK = 7e8
 _FACTORS = np.array([1.02, 1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 9.0, 15.0])
 # Where the transform has fallen to e^-this, what is left of the line needs little accuracy.
 _DEEP = 60.0
+# How far a line keeps from the pole, in standard deviations, and how much it may lose by that.
+_CLEARANCE, _DEARER = 0.7, 3.0
 
 
 class Place(NamedTuple):
@@ -134,7 +137,27 @@ class Total:
         tilt = float(tilts[at])
         if delta is not None:
             return Place(tilt, max(best, 0.0), math.log(delta))
-        return Place(tilt, float(epsilon or 0.0), min(best, 0.0), 0.0)
+        level = float(epsilon or 0.0)
+        return Place(self._off_the_pole(tilt, level), level, min(best, 0.0), 0.0)
+
+    def _off_the_pole(self, tilt: float, epsilon: float) -> float:
+        """Where δ is near 1 the best bound's line runs so close to the pole at 0 that it would
+        take very many points; a little further right it loses next to nothing."""
+        first = None
+        for _ in range(40):
+            if tilt * self.spread(tilt) >= _CLEARANCE:
+                break
+            value = float(self.cumulant(np.array([tilt]))[0]) - tilt * epsilon
+            first = value if first is None else first
+            if value > first + _DEARER:
+                break
+            tilt *= 1.5
+        return tilt
+
+    def spread(self, tilt: float) -> float:
+        """About the standard deviation of L under the measure tilted by e^{tilt·L}."""
+        variance = self.distance**2 + math.fsum(r.variance(tilt) for r in self.rows)
+        return max(math.sqrt(variance), 1e-150)
 
     def truncate(self, log_first: float, log_second: float) -> None:
         """Leave out rounds' largest losses: they count as disclosed, and are charged.
@@ -155,6 +178,12 @@ class Total:
             self.cut_off += gone
             self.disclosed = max(self.disclosed, first)
             self.undisclosed += second
+
+    @property
+    def charges(self) -> Charges:
+        """What is left out as things stand."""
+        above = self.lost + self.cut_off
+        return Charges(self.shift, above, self.disclosed, self.undisclosed, self.lost_below)
 
     def chernoff(self, epsilon: float) -> float:
         """A certain upper bound on log δ(``epsilon``), some units above it."""

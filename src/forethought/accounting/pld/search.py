@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
+from forethought.accounting.pld.charges import Charged
 from forethought.accounting.pld.contour import Place, Total
-from forethought.accounting.pld.integral import Integral
 from forethought.accounting.pld.quadrature import UnresolvedError
 
 _TRIES = 7
@@ -32,6 +30,7 @@ class Search:
         self._coarser = 1.0  # after lines that were too much work
         self._blind = 0  # lines that gave no lower end, as they lay too far off
         self.finished = False
+        self.lines: list[Charged] = []
         self._cut_at = math.inf
         self._retreats = 0
 
@@ -63,7 +62,8 @@ class Search:
             if place.epsilon == 0:
                 relative = 0.1  # δ(0) is likely to be enough
         relative = min(relative, 0.1)
-        natural = math.sqrt(2 * relative / (place.tilt * (place.tilt + 1)))
+        bend = place.tilt * (place.tilt + 1) + 0.1 / self.total.spread(place.tilt) ** 2
+        natural = math.sqrt(2 * relative / bend)
         smoothing = self._coarser * natural / 4.0 ** max(0, self._blind - 1)
         if self._coarser == 1 and not self._blind and self.smoothing:
             # The smoothing's part of the gap goes with its square.
@@ -71,14 +71,14 @@ class Search:
             smoothing = min(max(wanted, 0.04 * self.smoothing), 0.9 * self.smoothing)
         try:
             integral = self.total.integral(place, smoothing, 0.03 * relative)
+            line = Charged(integral, self.total.charges)
         except (UnresolvedError, FloatingPointError, OverflowError):
             self._retreat(place, smoothing)
             return
         self._retreats = 0
         before = self.upper - self.lower
-        low, high = (
-            self._epsilons(integral, place) if self.delta is not None else self._deltas(integral)
-        )
+        self.lines.append(line)
+        low, high = self._epsilons(line, place) if self.delta is not None else self._deltas(line)
         self.lower, self.upper = max(self.lower, low), min(self.upper, high)
         self._blind = self._blind + 1 if self.lower == 0 else 0
         width = self.upper - self.lower
@@ -134,49 +134,26 @@ class Search:
         found = self.total.locate(epsilon=float(self.epsilon or 0.0))
         self.place = Place(found.tilt, found.epsilon, log_delta, 0.0)
 
-    def _bounds(self, integral: Integral, epsilon: float) -> tuple[float, float]:
-        """log of a lower and an upper bound on δ(ε)."""
-        total = self.total
-        scale, _, high = integral.values(epsilon - total.shift)
-        # Anything but a positive number is a bound that was lost to the range of a double.
-        upper = scale + math.log(high) + total.shift if 0 < high < math.inf else math.inf
-        charge = total.lost + total.cut_off
-        if charge > 0:
-            upper = float(np.logaddexp(upper, math.log(charge)))
-        scale, low, _ = integral.values(epsilon + total.shift)
-        lower = -math.inf
-        if 0 < low < math.inf:
-            lower = scale + math.log(low) - total.shift
-        gain = total.disclosed * math.exp(-total.shift)
-        gain -= math.exp(min(epsilon + total.shift, 700.0)) * total.undisclosed
-        if gain > 0:
-            # The event that some round's loss is beyond the cut, beside what lies below it.
-            lower = float(np.logaddexp(lower, math.log(gain)))
-        if lower > -math.inf and total.lost_below > 0:
-            taken = math.log(total.lost_below) + epsilon - lower
-            lower = lower + math.log1p(-math.exp(taken)) if taken < -1e-9 else -math.inf
-        return lower, upper
-
-    def _deltas(self, integral: Integral) -> tuple[float, float]:
-        low, high = self._bounds(integral, float(self.epsilon or 0.0))
+    def _deltas(self, line: Charged) -> tuple[float, float]:
+        low, high = line.at(float(self.epsilon or 0.0))
         upper = math.exp(min(high, 0.0)) * (1 + 1e-13) if high > _TINY else 5e-324
         return math.exp(min(low, 0.0)) * (1 - 1e-13) if low > -700 else 0.0, min(upper, 1.0)
 
-    def _epsilons(self, integral: Integral, place: Place) -> tuple[float, float]:
+    def _epsilons(self, line: Charged, place: Place) -> tuple[float, float]:
         wanted = math.log(self.delta or 1.0)
-        if self._bounds(integral, 0.0)[1] <= wanted:
+        if line.at(0.0)[1] <= wanted:
             return 0.0, 0.0
-        high = self._crossing(integral, place.epsilon, wanted, upper=True)
+        high = self._crossing(line, place.epsilon, wanted, upper=True)
         start = high if high < math.inf else place.epsilon
-        low = self._crossing(integral, start, wanted, upper=False)
+        low = self._crossing(line, start, wanted, upper=False)
         return low, high
 
-    def _crossing(self, integral: Integral, start: float, wanted: float, *, upper: bool) -> float:
+    def _crossing(self, line: Charged, start: float, wanted: float, *, upper: bool) -> float:
         """Where a bound crosses log δ: the side of it on which the bound certainly holds."""
         low, high = 0.0, math.inf
         at, stride = max(start, 0.0), 0.25
         for _ in range(60):
-            gap = self._bounds(integral, at)[1 if upper else 0] - wanted
+            gap = line.at(at)[1 if upper else 0] - wanted
             if gap > 0:
                 low = max(low, at)
             else:
@@ -185,13 +162,13 @@ class Search:
                 break
             # Newton with a slope of -c, a little beyond, so that both sides are found.
             if math.isfinite(gap):
-                move = gap / integral.tilt
+                move = gap / line.integral.tilt
             else:
                 # No bound here: the window in which there is one may be narrow.
-                move, stride = -stride / integral.tilt, 2 * stride
+                move, stride = -stride / line.integral.tilt, 2 * stride
             following = at + 1.02 * move + (1e-10 if gap > 0 else -1e-10) * at
             if not low < following < high:
-                following = (low + high) / 2 if high < math.inf else 2 * at + 1 / integral.tilt
+                following = (low + high) / 2 if high < math.inf else 2 * at + 1 / line.integral.tilt
             if upper and gap <= 0 and abs(move) < 1e-7 * at:
                 break
             if not upper and gap > 0 and abs(move) < 1e-7 * at:

@@ -168,6 +168,15 @@ class Rows:
         second = (mass * loss * loss).sum(axis=1)
         return float(mean @ self.counts), float((second - mean * mean) @ self.counts)
 
+    def variance(self, tilt: float) -> float:
+        """About the variance of the summed loss under the tilted measure."""
+        loss, log_mass = self.sample()
+        size = log_mass + tilt * loss
+        mass = np.exp(size - size.max(axis=1, keepdims=True))
+        mass = mass / mass.sum(axis=1, keepdims=True)
+        mean = (mass * loss).sum(axis=1, keepdims=True)
+        return float(self.counts @ (mass * (loss - mean) ** 2).sum(axis=1))
+
     def log_moment_above(self, tilt: float, log_error: float) -> float:
         """A certain upper bound on the log of the summed rounds' E e^{tilt·loss}."""
         scale = self._scale(tilt)
