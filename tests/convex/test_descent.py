@@ -14,6 +14,7 @@ from forethought import convex
 from forethought.convex.rows import bounded_records
 from forethought.errors import RoundError, TranscriptError
 from forethought.privacy import Clip, LinearExamples, Privacy
+from forethought.rounds.linear import LinearModel
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets
 
@@ -195,7 +196,7 @@ def test_a_round_opens_once_and_a_transcript_must_match() -> None:
     problem = convex.LogisticRegression(feature_bound=2.0, l2=0.01)
     plan = convex.plan(problem, BUDGET, examples=80, features=3)
     data = bounded_records(problem, X, y, "clip").records
-    model = convex.descent.LinearModel(3, 1, lambda outputs, targets: outputs)
+    model = LinearModel(3, 1, lambda outputs, targets: outputs)
     private = PrivateRounds(
         plan.privacy, dict(model.named_parameters()), lambda o, t: o, Secrets.draw(ft.Seeds())
     )
