@@ -197,6 +197,19 @@ KINDS: dict[str, Kind] = {
         "record says is protected and whether there is such a record is not",
         "one more record would move others between batches that the attacker knows",
     ),
+    "several-holders": Kind(
+        "fact",
+        "one person's records may be held by several clients, whose releases are composed: "
+        "{detail}",
+        "sequential composition",
+    ),
+    "no-client-amplification": Kind(
+        "fact",
+        "which clients take part in a round counts as known: every round that this client took "
+        "part in counts in full",
+        "clients that are left out leave another client's records in the sum, so that leaving out "
+        "says nothing of one record; docs/federation.md has the counterexample",
+    ),
     # What the guarantee rests on.
     "public-size": Kind(
         "assumption",
@@ -257,6 +270,23 @@ KINDS: dict[str, Kind] = {
         "assumption",
         "no person's records are held by two of them: {detail}",
         "parallel composition takes the largest ε only over disjoint data",
+    ),
+    "secure-aggregation": Kind(
+        "assumption",
+        "the server follows the protocol of secure aggregation, no more clients collude with it "
+        "than stated, and X25519, HKDF and AES are as strong as they are taken for",
+        "Bonawitz et al. 2017, Theorem 6.3",
+    ),
+    "others-noise": Kind(
+        "assumption",
+        "the other clients add the noise of their plans, from random numbers that stay secret",
+        "their noise is counted here",
+    ),
+    "single-updates-hidden": Kind(
+        "assumption",
+        "no single client's update is shown to the attacker: connections are encrypted, and the "
+        "server publishes models only",
+        "the noise of the others hides nothing in a single update",
     ),
     "hidden-trials": Kind(
         "assumption",
@@ -387,6 +417,12 @@ KINDS: dict[str, Kind] = {
         "not-covered",
         "how long the run took and how much memory it used",
         "both can depend on the records",
+    ),
+    "arrival-times": Kind(
+        "not-covered",
+        "when updates arrive: without a fixed cadence it shows how long batches took, and so how "
+        "large they were",
+        "the size of a sampled batch depends on the records",
     ),
     "stated": Kind(
         "not-covered",

@@ -17,6 +17,16 @@ from forethought.accounting.adaptive import (
 from forethought.accounting.interval import Interval
 from forethought.accounting.pld.pairs import theorem
 from forethought.accounting.renyi.selection import PoissonTrials
+from forethought.accounting.summed import (
+    AGGREGATE,
+    SECURE_AGGREGATION,
+    aggregate_caveats,
+    aggregate_done,
+    aggregate_interval,
+    secure_caveats,
+    secure_done,
+    secure_interval,
+)
 from forethought.caveats import Caveat
 from forethought.mechanism import Adjacency, FullBatch, Mechanism, Rounds, Shuffled
 
@@ -229,5 +239,36 @@ ACCOUNTANTS: dict[str, Accountant] = {
         hidden=_sampled,
         done=_filtered,
         details=("epsilon", "delta", "orders", "spent"),
+    ),
+    AGGREGATE: Accountant(
+        interval=aggregate_interval,
+        theorems=_theorems,
+        covered="this client's records, in everything that can be seen of the global models",
+        rounds="rounds of this client",
+        hidden=_sampled,
+        sees="sees every global model (hence the final one), in which the clients' noised sums are "
+        "added up, sees no single client's, knows the plans, the code and all other records",
+        done=aggregate_done,
+        details=("gain",),
+        implied=aggregate_caveats,
+        batches_known=KNOWN_BATCHES,
+    ),
+    SECURE_AGGREGATION: Accountant(
+        interval=secure_interval,
+        theorems=lambda mechanism, group: (
+            *_theorems(mechanism, group),
+            "distributed discrete Gaussian (Kairouz, Liu and Steinke 2021, Corollary 12)",
+            "secure aggregation (Bonawitz et al. 2017, Theorem 6.3)",
+        ),
+        covered="this client's records, in everything that secure aggregation shows",
+        rounds="rounds of this client",
+        hidden=_sampled,
+        sees="sees, as the server, the cohort's sum in every round and every global model, is told "
+        "everything by the clients that collude with it, knows the plans, the code and all other "
+        "records",
+        done=secure_done,
+        details=("clients", "dropouts", "colluders", "coordinates", "scale"),
+        implied=secure_caveats,
+        batches_known=KNOWN_BATCHES,
     ),
 }

@@ -228,6 +228,9 @@ _COMPUTED = (
     "separate-records",
     "other-runs",
     "hidden-trials",
+    "secure-aggregation",
+    "others-noise",
+    "single-updates-hidden",
 )
 
 

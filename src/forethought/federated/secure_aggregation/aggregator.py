@@ -1,0 +1,204 @@
+"""The server's side of one secure round: collects, relays, adds up, takes the masks off.
+
+Honest but curious by assumption: it follows these steps and may keep all it sees. It goes on to the
+next step when every client has answered, or when the driver says that its time is up and enough
+have; with fewer than the threshold the round is lost and nothing is revealed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from forethought.exchange.events import Alarm, Done, Effect, Received, Send, Wake, Woken
+from forethought.federated.secure_aggregation import masks
+from forethought.federated.secure_aggregation.messages import (
+    KEYS_BYTES,
+    SEALED_BYTES,
+    SHARE_BYTES,
+    MaskDelivery,
+    MaskedSum,
+    MaskKeys,
+    MaskRoster,
+    MaskShares,
+    Survivors,
+    Unmasking,
+    pieces,
+)
+from forethought.federated.secure_aggregation.participant import about
+from forethought.federated.secure_aggregation.ring import Ring, mask, unpack
+from forethought.federated.secure_aggregation.settings import (
+    SecureAggregation,
+    SecureAggregationError,
+)
+from forethought.federated.secure_aggregation.shamir import combine
+
+OPENED, LOST = "secure-opened", "secure-lost"
+
+
+class Aggregator:
+    """One round of the server.
+
+    Args:
+        settings: what the cohort agreed on.
+        run_id: 32 bytes of the federation. round: the global round.
+        clients: the cohort, places in the roster.
+        size: length of the summed vector.
+        patience: seconds that a step waits for the last of them.
+
+    Attributes:
+        total: the survivors' sum in the ring, once the machine is done.
+        survivors: who is in it, ascending.
+    """
+
+    def __init__(
+        self,
+        settings: SecureAggregation,
+        run_id: bytes,
+        round: int,
+        clients: Sequence[int],
+        size: int,
+        patience: float = 60.0,
+    ) -> None:
+        self.settings, self.round, self.size = settings, round, size
+        self.total: Ring | None = None
+        self.survivors: tuple[int, ...] = ()
+        self._run_id, self._patience = run_id, patience
+        self._asked = tuple(sorted(clients))
+        if len(self._asked) != settings.clients:
+            raise SecureAggregationError(
+                f"a cohort of {len(self._asked)}, secure aggregation is set for {settings.clients}"
+            )
+        self._due = 0.0
+        self._steps: list[tuple[type, Callable[[float], list[Effect]]]] = [
+            (MaskKeys, self._send_roster),
+            (MaskShares, self._deliver),
+            (MaskedSum, self._ask_to_unmask),
+            (Unmasking, self._open),
+        ]
+        self._answers: dict[type, dict[int, Any]] = {kind: {} for kind, _ in self._steps}
+        self._step = 0
+
+    def begin(self, now: float) -> list[Effect]:
+        """Wait for keys."""
+        return self._wait(now)
+
+    @property
+    def done(self) -> bool:
+        """Whether the round was opened or lost."""
+        return self._step >= len(self._steps)
+
+    def handle(self, event: Received | Woken) -> list[Effect]:
+        """Take a message, or the end of a step's patience."""
+        if self.done:
+            return []
+        kind, advance = self._steps[self._step]
+        answers, due = self._answers[kind], self._expected()
+        if isinstance(event, Woken):
+            if event.now < self._due:
+                return [Wake(self._due)]
+        else:
+            message, sender = event.message, event.sender
+            mine = type(message) is kind and getattr(message, "round", None) == self.round
+            if not mine or sender not in due or sender in answers:
+                return []  # late, doubled or of another round: nothing to learn from it
+            try:
+                answers[sender] = self._checked(message)
+            except ValueError as error:
+                return [Alarm("secure-malformed", f"client {sender}: {error}")]
+            if len(answers) < len(due):
+                return []
+        if len(answers) < self.settings.threshold:
+            return self._lose(f"{len(answers)} of {self.settings.threshold} clients needed")
+        return advance(event.now)
+
+    def _expected(self) -> tuple[int, ...]:
+        if self._step == 0:
+            return self._asked
+        before = self._steps[self._step - 1][0]
+        return tuple(sorted(self._answers[before]))
+
+    def _checked(self, message: Any) -> Any:
+        match message:
+            case MaskKeys():
+                return pieces(message.keys, KEYS_BYTES, 1)[0], message.signature
+            case MaskShares():
+                found = pieces(message.sealed, SEALED_BYTES, len(message.clients))
+                return dict(zip(map(int, message.clients), found, strict=True))
+            case MaskedSum():
+                return unpack(message.content, self.settings.bits, self.size)
+            case _:
+                found = pieces(message.shares, SHARE_BYTES, len(message.clients))
+                return dict(zip(map(int, message.clients), found, strict=True))
+
+    def _next(self, now: float, sends: list[Effect]) -> list[Effect]:
+        self._step += 1
+        return [*sends, *self._wait(now)]
+
+    def _wait(self, now: float) -> list[Effect]:
+        self._due = now + self._patience
+        return [Wake(self._due)]
+
+    def _lose(self, why: str) -> list[Effect]:
+        self._step = len(self._steps)
+        return [Alarm(LOST, f"round {self.round}: {why}; nothing was revealed"), Done(LOST)]
+
+    def _send_roster(self, now: float) -> list[Effect]:
+        keys = dict(sorted(self._answers[MaskKeys].items()))
+        roster = MaskRoster(
+            self.round,
+            self.round,
+            _integers(keys),
+            b"".join(found for found, _ in keys.values()),
+            b"".join(signature for _, signature in keys.values()),
+        )
+        return self._next(now, [Send(client, roster) for client in keys])
+
+    def _deliver(self, now: float) -> list[Effect]:
+        shares = self._answers[MaskShares]
+        sends: list[Effect] = []
+        for client in sorted(shares):
+            senders = [other for other in sorted(shares) if other != client]
+            try:
+                sealed = b"".join(shares[other][client] for other in senders)
+            except KeyError:
+                return self._lose("a client left another out of its shares")
+            delivery = MaskDelivery(self.round, self.round, _integers(senders), sealed)
+            sends.append(Send(client, delivery))
+        return self._next(now, sends)
+
+    def _ask_to_unmask(self, now: float) -> list[Effect]:
+        self.survivors = tuple(sorted(self._answers[MaskedSum]))
+        message = Survivors(self.round, self.round, _integers(self.survivors))
+        return self._next(now, [Send(client, message) for client in self.survivors])
+
+    def _open(self, _now: float) -> list[Effect]:
+        masked, bits = self._answers[MaskedSum], self.settings.bits
+        keys = {client: found for client, (found, _) in self._answers[MaskKeys].items()}
+        points = {client: place + 1 for place, client in enumerate(sorted(keys))}
+        total = np.zeros(self.size, np.uint64)
+        for elements in masked.values():
+            total += elements
+        revealed = self._answers[Unmasking]
+        for client in sorted(self._answers[MaskShares]):
+            shares = {points[who]: given[client] for who, given in revealed.items()}
+            secret = combine(shares, self.settings.threshold)
+            if client in masked:
+                masks.add_mask(total, secret, -1, bits)
+                continue
+            if masks.public_key(secret) != keys[client][32:]:
+                return self._lose(f"the shares of client {client}'s key do not give its key")
+            for other in masked:  # undo what the others masked with the one that dropped out
+                low, high = min(client, other), max(client, other)
+                purpose = about(self._run_id, self.round, low, high) + b"mask"
+                key = masks.agree(secret, keys[other][32:], purpose)
+                masks.add_mask(total, key, -1 if other < client else 1, bits)
+        self.total = total & mask(bits)
+        self._step = len(self._steps)
+        return [Done(OPENED)]
+
+
+def _integers(clients: Any) -> Any:
+    return np.array(list(clients), dtype=np.int64)

@@ -1,0 +1,111 @@
+"""What participants and aggregator of one secure round say to each other.
+
+``round`` and ``base`` are both the number of the global round. Fields of bytes hold pieces of fixed
+length end to end, one for each client of the list beside them, in its order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forethought.exchange.messages import Integers, register
+
+KEYS_BYTES, SIGNATURE_BYTES, SHARE_BYTES = 64, 64, 32
+# Two shares and the tag of their seal.
+SEALED_BYTES = 2 * SHARE_BYTES + 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskKeys:
+    """A client's fresh public keys of this round: 32 bytes to seal by, 32 to mask by.
+
+    Args:
+        signature: by the client's own key over :func:`signed`; empty where nothing is signed.
+    """
+
+    round: int
+    base: int
+    keys: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskRoster:
+    """Everybody's keys, from the server, with their signatures."""
+
+    round: int
+    base: int
+    clients: Integers
+    keys: bytes
+    signatures: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskShares:
+    """A client's sealed shares, one for every other client of the roster."""
+
+    round: int
+    base: int
+    clients: Integers
+    sealed: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskDelivery:
+    """The sealed shares that others sent the recipient; their senders mask with each other."""
+
+    round: int
+    base: int
+    clients: Integers
+    sealed: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskedSum:
+    """A noised sum under its masks: ring elements, packed."""
+
+    round: int
+    base: int
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Survivors:
+    """Whose masked sums came: those are summed, the others dropped out."""
+
+    round: int
+    base: int
+    clients: Integers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unmasking:
+    """One share for each client that masked: of its own mask if it survived, else of its key."""
+
+    round: int
+    base: int
+    clients: Integers
+    shares: bytes
+
+
+for _number, _kind in enumerate(
+    (MaskKeys, MaskRoster, MaskShares, MaskDelivery, MaskedSum, Survivors, Unmasking), start=32
+):
+    register(_number, _kind)
+
+
+def signed(run_id: bytes, round: int, client: int, keys: bytes) -> bytes:
+    """What a client signs of its keys."""
+    head = b"forethought mask keys\n" + run_id
+    return head + round.to_bytes(8, "big") + client.to_bytes(8, "big") + keys
+
+
+def pieces(content: bytes, size: int, count: int) -> list[bytes]:
+    """``count`` pieces of ``size`` bytes.
+
+    Raises:
+        ValueError: another length.
+    """
+    if len(content) != size * count:
+        raise ValueError(f"{len(content)} bytes where {count} pieces of {size} belong")
+    return [content[start : start + size] for start in range(0, len(content), size)]

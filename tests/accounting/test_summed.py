@@ -1,0 +1,108 @@
+"""Attackers who see sums of clients: the issue's figures, refusals, statements that verify."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+import forethought as ft
+from forethought.accounting.gaussian import gaussian_epsilon, gaussian_mu
+from forethought.accounting.statement import Statement, StatementError, account
+from forethought.accounting.summed import AGGREGATE, SECURE_AGGREGATION
+from forethought.accounting.verification import verify
+from forethought.caveats import Caveat
+from forethought.mechanism import FullBatch, Mechanism, Poisson, Rounds
+
+DELTA = 1e-5
+MECHANISM = Mechanism(Rounds(2.42, 120, Poisson(0.1)))
+SECURE = {
+    "kind": SECURE_AGGREGATION,
+    "clients": 10,
+    "dropouts": 2,
+    "colluders": 2,
+    "coordinates": 7850,
+    "scale": 2.0**25,
+}
+
+
+def test_ten_clients_of_which_two_drop_out_and_two_collude() -> None:
+    """ε 3.90 becomes 1.38: a full-batch run at δ = 1e-4, by the closed form of its Gaussian."""
+    mu = gaussian_mu(3.90, 1e-4)
+    alone = Mechanism(Rounds(math.sqrt(50) / mu, 50, FullBatch()))
+    assert account(alone, 1e-4).guarantee == pytest.approx(3.90, abs=0.005)
+    together = account(alone, 1e-4, accountant=SECURE)
+    assert together.guarantee == pytest.approx(1.38, abs=0.005)
+    assert together.guarantee == pytest.approx(gaussian_epsilon(1e-4, mu / math.sqrt(6)), rel=1e-6)
+    # Two that drop out or collude, not two of each: eight are left.
+    eight = account(alone, 1e-4, accountant={**SECURE, "colluders": 0})
+    assert eight.guarantee == pytest.approx(1.172, abs=0.002)
+
+
+@pytest.mark.parametrize("details", [SECURE, {"kind": AGGREGATE, "gain": math.sqrt(6)}])
+def test_epsilon_is_that_of_the_noise_nobody_else_knows(details: dict) -> None:
+    found = account(MECHANISM, DELTA, accountant=details)
+    wanted = ft.epsilon(Mechanism(Rounds(2.42 * math.sqrt(6), 120, Poisson(0.1))), DELTA)
+    assert found.epsilon.upper == pytest.approx(wanted.upper, rel=1e-6)
+    assert found.epsilon.upper >= wanted.lower
+    assert "others-noise" in {caveat.code for caveat in found.caveats}
+
+
+def test_a_gain_of_one_is_the_server_s_own_epsilon() -> None:
+    alone = account(MECHANISM, DELTA, accountant={"kind": AGGREGATE, "gain": 1.0})
+    assert alone.epsilon == account(MECHANISM, DELTA).epsilon
+
+
+@pytest.mark.parametrize("details", [SECURE, {"kind": AGGREGATE, "gain": 3.0}])
+def test_such_a_statement_is_read_back_verified_and_cannot_be_bettered(details: dict) -> None:
+    made = account(MECHANISM, DELTA, accountant=details)
+    again = Statement.from_json(made.to_json())
+    assert verify(again).epsilon == made.epsilon
+    assert json.loads(made.to_json())["accountant"]["kind"] == details["kind"]
+    less = replace(made, epsilon=ft.Interval(made.epsilon.lower / 2, made.epsilon.upper / 2))
+    with pytest.raises(StatementError):
+        verify(less)
+    bare = tuple(caveat for caveat in made.caveats if caveat.code != "others-noise")
+    with pytest.raises(StatementError, match="others-noise"):
+        verify(replace(made, caveats=bare))
+    extra = (*account(MECHANISM, DELTA).caveats, Caveat("others-noise"))
+    with pytest.raises(StatementError, match="what is not so"):
+        verify(replace(account(MECHANISM, DELTA), caveats=extra))
+    assert "client's records" in made.sentences()[0]
+
+
+def test_a_coarse_grid_is_charged_or_refused() -> None:
+    fine = account(MECHANISM, DELTA, accountant=SECURE).guarantee
+    coarse = account(MECHANISM, DELTA, accountant={**SECURE, "scale": 4.0}).guarantee
+    assert fine < coarse < 1.1 * fine
+    with pytest.raises(ValueError, match="finer grid"):
+        account(MECHANISM, DELTA, accountant={**SECURE, "scale": 0.6})
+    with pytest.raises(ValueError, match="too coarse"):
+        account(MECHANISM, DELTA, accountant={**SECURE, "scale": 1.3, "coordinates": 10**9})
+
+
+@pytest.mark.parametrize(
+    ("details", "words"),
+    [
+        ({"kind": AGGREGATE, "gain": 0.5}, "gain must be"),
+        ({"kind": AGGREGATE}, "gain"),
+        ({**SECURE, "dropouts": 8}, "neither drop out nor collude"),
+        ({**SECURE, "clients": 1}, "clients must be"),
+        ({**SECURE, "coordinates": 0}, "coordinates must be"),
+    ],
+)
+def test_details_that_make_no_sense_are_refused(details: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        account(MECHANISM, DELTA, accountant=details)
+
+
+def test_seeded_batches_take_over() -> None:
+    from forethought.accounting.assumptions import Randomness
+
+    seeded = account(
+        MECHANISM, DELTA, accountant=SECURE, randomness=Randomness(seeded_sampling=True)
+    )
+    assert seeded.accountant == {"kind": "known-batches"}
+    assert seeded.guarantee > 2
