@@ -263,7 +263,7 @@ ACCOUNTANTS: dict[str, Accountant] = {
         covered="this client's records, in everything that secure aggregation shows",
         rounds="rounds of this client",
         hidden=_sampled,
-        sees="sees, as the server, the cohort's sum in every round and every global model, is told "
+        sees="sees what the server does, the cohort's sum in every round and every model, is told "
         "everything by the clients that collude with it, knows the plans, the code and all other "
         "records",
         done=secure_done,
