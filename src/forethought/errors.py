@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from forethought.exchange.log import LogError as LogError
     from forethought.exchange.roster import RosterError as RosterError
     from forethought.federated.federation import FederationError as FederationError
+    from forethought.federated.secure_aggregation.settings import (
+        SecureAggregationError as SecureAggregationError,
+    )
     from forethought.gradients.fallback import SlowGradientsWarning as SlowGradientsWarning
     from forethought.jobs.job import JobError as JobError
     from forethought.mechanism import UnsupportedMechanismError as UnsupportedMechanismError
@@ -62,6 +65,7 @@ _HOME = {
     "RoundError": "rounds.private_sum",
     "RunFolderBusyError": "training.lock",
     "RunFolderExistsError": "training.folder",
+    "SecureAggregationError": "federated.secure_aggregation.settings",
     "SignatureError": "signing",
     "SlowGradientsWarning": "gradients.fallback",
     "StatementError": "accounting.statement",

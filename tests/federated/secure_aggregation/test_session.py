@@ -279,5 +279,5 @@ def test_masks_of_one_pair_cancel_and_are_not_zero():
 
 
 def test_keys_of_small_order_are_refused():
-    with pytest.raises(masks.MaskError, match="X25519"):
+    with pytest.raises(SecureAggregationError, match="X25519"):
         masks.agree(bytes(range(32)), bytes(32), b"")

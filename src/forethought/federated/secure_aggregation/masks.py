@@ -16,15 +16,12 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from forethought.federated.secure_aggregation.ring import Ring, mask
+from forethought.federated.secure_aggregation.settings import SecureAggregationError
 
 KEY_BYTES = 32
 SEAL_BYTES = 16
 # Elements expanded at a time: stays in cache.
 _CHUNK = 1 << 15
-
-
-class MaskError(ValueError):
-    """A key or a sealed share that is not what its sender made."""
 
 
 def public_key(private: bytes) -> bytes:
@@ -40,13 +37,13 @@ def agree(private: bytes, public: bytes, purpose: bytes) -> bytes:
         purpose: run, round, pair and use; keys of different purposes are independent.
 
     Raises:
-        MaskError: a public key of small order, which no honest client has.
+        SecureAggregationError: a public key of small order, which no honest client has.
     """
     try:
         other = X25519PublicKey.from_public_bytes(public)
         secret = X25519PrivateKey.from_private_bytes(private).exchange(other)
     except ValueError as error:
-        raise MaskError(f"a client's mask key is no X25519 key: {error}") from error
+        raise SecureAggregationError(f"a client's mask key is no X25519 key: {error}") from error
     return HKDF(SHA256(), KEY_BYTES, salt=None, info=purpose).derive(secret)
 
 
@@ -78,9 +75,11 @@ def unseal(key: bytes, sealed: bytes, about: bytes) -> bytes:
     """The inverse of :func:`seal`.
 
     Raises:
-        MaskError: altered, or sealed for something else.
+        SecureAggregationError: altered, or sealed for something else.
     """
     try:
         return AESGCM(key).decrypt(bytes(12), sealed, about)
     except InvalidTag:
-        raise MaskError("a sealed share was altered on its way, or is for another round") from None
+        raise SecureAggregationError(
+            "a sealed share was altered on its way, or is for another round"
+        ) from None

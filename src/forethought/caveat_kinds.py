@@ -1,0 +1,345 @@
+"""Every kind of caveat with its words: what a Statement can say besides its numbers.
+
+:mod:`forethought.caveats` has the values that refer to these by code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Role = Literal["breaks", "fact", "assumption", "not-covered", "choice"]
+ROLES: tuple[Role, ...] = get_args(Role)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is said wherever a caveat has this code.
+
+    Args:
+        role: ``"breaks"``: there is no guarantee at all. ``"fact"``: the accounting already took
+            it in. ``"assumption"``: the guarantee rests on it. ``"not-covered"``: a use of private
+            data outside the guarantee. ``"choice"``: how the plan's numbers were chosen.
+        sentence: what a person reads, without a full stop; ``{detail}`` stands for the detail.
+        reason: why it matters, or the theorem or source behind it.
+    """
+
+    role: Role
+    sentence: str
+    reason: str
+
+    @property
+    def detailed(self) -> bool:
+        """Whether a caveat of this kind must say something of its own."""
+        return "{detail}" in self.sentence
+
+
+# Printed in this order inside a role; the gravest first.
+KINDS: dict[str, Kind] = {
+    # No guarantee at all.
+    "no-noise": Kind(
+        "breaks",
+        "no noise was added in at least one round",
+        "a sum without noise can be compared with and without a record",
+    ),
+    "seeded-noise": Kind(
+        "breaks",
+        "the noise was drawn from a seed that a person chose: whoever knows, guesses or finds the "
+        "seed can subtract the noise",
+        "a seed has far less than 256 secret bits and is often found by trying dates",
+    ),
+    "seeded-search": Kind(
+        "breaks",
+        "the batches were drawn from a seed that a person chose, and rounds or trials were chosen "
+        "by results",
+        "no theorem known here holds for such a choice once the batches are known",
+    ),
+    "data-dependent-noise": Kind(
+        "breaks",
+        "the noise levels were computed from the private data: {detail}",
+        "a noise level that depends on the data says something about them",
+    ),
+    # Taken in by the accounting.
+    "seeded-sampling": Kind(
+        "fact",
+        "the batches were drawn from a seed that a person chose, so no amplification by sampling "
+        "is claimed: a record counts as part of every round that may hold it",
+        "amplification needs batches that the attacker does not know",
+    ),
+    "presence-not-protected": Kind(
+        "fact",
+        "with the batches known, their positions follow from the number of records, so what a "
+        "record says is protected and whether there is such a record is not",
+        "one more record would move others between batches that the attacker knows",
+    ),
+    "several-holders": Kind(
+        "fact",
+        "one person's records may be held by several clients, whose releases are composed: "
+        "{detail}",
+        "sequential composition",
+    ),
+    "no-client-amplification": Kind(
+        "fact",
+        "which clients take part in a round counts as known: every round that this client took "
+        "part in counts in full",
+        "clients that are left out leave another client's records in the sum, so that leaving out "
+        "says nothing of one record; docs/federation.md has the counterexample",
+    ),
+    # What the guarantee rests on.
+    "public-size": Kind(
+        "assumption",
+        "the number of records is public",
+        "rates, rounds and step sizes follow from it",
+    ),
+    "secret-batches": Kind(
+        "assumption",
+        "batches are drawn as stated, and which records are in them stays secret",
+        "amplification by sampling",
+    ),
+    "stated-batches": Kind(
+        "assumption",
+        "batches are drawn as stated; nothing rests on their secrecy",
+        "how often a record takes part follows from it",
+    ),
+    "secret-noise": Kind(
+        "assumption",
+        "the random numbers behind the noise stay secret",
+        "who knows the noise can subtract it",
+    ),
+    "pseudo-random": Kind(
+        "assumption",
+        "the pseudo-random generators are indistinguishable from true randomness",
+        "the proofs are about independent uniform bits",
+    ),
+    "floating-point-noise": Kind(
+        "assumption",
+        "noise is drawn in floating-point arithmetic, whose deviation from a real Gaussian is not "
+        "counted",
+        "Mironov 2012: low-order bits can tell sums apart; noise on a grid has no such bits",
+    ),
+    "separate-records": Kind(
+        "assumption",
+        "each contribution is computed from its own records alone: by construction, given that "
+        "torch's batching rules and derivatives are right and that a row of a product does not "
+        "depend on how many other rows there are",
+        "docs/gradients.md proves the rest and names the trusted base",
+    ),
+    "other-runs": Kind(
+        "assumption",
+        "the initial weights do not depend on the private records, and every other run on the same "
+        "records has a statement of its own, whose ε adds to this one",
+        "sequential composition: this statement is about the releases it lists and no others",
+    ),
+    "batch-dims": Kind(
+        "assumption",
+        "as its owner declares, the model treats the examples of a batch separately where it was "
+        "told where they are: {detail}",
+        "one example in each round was checked, which finds mistakes and proves nothing",
+    ),
+    "declared-slope": Kind(
+        "assumption",
+        "as its owner declares, the derivative of the loss treats each record by itself",
+        "a linear model's outputs are a matrix; a function of one's own may mix its rows",
+    ),
+    "disjoint-holders": Kind(
+        "assumption",
+        "no person's records are held by two of them: {detail}",
+        "parallel composition takes the largest ε only over disjoint data",
+    ),
+    "secure-aggregation": Kind(
+        "assumption",
+        "the server follows the protocol of secure aggregation, no more clients collude with it "
+        "than stated, and X25519, HKDF and AES are as strong as they are taken for",
+        "Bonawitz et al. 2017, Theorem 6.3",
+    ),
+    "others-noise": Kind(
+        "assumption",
+        "the other clients add the noise of their plans, from random numbers that stay secret",
+        "their noise is counted here",
+    ),
+    "single-updates-hidden": Kind(
+        "assumption",
+        "no single client's update is shown to the attacker: connections are encrypted, and the "
+        "server publishes models only",
+        "the noise of the others hides nothing in a single update",
+    ),
+    "hidden-trials": Kind(
+        "assumption",
+        "the number of trials and their results stay secret; how long the search took tells "
+        "something of their number",
+        "Papernot and Steinke 2022, Theorems 2 and 6, count on a number of trials nobody sees",
+    ),
+    "disjoint-score": Kind(
+        "assumption",
+        "no record is both trained on and scored on",
+        "the search charges a record for one of the two",
+    ),
+    "public-score": Kind(
+        "assumption",
+        "the records that trials were scored on are public",
+        "their scores chose the result, without noise",
+    ),
+    "public-test": Kind(
+        "assumption",
+        "the records that accuracy was measured on are public",
+        "their accuracy decided what ran, without noise",
+    ),
+    "public-proxy": Kind(
+        "assumption",
+        "the records that numbers of the plan were chosen on are public: {detail}",
+        "a choice by private records would be a release",
+    ),
+    "declared-shape": Kind(
+        "assumption",
+        "as declared by the user, without looking at the private data: {detail}",
+        "what was read from the data would be a release",
+    ),
+    # Uses of private data outside the guarantee.
+    "trained-before": Kind(
+        "not-covered",
+        "this model was trained before, and what that spent comes on top: {detail}",
+        "sequential composition",
+    ),
+    "search": Kind(
+        "not-covered",
+        "the private search that this plan comes from: an account of the plan alone leaves it out, "
+        "the statement of the search does not",
+        "the best of several runs says more than one run",
+    ),
+    "chosen-phases": Kind(
+        "not-covered",
+        "the choice of these phases by results: an account of the plan alone takes them as fixed "
+        "in advance, the statement of the run does not",
+        "composition of fixed rounds does not hold for rounds chosen by results",
+    ),
+    "unprotected-score": Kind(
+        "not-covered",
+        "the records that trials were scored on: their scores chose the result, without noise",
+        "a choice by private records is a release",
+    ),
+    "steered-by-held-out": Kind(
+        "not-covered",
+        "accuracy on the held-out records, measured without noise, decided when the run stopped "
+        "and which rounds it ran: those records are not protected",
+        "a choice by private records is a release",
+    ),
+    "held-out-accuracy": Kind(
+        "not-covered",
+        "loss and accuracy on the held-out records were measured without noise (metrics.csv); they "
+        "say something about those records",
+        "a figure without noise is a release",
+    ),
+    "diagnostics": Kind(
+        "not-covered",
+        "loss, share of clipped contributions and number of non-finite ones were taken on private "
+        "batches without noise, for the operator (progress display, diagnostics.csv): not for "
+        "publication",
+        "a figure without noise is a release",
+    ),
+    "utility-graph-on-private-data": Kind(
+        "not-covered",
+        "clip norm and noise multiplier were chosen from a utility graph that was trained and "
+        "measured without noise on the private data: what this choice reveals is in no ε",
+        "a choice by private records is a release",
+    ),
+    "chosen-on-private-data": Kind(
+        "not-covered",
+        "these were chosen by looking at the private data, without accounting for it: {detail}",
+        "a choice by private records is a release",
+    ),
+    "classes-from-data": Kind(
+        "not-covered",
+        "the classes are those found in the training data: {detail}",
+        "one record can bring a class that no other has",
+    ),
+    "categories-from-data": Kind(
+        "not-covered",
+        "the categories of columns of words are those found in the training file",
+        "one record can bring a category that no other has",
+    ),
+    "features-from-data": Kind(
+        "not-covered",
+        "the number of features is that found in the training data: {detail}",
+        "one record can bring a feature that no other has",
+    ),
+    "kind-from-data": Kind(
+        "not-covered",
+        "whether the targets are classes or values was decided by looking at them: {detail}",
+        "one record can turn classes into values",
+    ),
+    "preparation-from-data": Kind(
+        "not-covered",
+        "inputs were prepared with figures taken from the private data: {detail}",
+        "a mean or a range without noise is a release",
+    ),
+    "split-from-data": Kind(
+        "not-covered",
+        "which records are held out follows from the records: {detail}",
+        "a record must not move others across the split",
+    ),
+    "cached-features": Kind(
+        "not-covered",
+        "features of the private records are kept in an owner-only folder: {detail}",
+        "whoever reads the folder reads the records",
+    ),
+    "clipped-counts": Kind(
+        "not-covered",
+        "how many rows and targets lay beyond their declared bounds was counted without noise, for "
+        "the operator: not for publication",
+        "a figure without noise is a release",
+    ),
+    "time-and-memory": Kind(
+        "not-covered",
+        "how long the run took and how much memory it used",
+        "both can depend on the records",
+    ),
+    "arrival-times": Kind(
+        "not-covered",
+        "when updates arrive: without a fixed cadence it shows how long batches took, and so how "
+        "large they were",
+        "the size of a sampled batch depends on the records",
+    ),
+    "stated": Kind(
+        "not-covered",
+        "{detail}",
+        "named by the user or another program, in its own words",
+    ),
+    # How the numbers were chosen.
+    "planned": Kind(
+        "choice",
+        "chosen by the planner from the number of records, the model's size and the budget, "
+        "without looking at the private data",
+        "nothing was released to choose them",
+    ),
+    "declared": Kind(
+        "choice",
+        "as declared by the user; whether the private data were looked at, nobody but the user "
+        "knows",
+        "a choice by private records would be a release",
+    ),
+    "declared-as": Kind(
+        "choice", "as declared by the user: {detail}", "a choice by private records is a release"
+    ),
+    "candidates": Kind(
+        "choice",
+        "every trial drew its plan by chance from {detail} candidates",
+        "the search is accounted for any of them",
+    ),
+    "phases-fixed": Kind(
+        "choice",
+        "phases of rounds were fixed in advance and all of them are accounted; results decided "
+        "only when to stop: {detail}",
+        "what a stopped run releases is a function of what the whole one would have released",
+    ),
+    "phases-by-results": Kind(
+        "choice",
+        "the phases after the first were chosen by the accuracy of those before: {detail}",
+        "Feldman and Zrnic 2021, Theorem 4.3",
+    ),
+    "utility-graph": Kind(
+        "choice",
+        "clip norm and noise multiplier chosen from a utility graph {detail}",
+        "trained and measured apart from the run",
+    ),
+    "not-stated": Kind("choice", "not stated", "only a mechanism was accounted"),
+}
