@@ -36,11 +36,13 @@ class Received:
 
     Args:
         sender: place in the roster, or :data:`~forethought.exchange.messages.SERVER`.
+        digest: 16 bytes, a collision-resistant hash of the frame it came in; b"": there was none.
     """
 
     sender: int
     message: Any
     now: float
+    digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

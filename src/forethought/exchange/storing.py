@@ -42,6 +42,7 @@ class LedgerState:
         updates: how many were committed. rounds: private rounds of the plan in them.
         state: the trainer's, of the last one. acknowledged: updates that the server surely has.
         outgoing: those it may not have, oldest first.
+        base: version of the model that the last one was computed on; -1: there is none.
     """
 
     updates: int = 0
@@ -49,6 +50,7 @@ class LedgerState:
     state: bytes = b""
     acknowledged: int = 0
     outgoing: tuple[Update, ...] = ()
+    base: int = -1
 
 
 class Ledger(Protocol):
@@ -72,12 +74,17 @@ class Ledger(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Accepted:
-    """The server applies this update, at this place in its order."""
+    """The server applies this update, at this place in its order.
+
+    Args:
+        mark: 16 bytes by which the same update is known again.
+    """
 
     client: int
     round: int
     base: int
     vector: Vector
+    mark: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,146 @@
+"""From a round's updates to one vector: the weighted mean, or one that hostile clients bend less.
+
+Trimmed mean and median take the coordinates apart (Yin, Chen, Ramchandran and Bartlett 2018); the
+norm bound shortens long updates (Sun, Kairouz, Suresh and McMahan 2019). The mean needs one vector
+of memory, the other two a vector for each client. All of it is post-processing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forethought.exchange.messages import Vector
+from forethought.federated.federation import Robust
+
+Sum = NDArray[np.float64]
+
+
+class Aggregate(Protocol):
+    """Takes updates in, in the server's order; gives one vector."""
+
+    @property
+    def count(self) -> int:
+        """Updates that have come."""
+        ...
+
+    def add(self, vector: Vector, share: float) -> None:
+        """One client's vector, with its share of all weights."""
+        ...
+
+    def result(self) -> Vector:
+        """The round's vector, float32."""
+        ...
+
+    def state(self) -> dict[str, NDArray[np.generic]]:
+        """What has come so far."""
+        ...
+
+    def restore(self, state: Mapping[str, NDArray[np.generic]]) -> None:
+        """The inverse of :meth:`state`."""
+        ...
+
+
+class Mean:
+    """Σ share·vector / Σ share over the clients that came, in float64.
+
+    Args:
+        bound: vectors are shortened to this distance from ``centre``; None: they are not.
+    """
+
+    def __init__(self, centre: Vector | None, bound: float | None = None) -> None:
+        self.count = 0
+        self._centre, self._bound = centre, bound
+        self._total = 0.0
+        self._sum: Sum | None = None
+
+    def add(self, vector: Vector, share: float) -> None:
+        if self._bound is not None:
+            vector = shortened(vector, self._centre, self._bound)
+        if self._sum is None:
+            self._sum = np.multiply(vector, share, dtype=np.float64)
+        else:
+            self._sum += np.multiply(vector, share, dtype=np.float64)
+        self._total += share
+        self.count += 1
+
+    def result(self) -> Vector:
+        if self._sum is None:
+            raise ValueError("no update has come: there is no mean of nothing")
+        return (self._sum / self._total).astype(np.float32)
+
+    def state(self) -> dict[str, NDArray[np.generic]]:
+        if self._sum is None:
+            return {}
+        return {"sum": self._sum, "total": np.array([self._total, self.count])}
+
+    def restore(self, state: Mapping[str, NDArray[np.generic]]) -> None:
+        if state:
+            self._sum = np.array(state["sum"], dtype=np.float64)
+            total, count = state["total"]
+            self._total, self.count = float(total), int(count)
+
+
+class Sorted:
+    """Coordinate by coordinate: the mean without the ``trimmed`` share at each end; 1/2: median.
+
+    Weights make no difference here: a hostile client could claim any.
+    """
+
+    def __init__(self, trimmed: float) -> None:
+        self._trimmed = trimmed
+        self._vectors: list[Vector] = []
+
+    @property
+    def count(self) -> int:
+        """Updates that have come."""
+        return len(self._vectors)
+
+    def add(self, vector: Vector, share: float) -> None:
+        self._vectors.append(vector)
+
+    def result(self) -> Vector:
+        if not self._vectors:
+            raise ValueError("no update has come: there is no median of nothing")
+        values = np.sort(np.stack(self._vectors), axis=0)
+        count = len(values)
+        cut = (count - 1) // 2 if self._trimmed == 0.5 else math.ceil(self._trimmed * count)
+        cut = min(cut, (count - 1) // 2)
+        kept: Sum = values[cut : count - cut].mean(axis=0, dtype=np.float64)
+        return kept.astype(np.float32)
+
+    def state(self) -> dict[str, NDArray[np.generic]]:
+        return {"vectors": np.stack(self._vectors)} if self._vectors else {}
+
+    def restore(self, state: Mapping[str, NDArray[np.generic]]) -> None:
+        if state:
+            self._vectors = [np.array(row, dtype=np.float32) for row in state["vectors"]]
+
+
+def shortened(vector: Vector, centre: Vector | None, bound: float) -> Vector:
+    """``vector``, moved towards ``centre`` (None: 0) until it is no further away than ``bound``."""
+    change = vector if centre is None else vector - centre
+    length = float(np.linalg.norm(change.astype(np.float64)))
+    if length <= bound:
+        return vector
+    short = (change * (bound / length)).astype(np.float32)
+    return short if centre is None else centre + short
+
+
+def aggregate(robust: Robust, centre: Vector | None) -> Aggregate:
+    """An empty aggregate of a kind.
+
+    Args:
+        centre: the weights that updates began with; None: updates are gradients.
+    """
+    match robust.kind:
+        case "trimmed":
+            return Sorted(robust.share)
+        case "median":
+            return Sorted(0.5)
+        case _:
+            return Mean(centre, robust.bound)

@@ -1,0 +1,223 @@
+"""A client: it holds its own plan and ledger, and takes only weights and timing from the server.
+
+**Formal guarantee.** Whatever the server sends, the machine asks its trainer for update i exactly
+once and in order (i = 0, 1, 2, … from its ledger), never beyond its plan, and every update is in
+the ledger before it is sent. What is sent for i is the same bytes for ever. So what left the client
+is what its ledger holds, a prefix of its plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from forethought.exchange import events as on
+from forethought.exchange.messages import (
+    SERVER,
+    Acknowledgement,
+    Finished,
+    Join,
+    Leave,
+    Model,
+    Refusal,
+    Update,
+    Vector,
+)
+from forethought.exchange.storing import LedgerState
+from forethought.federated.federation import Federation, Policy
+
+Effects = list[on.Effect]
+
+
+class ClientMachine:
+    """One client's decisions; see the module.
+
+    Args:
+        federation: what was agreed. me: the client's place in its members.
+        ledger: what was released before.
+        policy: what the client allows at most; refused here, before anything is connected.
+
+    Raises:
+        FederationError: the plan exceeds the policy.
+
+    Attributes:
+        weights: the newest global model, with own steps since; None before the first.
+        base: its version. updates: how many were committed.
+    """
+
+    __slots__ = (
+        "_acknowledged",
+        "_computing",
+        "_delay",
+        "_halted",
+        "_last",
+        "_limit",
+        "_outgoing",
+        "_step",
+        "base",
+        "federation",
+        "me",
+        "updates",
+        "weights",
+    )
+
+    def __init__(
+        self,
+        federation: Federation,
+        me: int,
+        ledger: LedgerState | None = None,
+        policy: Policy | None = None,
+    ) -> None:
+        if policy is not None:
+            policy.require(federation, me)
+        ledger = _NOTHING if ledger is None else ledger
+        self.federation, self.me = federation, me
+        self.updates = ledger.updates
+        self.weights: Vector | None = None
+        self.base = -1
+        self._last = ledger.base
+        self._limit = federation.updates(me)
+        self._acknowledged = ledger.acknowledged
+        self._outgoing = {update.round: update for update in ledger.outgoing} or None
+        self._computing = False
+        self._halted = False
+        synchronous = federation.rule == "synchronous"
+        self._delay = None if synchronous else federation.delay.permits
+        self._step = None if synchronous else _local_step(federation, me)
+
+    def handle(self, event: on.Event) -> Effects:
+        """What an event leads to."""
+        if self._halted:
+            return []
+        match event:
+            case on.Received():
+                if event.sender != SERVER:
+                    return [on.Alarm("sender", f"a message from {event.sender}, not the server")]
+                return self._received(event.message)
+            case on.Computed():
+                return self._computed(event)
+            case on.Connected() | on.Woken():
+                joined: Effects = [on.Send(SERVER, Join(self.updates, self.base))]
+                joined += [on.Send(SERVER, update) for update in self._unsent()]
+                joined.append(on.Wake(event.now + self.federation.resend))
+                return joined
+            case on.Stopped():
+                self._halted = True
+                leave = Leave(self.updates, self.base, "stopped")
+                return [on.Send(SERVER, leave), on.Done("stopped by its owner")]
+            case _:
+                return []
+
+    def _unsent(self) -> list[Update]:
+        return list(self._outgoing.values()) if self._outgoing else []
+
+    def _received(self, message: object) -> Effects:
+        match message:
+            case Model():
+                return self._model(message)
+            case Acknowledgement() | Refusal():
+                return self._answered(message)
+            case Finished():
+                if message.round > self.updates:
+                    return self._rolled_back(message.round)
+                self._halted = True
+                self.weights, self.base = message.vector, message.base
+                return [on.Done("finished")]
+            case _:
+                return [on.Alarm("kind", f"a server does not send {type(message).__name__}")]
+
+    def _model(self, model: Model) -> Effects:
+        if model.round > self.updates:
+            return self._rolled_back(model.round)
+        if not self._sound(model.vector):
+            return [
+                on.Alarm("model", "a model of another shape, or with values that are not finite")
+            ]
+        if model.base < self.base or (model.base == self.base and self._delay is not None):
+            return []  # an old model, or the one that is there with own steps on it
+        self.base, self.weights = model.base, model.vector
+        return self._next()
+
+    def _sound(self, vector: Vector) -> bool:
+        return (
+            vector.shape == (self.federation.parameters,)
+            and vector.dtype == np.float32
+            and math.isfinite(np.dot(vector, vector))
+        )
+
+    def _rolled_back(self, applied: int) -> Effects:
+        # Releases that this ledger does not know of: it would spend them a second time.
+        self._halted = True
+        text = (
+            f"the server has {applied} updates of this client, its ledger has {self.updates}: the "
+            "ledger was set back. Nothing more is released; restore the newest ledger"
+        )
+        return [on.Alarm("ledger set back", text), on.Done("ledger set back")]
+
+    def _answered(self, answer: Acknowledgement | Refusal) -> Effects:
+        if answer.round >= self.updates:
+            if isinstance(answer, Acknowledgement):
+                return self._rolled_back(answer.round + 1)
+            return []
+        if isinstance(answer, Refusal) and answer.reason == "conflict":
+            return self._rolled_back(answer.round + 1)
+        if not self._outgoing or self._outgoing.pop(answer.round, None) is None:
+            return []
+        effects: Effects = [on.Acknowledged(answer.round)]
+        if isinstance(answer, Refusal) and answer.reason not in ("late", "twice"):
+            effects.append(
+                on.Alarm("refused", f"update {answer.round} was refused: {answer.reason}")
+            )
+        return effects
+
+    def _next(self) -> Effects:
+        """Begin the next update if the plan, the ledger and the delay allow it."""
+        if self._computing or self.weights is None:
+            return []
+        if self._delay is None:
+            if self.base <= self._last:
+                return []  # asked before: what was computed is sent until it is answered
+        elif not self._delay(self.base, self.updates):
+            return []
+        if self.updates >= self._limit:
+            if self._delay is not None:
+                return []
+            return [on.Send(SERVER, Leave(self.updates, self.base, "plan used up"))]
+        self._computing = True
+        return [on.Compute(self.updates, self.base, self.weights)]
+
+    def _computed(self, done: on.Computed) -> Effects:
+        if not self._computing or done.round != self.updates:
+            return [on.Alarm("trainer", f"update {done.round} was not asked for")]
+        self._computing = False
+        if not self._sound(done.vector):
+            self._halted = True
+            text = "the trainer diverged: values that are not finite; nothing was released"
+            return [on.Alarm("diverged", text), on.Done("diverged")]
+        update = Update(done.round, done.base, done.vector)
+        if self._outgoing is None:
+            self._outgoing = {}
+        self._outgoing[done.round] = update
+        self.updates += 1
+        self._last = done.base
+        release = on.Release(
+            done.round, done.base, done.rounds, done.input_hash, done.state, update
+        )
+        effects: Effects = [on.Commit(release), on.Send(SERVER, update)]
+        if self._step is not None and self.weights is not None and self.base == done.base:
+            # Algorithm 4, line 15, with the sign that descends: U is a sum of gradients.
+            size = np.float32(self._step(done.round))
+            self.weights = self.weights - size * done.vector
+        effects += self._next()
+        return effects
+
+
+_NOTHING = LedgerState()
+
+
+def _local_step(federation: Federation, me: int) -> Callable[[int], float]:
+    from forethought.federated.steps import step_of
+
+    return step_of(federation, me)

@@ -1,0 +1,354 @@
+"""The server: what it accepts, in which order, and what it answers; its rule makes models of it.
+
+Sans-IO. Every change of state is an entry of the journal, appended before anything of it is sent,
+so that a server that crashed anywhere and is made again from its journal goes on with identical
+bits. The privacy of the clients does not rest on anything in here.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forethought.exchange import events as on
+from forethought.exchange.messages import (
+    Acknowledgement,
+    Finished,
+    Join,
+    Leave,
+    Model,
+    Refusal,
+    Update,
+    Vector,
+)
+from forethought.exchange.storing import (
+    Absent,
+    Accepted,
+    Entry,
+    Left,
+    Returned,
+    ServerSnapshot,
+)
+from forethought.federated.asynchronous import Asynchronous
+from forethought.federated.federation import Federation, FederationError
+from forethought.federated.rule import Arrays, Rule
+from forethought.federated.steps import longest_update
+from forethought.federated.synchronous import Synchronous
+
+Effects = list[on.Effect]
+# Bytes by which an accepted update is known again.
+MARK = 16
+NO_MARK = bytes(MARK)
+# Entries after which a snapshot is worth its writing.
+SNAPSHOT_EVERY = 64
+# What happens to honest clients too, and needs nobody's attention.
+ORDINARY = ("late", "twice")
+
+
+class Average(Protocol):
+    """A running average of the global models, where one is reported."""
+
+    def update(self, version: int, weights: Vector) -> None:
+        """Take in the model of a version."""
+        ...
+
+    @property
+    def weights(self) -> Vector:
+        """The average, float32."""
+        ...
+
+    def restore(self, weights: Vector) -> None:
+        """Go on from this average."""
+        ...
+
+
+class ServerMachine:
+    """The server's decisions; see the module.
+
+    Args:
+        federation: what was agreed.
+        weights: the first model, float32, shape (parameters,).
+        average: of the models, where the federation averages them, and only there.
+
+    Raises:
+        FederationError: weights of another shape, or an average that is missing.
+
+    Attributes:
+        applied: how many updates were applied, client by client.
+        absent: clients that the server goes on without.
+    """
+
+    def __init__(
+        self, federation: Federation, weights: Vector, average: Average | None = None
+    ) -> None:
+        if weights.shape != (federation.parameters,) or weights.dtype != np.float32:
+            raise FederationError(
+                f"the first model has shape {weights.shape} and {weights.dtype}, the federation is "
+                f"for ({federation.parameters},) and float32"
+            )
+        if (average is None) != (federation.averaging.kind == "none"):
+            raise FederationError("average= goes with a federation whose averaging is not 'none'")
+        self.federation, self.average = federation, average
+        kind = Synchronous if federation.rule == "synchronous" else Asynchronous
+        self.rule: Rule = kind(federation, weights)
+        members = len(federation.members)
+        self.applied = np.zeros(members, dtype=np.int64)
+        self.absent: set[int] = set()
+        self._left: set[int] = set()
+        # Client → the marks of its updates, round by round; zeros: not applied.
+        self._marks: list[bytearray | None] = [None] * members
+        self._limits: dict[int, float] = {}
+        self._length: tuple[int, float] | None = None
+        self._entries = 0
+        # Not of the journal: who is connected, and when it was last heard of.
+        self._present: dict[int, None] = {}
+        self._heard = np.full(members, np.inf)
+        self._since: float | None = None
+
+    @classmethod
+    def restored(
+        cls,
+        federation: Federation,
+        weights: Vector,
+        snapshot: ServerSnapshot | None,
+        entries: Iterable[Entry],
+        average: Average | None = None,
+    ) -> ServerMachine:
+        """The server as it was when it wrote the last entry.
+
+        Args:
+            weights: the first model, as it was at the beginning.
+            snapshot, entries: what the journal reads.
+        """
+        machine = cls(federation, weights, average)
+        if snapshot is not None:
+            machine._restore(snapshot)
+        for entry in entries:
+            machine._take(entry)
+            machine._advance()
+        return machine
+
+    @property
+    def version(self) -> int:
+        """Of the newest model."""
+        return self.rule.version
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last model is there."""
+        return self.rule.finished
+
+    @property
+    def reported(self) -> Vector:
+        """The model that is handed over: averaged where the federation averages."""
+        return self.rule.weights if self.average is None else self.average.weights
+
+    def handle(self, event: on.Event) -> Effects:
+        """What an event leads to."""
+        match event:
+            case on.Received():
+                return self._received(event)
+            case on.Connected() | on.Woken():
+                return self._timed(event.now)
+            case on.Stopped():
+                return [on.Snapshot(), on.Done("stopped by its owner")]
+            case _:
+                return []
+
+    # ---- what comes in
+
+    def _received(self, event: on.Received) -> Effects:
+        client, message = event.sender, event.message
+        if not 0 <= client < len(self._marks):
+            return [on.Alarm("unknown", f"a message from {client}, who is not in the roster")]
+        effects: Effects = []
+        if self._since is None:
+            effects += self._timed(event.now)
+        self._heard[client] = event.now
+        self._present[client] = None
+        if client in self.absent:
+            effects += self._decide(Returned(client), event.now)
+        match message:
+            case Update():
+                effects += self._update(client, message, event)
+            case Join():
+                if self.finished or self.rule.expects(client):
+                    effects.append(self._told(client))
+            case Leave():
+                if client not in self._left:
+                    effects += self._decide(Left(client), event.now)
+            case _:
+                text = f"client {client} sent a {type(message).__name__}, which clients do not send"
+                effects.append(on.Alarm("kind", text))
+        return effects
+
+    def _update(self, client: int, update: Update, event: on.Received) -> Effects:
+        square = self._square(update.vector)
+        if square is None or not 0 <= update.round < self.federation.updates(client):
+            return self._refused(client, update, "shape" if square is None else "beyond plan")
+        mark = event.digest or _mark(update, square)
+        marks = self._marks[client] or b""
+        known = bytes(marks[MARK * update.round : MARK * (update.round + 1)])
+        if known == mark:
+            return [on.Send(client, Acknowledgement(update.round, self.version))]
+        if known and known != NO_MARK:
+            return self._refused(client, update, "conflict")
+        reason = self.rule.refuses(client, update)
+        if reason is None and not self._reachable(client, update.vector, square):
+            reason = "norm"
+        if reason is not None:
+            return self._refused(client, update, reason)
+        entry = Accepted(client, update.round, update.base, update.vector, mark)
+        acknowledged = on.Send(client, Acknowledgement(update.round, self.version))
+        return self._decide(entry, event.now, acknowledged)
+
+    def _square(self, vector: Vector) -> float | None:
+        """The vector's squared norm; None where its form is not the federation's."""
+        if vector.shape != (self.federation.parameters,) or vector.dtype != np.float32:
+            return None
+        return float(np.dot(vector, vector))
+
+    def _reachable(self, client: int, vector: Vector, square: float) -> bool:
+        """Whether honest noise can reach this far; a NaN or an overflow never does."""
+        if not math.isfinite(square):
+            return False
+        start = 0.0
+        if self.federation.exchanged == "weights":
+            if self._length is None or self._length[0] != self.version:
+                self._length = (self.version, float(np.linalg.norm(self.rule.model)))
+                self._limits.clear()
+            start = self._length[1]
+        plan = self.federation.members[client].plan
+        if plan not in self._limits:
+            self._limits[plan] = longest_update(self.federation, client, start)
+        limit, length = self._limits[plan], math.sqrt(square)
+        if length + start <= limit:
+            return True
+        if self.federation.exchanged == "weights":
+            length = float(np.linalg.norm(vector - self.rule.model))
+        return length <= limit
+
+    def _refused(self, client: int, update: Update, reason: str) -> Effects:
+        refusal: on.Effect = on.Send(client, Refusal(update.round, update.base, reason))
+        if reason in ORDINARY:
+            return [refusal]
+        name = self.federation.members[client].name
+        text = f"update {update.round} of {name} on model {update.base} was refused: {reason}"
+        return [on.Alarm(reason, text), refusal]
+
+    # ---- what it leads to
+
+    def _timed(self, now: float) -> Effects:
+        effects: Effects = []
+        if self._since is None:
+            self._since = now
+            self._heard[:] = now
+        for entry in self.rule.overdue(now, self._since, self._heard):
+            effects += self._decide(entry, now)
+        patience = self.rule.patience()
+        if patience is not None:
+            effects.append(on.Wake(now + patience))
+        return effects
+
+    def _decide(self, entry: Entry, now: float, *answers: on.Effect) -> Effects:
+        """Write an entry down, take it in, and send what follows from it."""
+        self._take(entry)
+        effects: Effects = [on.Append(entry), *answers]
+        if not self._advance():
+            return effects
+        self._since = now
+        if self.finished:
+            effects += [self._told(client) for client in self._present if client not in self._left]
+            return [*effects, on.Snapshot(), on.Done("finished")]
+        present = self._present
+        effects += [self._told(client) for client in self.rule.recipients() if client in present]
+        patience = self.rule.patience()
+        if patience is not None:
+            effects.append(on.Wake(now + patience))
+        if self._entries >= SNAPSHOT_EVERY:
+            self._entries = 0
+            effects.append(on.Snapshot())
+        return effects
+
+    def _take(self, entry: Entry) -> None:
+        self._entries += 1
+        match entry:
+            case Accepted():
+                marks = self._marks[entry.client]
+                if marks is None:
+                    marks = self._marks[entry.client] = bytearray()
+                start = MARK * entry.round
+                marks.extend(bytes(max(0, start + MARK - len(marks))))
+                marks[start : start + MARK] = entry.mark
+                self.applied[entry.client] += 1
+                self.rule.apply(entry.client, Update(entry.round, entry.base, entry.vector))
+                return
+            case Absent():
+                self.absent.add(entry.client)
+            case Returned():
+                self.absent.discard(entry.client)
+            case Left():
+                self._left.add(entry.client)
+            case _:
+                pass
+        self.rule.decided(entry)
+
+    def _advance(self) -> bool:
+        """Whether there is a new model, or the end."""
+        was = self.finished
+        moved = False
+        while self.rule.advance():
+            moved = True
+            if self.average is not None:
+                self.average.update(self.version, self.rule.model)
+        return moved or self.finished != was
+
+    def _told(self, client: int) -> on.Send:
+        """The newest model, or the last one, for one client."""
+        marks = self._marks[client]
+        known = 0 if marks is None else len(marks) // MARK
+        if self.finished:
+            return on.Send(client, Finished(known, self.version, self.reported))
+        return on.Send(client, Model(known, self.version, self.rule.model))
+
+    # ---- snapshots
+
+    def snapshot(self) -> ServerSnapshot:
+        """The whole state, as of the last entry."""
+        values, arrays = self.rule.state()
+        held: Arrays = {f"rule/{name}": array for name, array in arrays.items()}
+        held["applied"] = self.applied
+        lengths = [len(marks or b"") for marks in self._marks]
+        held["marks/lengths"] = np.array(lengths, dtype=np.int64)
+        held["marks"] = np.frombuffer(b"".join(m or b"" for m in self._marks), dtype=np.uint8)
+        if self.average is not None:
+            held["average"] = self.average.weights
+        own: dict[str, Any] = {"absent": sorted(self.absent), "left": sorted(self._left)}
+        return ServerSnapshot({"rule": values, **own}, held)
+
+    def _restore(self, snapshot: ServerSnapshot) -> None:
+        values: Mapping[str, Any] = snapshot.values
+        arrays: Mapping[str, NDArray[Any]] = snapshot.arrays
+        rule = {name[5:]: array for name, array in arrays.items() if name.startswith("rule/")}
+        self.rule.restore(values["rule"], rule)
+        self.applied = np.array(arrays["applied"])
+        self.absent, self._left = set(values["absent"]), set(values["left"])
+        ends = np.cumsum(arrays["marks/lengths"]).tolist()
+        marks = arrays["marks"].tobytes()
+        self._marks = [
+            bytearray(marks[start:end]) if end > start else None
+            for start, end in zip([0, *ends[:-1]], ends, strict=True)
+        ]
+        if self.average is not None:
+            self.average.restore(np.array(arrays["average"], dtype=np.float32))
+
+
+def _mark(update: Update, square: float) -> bytes:
+    # Where no frame was hashed (a simulation), enough to tell two honest updates apart.
+    total = float(update.vector.sum(dtype=np.float64)) if square == square else 0.0
+    return struct.pack("<dfi", total, square if math.isfinite(square) else -1.0, update.base)

@@ -1,0 +1,273 @@
+"""Drives the machines of a federation through virtual time, on one computer.
+
+The result follows from federation, first weights, trainers and times alone: not from the number of
+processes that compute, nor from how fast they are. Nothing is signed, stored or lost here; faults
+have a driver of their own (:mod:`forethought.federated.trial`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forethought.exchange import events as on
+from forethought.exchange.messages import SERVER, Vector
+from forethought.federated.client import ClientMachine
+from forethought.federated.federation import Federation
+from forethought.federated.server import Average, ServerMachine
+from forethought.federated.work import Trainers, Work
+from forethought.simulation.clock import Agenda
+from forethought.simulation.speeds import LogNormal, Outage, Way
+
+_TO_SERVER, _TO_CLIENT, _COMPUTED, _WAKE, _WAKE_SERVER, _ON, _OFF = range(7)
+# Bytes of a frame besides its vector.
+OVERHEAD = 256
+
+
+class SimulationError(RuntimeError):
+    """A simulation that cannot go on: nothing is to come, and the federation has not ended."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """How long everything takes.
+
+    Args:
+        compute: each client's seconds for one update.
+        way: of every message.
+        straggling: σ of a lognormal factor on every single computation.
+        outages: when clients are away.
+        seed: of all this.
+    """
+
+    compute: Sequence[float]
+    way: Way = Way()  # noqa: RUF009 (frozen)
+    straggling: float = 0.0
+    outages: tuple[Outage, ...] = ()
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What a simulation came to.
+
+    Args:
+        weights: the model that is reported. seconds: virtual, until the last model was there.
+        version: how many models there were. updates: of every client, int64, shape (clients,).
+        applied: of them, those that the server applied. rounds: private rounds of every client.
+        busy: seconds that each client computed. messages, sent_bytes: in all.
+        alarms: codes and texts. timeline: (client, begin, end) of every computation, if kept.
+        versions: virtual second of every model.
+    """
+
+    weights: Vector
+    seconds: float
+    version: int
+    updates: NDArray[np.int64]
+    applied: NDArray[np.int64]
+    rounds: NDArray[np.int64]
+    busy: NDArray[np.float64]
+    messages: int
+    sent_bytes: int
+    alarms: tuple[tuple[str, str], ...]
+    timeline: tuple[tuple[int, float, float], ...]
+    versions: tuple[float, ...]
+
+
+class Simulator:
+    """One simulation.
+
+    Args:
+        federation: what was agreed. weights: the first model, float32, shape (parameters,).
+        trainers: compute the updates. times: how long everything takes.
+        average: of the models, where the federation averages them.
+        committed: called with client and release for every release, before it is sent.
+        versions: called with version, virtual second and weights for every new model.
+        timeline: whether to keep every computation's times.
+
+    Raises:
+        ValueError: times for another number of clients.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        weights: Vector,
+        trainers: Trainers,
+        times: Times,
+        *,
+        average: Average | None = None,
+        committed: Callable[[int, on.Release], None] | None = None,
+        versions: Callable[[int, float, Vector], None] | None = None,
+        timeline: bool = False,
+    ) -> None:
+        members = len(federation.members)
+        if len(times.compute) != members:
+            raise ValueError(
+                f"times for {len(times.compute)} clients, the federation has {members} members"
+            )
+        self.federation, self.times, self.trainers = federation, times, trainers
+        self.server = ServerMachine(federation, weights, average)
+        self.clients = [ClientMachine(federation, client) for client in range(members)]
+        self._committed, self._versions = committed, versions
+        self._agenda = Agenda()
+        self._factor = LogNormal(times.straggling, [times.seed, 0])
+        self._jitter = LogNormal(times.way.jitter, [times.seed, 1])
+        self._rounds = np.zeros(members, dtype=np.int64)
+        self._busy = np.zeros(members)
+        self._messages = self._bytes = 0
+        self._alarms: list[tuple[str, str]] = []
+        self._timeline: list[tuple[int, float, float]] | None = [] if timeline else None
+        self._seconds: list[float] = []
+        self._away: set[int] = set()
+        # Without outages nothing is lost, so nothing need be said again.
+        self._loses = bool(times.outages)
+        self._done = False
+
+    def run(self) -> Simulated:
+        """To the last model.
+
+        Raises:
+            SimulationError: the federation waits for something that never comes.
+        """
+        agenda = self._agenda
+        for outage in self.times.outages:
+            agenda.add(outage.begin, _OFF, outage.machine)
+            agenda.add(outage.end, _ON, outage.machine)
+        self._serve(self.server.handle(on.Connected(0.0)))
+        for client, machine in enumerate(self.clients):
+            self._act(client, machine.handle(on.Connected(0.0)))
+        while not self._done:
+            try:
+                kind, client, what = agenda.next()
+            except IndexError:
+                raise SimulationError(
+                    f"model {self.server.version} waits for updates that never come: give a "
+                    "deadline or an absence"
+                ) from None
+            self._happens(kind, client, what)
+        return self._result()
+
+    def _happens(self, kind: int, client: int, what: object) -> None:
+        now = self._agenda.now
+        if kind == _WAKE_SERVER:
+            self._serve(self.server.handle(on.Woken(now)))
+        elif kind == _ON:
+            self._away.discard(client)
+            self._act(client, self.clients[client].handle(on.Connected(now)))
+        elif kind == _OFF:
+            self._away.add(client)
+        elif kind == _COMPUTED:
+            if client in self._away:  # it goes on where it stopped
+                self._agenda.add(self._back(client, now), _COMPUTED, client, what)
+                return
+            self._computed(client, what)
+        elif client in self._away:
+            return
+        elif kind == _TO_SERVER:
+            self._serve(self.server.handle(on.Received(client, what, now)))
+        elif kind == _TO_CLIENT:
+            self._act(client, self.clients[client].handle(on.Received(SERVER, what, now)))
+        else:
+            self._act(client, self.clients[client].handle(on.Woken(now)))
+
+    def _back(self, client: int, now: float) -> float:
+        ends = [o.end for o in self.times.outages if o.machine == client and o.begin <= now < o.end]
+        return max(ends, default=now)
+
+    def _computed(self, client: int, what: object) -> None:
+        assert isinstance(what, on.Compute)
+        now = self._agenda.now
+        found = self.trainers.result(client)
+        done = on.Computed(
+            what.round,
+            what.base,
+            found.vector,
+            found.rounds,
+            found.input_hash,
+            found.state,
+            now,
+        )
+        self._act(client, self.clients[client].handle(done))
+
+    def _act(self, client: int, effects: list[on.Effect]) -> None:
+        now = self._agenda.now
+        for effect in effects:
+            match effect:
+                case on.Send():
+                    self._send(_TO_SERVER, client, effect.message)
+                case on.Commit():
+                    self._rounds[client] = effect.release.rounds
+                    if self._committed is not None:
+                        self._committed(client, effect.release)
+                case on.Compute():
+                    seconds = self.times.compute[client] * self._factor()
+                    self._busy[client] += seconds
+                    if self._timeline is not None:
+                        self._timeline.append((client, now, now + seconds))
+                    self.trainers.begin(Work(client, effect.round, effect.base, effect.vector))
+                    self._agenda.add(now + seconds, _COMPUTED, client, effect)
+                case on.Wake():
+                    if self._loses:
+                        self._agenda.add(effect.at, _WAKE, client)
+                case on.Alarm():
+                    self._alarms.append((effect.code, effect.text))
+                case _:
+                    pass
+
+    def _serve(self, effects: list[on.Effect]) -> None:
+        version = self.server.version
+        if version > len(self._seconds):
+            now = self._agenda.now
+            self._seconds += [now] * (version - len(self._seconds))
+            if self._versions is not None:
+                self._versions(version, now, self.server.reported)
+        for effect in effects:
+            match effect:
+                case on.Send():
+                    self._send(_TO_CLIENT, effect.to, effect.message)
+                case on.Wake():
+                    self._agenda.add(effect.at, _WAKE_SERVER, SERVER)
+                case on.Alarm():
+                    self._alarms.append((effect.code, effect.text))
+                case on.Done():
+                    self._done = True
+                case _:
+                    pass
+
+    def _send(self, kind: int, client: int, message: object) -> None:
+        vector = getattr(message, "vector", None)
+        size = OVERHEAD + (0 if vector is None else vector.nbytes)
+        self._messages += 1
+        self._bytes += size
+        if client in self._away:
+            return
+        way = self.times.way
+        seconds = way.latency
+        if way.bandwidth is not None:
+            seconds += size / way.bandwidth
+        if seconds:
+            seconds *= self._jitter()
+        self._agenda.add(self._agenda.now + seconds, kind, client, message)
+
+    def _result(self) -> Simulated:
+        if not math.isfinite(self._agenda.now):
+            raise SimulationError("virtual time is not finite")
+        return Simulated(
+            self.server.reported,
+            self._agenda.now,
+            self.server.version,
+            np.array([machine.updates for machine in self.clients]),
+            self.server.applied.copy(),
+            self._rounds,
+            self._busy,
+            self._messages,
+            self._bytes,
+            tuple(self._alarms),
+            tuple(self._timeline or ()),
+            tuple(self._seconds),
+        )

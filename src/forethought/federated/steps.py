@@ -1,0 +1,75 @@
+"""Step sizes along exchanged gradients, and how long an honest update can be.
+
+Torch-free: the server and the simulator of times read this.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from forethought.federated.federation import Federation
+from forethought.plans import Plan
+from forethought.training.step_sizes import step_sizes
+
+# Chance that honest noise is beyond the bound: exp(−TAIL) an update.
+TAIL = 45.0
+# Optimizers whose step has a known bound, by how far a mean of norm m moves the weights at most.
+_BOUNDED = ("sgd", "adam", "adamw", "nadam", "radam", "adamax")
+# |step| of one coordinate of Adam is at most η(1 − β₁)/√(1 − β₂) ≤ 3.2 η by default, bias included.
+_ADAPTIVE = 10.0
+
+
+def step_of(federation: Federation, client: int) -> Callable[[int], float]:
+    """From the number of a client's update to the step along it: η_i · share · server's rate.
+
+    The shares of all clients sum to 1, so that one update of each is one step along their mean.
+    """
+    sizes = step_sizes(federation.plan(client))
+    factor = federation.shares[client] * federation.server.rate
+    return lambda index: factor * sizes(index)
+
+
+def longest_update(federation: Federation, client: int, start: float = 0.0) -> float:
+    """L2 norm that an honest update does not exceed: of the mean, or of the change of the weights.
+
+    Args:
+        start: norm of the weights that it begins with, where weight decay pulls on them.
+
+    Returns:
+        ∞ where the local optimizer has no known bound.
+    """
+    plan = federation.plan(client)
+    mean = _longest(plan, federation.parameters)
+    if federation.exchanged == "gradients":
+        return mean
+    options = dict(plan.optimizer.options)
+    rate, name = plan.optimizer.learning_rate, plan.optimizer.name.lower()
+    if name not in _BOUNDED:
+        return math.inf
+    if name == "sgd":
+        step = rate * mean / (1 - float(options.get("momentum", 0.0)))
+    else:
+        step = rate * _ADAPTIVE * math.sqrt(federation.parameters)
+    decay = rate * float(options.get("weight_decay", 0.01 if name == "adamw" else 0.0))
+    moved = federation.local_rounds * step
+    if decay:
+        moved += federation.local_rounds * decay * (start + moved)
+    return moved * (1 + 1e-6)
+
+
+def _longest(plan: Plan, parameters: int | None) -> float:
+    dimension = math.sqrt(parameters or 1)
+    longest = 0.0
+    first = 0
+    for part in plan.mechanism:
+        chosen = plan.round(first)
+        first += part.count
+        norm = chosen.clip_norm
+        if plan.clip.rule == "quantile":
+            norm *= math.exp(min(plan.clip.quantile_rate * plan.rounds * 2, 50.0))
+        b = chosen.divisor
+        most = min(b + math.sqrt(2 * b * TAIL) + TAIL, float(max(chosen.examples, b)))
+        noise = chosen.noise_multiplier * (dimension + math.sqrt(2 * TAIL))
+        longest = max(longest, norm * (most + noise) / b)
+    return longest

@@ -1,0 +1,78 @@
+"""Who computes a client's updates, as a simulation asks for it. No torch in here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from forethought.exchange.messages import Vector
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """One update that a client computes.
+
+    Args:
+        client: who. round: number of its update. base: version of the weights.
+        weights: float32, shape (parameters,); not to be written to.
+    """
+
+    client: int
+    round: int
+    base: int
+    weights: Vector
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """What came of it; see :class:`forethought.exchange.events.Computed`."""
+
+    vector: Vector
+    rounds: int
+    input_hash: bytes
+    state: bytes
+
+
+class Trainers(Protocol):
+    """Computes the updates of all clients."""
+
+    def begin(self, work: Work) -> None:
+        """Take work on; it may be done now, later or elsewhere."""
+        ...
+
+    def result(self, client: int) -> Result:
+        """What came of a client's work; waits until it is done."""
+        ...
+
+
+Rehearsed = Callable[[Work], Vector]
+
+
+class NoTraining:
+    """No data and no noise: for times, messages and memory, and for tests of the machines.
+
+    Args:
+        vector: from work to what is sent; default: the weights, or zeros in place of gradients.
+        local_rounds: private rounds in one update.
+    """
+
+    def __init__(self, local_rounds: int = 1, vector: Rehearsed | None = None) -> None:
+        self._rounds, self._vector = local_rounds, vector
+        self._works: dict[int, Work] = {}
+
+    def begin(self, work: Work) -> None:
+        self._works[work.client] = work
+
+    def result(self, client: int) -> Result:
+        work = self._works.pop(client)
+        vector = work.weights if self._vector is None else self._vector(work)
+        return Result(vector, (work.round + 1) * self._rounds, b"", b"")
+
+
+def no_gradients(parameters: int) -> Rehearsed:
+    """Zeros, the same array every time."""
+    zeros = np.zeros(parameters, dtype=np.float32)
+    return lambda work: zeros

@@ -1,0 +1,88 @@
+"""How long things take: seconds of computing and of a message's way, drawn from public seeds.
+
+Straggling is lognormal (as measured in data centres and among phones) or a constant factor; a way
+is a latency and a bandwidth. Numbers are drawn in blocks, in the order in which they are asked
+for, so that a simulation that asks in the same order gets the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from forethought.mechanism import real, whole
+
+BLOCK = 4096
+
+
+@dataclass(frozen=True)
+class Way:
+    """A network: every message takes ``latency`` seconds and its bytes over ``bandwidth``.
+
+    Args:
+        latency: seconds. bandwidth: bytes a second; None: no limit.
+        jitter: σ of a lognormal factor with median 1 on the whole; 0: none.
+    """
+
+    latency: float = 0.0
+    bandwidth: float | None = None
+    jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        real("latency", self.latency, least=0)
+        real("jitter", self.jitter, least=0)
+        if self.bandwidth is not None:
+            real("bandwidth", self.bandwidth, above=0)
+
+
+@dataclass(frozen=True)
+class Outage:
+    """A machine is off the network, and computes nothing, from ``begin`` to ``end`` (seconds)."""
+
+    machine: int
+    begin: float
+    end: float
+
+    def __post_init__(self) -> None:
+        whole("machine", self.machine, least=0)
+        if not real("begin", self.begin, least=0) < real("end", self.end):
+            raise ValueError("an outage must end after it began")
+
+
+class LogNormal:
+    """Lognormal factors with median 1.
+
+    Args:
+        sigma: of the logarithm; 0: always 1.
+        seed: public.
+    """
+
+    def __init__(self, sigma: float, seed: int | Sequence[int]) -> None:
+        self._sigma = real("sigma", sigma, least=0)
+        self._generator = np.random.Generator(np.random.PCG64(seed))
+        self._left: list[float] = []
+
+    def __call__(self) -> float:
+        """The next factor."""
+        if not self._sigma:
+            return 1.0
+        if not self._left:
+            self._left = np.exp(self._sigma * self._generator.standard_normal(BLOCK)).tolist()
+        return self._left.pop()
+
+
+def slow_ones(machines: int, slow: int, factor: float, seconds: float = 1.0) -> tuple[float, ...]:
+    """Seconds of each machine for one unit of work, of which the last ``slow`` take longer."""
+    machines, slow = whole("machines", machines), whole("slow", slow, least=0)
+    if slow > machines:
+        raise ValueError(f"{slow} of {machines} machines cannot be slow")
+    real("factor", factor, above=0)
+    return (seconds,) * (machines - slow) + (seconds * factor,) * slow
+
+
+def lognormal_speeds(machines: int, sigma: float, seed: int, seconds: float = 1.0) -> list[float]:
+    """Seconds of each machine for one unit of work, lognormal over the machines with a median."""
+    draw = LogNormal(sigma, [seed, 1])
+    return [seconds * draw() for _ in range(whole("machines", machines))]
