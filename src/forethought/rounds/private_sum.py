@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
+from blake3 import blake3
 
 from forethought.gradients import BatchDims
 from forethought.gradients import rule as clipping_rule
@@ -26,8 +27,8 @@ from forethought.rounds.flat import Layout
 from forethought.rounds.grid import add_grid_noise, grid
 from forethought.rounds.losses import Loss
 from forethought.rounds.noise import GaussianNoise
-from forethought.rounds.randomness import Secrets, Stream, seed_of
-from forethought.rounds.records import Records
+from forethought.rounds.randomness import Secrets, Stream, salted_secret, seed_of
+from forethought.rounds.records import Records, content
 from forethought.rounds.sampling import Batches, Indices
 from forethought.rounds.team import Team
 from forethought.rounds.transcript import Transcript
@@ -92,6 +93,9 @@ class PrivateRounds:
         before: called with a round's number before it is computed, for a record on disk.
         team: the processes that compute the rounds together.
         batch_dims: where the model has its examples, as its owner declares; an assumption.
+        salted: the noise is keyed by the weights of the contributing models too, so that no
+            restored backup ever puts a round's noise on another model. (Their difference would be
+            the difference of the sums, without noise.)
 
     Raises:
         ValueError: nothing to train, or a grid too coarse for so many parameters.
@@ -113,6 +117,7 @@ class PrivateRounds:
         before: Callable[[int], None] | None = None,
         team: Team | None = None,
         batch_dims: BatchDims | None = None,
+        salted: bool = False,
     ) -> None:
         self.privacy, self.layout = privacy, Layout(parameters)
         self.transcript = Transcript() if transcript is None else transcript
@@ -124,6 +129,7 @@ class PrivateRounds:
         self._groups = Stream(secrets.sampling, "groups")
         self._secret = secrets.sampling
         self._noise = Stream(secrets.noise, "noise")
+        self._noise_secret, self.salted = secrets.noise, salted
         self._gaussian = GaussianNoise(self.layout.size)
         self._opened = -1
         if batch_dims is not None and not isinstance(privacy.contribution, Examples):
@@ -197,8 +203,13 @@ class PrivateRounds:
         self.seed_model(chosen.index)
         return self._contributor.add(into, model, records, batch, chosen, self._how)
 
-    def _finish(self, chosen: Round, vector: torch.Tensor, norms: torch.Tensor) -> NoisedSum:
-        generator = self._noise.at(chosen.index)
+    def _finish(
+        self, chosen: Round, vector: torch.Tensor, norms: torch.Tensor, salt: bytes | None
+    ) -> NoisedSum:
+        noise = self._noise
+        if salt is not None:
+            noise = Stream(salted_secret(self._noise_secret, salt), "noise")
+        generator = noise.at(chosen.index)
         std, counted = chosen.noise_std, chosen.count_noise
         self.transcript.append(chosen, std, chosen.clip_norm, counted)
         self.team.add_up(vector)
@@ -240,6 +251,7 @@ class PrivateSum:
         self._norms: list[torch.Tensor] = []
         self._vector: torch.Tensor | None = rounds.layout.zeros()
         self._views = rounds.layout.views(self._vector)
+        self._salt = blake3() if rounds.salted else None
 
     def add(self, model: torch.nn.Module, records: Records, indices: Indices | None = None) -> None:
         """Add clipped contributions at the model's present weights. ``.grad`` is never touched.
@@ -256,6 +268,8 @@ class PrivateSum:
         """
         if self._vector is None:
             raise RoundError(f"round {self.round.index} is closed: it takes nothing more")
+        if self._salt is not None:
+            self._salt.update(input_hash(model))
         batch = self._batch
         if indices is None and self._left is batch.indices:
             self._left = self._left[:0]
@@ -299,4 +313,15 @@ class PrivateSum:
                 "could depend on the data"
             )
         vector, self._vector, self._views = self._vector, None, {}
-        return self._rounds._finish(self.round, vector, self.norms)
+        salt = None if self._salt is None else self._salt.digest()
+        return self._rounds._finish(self.round, vector, self.norms, salt)
+
+
+def input_hash(model: torch.nn.Module) -> bytes:
+    """32 bytes that name the trained weights and the buffers: what contributions depend on."""
+    state = blake3()
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.requires_grad or not isinstance(tensor, torch.nn.Parameter):
+            state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            state.update(content(tensor))
+    return state.digest()

@@ -55,6 +55,11 @@ def seed_of(secret: bytes, purpose: str, index: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
+def salted_secret(secret: bytes, salt: bytes) -> bytes:
+    """A secret of its own for each ``salt``; without ``secret`` nobody can tell it from chance."""
+    return hashlib.blake2b(b"salt" + salt, key=secret, digest_size=SECRET_BYTES).digest()
+
+
 @dataclass(frozen=True)
 class Seeds:
     """Numbers that a person chose instead of the operating system's entropy.

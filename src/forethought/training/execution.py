@@ -20,6 +20,8 @@ class Execution:
         micro_batch: examples whose gradients are held at once. Bounds memory.
         checkpoint_every: rounds between checkpoints; default: by time, about every 10 s.
         log_every: rounds between rows of the history; default: about 100 rows.
+        salted: key each round's noise by the weights that it is computed on as well, as clients
+            of a federation always do: see :class:`forethought.rounds.private_sum.PrivateRounds`.
 
     Raises:
         TypeError, ValueError: no whole number of at least 1.
@@ -29,6 +31,7 @@ class Execution:
     micro_batch: int | None = None
     checkpoint_every: int | None = None
     log_every: int | None = None
+    salted: bool = False
 
     def __post_init__(self) -> None:
         for name in ("micro_batch", "checkpoint_every", "log_every"):

@@ -321,7 +321,8 @@ def _begun(task: Task) -> tuple[Keys, Checkpoint | None, dict[str, Any]]:
         begun = continued(task.folder, task.plan)
         if begun is not None:
             _, saved, keys = begun
-            return keys, saved, {name: saved.values[name] for name in settings}
+            # Runs that began before noise could be salted have none.
+            return keys, saved, {name: saved.values.get(name, False) for name in settings}
     return keys, None, settings
 
 
@@ -364,6 +365,7 @@ def _settings(task: Task) -> dict[str, Any]:
         "log_every": task.execution.log_every or max(1, round(task.plan.rounds / ROWS)),
         "diagnostics": task.diagnostics,
         "caveats": [caveat.to_dict() for caveat in task.caveats],
+        "salted": task.execution.salted,
     }
 
 
@@ -378,6 +380,7 @@ def _loop(task: Task, secrets: Secrets, settings: Mapping[str, Any], statement: 
         micro_batch=task.execution.micro_batch,
         team=task.team,
         batch_dims=task.batch_dims,
+        salted=bool(settings["salted"]),
     )
     return Loop(
         task.plan,

@@ -1,0 +1,209 @@
+"""A client's trainer: its private rounds on weights that somebody else sends.
+
+**Formal guarantee.** What :meth:`ClientTrainer.compute` returns is computed from the received
+weights and from noised sums of the client's own plan, and from nothing else: the weights after
+stepping the plan's optimizer along them, or one noised mean. Each round's noise is keyed by the
+secret, the round and a hash of the weights that it was computed on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load, save
+
+from forethought.exchange.messages import Vector
+from forethought.federated.federation import FederationError
+from forethought.federated.work import Result
+from forethought.plans import Plan
+from forethought.rounds.flat import Layout
+from forethought.rounds.losses import Loss
+from forethought.rounds.private_sum import PrivateRounds, input_hash
+from forethought.rounds.randomness import Secrets
+from forethought.rounds.records import Records
+from forethought.rounds.transcript import Transcript
+from forethought.training.checkpoint import optimizer_state, restore_optimizer
+from forethought.training.descent import Descent
+from forethought.training.optimizers import make_optimizer
+from forethought.training.step_sizes import step_sizes
+
+# Name of the JSON in a state's tensors.
+_VALUES = "values"
+
+
+class SharedModel:
+    """The model of a federation, in one process: its trained weights as one vector.
+
+    Args:
+        model: any module; its trainable parameters are float32. Buffers stay as they are.
+
+    Raises:
+        FederationError: parameters of another precision.
+
+    Attributes:
+        parameters: name → trained parameter. layout: their order in the vector.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+        self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self.layout = Layout(self.parameters)
+        wrong = {str(dtype) for dtype in self.layout.dtypes} - {"torch.float32"}
+        if wrong:
+            raise FederationError(
+                f"a federation exchanges float32: convert the model from {', '.join(wrong)} with "
+                "model.float()"
+            )
+
+    @property
+    def architecture(self) -> str:
+        """Digest of names and shapes, which all members must have in common."""
+        rows = [[n, list(s)] for n, s in zip(self.layout.names, self.layout.shapes, strict=True)]
+        return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+    def read(self) -> Vector:
+        """The weights, float32, shape (parameters,)."""
+        with torch.no_grad():
+            flat = torch.cat([p.detach().reshape(-1) for p in self.parameters.values()])
+        return np.ascontiguousarray(flat.cpu().numpy(), dtype=np.float32)
+
+    def write(self, weights: Vector) -> None:
+        """Set the weights."""
+        flat = torch.from_numpy(np.array(weights)).to(self.layout.device)
+        with torch.no_grad():
+            for name, part in self.layout.views(flat).items():
+                self.parameters[name].copy_(part)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """What one client brings: its plan, records and secrets.
+
+    Args:
+        plan: its own. records: exactly as many as its plan says. secrets: of sampling and noise.
+        loss: one value per example.
+        micro_batch: examples whose gradients are held at once.
+    """
+
+    plan: Plan
+    records: Records
+    loss: Loss
+    secrets: Secrets = field(repr=False)
+    micro_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.records) != self.plan.examples:
+            raise FederationError(
+                f"the plan is for {self.plan.examples} examples, the data has "
+                f"{len(self.records)}: the guarantee depends on it"
+            )
+
+
+class ClientTrainer:
+    """Computes one client's updates, in order.
+
+    Args:
+        shared: the model; several trainers of a process may share it.
+        holder: plan, records, secrets.
+        local_rounds: private rounds in one update.
+        gradients: give noised means (of one round) in place of weights.
+        state: of an earlier trainer; b"": the beginning.
+
+    Attributes:
+        transcript: what was computed, and so far as the ledger has it released.
+    """
+
+    def __init__(
+        self,
+        shared: SharedModel,
+        holder: Holder,
+        local_rounds: int = 1,
+        *,
+        gradients: bool = False,
+        state: bytes = b"",
+    ) -> None:
+        self._shared, self._holder = shared, holder
+        self._local, self._gradients = local_rounds, gradients
+        self._step_size = step_sizes(holder.plan)
+        parameters = shared.parameters
+        optimizer = make_optimizer(holder.plan.optimizer, parameters.values())
+        self._descent = Descent(parameters, optimizer)
+        self.private = PrivateRounds(
+            holder.plan.privacy,
+            parameters,
+            holder.loss,
+            holder.secrets,
+            micro_batch=holder.micro_batch,
+            salted=True,
+        )
+        if state:
+            self._restore(state)
+
+    @property
+    def transcript(self) -> Transcript:
+        """What was released, round by round."""
+        return self.private.transcript
+
+    def compute(self, round: int, weights: Vector) -> Result:
+        """The client's update number ``round`` on these weights.
+
+        Raises:
+            RoundError: out of order.
+        """
+        shared, holder = self._shared, self._holder
+        shared.write(weights)
+        hashed = input_hash(shared.model)
+        vector: Vector | None = None
+        first = round * self._local
+        with self.private:
+            for index in range(first, first + self._local):
+                total = self.private.open(index)
+                total.add(shared.model, holder.records)
+                noised = total.release()
+                if self._gradients:
+                    vector = noised.mean().to(torch.float32).cpu().numpy()
+                else:
+                    self._descent.step(noised, self._step_size(index))
+        self._descent.clear()
+        if vector is None:
+            vector = shared.read()
+        return Result(vector, first + self._local, hashed, self.state())
+
+    def state(self) -> bytes:
+        """What a later trainer goes on from: transcript, clipping norm, the optimizer's state."""
+        tensors, values = optimizer_state(self._descent.optimizer)
+        held = {
+            "transcript": self.transcript.to_values(),
+            "clip_norm": self.private.clip_norm,
+            "optimizer": values,
+        }
+        own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        return save(own or {"none": torch.zeros(1)}, {_VALUES: json.dumps(held)})
+
+    def _restore(self, state: bytes) -> None:
+        tensors = load(state)
+        tensors.pop("none", None)
+        held = values_of(state)
+        self.private.transcript = Transcript.from_values(held["transcript"])
+        self.private.clip_norm = float(held["clip_norm"])
+        restore_optimizer(self._descent.optimizer, tensors, held["optimizer"])
+
+
+def values_of(state: bytes) -> dict[str, Any]:
+    """The plain values in a trainer's state."""
+    length = int.from_bytes(state[:8], "little")
+    header = json.loads(state[8 : 8 + length])
+    values: dict[str, Any] = json.loads(header["__metadata__"][_VALUES])
+    return values
+
+
+def released(state: bytes) -> Transcript:
+    """What a client released, as its ledger's last state says; b"": nothing."""
+    if not state:
+        return Transcript()
+    return Transcript.from_values(values_of(state)["transcript"])
