@@ -21,20 +21,17 @@ the noise that is accounted, N(0, (σC)²), or better, and no floating-point num
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-# The scale of the noise in grid steps lies between 2 to this power and four times that.
-STEPS = 25
+from forethought.rounds.grid_step import STEPS as STEPS
+from forethought.rounds.grid_step import grid as grid
+
 # Whole numbers up to here are exact in double precision, with noise added.
 LIMIT = float(1 << 51)
 # Coordinates that are drawn at a time.
 CHUNK = 1 << 16
-# Slack for points 2 and 3 above, and for the rounding of the few numbers computed here.
-SLACK = 1 + 2.0**-30
 
 Whole = NDArray[np.int64]
 
@@ -59,26 +56,6 @@ def add_grid_noise(
         # Both are whole numbers below 2⁵³, and so is their sum: nothing is rounded.
         whole += torch.from_numpy(noise).to(whole)
         torch.mul(whole, step, out=part)
-
-
-def grid(std: float, clip_norm: float, size: int) -> tuple[float, int]:
-    """The step γ, a power of two, and the scale s of the noise in steps.
-
-    Args:
-        size: number d of coordinates.
-
-    Raises:
-        ValueError: so many coordinates that the rounding would be a tenth of the clipping norm.
-    """
-    step = math.ldexp(1.0, math.frexp(std)[1] - 1 - STEPS)
-    charge = math.sqrt(size) * step
-    if charge > clip_norm / 10:
-        raise ValueError(
-            f"rounding {size:,} coordinates to the grid could move the sum by {charge:.3g}, more "
-            f"than a tenth of the clipping norm {clip_norm:g}: use noise='gaussian', or less noise"
-        )
-    sigma = std / clip_norm
-    return step, math.ceil(sigma * (clip_norm + charge) / step * SLACK)
 
 
 def discrete_gaussian(scale: int, size: int, generator: np.random.Generator) -> Whole:

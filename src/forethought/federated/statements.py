@@ -1,0 +1,323 @@
+"""Who sees what of a client, and what each can learn from it: its statements, and everybody's.
+
+A client's own statement is about the server, which sees every noised update: it holds whatever the
+server and all other clients do. Others see less:
+
+| view | sees | rests on, besides |
+| --- | --- | --- |
+| ``"server"`` | every noised update | nothing |
+| ``"secure-server"`` | the cohort's sums | secure aggregation; the noise of enough other clients |
+| ``"client"`` | every global model, as another client that knows its own noise | single updates \
+stay hidden; the noise of the others |
+| ``"outsider"`` | the final model (and every one before it) | the same |
+
+Where sums do not add up to one noised sum a round (asynchronous rules, several local rounds, robust
+means, cohorts, deadlines) the last two views are no better than the server's, by post-processing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any, Literal, get_args
+
+from forethought.accounting.assumptions import Randomness
+from forethought.accounting.statement import Statement, account
+from forethought.accounting.summed import AGGREGATE, SECURE_AGGREGATION
+from forethought.caveats import Caveat
+from forethought.federated.federation import Federation, FederationError
+from forethought.federated.secure_aggregation.settings import SecureAggregation
+from forethought.mechanism import Mechanism, one_of, whole
+from forethought.plans import Plan
+from forethought.rounds.grid_step import grid
+from forethought.rounds.transcript import Transcript
+
+View = Literal["server", "secure-server", "client", "outsider"]
+VIEWS: tuple[View, ...] = get_args(View)
+# So many choices of clients that share a person are composed; more are bounded by all of them.
+_MOST_CHOICES = 500
+
+
+def client_statement(
+    federation: Federation,
+    client: int,
+    view: View = "server",
+    *,
+    transcript: Transcript | None = None,
+    randomness: Randomness | None = None,
+    delta: float | None = None,
+) -> Statement:
+    """What a client's releases tell somebody who sees ``view`` of them.
+
+    Args:
+        federation: what all agreed on. client: its place in the roster.
+        view: see the module.
+        transcript: what the client's ledger released; it may have stopped early, which costs less.
+            None: all that its plan allows.
+        randomness: where its random numbers came from.
+        delta: δ; the plan's by default.
+
+    Raises:
+        FederationError: nothing was released, or secure aggregation where there is none.
+        TranscriptError: what was released is not the beginning of the plan.
+    """
+    one_of("view", view, VIEWS)
+    plan = federation.plan(client)
+    count = federation.updates(client) * federation.local_rounds
+    if transcript is not None:
+        count = len(transcript)
+        if not count:
+            raise FederationError(
+                f"{federation.members[client].name!r} released nothing, which costs nothing: there "
+                "is no statement to write"
+            )
+        transcript.require(plan.mechanism.first(count))
+    named = [Caveat("arrival-times")]
+    if federation.cohort is not None:
+        named.append(Caveat("no-client-amplification"))
+    return account(
+        plan,
+        delta,
+        released=count,
+        releases=() if transcript is None else transcript.releases(),
+        not_covered=named,
+        randomness=randomness,
+        accountant=_accountant(federation, client, view),
+    )
+
+
+def gain(federation: Federation, client: int, known: int = 0) -> float:
+    """All noise in the weighted sum of a round over the client's own, as standard deviations.
+
+    At least 1; exactly 1 where a round's model is more than a function of one weighted sum. The
+    least over all rounds of the client's plan.
+
+    Args:
+        known: how many other clients the attacker is: the noisiest ones' noise counts as known.
+    """
+    if not _one_sum_a_round(federation):
+        return 1.0
+    least = math.inf
+    for round in _beginnings(federation, client):
+        variances = [
+            _noise_in_the_mean(federation, other, round) ** 2
+            for other in range(len(federation.members))
+            if other != client and round < federation.updates(other)
+        ]
+        hidden = sorted(variances)[: max(0, len(variances) - known)]
+        own = _noise_in_the_mean(federation, client, round) ** 2
+        least = min(least, math.sqrt(1 + math.fsum(hidden) / own) if own else 1.0)
+    return least
+
+
+def disjoint(statements: Mapping[str, Statement]) -> Statement:
+    """The statement of the whole federation where no person's records are held by two clients.
+
+    A record is in one client's data, and the others' releases do not depend on it: the largest ε of
+    all clients holds for everybody (parallel composition).
+
+    Args:
+        statements: client's name → its statement; one δ, one adjacency, one view.
+
+    Raises:
+        FederationError: statements of different kinds, or none.
+    """
+    kinds = {
+        (one.delta, one.adjacency, one.group, one.accountant["kind"]) for one in statements.values()
+    }
+    if len(kinds) != 1:
+        raise FederationError(
+            f"statements at one delta, adjacency, group and view have a maximum; these are {kinds}"
+        )
+    worst = max(statements.values(), key=lambda one: (one.guarantee, one.epsilon.upper))
+    names = ", ".join(sorted(statements)[:20]) + (", …" if len(statements) > 20 else "")
+    return account(
+        worst.mechanism,
+        worst.delta,
+        group=worst.group,
+        accountant=worst.accountant,
+        randomness=worst.randomness,
+        not_covered=(
+            *(one for one in worst.caveats if one.role in ("not-covered", "choice")),
+            Caveat("disjoint-holders", names),
+        ),
+    )
+
+
+def shared(
+    federation: Federation,
+    holders: int,
+    *,
+    transcripts: Sequence[Transcript] | None = None,
+    randomness: Randomness | None = None,
+) -> Statement:
+    """The statement for persons whose records up to ``holders`` clients hold, against the server.
+
+    Each client adds noise of its own, so the releases of any of them compose; the worst choice of
+    clients is stated. Where the attacker sees sums only, a person at two clients moves one sum
+    twice, and no such statement is written.
+
+    Args:
+        holders: from 1 to the number of clients.
+        transcripts: of every client, in the order of the roster. None: their whole plans.
+
+    Raises:
+        FederationError: clients of different δ or adjacency.
+    """
+    members = len(federation.members)
+    whole("holders", holders, most=members)
+    if transcripts is None:
+        mechanisms = [
+            federation.plan(client).mechanism.first(
+                federation.updates(client) * federation.local_rounds
+            )
+            for client in range(members)
+        ]
+    else:
+        mechanisms = [
+            transcript.mechanism(federation.plan(client).mechanism.adjacency)
+            for client, transcript in enumerate(transcripts)
+            if len(transcript)
+        ]
+    deltas = {federation.plan(client).delta for client in range(members)}
+    adjacencies = {mechanism.adjacency for mechanism in mechanisms}
+    if len(deltas) > 1 or len(adjacencies) != 1:
+        raise FederationError(
+            f"clients have deltas {deltas} and adjacencies {adjacencies}: releases compose at one"
+        )
+    delta, detail = deltas.pop(), f"up to {holders} of {members} clients"
+    found = [
+        account(
+            _composed(choice),
+            delta,
+            not_covered=(Caveat("several-holders", detail), Caveat("arrival-times")),
+            randomness=randomness,
+        )
+        for choice in _choices(mechanisms, min(holders, len(mechanisms)))
+    ]
+    return max(found, key=lambda one: (one.guarantee, one.epsilon.upper))
+
+
+def overview(
+    federation: Federation,
+    transcripts: Sequence[Transcript] | None = None,
+    randomness: Randomness | None = None,
+) -> str:
+    """Who sees what, as a table in Markdown: a client a row, a view a column, ε in the cells."""
+    views: list[View] = ["server", "client", "outsider"]
+    if federation.secure is not None:
+        views.insert(1, "secure-server")
+    lines = [
+        "| client | rounds | " + " | ".join(f"ε, {view}" for view in views) + " | δ |",
+        "| --- | --- |" + " --- |" * (len(views) + 1),
+    ]
+    for client, member in enumerate(federation.members):
+        transcript = None if transcripts is None else transcripts[client]
+        if transcript is not None and not len(transcript):
+            cells = ["0"] * len(views)
+            rounds, delta = 0, federation.plan(client).delta
+        else:
+            made = [
+                client_statement(
+                    federation, client, view, transcript=transcript, randomness=randomness
+                )
+                for view in views
+            ]
+            cells = [f"{one.guarantee:.4g}" for one in made]
+            rounds, delta = len(made[0].mechanism), made[0].delta
+        lines.append(f"| {member.name} | {rounds:,} | {' | '.join(cells)} | {delta:g} |")
+    return "\n".join(lines)
+
+
+def _accountant(federation: Federation, client: int, view: View) -> dict[str, Any] | None:
+    if view == "server":
+        return None
+    if view == "secure-server":
+        if federation.secure is None:
+            raise FederationError(
+                "this federation has no secure aggregation: its server sees every update. Give "
+                "secure=SecureAggregation(...).to_dict()"
+            )
+        secure = SecureAggregation.from_dict(federation.secure)
+        secure.require(federation)
+        return secure_details(secure, federation.plan(client), federation.parameters)
+    found = gain(federation, client, known=1 if view == "client" else 0)
+    return None if found == 1.0 else {"kind": AGGREGATE, "gain": found}
+
+
+def secure_details(secure: SecureAggregation, plan: Plan, parameters: int) -> dict[str, Any]:
+    """What a statement under secure aggregation has to hold of the settings and the grid."""
+    first = plan.round(0)
+    _, scale = grid(first.noise_std, first.clip_norm, parameters)
+    return {
+        "kind": SECURE_AGGREGATION,
+        "clients": secure.clients,
+        "dropouts": secure.dropouts,
+        "colluders": secure.colluders,
+        "coordinates": parameters,
+        "scale": float(scale),
+    }
+
+
+def _one_sum_a_round(federation: Federation) -> bool:
+    """Whether every global model is a function of the weighted sums of all clients' noised sums.
+
+    Everybody takes part, one release a round, a plain mean, a fixed clipping norm. Weights after a
+    step of the client's own are as good as gradients where that step is linear and the same for
+    all: SGD, momentum included.
+    """
+    if any(plan.clip.rule == "quantile" for plan in federation.plans):
+        return False
+    if (
+        federation.rule != "synchronous"
+        or federation.local_rounds != 1
+        or federation.robust.kind != "mean"
+        or federation.cohort is not None
+        or federation.deadline is not None
+    ):
+        return False
+    if federation.exchanged == "gradients":
+        return True
+    uses = {plan.use for plan in federation.plans}
+    return len(uses) == 1 and uses.pop().optimizer.name == "sgd"
+
+
+def _beginnings(federation: Federation, client: int) -> list[int]:
+    """Rounds of a client at which its own noise or somebody else's may change."""
+    last = federation.updates(client)
+    found = {0}
+    for plan in federation.plans:
+        before = 0
+        for part in plan.mechanism:
+            before += part.count
+            found.add(before)
+    found |= {federation.updates(other) for other in range(len(federation.members))}
+    return sorted(round for round in found if round < last)
+
+
+def _noise_in_the_mean(federation: Federation, client: int, round: int) -> float:
+    chosen = federation.plan(client).round(round)
+    return federation.shares[client] * chosen.noise_std / chosen.divisor
+
+
+def _composed(mechanisms: Sequence[Mechanism]) -> Mechanism:
+    total = mechanisms[0]
+    for mechanism in mechanisms[1:]:
+        total = total + mechanism
+    return total
+
+
+def _choices(mechanisms: Sequence[Mechanism], holders: int) -> list[tuple[Mechanism, ...]]:
+    kinds = {mechanism: place for place, mechanism in enumerate(dict.fromkeys(mechanisms))}
+    if len(kinds) == 1:
+        return [tuple(mechanisms[:holders])]
+    if math.comb(len(mechanisms), holders) > 100 * _MOST_CHOICES:
+        return [tuple(mechanisms)]
+    seen: dict[tuple[int, ...], tuple[Mechanism, ...]] = {}
+    for choice in combinations(mechanisms, holders):
+        seen.setdefault(tuple(sorted(kinds[one] for one in choice)), choice)
+        if len(seen) > _MOST_CHOICES:
+            # All of them together bound any choice.
+            return [tuple(mechanisms)]
+    return list(seen.values())

@@ -1,0 +1,224 @@
+"""Who sees what: the issue's figures, the gain by simulation, and what is not claimed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import forethought as ft
+from forethought.accounting.gaussian import gaussian_delta
+from forethought.accounting.verification import check
+from forethought.federated.federation import Federation, FederationError, Member, Robust
+from forethought.federated.secure_aggregation.settings import (
+    SecureAggregation,
+    SecureAggregationError,
+)
+from forethought.federated.statements import (
+    client_statement,
+    disjoint,
+    gain,
+    overview,
+    shared,
+)
+from forethought.mechanism import Mechanism, Poisson, Rounds
+from forethought.plans import Clip, Optimizer, Plan
+from forethought.rounds.transcript import Transcript, TranscriptError
+from forethought.use import Use
+
+DELTA, SIZE = 1e-5, 1000
+
+
+def plan(sigma: float = 4.54, rounds: int = 120, rate: float = 0.2, **options) -> Plan:
+    return Plan(Mechanism(Rounds(sigma, rounds, Poisson(rate))), SIZE, DELTA, **options)
+
+
+def federation(members: int = 10, plans: tuple[Plan, ...] | None = None, **options) -> Federation:
+    found = plans or (plan(),)
+    return Federation(
+        members=tuple(Member(f"site {i}", i % len(found)) for i in range(members)),
+        plans=found,
+        parameters=options.pop("parameters", 650),
+        architecture="",
+        rounds=options.pop("rounds", 120),
+        exchanged=options.pop("exchanged", "gradients"),
+        **options,
+    )
+
+
+def released(chosen: Plan, rounds: int) -> Transcript:
+    transcript = Transcript()
+    for index in range(rounds):
+        one = chosen.round(index)
+        transcript.append(one, one.noise_std, one.clip_norm)
+    return transcript
+
+
+def test_a_straggler_has_spent_what_its_ledger_released() -> None:
+    """120 rounds at a rate of 0.2 are planned for ε = 2; after 13 of them 0.62 is spent."""
+    whole = federation()
+    assert client_statement(whole, 0).guarantee == pytest.approx(2.00, abs=0.005)
+    stopped = client_statement(whole, 0, transcript=released(plan(), 13))
+    assert stopped.guarantee == pytest.approx(0.624, abs=0.003)
+    assert len(stopped.mechanism) == 13 and stopped.releases[0].count == 13
+    check(stopped, plan())
+    with pytest.raises(FederationError, match="released nothing"):
+        client_statement(whole, 0, transcript=Transcript())
+    other = plan(sigma=3.0)
+    with pytest.raises(TranscriptError):
+        client_statement(whole, 0, transcript=released(other, 13))
+
+
+def test_a_person_at_two_clients_is_composed_and_disjoint_shares_have_a_maximum() -> None:
+    whole = federation()
+    assert shared(whole, 1).guarantee == client_statement(whole, 0).guarantee
+    assert shared(whole, 2).guarantee == pytest.approx(2.92, abs=0.005)
+    weaker = federation(4, (plan(), plan(sigma=3.0)))
+    each = {f"site {i}": client_statement(weaker, i) for i in range(4)}
+    together = disjoint(each)
+    assert together.guarantee == max(one.guarantee for one in each.values())
+    assert any(one.code == "disjoint-holders" for one in together.assumptions)
+    # The worst pair is the two that add less noise.
+    pair = plan(sigma=3.0).mechanism + plan(sigma=3.0).mechanism
+    assert shared(weaker, 2).guarantee == ft.epsilon(pair, DELTA).upper
+    stopped = [released(weaker.plan(i), 5 * i) for i in range(4)]
+    assert 0 < shared(weaker, 2, transcripts=stopped).guarantee < shared(weaker, 2).guarantee
+    with pytest.raises(FederationError, match="one delta"):
+        disjoint({"a": each["site 0"], "b": client_statement(weaker, 1, delta=1e-6)})
+    with pytest.raises(FederationError, match="deltas"):
+        shared(federation(2, (plan(), Plan(plan().mechanism, SIZE, 1e-6))), 2)
+
+
+def test_an_outsider_faces_the_noise_of_all_and_a_client_that_of_the_others() -> None:
+    whole = federation()
+    assert gain(whole, 3) == pytest.approx(math.sqrt(10))
+    assert gain(whole, 3, known=1) == pytest.approx(3.0)
+    outside = client_statement(whole, 3, "outsider")
+    wanted = ft.epsilon(Mechanism(Rounds(4.54 * math.sqrt(10), 120, Poisson(0.2))), DELTA)
+    assert outside.guarantee == pytest.approx(wanted.upper, rel=1e-6)
+    views = [client_statement(whole, 3, view).guarantee for view in ("outsider", "client")]
+    assert views[0] < views[1] < client_statement(whole, 3).guarantee
+    check(outside, plan())
+
+
+def test_the_gain_is_that_of_weighted_sums() -> None:
+    """Standard deviations of simulated weighted means; false alarm below 10⁻⁶ at 5 % of 40,000."""
+    plans = (plan(2.0), plan(5.0, rate=0.5, clip=Clip(0.5)))
+    whole = Federation(
+        members=(Member("a", 0, 3.0), Member("b", 1, 1.0), Member("c", 1, 2.0)),
+        plans=plans,
+        parameters=1,
+        architecture="",
+        rounds=120,
+        exchanged="gradients",
+    )
+    generator = np.random.default_rng(1)
+    noises = []
+    for client, share in enumerate(whole.shares):
+        one = whole.plan(client).round(0)
+        noises.append(share * generator.normal(0, one.noise_std, 40_000) / one.divisor)
+    total = np.sum(noises, axis=0)
+    for client in range(3):
+        assert gain(whole, client) == pytest.approx(total.std() / noises[client].std(), rel=0.05)
+    # The other two are known in turn: the noisier one is.
+    assert gain(whole, 0, known=2) == 1.0
+
+
+def test_where_others_have_stopped_their_noise_is_not_counted() -> None:
+    short = plan(rounds=20)
+    whole = federation(3, (plan(), short, short))
+    assert gain(whole, 0) == 1.0
+    assert gain(whole, 1) == pytest.approx(math.sqrt(3))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rule": "asynchronous"},
+        {"cohort": 5},
+        {"deadline": 10.0},
+        {"robust": Robust("median")},
+        {"exchanged": "weights", "local_rounds": 2, "rounds": 60},
+        {
+            "exchanged": "weights",
+            "plans": (plan(use=Use(optimizer=Optimizer("adam", options=()))),),
+        },
+        {"plans": (plan(clip=Clip(1.0, "quantile", count_noise=100.0)),)},
+    ],
+)
+def test_no_gain_where_a_model_is_more_than_one_sum(options: dict) -> None:
+    whole = federation(**options)
+    assert gain(whole, 0) == 1.0
+    outside = client_statement(whole, 0, "outsider")
+    assert outside.epsilon == client_statement(whole, 0).epsilon
+    assert outside.accountant == {"kind": "exact"}
+
+
+def test_weights_after_one_linear_step_are_as_good_as_gradients() -> None:
+    assert gain(federation(exchanged="weights"), 0) == pytest.approx(math.sqrt(10))
+
+
+def test_leaving_clients_out_does_not_amplify() -> None:
+    """The theorem on sampling would claim too little of a record when whole clients are sampled.
+
+    One of two clients takes part, by a fair coin. The other client's sum is far away, so the output
+    tells who took part; with the first (chance ½) it is N(0 or 1, σ²). Amplification would turn
+    (ε, δ) into (ln(1 + (e^ε − 1)/2), δ/2); the true δ there is ½·δ(ε′) of the plain Gaussian.
+    """
+    mu, epsilon = 1 / 1.5, 1.0
+    amplified = math.log1p(math.expm1(epsilon) / 2)
+    claimed = 0.5 * float(gaussian_delta(epsilon, mu))
+    true = 0.5 * float(gaussian_delta(amplified, mu))
+    assert true > 2 * claimed
+    cohort = client_statement(federation(cohort=5), 0)
+    assert cohort.epsilon == client_statement(federation(), 0).epsilon
+    assert any(one.code == "no-client-amplification" for one in cohort.facts)
+
+
+def test_secure_aggregation_counts_the_noise_of_honest_clients() -> None:
+    secure = SecureAggregation(10, dropouts=2, colluders=2)
+    grid = plan(noise="grid")
+    whole = federation(plans=(grid,), secure=secure.to_dict())
+    found = client_statement(whole, 0, "secure-server")
+    wanted = ft.epsilon(Mechanism(Rounds(4.54 * math.sqrt(6), 120, Poisson(0.2))), DELTA)
+    assert found.guarantee == pytest.approx(wanted.upper, rel=1e-6)
+    assert "floating-point-noise" not in {one.code for one in found.caveats}
+    check(found, grid)
+    assert client_statement(whole, 0).guarantee == pytest.approx(2.0, abs=0.01)
+    with pytest.raises(FederationError, match="no secure aggregation"):
+        client_statement(federation(), 0, "secure-server")
+    assert "secure-server" in overview(whole)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"exchanged": "weights"}, "exchanged to 'gradients'"),
+        ({"robust": Robust("median")}, "single updates"),
+        ({"cohort": 9}, "asks 9 clients"),
+        ({"plans": (plan(),)}, "noise='grid'"),
+        ({"plans": (plan(noise="grid"), plan(sigma=5.0, noise="grid"))}, "one noise multiplier"),
+    ],
+)
+def test_what_secure_aggregation_does_not_go_with_is_refused(options: dict, words: str) -> None:
+    options = {"plans": (plan(noise="grid"),), **options}
+    with pytest.raises(SecureAggregationError, match=words):
+        SecureAggregation(10).require(federation(**options))
+
+
+def test_asynchronous_rounds_have_no_secure_sums() -> None:
+    with pytest.raises(FederationError, match="synchronous"):
+        federation(rule="asynchronous", secure=SecureAggregation(10).to_dict())
+    fine = federation(plans=(plan(noise="grid"),))
+    with pytest.raises(SecureAggregationError, match="synchronous"):
+        SecureAggregation(10).require(replace(fine, rule="asynchronous"))
+
+
+def test_the_overview_has_a_row_a_client_and_zero_for_one_that_released_nothing() -> None:
+    whole = federation(2)
+    rows = overview(whole, [released(plan(), 13), Transcript()]).splitlines()
+    assert len(rows) == 4
+    assert rows[2].startswith("| site 0 | 13 | 0.62")
+    assert rows[3] == "| site 1 | 0 | 0 | 0 | 0 | 1e-05 |"
