@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from forethought.federated.secure_aggregation.settings import (
         SecureAggregationError as SecureAggregationError,
     )
+    from forethought.federated.simulator import SimulationError as SimulationError
     from forethought.gradients.fallback import SlowGradientsWarning as SlowGradientsWarning
     from forethought.jobs.job import JobError as JobError
     from forethought.mechanism import UnsupportedMechanismError as UnsupportedMechanismError
@@ -67,6 +68,7 @@ _HOME = {
     "RunFolderExistsError": "training.folder",
     "SecureAggregationError": "federated.secure_aggregation.settings",
     "SignatureError": "signing",
+    "SimulationError": "federated.simulator",
     "SlowGradientsWarning": "gradients.fallback",
     "StatementError": "accounting.statement",
     "SuspiciousDataWarning": "data.suspicions",
