@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from forethought.mechanism import (
     Budget,
+    CyclicPoisson,
     FullBatch,
     Mechanism,
     Poisson,
+    RandomAllocation,
     Rounds,
     Shuffled,
     UnsupportedMechanismError,
@@ -25,6 +27,8 @@ samplings = st.one_of(
     st.builds(Poisson, st.floats(1e-8, 1)),
     st.builds(WithoutReplacement, st.just(3), st.integers(3, 1000)),
     st.builds(Shuffled, st.just(3), st.integers(3, 1000)),
+    st.builds(RandomAllocation, st.integers(1, 1000)),
+    st.builds(CyclicPoisson, st.floats(1e-8, 1), st.integers(1, 1000)),
     st.just(FullBatch()),
 )
 rounds = st.builds(
@@ -71,6 +75,10 @@ def test_equal_neighbours_merge_but_a_broken_epoch_does_not() -> None:
     assert len(Mechanism(half, half, adjacency="zero-out").rounds) == 2
     whole = Rounds(1.0, 10, Shuffled(10, 100))
     assert len(Mechanism(whole, half, adjacency="zero-out").rounds) == 1
+    for sampling in (RandomAllocation(10), CyclicPoisson(0.1, 10)):
+        some, turn = Rounds(1.0, 5, sampling), Rounds(1.0, 10, sampling)
+        assert len(Mechanism(some, some).rounds) == 2
+        assert len(Mechanism(turn, some).rounds) == 1
 
 
 @pytest.mark.parametrize(
@@ -88,6 +96,10 @@ def test_equal_neighbours_merge_but_a_broken_epoch_does_not() -> None:
         (Shuffled(1, 10), "example", "zero-out", 1),
         (Shuffled(1, 10), "example", "replace-one", 2),
         (Shuffled(1, 10), "group", "zero-out", 2),
+        (RandomAllocation(10), "example", "add-or-remove", 1),
+        (RandomAllocation(10), "group", "add-or-remove", 2),
+        (CyclicPoisson(0.1, 10), "example", "zero-out", 1),
+        (CyclicPoisson(0.1, 10), "example", "replace-one", 2),
     ],
 )
 def test_sensitivity_follows_from_the_mechanism(

@@ -35,9 +35,11 @@ if TYPE_CHECKING:
     from forethought.auditing.audit import audit as audit
     from forethought.auditing.verdict import Audit as Audit
     from forethought.mechanism import Budget as Budget
+    from forethought.mechanism import CyclicPoisson as CyclicPoisson
     from forethought.mechanism import FullBatch as FullBatch
     from forethought.mechanism import Mechanism as Mechanism
     from forethought.mechanism import Poisson as Poisson
+    from forethought.mechanism import RandomAllocation as RandomAllocation
     from forethought.mechanism import Rounds as Rounds
     from forethought.mechanism import Shuffled as Shuffled
     from forethought.mechanism import UnsupportedMechanismError as UnsupportedMechanismError
@@ -71,9 +73,11 @@ _HOME = {
     **dict.fromkeys(
         (
             "Budget",
+            "CyclicPoisson",
             "FullBatch",
             "Mechanism",
             "Poisson",
+            "RandomAllocation",
             "Rounds",
             "Shuffled",
             "UnsupportedMechanismError",

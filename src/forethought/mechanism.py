@@ -145,16 +145,86 @@ class Shuffled:
 
 
 @dataclass(frozen=True)
+class RandomAllocation:
+    """Every epoch of ``rounds`` rounds puts each record into one of them, chosen uniformly.
+
+    Records choose independently of each other (balls in bins), so that batches have random sizes.
+    """
+
+    rounds: int
+    kind: ClassVar[str] = "random-allocation"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rounds", whole("rounds", self.rounds, most=10**9))
+
+    @property
+    def rate(self) -> float:
+        """Chance that a given record is in a round's batch."""
+        return 1 / self.rounds
+
+    @property
+    def rounds_per_epoch(self) -> int:
+        """Rounds of one pass over the data."""
+        return self.rounds
+
+
+@dataclass(frozen=True)
+class CyclicPoisson:
+    """Records belong to ``parts`` parts, which take turns: round i draws from part i mod parts.
+
+    Each record's part is uniform, independent and fixed. A round holds every record of its part
+    with probability ``rate``, independently; rate 1 takes the whole part.
+    """
+
+    rate: float
+    parts: int
+    kind: ClassVar[str] = "cyclic-poisson"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rate", real("rate", self.rate, above=0, most=1))
+        object.__setattr__(self, "parts", whole("parts", self.parts, most=10**9))
+
+    @property
+    def rounds_per_epoch(self) -> int:
+        """Rounds until it is the same part's turn again."""
+        return self.parts
+
+
+@dataclass(frozen=True)
 class FullBatch:
     """Every record is in every round's batch."""
 
     kind: ClassVar[str] = "full-batch"
 
 
-Sampling = Poisson | WithoutReplacement | Shuffled | FullBatch
+Sampling = Poisson | WithoutReplacement | Shuffled | RandomAllocation | CyclicPoisson | FullBatch
 SAMPLINGS: dict[str, type[Sampling]] = {
-    kind.kind: kind for kind in (Poisson, WithoutReplacement, Shuffled, FullBatch)
+    kind.kind: kind
+    for kind in (Poisson, WithoutReplacement, Shuffled, RandomAllocation, CyclicPoisson, FullBatch)
 }
+
+
+def expected_batch(sampling: Sampling, examples: int) -> float:
+    """Expected number of records in one round: what a noised sum is divided by."""
+    match sampling:
+        case Shuffled(batch=batch):
+            return float(batch)
+        case CyclicPoisson(rate=rate, parts=parts):
+            return rate * examples / parts
+        case FullBatch():
+            return float(examples)
+        case _:
+            return sampling.rate * examples
+
+
+def releases(rounds: Rounds) -> int:
+    """How many releases can hold the same record: every round, or one in every epoch."""
+    return -(-rounds.count // _epoch(rounds.sampling))
+
+
+def _epoch(sampling: Sampling) -> int:
+    """Rounds of an epoch in which a record has its turn once; 1 where every round may hold it."""
+    return int(getattr(sampling, "rounds_per_epoch", 1))
 
 
 @dataclass(frozen=True, init=False)
@@ -353,9 +423,9 @@ class Mechanism(Stored):
 
 
 def _same_release(one: Rounds, other: Rounds) -> bool:
-    # Shuffled rounds are counted in whole epochs, and a part may end inside one: two parts are
+    # Rounds of an epoch are counted in whole epochs, and a part may end inside one: two parts are
     # then not one longer part. Whole epochs merge.
-    if isinstance(one.sampling, Shuffled) and one.count % one.sampling.rounds_per_epoch:
+    if one.count % _epoch(one.sampling):
         return False
     return (one.noise_multiplier, one.sampling, one.clipping) == (
         other.noise_multiplier,

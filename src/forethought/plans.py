@@ -14,10 +14,10 @@ from typing import Any, ClassVar, TypedDict, Unpack
 
 from forethought.caveats import Caveat, caveats, choice
 from forethought.mechanism import Budget, Mechanism, Rounds, Sampling
+from forethought.mechanism import expected_batch as expected_batch
 from forethought.privacy import Clip as Clip
 from forethought.privacy import ClipRule as ClipRule
 from forethought.privacy import Contribution, Examples, Groups, NoiseKind, Privacy, Round
-from forethought.privacy import expected_batch as expected_batch
 from forethought.serialisation import Stored, plain
 from forethought.use import Averaging as Averaging
 from forethought.use import AveragingKind as AveragingKind

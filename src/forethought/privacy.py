@@ -20,7 +20,7 @@ from forethought.mechanism import (
     Mechanism,
     Rounds,
     Sampling,
-    Shuffled,
+    expected_batch,
     one_of,
     real,
     whole,
@@ -365,12 +365,3 @@ class Privacy:
         if known["budget"] is not None:
             known["budget"] = build(Budget, known["budget"])
         return cls(**known)
-
-
-def expected_batch(sampling: Sampling, examples: int) -> float:
-    """Expected number of records in one round: what a noised sum is divided by."""
-    match sampling:
-        case Shuffled(batch=batch):
-            return float(batch)
-        case _:
-            return float(getattr(sampling, "rate", 1.0)) * examples

@@ -14,9 +14,11 @@ from forethought.accounting.assumptions import Randomness, required
 from forethought.accounting.statement import account
 from forethought.caveats import KINDS
 from forethought.mechanism import (
+    CyclicPoisson,
     FullBatch,
     Mechanism,
     Poisson,
+    RandomAllocation,
     Rounds,
     Shuffled,
     WithoutReplacement,
@@ -51,6 +53,8 @@ def gaussian_delta(distance: float, epsilon: float) -> float:
             "zero-out",
         ),
         (Mechanism(Rounds(3.0, 16, FullBatch())), math.sqrt(16) / 3, "zero-out"),
+        (Mechanism(Rounds(3.0, 41, RandomAllocation(10))), math.sqrt(5) / 3, "zero-out"),
+        (Mechanism(Rounds(3.0, 41, CyclicPoisson(0.1, 10))), math.sqrt(5) / 3, "zero-out"),
     ],
 )
 def test_known_batches_leave_one_gaussian(

@@ -29,6 +29,8 @@ SOUND = {
     "poisson at rate 1": plan(ft.Poisson(1.0)),
     "without replacement": plan(ft.WithoutReplacement(40, 400)),
     "shuffled": plan(ft.Shuffled(45, 400)),
+    "random allocation": plan(ft.RandomAllocation(10)),
+    "parts in turns": plan(ft.CyclicPoisson(0.5, 4)),
     "one batch an epoch": plan(ft.Shuffled(400, 400)),
     "full batch": plan(ft.FullBatch()),
     "groups": plan(ft.Poisson(0.1), groups=3),
@@ -104,6 +106,31 @@ def test_numbers_on_a_grid_may_agree_but_not_in_a_row() -> None:
     assert refuting(noise_tests.noise_findings(rounded, grid=True)[:1]) == []
     again = [rounded[0], *rounded[:-1]]
     assert refuting(noise_tests.noise_findings(again, grid=True)[:1])
+
+
+def test_what_is_not_dealt_out_is_refuted() -> None:
+    """Batches of equal size are shuffled, not allocated; a part at another rate; a part left."""
+    source = np.random.default_rng(1)
+    orders = [source.permutation(600).reshape(10, 60) for _ in range(40)]
+    shuffled = [batch for order in orders for batch in order]
+    found = sampling_tests.sampling_findings(ft.RandomAllocation(10), shuffled, 600, source)
+    assert "sizes of batches" in named(found)
+    cyclic = ft.CyclicPoisson(0.4, 3)
+    part_of = source.integers(3, size=600)
+
+    def turns(rate: float, moving: int = 0) -> list[np.ndarray]:
+        drawn = []
+        for t in range(90):
+            mine = np.flatnonzero((part_of + (t // 30) * moving) % 3 == t % 3)
+            drawn.append(mine[source.random(len(mine)) < rate])
+        return drawn
+
+    sound = sampling_tests.sampling_findings(cyclic, turns(0.4), 600, source)
+    assert named(sound) == []
+    other = sampling_tests.sampling_findings(cyclic, turns(0.5), 600, source)
+    assert "rate at which records of a part take part" in named(other)
+    moved = sampling_tests.sampling_findings(cyclic, turns(0.4, moving=1), 600, source)
+    assert "records in rounds of other parts" in named(moved)
 
 
 def batches(rounds: int = 60, examples: int = 600, rate: float = 0.1) -> list[np.ndarray]:

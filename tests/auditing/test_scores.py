@@ -68,12 +68,53 @@ def test_full_batches_and_parts_add_up() -> None:
 
 
 @pytest.mark.parametrize(
-    "sampling", [ft.Poisson(0.2), ft.WithoutReplacement(4, 20), ft.Shuffled(4, 20)]
+    "sampling",
+    [
+        ft.Poisson(0.2),
+        ft.WithoutReplacement(4, 20),
+        ft.Shuffled(4, 20),
+        ft.RandomAllocation(5),
+        ft.CyclicPoisson(0.4, 2),
+    ],
 )
 def test_simulated_records_take_part_at_the_rate(sampling: object) -> None:
     mechanism = ft.Mechanism(ft.Rounds(1.0, 5, sampling), adjacency="zero-out")
     seen = simulate(mechanism, [1e-9] * 5, 40_000, 1.0, np.random.default_rng(0))
     taken = int((seen > 0.5).sum())
-    # Shuffled records take part once in five rounds, exactly.
+    # Dealt-out records take part once in five rounds, exactly.
     expected = 0.2 * seen.size
-    assert abs(taken - expected) <= (0 if sampling.kind == "shuffled" else 6 * expected**0.5)
+    exactly = sampling.kind in ("shuffled", "random-allocation")
+    assert abs(taken - expected) <= (0 if exactly else 6 * expected**0.5)
+
+
+def test_allocated_records_and_parts_in_turns_sum_over_where_they_may_be() -> None:
+    seen = np.array([0.3, -0.2, 1.0, 0.6])
+
+    def allocated(shift: float) -> float:
+        return math.prod(
+            sum(
+                density(seen[at : at + 2], taken, shift) for taken in ((True, False), (False, True))
+            )
+            / 2
+            for at in (0, 2)
+        )
+
+    mechanism = ft.Mechanism(ft.Rounds(SIGMA, 4, ft.RandomAllocation(2)))
+    found = log_likelihood_ratio(mechanism, [SIGMA] * 4, seen[:, None], 1.0, 0.0)
+    assert found[0] == pytest.approx(math.log(allocated(1.0) / allocated(0.0)))
+
+    def in_turns(shift: float) -> float:
+        rate, total = 0.3, 0.0
+        for mine in (seen[::2], seen[1::2]):
+            other = seen[1::2] if mine is not seen[1::2] and mine[0] == seen[0] else seen[::2]
+            chance = sum(
+                density(mine, taken, shift)
+                * math.prod(rate if part else 1 - rate for part in taken)
+                for taken in product([False, True], repeat=2)
+            )
+            total += chance * density(other, (False, False), shift) / 2
+        return total
+
+    mechanism = ft.Mechanism(ft.Rounds(SIGMA, 4, ft.CyclicPoisson(0.3, 2)))
+    found = log_likelihood_ratio(mechanism, [SIGMA] * 4, seen[:, None], 1.0, 0.0)
+    assert found[0] == pytest.approx(math.log(in_turns(1.0) / in_turns(0.0)))

@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from forethought.mechanism import FullBatch, Poisson, Shuffled, WithoutReplacement
+from forethought.mechanism import (
+    CyclicPoisson,
+    FullBatch,
+    Poisson,
+    RandomAllocation,
+    Shuffled,
+    WithoutReplacement,
+)
 from forethought.rounds.randomness import Stream
 from forethought.rounds.sampling import assign_groups, poisson_count, sampler, uniform_subset
 
@@ -114,6 +121,50 @@ def test_shuffled_permutations_are_uniform() -> None:
     counts = [orders.count(order) for order in set(orders)]
     assert len(counts) == 24
     assert stats.chisquare(counts).pvalue > FALSE_ALARM
+
+
+def test_random_allocation_deals_each_record_once_an_epoch_independently() -> None:
+    """Places are uniform (chi-square) and pairs of records independent, epochs too: 1e-6 each."""
+    draw = sampler(RandomAllocation(4), 3, stream(), first=7)
+    places = np.empty((6000, 3), dtype=int)
+    for epoch in range(len(places)):
+        found = [draw(7 + 4 * epoch + place) for place in range(4)]
+        assert sorted(np.concatenate(found).tolist()) == [0, 1, 2]
+        for place, batch in enumerate(found):
+            places[epoch, batch] = place
+    triples = places @ [16, 4, 1]
+    assert stats.chisquare(np.bincount(triples, minlength=64)).pvalue > FALSE_ALARM
+    follow = 4 * places[:-1, 0] + places[1:, 0]
+    assert stats.chisquare(np.bincount(follow, minlength=16)).pvalue > FALSE_ALARM
+
+
+def test_cyclic_poisson_keeps_records_in_their_part() -> None:
+    """Parts are even and fixed, and sampled at the rate: chi-square and binomial, 1e-6 each."""
+    examples, parts, rate = 3000, 5, 0.3
+    draw = sampler(CyclicPoisson(rate, parts), examples, stream(), first=2)
+    part_of = np.full(examples, -1)
+    taken = 0
+    for index in range(2, 2 + 40 * parts):
+        batch = draw(index)
+        part = (index - 2) % parts
+        assert np.isin(part_of[batch], (-1, part)).all()
+        part_of[batch] = part
+        taken += len(batch)
+    assert (part_of >= 0).all()
+    assert stats.chisquare(np.bincount(part_of)).pvalue > FALSE_ALARM
+    assert stats.binomtest(taken, 40 * examples, rate).pvalue > FALSE_ALARM
+    assert stats.binomtest(int((part_of[1:] == part_of[:-1]).sum()), examples - 1, 0.2).pvalue > (
+        FALSE_ALARM
+    )
+
+
+@pytest.mark.parametrize("sampling", [RandomAllocation(4), CyclicPoisson(0.5, 4)], ids=str)
+def test_dealt_rounds_can_be_drawn_again_in_any_order(sampling: object) -> None:
+    first = sampler(sampling, 50, stream(), first=3)  # type: ignore[arg-type]
+    again = sampler(sampling, 50, stream(), first=3)  # type: ignore[arg-type]
+    drawn = [first(index).tolist() for index in range(3, 15)]
+    for index in (14, 3, 9, 4, 10):
+        assert again(index).tolist() == drawn[index - 3]
 
 
 def test_full_batch_is_everything() -> None:

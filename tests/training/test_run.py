@@ -17,9 +17,11 @@ from torch.utils.data import Dataset, IterableDataset
 
 from forethought.gradients import BatchDims
 from forethought.mechanism import (
+    CyclicPoisson,
     FullBatch,
     Mechanism,
     Poisson,
+    RandomAllocation,
     Rounds,
     Sampling,
     Shuffled,
@@ -80,6 +82,8 @@ def test_a_model_learns_and_comes_with_its_statement() -> None:
         {"sampling": Poisson(0.2)},
         {"sampling": WithoutReplacement(40, EXAMPLES)},
         {"sampling": Shuffled(60, EXAMPLES)},
+        {"sampling": RandomAllocation(5)},
+        {"sampling": CyclicPoisson(0.5, 4)},
         {"sampling": FullBatch()},
         {"groups": 1},
         {"groups": 3},

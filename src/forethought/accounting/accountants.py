@@ -28,7 +28,14 @@ from forethought.accounting.summed import (
     secure_interval,
 )
 from forethought.caveats import Caveat
-from forethought.mechanism import Adjacency, FullBatch, Mechanism, Rounds, Shuffled
+from forethought.mechanism import (
+    Adjacency,
+    FullBatch,
+    Mechanism,
+    Rounds,
+    Shuffled,
+    releases,
+)
 
 EXACT, KNOWN_BATCHES = "exact", "known-batches"
 
@@ -37,6 +44,10 @@ _RENYI = {
     "replace-one Wang, Balle and Kasiviswanathan 2019, Theorem 27)",
     "without-replacement": "sampling without replacement (Wang, Balle and Kasiviswanathan 2019, "
     "Theorems 9 and 27)",
+    "cyclic-poisson": "rounds of one part, each Poisson-sampled (Mironov, Talwar and Zhang 2019, "
+    "Theorems 4 and 5; under replace-one Wang, Balle and Kasiviswanathan 2019, Theorem 27)",
+    "random-allocation": "one Gaussian for each started epoch, by joint convexity (Mironov 2017, "
+    "Proposition 7)",
     "shuffled": "one Gaussian for each started epoch (Mironov 2017, Proposition 7)",
     "full-batch": "Gaussian (Mironov 2017, Proposition 7)",
 }
@@ -104,9 +115,9 @@ def batches_known(mechanism: Mechanism) -> Mechanism:
     it, at the same noise.
 
     A batch is then a fixed set of positions. A record that is blanked or replaced moves the sums
-    it is in, at most one a round, so full participation bounds them; shuffling puts it into one
-    round an epoch, which is what is accounted anyway. One more record would give other positions
-    altogether, so presence (add-or-remove) becomes zero-out.
+    it is in, at most one a round, so full participation bounds them; shuffling and random
+    allocation put it into one round an epoch, cyclic sampling only into those of its part. One
+    more record would give other positions altogether, so presence (add-or-remove) becomes zero-out.
     """
     adjacency: Adjacency = (
         "zero-out" if mechanism.adjacency == "add-or-remove" else mechanism.adjacency
@@ -114,7 +125,7 @@ def batches_known(mechanism: Mechanism) -> Mechanism:
     parts = [
         part
         if isinstance(part.sampling, Shuffled)
-        else Rounds(part.noise_multiplier, part.count, FullBatch(), part.clipping)
+        else Rounds(part.noise_multiplier, releases(part), FullBatch(), part.clipping)
         for part in mechanism
     ]
     return Mechanism(*parts, adjacency=adjacency)
@@ -198,7 +209,7 @@ ACCOUNTANTS: dict[str, Accountant] = {
         ),
         theorems=lambda mechanism, group: _theorems(batches_known(mechanism), group),
         covered="everything the run released, to an attacker who knows the batches",
-        rounds="rounds, each counted as if it held every record",
+        rounds="rounds, each counted as if it held every record that it can hold",
         hidden=lambda _mechanism: "",
         sees="sees every noised sum that was released (hence every intermediate model and the "
         "final one), knows the plan, the code, which records were in which batch and what all "

@@ -16,6 +16,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from forethought.accounting.epochs import of_epochs
 from forethought.accounting.interval import Interval
 from forethought.accounting.limits import (
     Bounds,
@@ -26,13 +27,14 @@ from forethought.accounting.limits import (
     inverted,
     total_variation,
 )
+from forethought.accounting.pld.allocation import Epoch
 from forethought.accounting.pld.contour import Total
 from forethought.accounting.pld.pair import Pair
 from forethought.accounting.pld.pairs import parts, unsampled_distance
 from forethought.accounting.pld.privacy_loss import Curve, Profile
 from forethought.accounting.pld.profiles import Stack
 from forethought.accounting.pld.search import Search
-from forethought.mechanism import Mechanism, real, whole
+from forethought.mechanism import Mechanism, UnsupportedMechanismError, real, whole
 
 _COARSE = 0.03
 # Noise so small beside the shifts that closed bounds are as good as integrals.
@@ -147,7 +149,12 @@ def privacy_loss(
         raise ValueError(
             "a round without noise (noise_multiplier=0) has no privacy loss distribution: ε is ∞"
         )
-    counts = parts(mechanism, group)
+    composed = parts(mechanism, group)
+    counts = {pair: n for pair, n in composed.items() if isinstance(pair, Pair)}
+    if len(counts) < len(composed):
+        raise UnsupportedMechanismError(
+            "random allocation has no curve of its privacy loss here: ask for ε or δ instead"
+        )
     regular = all(map(_integrable, counts))
     profiles = [
         Profile(
@@ -194,15 +201,19 @@ def _enclose(
     # In every batch the records move each release by the group's whole distance.
     most = unsampled_distance(mechanism, group)
     if most > _LARGEST_DISTANCE * group and not math.isfinite(most * most):
-        counts: dict[Pair, int] = {}
+        counts: dict[Pair | Epoch, int] = {}
     else:
         counts = parts(mechanism, group)
-    if len(counts) == 1 and next(iter(counts)).gaussian:
-        distance = next(iter(counts)).up[0][0]
+    pairs = {pair: n for pair, n in counts.items() if isinstance(pair, Pair)}
+    if len(counts) == 1 and pairs and next(iter(pairs)).gaussian:
+        distance = next(iter(pairs)).up[0][0]
         if delta is not None:
             return Interval(*gaussian_epsilon(distance, delta))
         return Interval(*gaussian_delta(distance, float(epsilon or 0.0)))
-    found = _of_pairs(counts, accuracy, delta, epsilon)
+    if len(pairs) < len(counts):
+        found = of_epochs(counts, accuracy, delta, epsilon)
+    else:
+        found = _of_pairs(pairs, accuracy, delta, epsilon)
     if found.lower > found.upper:
         raise CertificateError(
             f"the bounds contradict each other, which is a fault of this library: lower "

@@ -39,13 +39,16 @@ from forethought.accounting.tradeoff import (
 )
 from forethought.mechanism import (
     Adjacency,
+    CyclicPoisson,
     Poisson,
+    RandomAllocation,
     Rounds,
     Shuffled,
     UnsupportedMechanismError,
     WithoutReplacement,
     one_of,
     real,
+    releases,
     sensitivity,
     whole,
 )
@@ -133,10 +136,17 @@ class KnownHits:
             case WithoutReplacement(rate=rate):
                 hits = binomial(rounds.count, rate)
                 distance = 1.0 if adjacency == "zero-out" else 2.0
-            case Shuffled(batch=batch, examples=examples) as sampling:
-                sensitivity(rounds, adjacency)  # refuses add-or-remove
+            case CyclicPoisson(rate=rate):
+                hits = binomial(releases(rounds), rate)
+            case Shuffled() | RandomAllocation() as sampling:
+                sensitivity(rounds, adjacency)  # refuses add-or-remove when shuffled
                 epochs, rest = divmod(rounds.count, sampling.rounds_per_epoch)
-                chance = min(1.0, rest * batch / examples)
+                share = (
+                    sampling.batch / sampling.examples
+                    if isinstance(sampling, Shuffled)
+                    else sampling.rate
+                )
+                chance = min(1.0, rest * share)
                 last = binomial(1, chance)
                 hits = SquaredHits(last.squares + epochs, last.weights, last.missing)
             case _:

@@ -22,6 +22,7 @@ from scipy.special import ndtr, ndtri
 
 from forethought.accounting import exact
 from forethought.accounting.gaussian import gaussian_delta_above
+from forethought.accounting.pld.pair import Pair
 from forethought.accounting.pld.pairs import parts
 from forethought.accounting.pld.piecewise import (
     Half,
@@ -379,8 +380,14 @@ def tradeoff(mechanism: Mechanism, group: int = 1, accuracy: float = 5e-3) -> Tr
     # Unsampled, each record moves a release by its sensitivity; g of them by g times that.
     unamplified = gaussian(size * math.sqrt(2 * rho) * (1 + 1e-14))
     counts = parts(mechanism, size)
-    if len(counts) == 1 and next(iter(counts)).gaussian:
-        return gaussian(next(iter(counts)).up[0][0] * (1 + 1e-14))
+    pairs = [pair for pair in counts if isinstance(pair, Pair)]
+    if len(counts) == 1 and pairs and pairs[0].gaussian:
+        return gaussian(pairs[0].up[0][0] * (1 + 1e-14))
+    if len(pairs) < len(counts):
+        last = exact.epsilon(mechanism, TAIL, size, accuracy=accuracy).upper
+        epsilons = last * np.linspace(0, 1, POINTS)
+        deltas = np.array([exact.delta(mechanism, float(e), size).upper for e in epsilons])
+        return replace(maximum(from_points(epsilons, deltas), unamplified), floor=unamplified.floor)
     uppers = [above for _, above in exact.privacy_loss(mechanism, size, accuracy=accuracy)]
     last = max(above.epsilon(TAIL) for above in uppers)
     last = min(last, unamplified.epsilon(TAIL))

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from forethought.mechanism import FullBatch, Mechanism, Poisson, Rounds, Sampling, one_of
+from forethought.mechanism import (
+    Mechanism,
+    Rounds,
+    Sampling,
+    Shuffled,
+    WithoutReplacement,
+    one_of,
+)
 from forethought.plans import Plan
 
 # Kinds of rounds that one check looks at, evenly spread over a plan of more.
@@ -96,7 +103,7 @@ def effort(level: str) -> Effort:
 
 def scaled(sampling: Sampling, examples: int, wanted: int) -> Sampling:
     """The same sampling of ``wanted`` instead of ``examples`` records, at the same rate."""
-    if examples == wanted or isinstance(sampling, Poisson | FullBatch):
+    if examples == wanted or not isinstance(sampling, WithoutReplacement | Shuffled):
         return sampling
     batch = max(1, round(sampling.batch * wanted / examples))
     return replace(sampling, batch=batch, examples=wanted)

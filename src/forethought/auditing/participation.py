@@ -19,8 +19,16 @@ from forethought.auditing import sampling_tests
 from forethought.auditing.effort import Effort, evenly, scaled, with_parts
 from forethought.auditing.planted import PlantedRecords, divisors, observe
 from forethought.auditing.verdict import Finding, certain
-from forethought.mechanism import FullBatch, Rounds, Sampling, Shuffled
-from forethought.plans import Plan, expected_batch
+from forethought.mechanism import (
+    CyclicPoisson,
+    FullBatch,
+    RandomAllocation,
+    Rounds,
+    Sampling,
+    Shuffled,
+    expected_batch,
+)
+from forethought.plans import Plan
 
 Indices = NDArray[np.int64]
 
@@ -61,9 +69,12 @@ def dry_plan(plan: Plan, effort: Effort) -> Plan:
 def _rounds(sampling: Sampling, examples: int, plan: Plan, effort: Effort) -> int:
     if isinstance(sampling, FullBatch):
         return 3
-    if isinstance(sampling, Shuffled):
+    if isinstance(sampling, Shuffled | RandomAllocation):
         epochs = max(3, math.ceil(effort.hits / examples))
         return max(1, min(effort.dry_rounds, epochs * sampling.rounds_per_epoch))
+    if isinstance(sampling, CyclicPoisson):
+        turns = max(3, math.ceil(effort.hits / (examples * sampling.rate)))
+        return max(1, min(effort.dry_rounds, turns * sampling.parts))
     wanted = max(48, math.ceil(effort.hits / expected_batch(sampling, examples)))
     if plan.groups is not None:  # each group is a pass of its own
         wanted = min(wanted, max(24, effort.dry_rounds // plan.groups))

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
-from forethought.plans import Averaging, Optimizer, Plan, Schedule, expected_batch
+from forethought.mechanism import expected_batch
+from forethought.plans import Averaging, Optimizer, Plan, Schedule
 from forethought.training.run import Run, train
 
 Watch = Callable[[list[torch.Tensor]], None]

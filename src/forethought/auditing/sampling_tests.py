@@ -11,7 +11,15 @@ from scipy.special import ndtri
 
 from forethought.auditing import exact_tests as exact
 from forethought.auditing.verdict import Finding, certain, smallest
-from forethought.mechanism import FullBatch, Poisson, Sampling, Shuffled, WithoutReplacement
+from forethought.mechanism import (
+    CyclicPoisson,
+    FullBatch,
+    Poisson,
+    RandomAllocation,
+    Sampling,
+    Shuffled,
+    WithoutReplacement,
+)
 
 Indices = NDArray[np.int64]
 Marks = Callable[[int], NDArray[np.bool_] | None]
@@ -39,6 +47,11 @@ def sampling_findings(
             found.append(_most_and_fewest(members, examples, sampling.rate))
         case Shuffled():
             found = _shuffled(sampling, members)
+        case RandomAllocation():
+            found = [_once_an_epoch(sampling.rounds, members, examples, "random allocation")]
+            found.append(_dealt_evenly(sampling.rounds, members, examples, 1.0, generator))
+        case CyclicPoisson():
+            return _turns(sampling, members, examples, generator)
         case _:
             raise TypeError(f"no tests for {sampling!r}")
     return found + _uniformity(sampling, members, examples, generator)
@@ -127,19 +140,120 @@ def _shuffled(sampling: Shuffled, members: Sequence[Indices]) -> list[Finding]:
     length, batch, examples = sampling.rounds_per_epoch, sampling.batch, sampling.examples
     last = examples - batch * (length - 1)
     wanted = [last if t % length == length - 1 else batch for t in range(len(members))]
+    return [
+        _sizes(members, wanted, "shuffling"),
+        _once_an_epoch(length, members, examples, "shuffling"),
+    ]
+
+
+def _once_an_epoch(length: int, members: Sequence[Indices], examples: int, name: str) -> Finding:
     most = 0
     for start in range(0, len(members), length):
         epoch = np.concatenate(members[start : start + length])
         most = max(most, int(np.bincount(epoch, minlength=examples).max()))
+    return certain(
+        "participation",
+        "times a record takes part in an epoch",
+        f"at most {most}",
+        "1",
+        most > 1,
+        f"A record took part {most} times in one epoch, where {name} takes each once.",
+    )
+
+
+def _dealt_evenly(
+    length: int,
+    members: Sequence[Indices],
+    examples: int,
+    rate: float,
+    generator: np.random.Generator,
+) -> Finding:
+    """Sizes of batches, when each record is dealt to one of ``length`` rounds and kept at ``rate``.
+
+    Of those that did not come yet, each comes next with chance (rate/length)/(1 − rate·t/length).
+    """
+    sizes, left, chances = [], [], []
+    for start in range(0, len(members), length):
+        there = examples
+        for t, batch in enumerate(members[start : start + length]):
+            sizes.append(min(len(batch), there))
+            left.append(there)
+            chances.append(min(1.0, rate / (length - rate * t)))
+            there = max(0, there - len(batch))
+    p = exact.uniform_p(exact.uniform_binomial(sizes, left, np.array(chances), generator))
+    return Finding(
+        "participation",
+        "sizes of batches",
+        f"{np.mean(sizes):.5g} on average",
+        f"{rate * examples / length:.5g}",
+        f"Batches hold {np.mean(sizes):.4g} records on average; dealt out at random, "
+        f"{rate * examples / length:.4g} would, and sizes would vary as independent draws do.",
+        p,
+    )
+
+
+def _turns(
+    sampling: CyclicPoisson,
+    members: Sequence[Indices],
+    examples: int,
+    generator: np.random.Generator,
+) -> list[Finding]:
+    """Each record in the rounds of one part only, and there independently at the rate.
+
+    A record's part shows when it takes part first; from then on it is in each round of that part
+    with chance ``rate``, whatever came before. Until then, parts are even.
+    """
+    parts, rate = sampling.parts, sampling.rate
+    part_of = np.full(examples, -1)
+    moved = 0
+    halves = [np.arange(examples) < examples // 2, np.arange(examples) % 2 == 0]
+    before = [np.zeros(examples, dtype=bool) for _ in range(parts)]
+    counts: list[list[int]] = [[], [], [], []]
+    trials: list[list[int]] = [[], [], [], []]
+    for t, batch in enumerate(members):
+        part = t % parts
+        mine = part_of == part
+        inside = np.zeros(examples, dtype=bool)
+        inside[batch] = True
+        marks = (mine, mine & halves[0], mine & halves[1], mine & before[part])
+        for place, marked in enumerate(marks):
+            counts[place].append(int((inside & marked).sum()))
+            trials[place].append(int(marked.sum()))
+        moved += int(((part_of[batch] >= 0) & ~mine[batch]).sum())
+        part_of[batch] = part
+        before[part] = inside
+    p_values = [
+        exact.uniform_p(exact.uniform_binomial(k, n, rate, generator))
+        for k, n in zip(counts, trials, strict=True)
+    ]
+    seen, tried = sum(counts[0]), sum(trials[0])
     return [
-        _sizes(members, wanted, "shuffling"),
         certain(
             "participation",
-            "times a record takes part in an epoch",
-            f"at most {most}",
-            "1",
-            most > 1,
-            f"A record took part {most} times in one epoch, where shuffling takes each once.",
+            "records in rounds of other parts",
+            f"{moved:,}",
+            "none",
+            moved > 0,
+            f"Records took part in the rounds of more than one part ({moved:,} times), where each "
+            f"belongs to one of {parts}.",
+        ),
+        _dealt_evenly(parts, members[:parts], examples, rate, generator),
+        Finding(
+            "participation",
+            "rate at which records of a part take part",
+            f"{seen / max(1, tried):.4g}",
+            f"{rate:.4g}",
+            f"Records take part at a rate of {seen / max(1, tried):.4g} in their part's rounds, "
+            f"where {rate:.4g} was claimed, or not independently of who they are.",
+            smallest(p_values[:3]),
+        ),
+        Finding(
+            "participation",
+            "independence of successive rounds",
+            f"p = {p_values[3]:.2g}",
+            "every batch drawn afresh",
+            "Batches are not independent of the ones before: the same records come again.",
+            p_values[3],
         ),
     ]
 
@@ -150,9 +264,11 @@ def _uniformity(
     """Given its size, a batch is a uniform subset, whatever the rounds before were.
 
     So the number of its records in any set that was marked beforehand is hypergeometric given the
-    past. In shuffled epochs the subset is of what the epoch has left.
+    past. Where an epoch deals the records out, the subset is of what it has left.
     """
-    length = sampling.rounds_per_epoch if isinstance(sampling, Shuffled) else 1
+    length = 1
+    if isinstance(sampling, Shuffled | RandomAllocation):
+        length = sampling.rounds_per_epoch
     order = generator.permutation(examples)
     halves = [np.arange(examples) < examples // 2, np.arange(examples) % 2 == 0, order % 2 == 0]
     fixed = [_marked(members, examples, length, _always(half), generator) for half in halves]

@@ -3,7 +3,8 @@
 A canary's coordinate of a round's sum, in units of C, is Gaussian noise around its contribution:
 y ~ N(d, σ²) if it took part and N(0, σ²) if not. With L(d) = (2dy − d²)/(2σ²), sampling at rate q
 gives log(1 − q + q·exp L(d)) a round; a shuffled record takes part once an epoch, in a round that
-nobody knows: log Σ_t w_t exp L_t(d) an epoch, w_t being the share of the records in round t.
+nobody knows: log Σ_t w_t exp L_t(d) an epoch, w_t being the share of the records in round t. Where
+parts of the records take turns, nobody knows the record's part: the mean over the parts.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought.mechanism import (
+    CyclicPoisson,
     FullBatch,
     Mechanism,
     Poisson,
+    RandomAllocation,
     Rounds,
     Shuffled,
     WithoutReplacement,
@@ -54,7 +57,7 @@ def log_likelihood_ratio(
 
 def _likelihood(part: Rounds, noise: list[float], seen: Array, shift: float) -> Array:
     found = np.zeros(seen.shape[1])
-    if isinstance(part.sampling, Shuffled):
+    if isinstance(part.sampling, Shuffled | RandomAllocation):
         for rounds, weights in _epochs(part.sampling, part.count):
             terms = np.stack([_shifted(seen[t], shift, noise[t]) for t in rounds])
             left = 1 - math.fsum(weights)
@@ -63,6 +66,12 @@ def _likelihood(part: Rounds, noise: list[float], seen: Array, shift: float) -> 
                 weights = [*weights, left]
             found += _log_mean(terms, np.array(weights))
         return found
+    if isinstance(part.sampling, CyclicPoisson):
+        parts = part.sampling.parts
+        terms = np.zeros((parts, seen.shape[1]))
+        for t in range(part.count):
+            terms[t % parts] += _mixed(_shifted(seen[t], shift, noise[t]), part.sampling.rate)
+        return _log_mean(terms, np.full(parts, 1 / parts))
     for t in range(part.count):
         term = _shifted(seen[t], shift, noise[t])
         found += term if isinstance(part.sampling, FullBatch) else _mixed(term, part.sampling.rate)
@@ -84,10 +93,15 @@ def _log_mean(terms: Array, weights: Array) -> Array:
     return np.asarray(highest + np.log(weights @ np.exp(terms - highest)))
 
 
-def _epochs(sampling: Shuffled, count: int) -> Iterator[tuple[range, list[float]]]:
+def _epochs(
+    sampling: Shuffled | RandomAllocation, count: int
+) -> Iterator[tuple[range, list[float]]]:
     length = sampling.rounds_per_epoch
     for start in range(0, count, length):
         rounds = range(start, min(start + length, count))
+        if isinstance(sampling, RandomAllocation):
+            yield rounds, [sampling.rate] * len(rounds)
+            continue
         sizes = [
             min(sampling.batch, sampling.examples - (t - start) * sampling.batch) for t in rounds
         ]
@@ -121,7 +135,11 @@ def _participation(part: Rounds, games: int, generator: np.random.Generator) -> 
             return generator.random((part.count, games)) < rate
         case WithoutReplacement():
             return generator.random((part.count, games)) < part.sampling.rate
-        case Shuffled():
+        case CyclicPoisson(rate=rate, parts=parts):
+            mine = generator.integers(parts, size=games)
+            turn = np.arange(part.count)[:, None] % parts == mine
+            return np.asarray(turn & (generator.random((part.count, games)) < rate))
+        case Shuffled() | RandomAllocation():
             taken = np.zeros((part.count, games), dtype=bool)
             for rounds, weights in _epochs(part.sampling, part.count):
                 ends = np.cumsum(weights)

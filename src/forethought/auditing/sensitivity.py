@@ -26,8 +26,8 @@ from forethought.auditing.effort import Effort
 from forethought.auditing.module_state import changes, state_of
 from forethought.auditing.planted import PlantedRecords, divisors, observe, recorded_plan, watching
 from forethought.auditing.verdict import Finding, certain
-from forethought.mechanism import FullBatch, Mechanism, Rounds
-from forethought.plans import Averaging, Clip, Plan, expected_batch
+from forethought.mechanism import FullBatch, Mechanism, Rounds, expected_batch
+from forethought.plans import Averaging, Clip, Plan
 from forethought.rounds.losses import Loss
 from forethought.rounds.records import Records
 from forethought.training.run import train

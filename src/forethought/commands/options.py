@@ -34,7 +34,9 @@ NoiseMultiplier = Annotated[float | None, typer.Option(help="σ.", rich_help_pan
 SamplingKind = Annotated[
     str | None,
     typer.Option(
-        help="poisson, without-replacement, shuffled or full-batch.", rich_help_panel=_PANEL
+        help="poisson, without-replacement, shuffled, random-allocation, cyclic-poisson or "
+        "full-batch.",
+        rich_help_panel=_PANEL,
     ),
 ]
 ClippingName = Annotated[str | None, typer.Option(help="example or group.", rich_help_panel=_PANEL)]

@@ -34,6 +34,7 @@ _PLAN_KEYS = (
     "noise_multiplier",
     "noise",
     "sampling",
+    "parts",
     "adjacency",
     "clipping",
     "groups",
@@ -104,7 +105,15 @@ class TrainingSection(_Section):
     batch: _Int | None = Field(default=None, ge=1)
     noise_multiplier: _Float | None = Field(default=None, ge=0)
     noise: Literal["gaussian", "grid"] = "gaussian"
-    sampling: Literal["poisson", "without-replacement", "shuffled", "full-batch"] = "poisson"
+    sampling: Literal[
+        "poisson",
+        "without-replacement",
+        "shuffled",
+        "random-allocation",
+        "cyclic-poisson",
+        "full-batch",
+    ] = "poisson"
+    parts: _Int | None = Field(default=None, ge=1)
     adjacency: Literal["add-or-remove", "zero-out", "replace-one"] | None = None
     clipping: Literal["example", "group"] = "example"
     groups: _Int | None = Field(default=None, ge=1)

@@ -8,9 +8,11 @@ from forethought.accounting import exact
 from forethought.accounting.calibration import noise_multiplier
 from forethought.mechanism import (
     Budget,
+    CyclicPoisson,
     FullBatch,
     Mechanism,
     Poisson,
+    RandomAllocation,
     Rounds,
     Sampling,
     Shuffled,
@@ -79,6 +81,12 @@ def _resized(plan: Plan, factor: float, budget: Budget, size: int) -> Plan | Non
             resized = WithoutReplacement(int(batch), plan.examples)
         case Shuffled():
             resized = Shuffled(int(batch), plan.examples)
+        case RandomAllocation():
+            resized = RandomAllocation(max(1, round(plan.examples / batch)))
+        case CyclicPoisson(parts=parts):
+            if batch * parts > plan.examples:
+                return None
+            resized = CyclicPoisson(batch * parts / plan.examples, parts)
         case FullBatch():
             return None
     return _with_noise(plan, resized, budget, size)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from forethought.plans import Plan, expected_batch
+from forethought.mechanism import expected_batch
+from forethought.plans import Plan
 
 
 def noise_to_signal(plan: Plan, parameters: int = 1) -> float:

@@ -23,19 +23,22 @@ from forethought.accounting.limits import gaussian_delta
 from forethought.mechanism import (
     Adjacency,
     Budget,
+    CyclicPoisson,
     FullBatch,
     Mechanism,
     Poisson,
+    RandomAllocation,
     Rounds,
     Sampling,
     Shuffled,
     WithoutReplacement,
+    expected_batch,
     real,
     whole,
 )
 from forethought.planning.defaults import budget_mu
 from forethought.planning.solve import PlanError
-from forethought.plans import Plan, expected_batch
+from forethought.plans import Plan
 from forethought.published.calculators import Phase, phase_calculator
 from forethought.training.progress import Progress
 
@@ -297,5 +300,9 @@ def resized(sampling: Sampling, size: int, examples: int) -> Sampling:
             return WithoutReplacement(size, examples)
         case Shuffled():
             return Shuffled(size, examples)
+        case RandomAllocation():
+            return RandomAllocation(max(1, round(examples / size)))
+        case CyclicPoisson(parts=parts):
+            return CyclicPoisson(min(1.0, size * parts / examples), parts)
         case FullBatch():
             return sampling

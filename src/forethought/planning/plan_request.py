@@ -14,9 +14,11 @@ from forethought.mechanism import (
     Adjacency,
     Budget,
     Clipping,
+    CyclicPoisson,
     FullBatch,
     Mechanism,
     Poisson,
+    RandomAllocation,
     Rounds,
     Sampling,
     Shuffled,
@@ -30,7 +32,14 @@ from forethought.planning.limits import LEAST_DELTA, MOST_STEP_SIZE
 from forethought.plans import Averaging, ClipRule, Schedule
 from forethought.privacy import LEAST_NOISE, NOISES, NoiseKind
 
-SamplingName = Literal["poisson", "without-replacement", "shuffled", "full-batch"]
+SamplingName = Literal[
+    "poisson",
+    "without-replacement",
+    "shuffled",
+    "random-allocation",
+    "cyclic-poisson",
+    "full-batch",
+]
 
 MOST_ROUNDS = 10_000_000
 _ADJACENCY: dict[str, Adjacency] = {
@@ -38,6 +47,8 @@ _ADJACENCY: dict[str, Adjacency] = {
     "full-batch": "add-or-remove",
     "without-replacement": "replace-one",
     "shuffled": "zero-out",
+    "random-allocation": "add-or-remove",
+    "cyclic-poisson": "add-or-remove",
 }
 # What does not count as choosing the plan's numbers: the task, the promise, and words about them.
 _GIVEN_ANYWAY = (
@@ -73,6 +84,7 @@ class PlanKeywords(TypedDict, total=False):
     noise_multiplier: float | None
     noise: NoiseKind
     sampling: SamplingName
+    parts: int | None
     adjacency: Adjacency | None
     clipping: Clipping
     groups: int | None
@@ -133,6 +145,7 @@ class PlanRequest:
     noise_multiplier: float | None = None
     noise: NoiseKind = "gaussian"
     sampling: SamplingName = "poisson"
+    parts: int | None = None
     adjacency: Adjacency | None = None
     clipping: Clipping = "example"
     groups: int | None = None
@@ -198,6 +211,13 @@ class PlanRequest:
         if not isinstance(self.optimizer, str):
             raise TypeError(f'optimizer must be a name such as "adam", not {self.optimizer!r}')
         one_of("sampling", self.sampling, get_args(SamplingName))
+        if (self.sampling == "cyclic-poisson") != (self.parts is not None):
+            raise PlanError(
+                "parts= goes with sampling='cyclic-poisson', which needs it: into how many parts "
+                "the records are dealt, of which one has its turn in each round"
+            )
+        if self.parts is not None:
+            settle("parts", whole("parts", self.parts, most=self.examples))
         if self.sampling == "full-batch" and self.batch not in (None, self.examples):
             raise PlanError(f"full-batch sampling takes all {self.examples} examples: drop batch=")
         if self.batch is not None:
@@ -284,6 +304,17 @@ class PlanRequest:
                 return WithoutReplacement(batch, self.examples)
             case "shuffled":
                 return Shuffled(batch, self.examples)
+            case "random-allocation":
+                return RandomAllocation(max(1, round(self.examples / batch)))
+            case "cyclic-poisson":
+                parts = self.parts or 1
+                if batch * parts > self.examples:
+                    raise PlanError(
+                        f"batches of {batch} do not fit into one of {parts} parts of "
+                        f"{self.examples} examples: choose at most {self.examples // parts}, or "
+                        "fewer parts"
+                    )
+                return CyclicPoisson(batch * parts / self.examples, parts)
             case "full-batch":
                 return FullBatch()
 

@@ -46,6 +46,7 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
         batch: expected batch size.
         noise_multiplier: σ, in units of the clipping norm. 0: no privacy.
         sampling: how batches are drawn; ``"full-batch"`` takes no batch.
+        parts: of ``"cyclic-poisson"``: how many parts of the records take turns.
         adjacency: what a neighbour is. Default: add-or-remove for Poisson and full batches,
             replace-one without replacement, zero-out when shuffled.
         clipping, groups: ``"example"``, or ``"group"`` with the number of groups (default 1).

@@ -12,14 +12,16 @@ import math
 from scipy.special import ndtr
 
 from forethought.accounting.gaussian import gaussian_epsilon
-from forethought.accounting.renyi.curves import releases
 from forethought.mechanism import (
+    CyclicPoisson,
     FullBatch,
     Mechanism,
     Poisson,
+    RandomAllocation,
     Rounds,
     Shuffled,
     WithoutReplacement,
+    releases,
     sensitivity,
 )
 
@@ -27,9 +29,10 @@ from forethought.mechanism import (
 def approximate_clt_mu(mechanism: Mechanism) -> float:
     """μ of the Gaussian that many weakly informative rounds approach.
 
-    Poisson: μ² = Σ T q²(e^{(Δ/σ)²} − 1). Without replacement: the limit of the symmetrised
-    subsampled curve. Full batches and shuffled epochs are Gaussian as they are. Infinite without
-    noise, and where the exponential overflows.
+    Poisson: μ² = Σ T q²(e^{(Δ/σ)²} − 1). An epoch of random allocation in t rounds:
+    (e^{(Δ/σ)²} − 1)/t. Without replacement: the limit of the symmetrised subsampled curve. Full
+    batches and shuffled epochs are Gaussian as they are. Infinite without noise, and where the
+    exponential overflows.
     """
     total = 0.0
     for part in mechanism:
@@ -44,8 +47,11 @@ def _squared(part: Rounds, shift: float) -> float:
     if shift > 26 and not isinstance(part.sampling, FullBatch | Shuffled):
         return math.inf
     match part.sampling:
-        case Poisson(rate=rate) if rate < 1:
+        case Poisson(rate=rate) | CyclicPoisson(rate=rate) if rate < 1:
             return rate**2 * math.expm1(shift**2)
+        case RandomAllocation(rate=rate):
+            # A mean of 1/rate independent likelihood ratios of mean 1.
+            return rate * math.expm1(shift**2)
         case WithoutReplacement(rate=rate) if rate < 1:
             normal = math.exp(shift**2) * ndtr(1.5 * shift) + 3 * ndtr(-0.5 * shift) - 2
             return float(2 * rate**2 * normal)

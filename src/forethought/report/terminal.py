@@ -14,7 +14,7 @@ from rich.table import Table
 from forethought.accounting import exact
 from forethought.accounting.adaptive import PHASES_ALONE, SEARCH_ALONE
 from forethought.accounting.statement import Statement
-from forethought.mechanism import FullBatch, Sampling
+from forethought.mechanism import CyclicPoisson, FullBatch, RandomAllocation, Sampling
 from forethought.plans import Plan
 
 if TYPE_CHECKING:
@@ -31,6 +31,10 @@ def sampling_text(sampling: Sampling) -> str:
     """A sampling scheme in words."""
     if isinstance(sampling, FullBatch):
         return "every record in every round"
+    if isinstance(sampling, RandomAllocation):
+        return f"random allocation, each record in one of {sampling.rounds:,} rounds an epoch"
+    if isinstance(sampling, CyclicPoisson):
+        return f"Poisson, rate {sampling.rate:.4g}, of {sampling.parts:,} parts in turn"
     name = {"poisson": "Poisson", "without-replacement": "without replacement"}
     rate = getattr(sampling, "rate", None)
     text = name.get(sampling.kind, sampling.kind)

@@ -1,4 +1,4 @@
-"""Which records are in a round's batch: Poisson, without replacement, shuffled, full.
+"""Which records are in a round's batch: Poisson, without replacement, dealt out, in turns, full.
 
 Each sampler is a function from a round to record numbers. The distributions are exact: given
 perfect random bits no floating-point rounding enters, which matters at rates near 1e-8, where a
@@ -13,12 +13,22 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.mechanism import FullBatch, Poisson, Sampling, Shuffled, WithoutReplacement
+from forethought.mechanism import (
+    CyclicPoisson,
+    FullBatch,
+    Poisson,
+    RandomAllocation,
+    Sampling,
+    Shuffled,
+    WithoutReplacement,
+)
 from forethought.privacy import Round
 from forethought.rounds.randomness import Stream
 
 # Up to so many records several halvings are drawn at once.
 FEW = 1 << 14
+# Rounds have smaller numbers.
+_BEYOND_ROUNDS = 1 << 63
 
 Indices = NDArray[np.int64]
 Sampler = Callable[[int], Indices]
@@ -65,7 +75,7 @@ def sampler(sampling: Sampling, examples: int, stream: Stream, first: int = 0) -
         sampling: the kind, with its rate or batch.
         examples: number of records.
         stream: the randomness of sampling.
-        first: number of the part's first round in the whole run. Shuffled epochs begin there.
+        first: number of the part's first round in the whole run. Epochs begin there.
 
     Returns:
         From the number of a round in the whole run to record numbers, int64, shape (batch,).
@@ -77,6 +87,10 @@ def sampler(sampling: Sampling, examples: int, stream: Stream, first: int = 0) -
             return lambda index: uniform_subset(examples, batch, stream.at(index))
         case Shuffled():
             return _Epochs(sampling, stream, first)
+        case RandomAllocation():
+            return _Allocated(sampling, examples, stream, first)
+        case CyclicPoisson():
+            return _Turns(sampling, examples, stream, first)
         case FullBatch():
             everything = np.arange(examples)
             return lambda index: everything
@@ -125,6 +139,51 @@ class _Epochs:
             self._order = generator.permutation(self._sampling.examples)
             self._epoch = epoch
         return self._order[position * batch : (position + 1) * batch]
+
+
+class _Allocated:
+    """Every epoch deals the records to its rounds; keeps only the present epoch's deal."""
+
+    def __init__(
+        self, sampling: RandomAllocation, examples: int, stream: Stream, first: int
+    ) -> None:
+        self._length, self._examples = sampling.rounds, examples
+        self._stream, self._first = stream, first
+        self._epoch, self._dealt = -1, _Dealt(np.empty(0, dtype=np.int64), 1)
+
+    def __call__(self, index: int) -> Indices:
+        epoch, position = divmod(index - self._first, self._length)
+        if epoch != self._epoch:
+            generator = self._stream.at(self._first + epoch * self._length)
+            places = assign_groups(self._examples, self._length, generator)
+            self._epoch, self._dealt = epoch, _Dealt(places, self._length)
+        return self._dealt[position]
+
+
+class _Turns:
+    """Deals the records to parts once, and Poisson-samples the part whose turn it is."""
+
+    def __init__(self, sampling: CyclicPoisson, examples: int, stream: Stream, first: int) -> None:
+        self._sampling, self._stream, self._first = sampling, stream, first
+        # A place in the stream that no round has: rounds draw from their own numbers.
+        places = assign_groups(examples, sampling.parts, stream.at(_BEYOND_ROUNDS + first))
+        self._dealt = _Dealt(places, sampling.parts)
+
+    def __call__(self, index: int) -> Indices:
+        part = self._dealt[(index - self._first) % self._sampling.parts]
+        return part[_poisson(len(part), self._sampling.rate, self._stream.at(index))]
+
+
+class _Dealt:
+    """Records by the place that they were dealt to."""
+
+    def __init__(self, places: Indices, count: int) -> None:
+        self._order = np.argsort(places, kind="stable")
+        self._ends = np.cumsum(np.bincount(places, minlength=count))
+
+    def __getitem__(self, place: int) -> Indices:
+        start = self._ends[place - 1] if place else 0
+        return self._order[start : self._ends[place]]
 
 
 def assign_groups(size: int, groups: int, generator: np.random.Generator) -> Indices:

@@ -26,6 +26,7 @@ from scipy.special import ndtri_exp
 
 from forethought.accounting.pld.charges import Charges
 from forethought.accounting.pld.integral import Integral, log_peak
+from forethought.accounting.pld.law import Law, LawRows
 from forethought.accounting.pld.mixtures import EPS, Array
 from forethought.accounting.pld.pair import Pair
 from forethought.accounting.pld.quadrature import UnresolvedError
@@ -61,19 +62,25 @@ class Total:
         swapped: compose (Q, P) instead of (P, Q).
     """
 
-    def __init__(self, parts: Mapping[Pair, int], *, swapped: bool = False) -> None:
+    def __init__(
+        self, parts: Mapping[Pair, int] | Mapping[Pair | Law, int], *, swapped: bool = False
+    ) -> None:
+        pairs = {p: n for p, n in parts.items() if isinstance(p, Pair)}
         self.distance = math.sqrt(
-            math.fsum(n * p.up[0][0] ** 2 for p, n in parts.items() if p.gaussian)
+            math.fsum(n * p.up[0][0] ** 2 for p, n in pairs.items() if p.gaussian)
         )
         shapes: dict[tuple[object, ...], list[Pair]] = {}
-        for pair in parts:
+        for pair in pairs:
             if not pair.gaussian:
                 far = max(c for c, _ in (*pair.up, *pair.down))
                 key = (*pair.shape, round(2 * math.log2(far)))
                 shapes.setdefault(key, []).append(pair)
-        self.rows = [
-            Rows(pairs, np.array([float(parts[p]) for p in pairs]), swapped=swapped)
-            for pairs in shapes.values()
+        self.rows: list[Rows | LawRows] = [
+            Rows(alike, np.array([float(pairs[p]) for p in alike]), swapped=swapped)
+            for alike in shapes.values()
+        ]
+        self.rows += [
+            LawRows(law, n, swapped=swapped) for law, n in parts.items() if isinstance(law, Law)
         ]
         self.work_left = _MOST_WORK
         self.many = sum(rows.size for rows in self.rows) > 8

@@ -15,7 +15,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 
+from forethought.accounting.pld.allocation import Epoch
 from forethought.accounting.pld.hits import Hits, binomial, hypergeometric
 from forethought.accounting.pld.mixtures import EPS
 from forethought.accounting.pld.pair import Pair
@@ -23,17 +25,19 @@ from forethought.mechanism import (
     ADJACENCIES,
     CLIPPINGS,
     Adjacency,
+    CyclicPoisson,
     Mechanism,
     Poisson,
+    RandomAllocation,
     Rounds,
-    Shuffled,
     UnsupportedMechanismError,
     WithoutReplacement,
+    releases,
     sensitivity,
 )
 
 # What one Rounds contributes: the pair of one release and how many releases are charged.
-Part = tuple[Pair, int]
+Part = tuple[Pair | Epoch, int]
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ class Cell:
     group_theorem: str
 
 
-def _gaussian(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
+def _gaussian(rounds: Rounds, adjacency: Adjacency, group: int) -> tuple[Pair, int]:
     shift = group * sensitivity(rounds, adjacency) / rounds.noise_multiplier
     return Pair(((shift, 1.0),)), rounds.count
 
@@ -60,36 +64,40 @@ def _epochs(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
     return _gaussian(rounds, adjacency, group)[0], releases(rounds)
 
 
-def releases(rounds: Rounds) -> int:
-    """How many releases can hold the same record: every round, or one in every epoch."""
-    if isinstance(rounds.sampling, Shuffled):
-        return -(-rounds.count // rounds.sampling.rounds_per_epoch)
-    return rounds.count
+def _allocated(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
+    assert isinstance(rounds.sampling, RandomAllocation)
+    length = rounds.sampling.rounds
+    if group > 1 or length == 1:
+        return _epochs(rounds, adjacency, group)
+    distance = sensitivity(rounds, adjacency) / rounds.noise_multiplier
+    used = min(length, rounds.count)
+    return Epoch(distance, length, used), rounds.count // used
 
 
 def _hits(rounds: Rounds, group: int) -> Hits:
     """Probabilities that 0, 1, … of the ``group`` records are in a batch."""
     sampling = rounds.sampling
-    if isinstance(sampling, Poisson):
+    if isinstance(sampling, Poisson | CyclicPoisson):
         return binomial(group, sampling.rate)
     assert isinstance(sampling, WithoutReplacement)
     return hypergeometric(group, sampling.batch, sampling.examples)
 
 
-def _one_sided(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
+def _one_sided(rounds: Rounds, adjacency: Adjacency, group: int) -> tuple[Pair, int]:
     up, idle, hits = _shifts(rounds, group, sensitivity(rounds, adjacency))
-    return Pair(up, idle=idle, doubt=hits.doubt, lost=hits.lost), rounds.count
+    return Pair(up, idle=idle, doubt=hits.doubt, lost=hits.lost), releases(rounds)
 
 
 def _two_sided(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
     # Distance of one record's contribution from the common centre, not between two records.
-    radius = 1.0 if rounds.clipping == "example" and isinstance(rounds.sampling, Poisson) else 2.0
+    by_itself = isinstance(rounds.sampling, Poisson | CyclicPoisson)
+    radius = 1.0 if rounds.clipping == "example" and by_itself else 2.0
     up, idle, hits = _shifts(rounds, group, radius)
     if idle == 0 and len(up) == 1:
         # Every record is in every batch: nothing but the distance is left.
-        return Pair(((2 * up[0][0], 1.0),)), rounds.count
+        return Pair(((2 * up[0][0], 1.0),)), releases(rounds)
     pair = Pair(up, up, idle=idle, rest=idle, doubt=hits.doubt, lost=hits.lost, lost_rest=hits.lost)
-    return pair, rounds.count
+    return pair, releases(rounds)
 
 
 def _combined(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
@@ -114,7 +122,18 @@ _GAUSS = "Gaussian mechanism (Balle and Wang 2018, Theorem 8)"
 _HALF_LINES = "half lines: Neyman-Pearson for every component around the common centre"
 _MIXTURE = "mixture of Gaussians (Ganesh 2024, Theorem 1.2), both directions"
 _SHUFFLE = "joint convexity over permutations: one Gaussian for each started epoch"
+_ALLOCATION = (
+    "random allocation: each epoch (1/t) Σ N(Δe_i, I) against N(0, I) (Chua et al. 2024; Feldman "
+    "and Shenfeld 2025), both directions, bounded in convex order"
+)
+_UNAMPLIFIED = "joint convexity over allocations: one Gaussian for each started epoch"
 _POISSON = "Poisson-subsampled Gaussian (Zhu, Dong, Wang 2022, Theorem 11), both directions"
+_AT_DISTANCE_2 = (
+    "combined curve at distance 2 (Zhu, Dong, Wang 2022, Theorem 11; advanced joint convexity, "
+    "Balle, Barthe, Gaboardi 2018, Theorem 2)"
+)
+_TURNS = "only the rounds of a record's own part can hold it (Choquette-Choo et al. 2023); each: "
+_ONE_PART = "most for a group within one part (half lines, a norm is at most the sum); each: "
 
 SUPPORTED: Mapping[tuple[str, str, str], Cell] = {
     **{
@@ -133,17 +152,34 @@ SUPPORTED: Mapping[tuple[str, str, str], Cell] = {
         if adjacency != "add-or-remove"
     },
     **{
+        ("random-allocation", clipping, adjacency): Cell(
+            _ALLOCATION, _allocated, f"{_UNAMPLIFIED}, at g times the distance"
+        )
+        for clipping in CLIPPINGS
+        for adjacency in ADJACENCIES
+        if adjacency != "replace-one"
+    },
+    **{
         ("poisson", clipping, adjacency): Cell(_POISSON, _one_sided, _MIXTURE)
         for clipping in CLIPPINGS
         for adjacency in ADJACENCIES
         if adjacency != "replace-one"
     },
     ("poisson", "example", "replace-one"): Cell(_HALF_LINES, _two_sided, _HALF_LINES),
-    ("poisson", "group", "replace-one"): Cell(
-        "combined curve at distance 2 (Zhu, Dong, Wang 2022, Theorem 11; advanced joint "
-        "convexity, Balle, Barthe, Gaboardi 2018, Theorem 2)",
-        _combined,
-        _HALF_LINES,
+    ("poisson", "group", "replace-one"): Cell(_AT_DISTANCE_2, _combined, _HALF_LINES),
+    **{
+        ("cyclic-poisson", clipping, adjacency): Cell(
+            _TURNS + _POISSON, _one_sided, _ONE_PART + _MIXTURE
+        )
+        for clipping in CLIPPINGS
+        for adjacency in ADJACENCIES
+        if adjacency != "replace-one"
+    },
+    ("cyclic-poisson", "example", "replace-one"): Cell(
+        _TURNS + _HALF_LINES, _two_sided, _ONE_PART + _HALF_LINES
+    ),
+    ("cyclic-poisson", "group", "replace-one"): Cell(
+        _TURNS + _AT_DISTANCE_2, _combined, _ONE_PART + _HALF_LINES
     ),
     **{
         ("without-replacement", clipping, "add-or-remove"): Cell(
@@ -167,8 +203,18 @@ SUPPORTED: Mapping[tuple[str, str, str], Cell] = {
 }
 
 REFUSED: Mapping[tuple[str, str, str], str] = {
-    ("shuffled", clipping, "add-or-remove"): (
-        "one more record shifts every later batch, and no bound is known"
+    (sampling, clipping, adjacency): why
+    for sampling, adjacency, why in (
+        (
+            "shuffled",
+            "add-or-remove",
+            "one more record shifts every later batch, and no bound is known",
+        ),
+        (
+            "random-allocation",
+            "replace-one",
+            "no amplification theorem is known for a record that is exchanged",
+        ),
     )
     for clipping in CLIPPINGS
 }
@@ -184,7 +230,7 @@ def theorem(rounds: Rounds, adjacency: Adjacency, group: int = 1) -> str:
     return cell.theorem if group == 1 else cell.group_theorem
 
 
-def parts(mechanism: Mechanism, group: int = 1) -> dict[Pair, int]:
+def parts(mechanism: Mechanism, group: int = 1) -> dict[Pair | Epoch, int]:
     """Dominating pairs of the whole mechanism and how often each is composed.
 
     Gaussians are merged: N(c_1) … N(c_n) against N(0) compose to one at distance √Σ c².
@@ -196,11 +242,11 @@ def parts(mechanism: Mechanism, group: int = 1) -> dict[Pair, int]:
     Raises:
         UnsupportedMechanismError: no theorem is known for a part.
     """
-    counts: dict[Pair, int] = {}
+    counts: dict[Pair | Epoch, int] = {}
     squares: list[float] = []
-    for rounds in mechanism:
+    for rounds in chain.from_iterable(map(_whole_epochs, mechanism)):
         pair, count = _cell(rounds, mechanism.adjacency).part(rounds, mechanism.adjacency, group)
-        if pair.gaussian:
+        if isinstance(pair, Pair) and pair.gaussian:
             squares.append(count * pair.up[0][0] ** 2)
         else:
             counts[pair] = counts.get(pair, 0) + count
@@ -209,6 +255,19 @@ def parts(mechanism: Mechanism, group: int = 1) -> dict[Pair, int]:
         distance = math.sqrt(math.fsum(squares))
         counts[Pair(((distance, 1.0),))] = 1
     return counts
+
+
+def _whole_epochs(rounds: Rounds) -> tuple[Rounds, ...]:
+    """Random allocation cut where its last epoch begins, if that one is not whole."""
+    if not isinstance(rounds.sampling, RandomAllocation):
+        return (rounds,)
+    whole, rest = divmod(rounds.count, rounds.sampling.rounds)
+    counts = (whole * rounds.sampling.rounds, rest)
+    return tuple(
+        Rounds(rounds.noise_multiplier, count, rounds.sampling, rounds.clipping)
+        for count in counts
+        if count
+    )
 
 
 def unsampled_distance(mechanism: Mechanism, group: int = 1) -> float:

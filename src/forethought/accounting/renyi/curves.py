@@ -18,13 +18,16 @@ from scipy.special import gammaln, logsumexp
 
 from forethought.mechanism import (
     Adjacency,
+    CyclicPoisson,
     FullBatch,
     Mechanism,
     Poisson,
+    RandomAllocation,
     Rounds,
     Shuffled,
     WithoutReplacement,
     real,
+    releases,
     sensitivity,
 )
 
@@ -292,6 +295,7 @@ def rdp(mechanism: Mechanism, orders: Sequence[float] = ORDERS) -> RenyiCurve:
 
     Poisson under add-or-remove and zero-out: :func:`poisson_rdp`. Poisson under replace-one and
     sampling without replacement: :func:`exchange_rdp`. Full batch, and each epoch of shuffling
+    and of random allocation
     (the record is in one batch of it): :func:`gaussian_rdp`.
 
     Raises:
@@ -304,25 +308,18 @@ def rdp(mechanism: Mechanism, orders: Sequence[float] = ORDERS) -> RenyiCurve:
     return total
 
 
-def releases(part: Rounds) -> int:
-    """How many releases of ``part`` can hold the same record: every round, or every epoch."""
-    if isinstance(part.sampling, Shuffled):
-        return -(-part.count // part.sampling.rounds_per_epoch)
-    return part.count
-
-
 def _release(part: Rounds, adjacency: Adjacency, orders: tuple[float, ...]) -> RenyiCurve:
     noise = part.noise_multiplier / sensitivity(part, adjacency)
     match part.sampling:
-        case Poisson(rate=rate) if adjacency == "replace-one":
+        case Poisson(rate=rate) | CyclicPoisson(rate=rate) if adjacency == "replace-one":
             # Against the absent record either of the exchanged ones is nearer than they are to
             # each other, so the sensitivity 2 covers all three pairs.
             return exchange_rdp(rate, noise, orders)
-        case Poisson(rate=rate):
+        case Poisson(rate=rate) | CyclicPoisson(rate=rate):
             return poisson_rdp(rate, noise, orders)
         case WithoutReplacement(rate=rate):
             return exchange_rdp(rate, noise, orders)
-        case Shuffled() | FullBatch():
+        case Shuffled() | RandomAllocation() | FullBatch():
             return gaussian_rdp(noise, orders)
 
 

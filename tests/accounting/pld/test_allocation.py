@@ -1,0 +1,181 @@
+"""Random allocation: bounds in convex order, against integrals that share no code with them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.interpolate import PchipInterpolator
+from scipy.special import ndtr
+
+from forethought.accounting.exact import delta, epsilon
+from forethought.accounting.pld.allocation import CUT, Epoch, epoch_laws
+from forethought.accounting.tradeoff import tradeoff
+from forethought.mechanism import (
+    FullBatch,
+    Mechanism,
+    Poisson,
+    RandomAllocation,
+    Rounds,
+    Shuffled,
+    UnsupportedMechanismError,
+)
+
+
+def above(a: float, level: float) -> float:
+    """E (X - level)+ of one log-normal term, which is δ of a Gaussian."""
+    if level <= 0:
+        return 1 - level
+    place = (math.log(level) + a * a / 2) / a
+    return float(ndtr(a - place) - level * ndtr(-place))
+
+
+def two_rounds(a: float, level: float) -> float:
+    """E ((X₁ + X₂)/2 - level)+ by conditioning on X₁."""
+
+    def inside(z: float) -> float:
+        x = math.exp(a * z - a * a / 2)
+        bell = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+        return above(a, 2 * level - x) / 2 * bell
+
+    kink = (math.log(2 * level) + a * a / 2) / a if level > 0 else 0.0
+    ends = (-13.0, min(max(kink, -12.0), 20.0), 22.0 + a)
+    pieces = itertools.pairwise(ends)
+    return sum(quad(inside, *piece, epsabs=1e-16, epsrel=1e-9, limit=400)[0] for piece in pieces)
+
+
+def reverse(forward: float, level: float) -> float:
+    """E (1 - W/level)+ from E (W - level)+, by put-call parity, for a W of mean 1."""
+    return (forward - 1 + level) / level
+
+
+@pytest.mark.parametrize(("a", "eps"), [(1.0, 0.5), (1.0, 2.0), (0.3, 0.2), (3.0, 4.0)])
+def test_two_rounds_are_enclosed_in_both_directions(a: float, eps: float) -> None:
+    low, high = epoch_laws(Epoch(a, 2, 2), 1.0)
+    truth = two_rounds(a, math.exp(eps))
+    assert low.delta(eps, swapped=False) <= truth <= high.delta(eps, swapped=False)
+    assert high.delta(eps, swapped=False) <= truth * 1.001
+    back = reverse(two_rounds(a, math.exp(-eps)), math.exp(-eps))
+    assert low.delta(eps, swapped=True) <= back <= high.delta(eps, swapped=True)
+    assert low.delta(eps, swapped=True) >= back * 0.999
+
+
+@pytest.mark.parametrize(("terms", "used"), [(2, 1), (3, 2), (7, 7), (100, 100), (100, 37)])
+@pytest.mark.parametrize("a", [0.2, 1.0, 4.0])
+def test_laws_have_mean_one_and_enclose_the_variance(a: float, terms: int, used: int) -> None:
+    low, high = epoch_laws(Epoch(a, terms, used), 1.0)
+    exact = math.expm1(a * a) * used / terms**2
+    for law in (low, high):
+        assert law.first.sum() == pytest.approx(1, abs=1e-9)
+        assert law.second.sum() == pytest.approx(1, abs=1e-9)
+    variances = [float(law.second @ np.expm1(law.loss) ** 2) for law in (low, high)]
+    assert variances[0] <= exact * (1 + 1e-9)
+    if a < 4:  # at 4 the variance sits where next to no mass is
+        assert exact <= variances[1] * (1 + 1e-9)
+        assert variances[1] <= exact * 1.02
+        assert variances[0] >= exact * 0.98
+    assert high.lost < 10 * CUT
+
+
+def test_one_used_round_of_many_is_a_poisson_round() -> None:
+    """W = 1 - 1/t + X/t: the subsampled Gaussian that the other engine integrates."""
+    allocated = Mechanism(Rounds(1.2, 1, RandomAllocation(25)))
+    sampled = Mechanism(Rounds(1.2, 1, Poisson(1 / 25)))
+    for eps in (0.01, 0.3):
+        one, other = delta(allocated, eps), delta(sampled, eps)
+        assert one.lower <= other.upper and other.lower <= one.upper
+        assert one.upper <= other.upper * 1.01
+
+
+def test_two_epochs_of_two_rounds_by_a_double_integral() -> None:
+    a, eps = 0.8, 1.0
+    levels = np.geomspace(1e-5, 1e5, 151)
+    second = PchipInterpolator(np.log(levels), [two_rounds(a, float(x)) for x in levels])
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+    weights = weights / weights.sum()
+    x = np.exp(a * nodes - a * a / 2)
+    first = (x[:, None] + x[None, :]) / 2
+    wanted = weights @ (first * second(np.log(math.exp(eps) / first))) @ weights
+    found = delta(Mechanism(Rounds(1 / a, 4, RandomAllocation(2))), eps)
+    assert found.lower * (1 - 1e-4) <= wanted <= found.upper * (1 + 1e-4)
+    assert found.relative_width < 0.01
+
+
+def test_many_rounds_by_simulation() -> None:
+    """2·10⁵ epochs of 50 rounds; false-alarm rate below 1e-9 (six standard errors)."""
+    a, t, eps = 1.0, 50, 0.3
+    rng = np.random.default_rng(5)
+    total = np.zeros(200_000)
+    for _ in range(t):
+        total += np.exp(a * rng.standard_normal(total.size) - a * a / 2)
+    sample = np.maximum(0.0, total / t - math.exp(eps))
+    error = 6 * sample.std() / math.sqrt(sample.size)
+    found = delta(Mechanism(Rounds(1 / a, t, RandomAllocation(t))), eps)
+    assert found.lower - error <= sample.mean() <= found.upper + error
+
+
+@pytest.mark.parametrize(
+    ("sigma", "epochs", "rounds"), [(1.0, 1, 100), (2.0, 20, 50), (4.0, 100, 10)]
+)
+def test_intervals_are_narrow_and_near_poisson(sigma: float, epochs: int, rounds: int) -> None:
+    count = epochs * rounds
+    found = epsilon(Mechanism(Rounds(sigma, count, RandomAllocation(rounds))), 1e-5)
+    sampled = epsilon(Mechanism(Rounds(sigma, count, Poisson(1 / rounds))), 1e-5)
+    shuffled = epsilon(
+        Mechanism(Rounds(sigma, count, Shuffled(1, rounds)), adjacency="zero-out"), 1e-5
+    )
+    assert found.relative_width <= 5e-3
+    assert abs(found.upper / sampled.upper - 1) < 0.2
+    assert found.upper < shuffled.upper
+
+
+def test_parts_compose_with_other_rounds() -> None:
+    allocated = Rounds(1.0, 150, RandomAllocation(100))
+    others = Rounds(2.0, 50, Poisson(0.1))
+    alone = epsilon(Mechanism(allocated), 1e-6)
+    both = epsilon(Mechanism(allocated, others), 1e-6)
+    assert alone.upper < both.lower < both.upper < alone.upper + 2
+    assert both.relative_width <= 5e-3
+
+
+def test_one_round_an_epoch_is_a_full_batch() -> None:
+    one = epsilon(Mechanism(Rounds(3.0, 20, RandomAllocation(1))), 1e-5)
+    assert one == epsilon(Mechanism(Rounds(3.0, 20, FullBatch())), 1e-5)
+
+
+def test_groups_are_not_amplified_and_exchanged_records_are_refused() -> None:
+    rounds = Rounds(3.0, 20, RandomAllocation(10))
+    three = epsilon(Mechanism(rounds), 1e-5, 3)
+    assert three == epsilon(Mechanism(Rounds(1.0, 2, FullBatch())), 1e-5)
+    with pytest.raises(UnsupportedMechanismError, match="exchanged"):
+        epsilon(Mechanism(rounds, adjacency="replace-one"), 1e-5)
+
+
+@pytest.mark.parametrize("sigma", [1e-3, 0.05, 0.2, 1e6])
+def test_extreme_noise_has_finite_bounds(sigma: float) -> None:
+    found = epsilon(Mechanism(Rounds(sigma, 20, RandomAllocation(10))), 1e-6)
+    assert 0 <= found.lower <= found.upper < math.inf
+    if sigma < 0.1:
+        assert found.lower > 0.4 * found.upper
+
+
+def test_group_clipping_moves_by_two() -> None:
+    clipped = epsilon(Mechanism(Rounds(4.0, 100, RandomAllocation(100), "group")), 1e-5)
+    assert clipped == epsilon(Mechanism(Rounds(2.0, 100, RandomAllocation(100))), 1e-5)
+
+
+def test_the_tradeoff_is_below_any_attack() -> None:
+    """The best test of one epoch of two rounds, at its own threshold."""
+    claim = tradeoff(Mechanism(Rounds(1.0, 2, RandomAllocation(2))))
+    rng = np.random.default_rng(3)
+    noise = rng.standard_normal((2, 400_000))
+    absent = np.logaddexp(*noise)
+    noise[0] += 1
+    present = np.logaddexp(*noise)
+    for threshold in (1.0, 1.5, 2.5):
+        false, missed = float((absent > threshold).mean()), float((present <= threshold).mean())
+        assert missed >= claim(false) - 6 / math.sqrt(400_000)
+        assert missed <= claim(false) + 0.02
