@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from forethought.accounting.tradeoff import tradeoff as tradeoff
     from forethought.auditing.audit import audit as audit
     from forethought.auditing.verdict import Audit as Audit
+    from forethought.local_updates import Local as Local
     from forethought.mechanism import Budget as Budget
     from forethought.mechanism import CyclicPoisson as CyclicPoisson
     from forethought.mechanism import FullBatch as FullBatch
@@ -86,6 +87,7 @@ _HOME = {
         "mechanism",
     ),
     **dict.fromkeys(("Averaging", "Clip", "Optimizer", "Plan", "Schedule"), "plans"),
+    "Local": "local_updates",
     "Interval": "accounting.interval",
     **dict.fromkeys(("epsilon", "delta"), "accounting.exact"),
     **dict.fromkeys(("calibrate", "noise_multiplier"), "accounting.calibration"),

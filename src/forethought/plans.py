@@ -13,6 +13,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, TypedDict, Unpack
 
 from forethought.caveats import Caveat, caveats, choice
+from forethought.local_updates import Local as Local
+from forethought.local_updates import LocalUpdates as LocalUpdates
 from forethought.mechanism import Budget, Mechanism, Rounds, Sampling
 from forethought.mechanism import expected_batch as expected_batch
 from forethought.privacy import Clip as Clip
@@ -31,9 +33,12 @@ DECLARED = Caveat("declared")
 
 
 class Parts(TypedDict, total=False):
-    """Short forms: ``groups=`` of ``contribution=Groups(...)``, the rest of ``use=Use(...)``."""
+    """Short forms: ``groups=`` of ``contribution=Groups(...)``, with ``local=`` of
+    ``contribution=LocalUpdates(...)``, the rest of ``use=Use(...)``.
+    """
 
     groups: int | None
+    local: Local | None
     optimizer: Optimizer
     schedule: Schedule
     averaging: Averaging
@@ -104,11 +109,16 @@ class Plan(Stored):
         reasons: tuple[tuple[str, str], ...] = (),
         **parts: Unpack[Parts],
     ) -> None:
-        groups = parts.pop("groups", None)
+        groups, local = parts.pop("groups", None), parts.pop("local", None)
         if contribution is None:
             contribution = Examples() if groups is None else Groups(groups)
-        elif groups is not None:
-            raise ValueError("groups= is short for contribution=Groups(...): give one of them")
+            if local is not None:
+                contribution = LocalUpdates(1 if groups is None else groups, local)
+        elif groups is not None or local is not None:
+            raise ValueError(
+                "groups= and local= are short for contribution=Groups(...) or LocalUpdates(...): "
+                "give one of them"
+            )
         privacy = Privacy(mechanism, examples, delta, clip, contribution, noise, budget)
         changed: dict[str, Any] = dict(parts)
         self._set(privacy, replace(use, **changed), hyperparameters, not_covered, reasons)
@@ -157,6 +167,11 @@ class Plan(Stored):
     def groups(self) -> int | None:
         """How many groups a batch is dealt into; None where examples are clipped."""
         return getattr(self.contribution, "count", None)
+
+    @property
+    def local(self) -> Local | None:
+        """What runs inside a group; None where gradients are clipped."""
+        return getattr(self.contribution, "local", None)
 
     @property
     def noise(self) -> NoiseKind:
@@ -248,8 +263,9 @@ class Plan(Stored):
             "not_covered": self.not_covered,
             "reasons": self.reasons,
         }
-        if "groups" in changes:
+        if {"groups", "local"} & set(changes):
             del values["contribution"]
+            changes = {"groups": self.groups, "local": self.local, **changes}
         return Plan(**{**values, **changes})
 
     def _values(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
 
+from forethought.local_updates import LocalUpdates
 from forethought.mechanism import (
     Budget,
     Clipping,
@@ -170,7 +171,7 @@ class LinearExamples:
 
 
 CONTRIBUTIONS: dict[str, type[Any]] = {
-    kind.kind: kind for kind in (Examples, Groups, LinearExamples)
+    kind.kind: kind for kind in (Examples, Groups, LinearExamples, LocalUpdates)
 }
 
 

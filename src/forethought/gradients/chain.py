@@ -52,6 +52,14 @@ def separable(slope: Slope | None = None) -> Callable[[Known], Known]:
     return declare
 
 
+def declared_separable(loss: Any) -> bool:
+    """Whether a loss was declared with :func:`separable`."""
+    try:
+        return loss in _SEPARABLE
+    except TypeError:  # not hashable
+        return False
+
+
 def cross_entropy_slope(outputs: Tensor, targets: Any) -> Tensor | None:
     """softmax − 1 at the label, for (B, classes) and (B,); None for labels that are ignored."""
     if outputs.dim() != 2 or targets.dim() != 1 or targets.dtype != torch.int64:

@@ -8,6 +8,7 @@ carry values from one lane to the next.
 from __future__ import annotations
 
 import contextvars
+import copy
 import gc
 import weakref
 from collections.abc import Callable, Mapping
@@ -38,6 +39,15 @@ _DATA = vars(torch._C.TensorBase)["data"].__get__
 _ARRAYS = (torch.Tensor.numpy, torch.Tensor.__array__)
 
 
+def _normalised_alone(given: Mapping[str, Any]) -> Tensor:
+    """One value a channel is its own mean: zero, where torch raises, and then weight and bias."""
+    value: Tensor = given["input"] - given["input"]
+    shape = (1, -1, *(1,) * (value.dim() - 2))
+    for part, by in ((given.get("weight"), torch.mul), (given.get("bias"), torch.add)):
+        value = value if part is None else by(value, part.view(shape))
+    return value
+
+
 def _storage(value: Tensor) -> int:
     """Where a tensor's memory is; 0 for one that has none of its own (sparse, or of torch.func)."""
     if value.layout is not torch.strided or wrapped(value):
@@ -45,8 +55,13 @@ def _storage(value: Tensor) -> int:
     return value.untyped_storage().data_ptr()
 
 
-class _Alone(TorchFunctionMode):
-    """Knows the tensors that one lane's pass made, and refuses to write to others."""
+class Alone(TorchFunctionMode):
+    """Knows the tensors that one lane's pass made, and refuses to write to others.
+
+    Args:
+        model: whose buffers and attributes a pass may write to, since they are put back.
+        grouped: the lane is a group, whose examples batch normalisation may mix.
+    """
 
     def __init__(self, model: nn.Module, grouped: bool) -> None:
         super().__init__()
@@ -57,8 +72,15 @@ class _Alone(TorchFunctionMode):
         for module in model.modules():
             owned += trees.tensors(list(vars(module).values()))
         self._owned = {*map(_storage, owned)} - {0} - self._parameters
+        self._known = self._owned | self._parameters
         self._made: dict[int, weakref.ref[Tensor]] = {}
         self._storages: set[int] = {0}
+
+    def again(self) -> Alone:
+        """The same for another lane, where the model's own tensors are put back in between."""
+        other = copy.copy(self)
+        other._made, other._storages = {}, {0}
+        return other
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -70,6 +92,8 @@ class _Alone(TorchFunctionMode):
             names = ("input", "running_mean", "running_var", "weight", "bias", "training")
             given = dict(zip((*names, "momentum", "eps"), args, strict=False)) | kwargs
             if given.get("training"):  # the group's own statistics, kept nowhere
+                if given["input"].numel() == given["input"].shape[1]:
+                    return _normalised_alone(given)
                 return func(**{**given, "running_mean": None, "running_var": None})
         if writes(func, kwargs):
             target = kwargs.get("out", args[0] if args else None)
@@ -82,11 +106,13 @@ class _Alone(TorchFunctionMode):
         result = func(*args, **kwargs)
         if func in _ARRAYS:
             return result.copy()  # what is written there would stay
-        for leaf in trees.tensors(result if isinstance(result, tuple | list) else [result]):
+        if isinstance(result, Tensor):
+            leaves = [result]
+        else:
+            leaves = [*trees.tensors(result)] if isinstance(result, tuple | list) else []
+        for leaf in leaves:
             place = _storage(leaf)
-            if (
-                place not in self._owned | self._parameters
-            ):  # in-place functions return what the model holds
+            if place not in self._known:  # in-place functions return what the model holds
                 self._made[id(leaf)] = weakref.ref(leaf)
                 self._storages.add(place)
         return result
@@ -127,7 +153,7 @@ def one_at_a_time(
     seeds = torch.randint(2**62, (batch.lanes + 1,)).tolist()
     for at in range(batch.lanes):
         seeded(seeds[at])
-        alone = _Alone(model, batch.members is not None)
+        alone = Alone(model, batch.members is not None)
         found = contextvars.copy_context().run(_run, alone, model, loss, batch, trained, at)
         changed = _check(alone, state, restore)
         first = changed if first is None else first
@@ -140,7 +166,7 @@ def one_at_a_time(
 
 
 def _run(
-    alone: _Alone,
+    alone: Alone,
     model: nn.Module,
     loss: Loss,
     batch: Batch,
@@ -177,7 +203,7 @@ def _only(leaf: Tensor) -> Tensor:
     return leaf[0]
 
 
-def _check(alone: _Alone, state: State, restore: Callable[[], None]) -> dict[str, Any]:
+def _check(alone: Alone, state: State, restore: Callable[[], None]) -> dict[str, Any]:
     changed = copied(state.changes())
     written = state.parameters_changed()
     restore()

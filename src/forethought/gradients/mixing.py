@@ -33,8 +33,11 @@ def _groups(channels: int) -> int:
     return gcd(32, channels)
 
 
-def check_model(model: nn.Module) -> None:
+def check_model(model: nn.Module, grouped: bool = False) -> None:
     """Refuse a model in which one example's loss depends on another example.
+
+    Args:
+        grouped: contributions are groups of examples, inside which batch normalisation may mix.
 
     Raises:
         TypeError: not a module. ValueError: no trainable parameter, or a layer in training mode
@@ -47,7 +50,7 @@ def check_model(model: nn.Module) -> None:
     found = []
     for name, module in model.named_modules():
         instead = _mixes(module)
-        if instead:
+        if instead and not (grouped and isinstance(module, _BatchNorm)):
             where = f"{name} " if name else ""
             found.append(f"{where}({type(module).__name__}): use {instead}")
     if found:

@@ -38,6 +38,7 @@ _PLAN_KEYS = (
     "adjacency",
     "clipping",
     "groups",
+    "local",
     "clip_norm",
     "clip_rule",
     "quantile",
@@ -117,6 +118,7 @@ class TrainingSection(_Section):
     adjacency: Literal["add-or-remove", "zero-out", "replace-one"] | None = None
     clipping: Literal["example", "group"] = "example"
     groups: _Int | None = Field(default=None, ge=1)
+    local: str | dict[str, Any] | None = None
     clip_norm: _Float | None = Field(default=None, gt=0)
     clip_rule: Literal["flat", "automatic", "per-layer", "quantile"] | None = None
     quantile: _Float | None = Field(default=None, gt=0, lt=1)

@@ -43,8 +43,15 @@ WASTE = 0.1
 BATCH = 256
 EPOCHS_LIMIT = 30.0
 MOMENTUM = 0.9
+# Records in a group on which an inner algorithm runs.
+GROUP = 32
 # When nobody says how large the model is: a large linear model or a small network.
 PARAMETERS = 10_000
+
+
+def groups_for(batch: float) -> int:
+    """How many groups of :data:`GROUP` records a batch is dealt into, at least one."""
+    return max(1, round(batch / GROUP))
 
 
 def default_delta(examples: int) -> float:

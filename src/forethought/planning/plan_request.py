@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypedDict, Unpack, get_args
 
 from forethought.caveats import Caveat
+from forethought.local_updates import Local
 from forethought.mechanism import (
     Adjacency,
     Budget,
@@ -88,6 +89,7 @@ class PlanKeywords(TypedDict, total=False):
     adjacency: Adjacency | None
     clipping: Clipping
     groups: int | None
+    local: Local | str | Mapping[str, Any] | None
     clip_norm: float | None
     clip_rule: ClipRule | None
     quantile: float | None
@@ -125,6 +127,29 @@ def _opened(keywords: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def local_of(given: Local | str | Mapping[str, Any] | None) -> Local | None:
+    """The algorithm inside a group, from itself, an optimizer's name, or its fields.
+
+    Raises:
+        PlanError: anything else. ValueError, TypeError: fields outside their range.
+    """
+    if given is None or isinstance(given, Local):
+        return given
+    if isinstance(given, str):
+        return Local(function=given) if ":" in given else Local(given)
+    if isinstance(given, Mapping):
+        known = [field.name for field in fields(Local)]
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            raise PlanError(
+                f"local has no {', '.join(map(repr, unknown))}; it takes {', '.join(known)}"
+            )
+        return Local(**given)
+    raise PlanError(
+        f"local must be a forethought.Local or the name of an inner optimizer, not {given!r}"
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
     """What is known and wanted of a private run. What is None the planner chooses.
@@ -149,6 +174,7 @@ class PlanRequest:
     adjacency: Adjacency | None = None
     clipping: Clipping = "example"
     groups: int | None = None
+    local: Local | str | Mapping[str, Any] | None = None
     clip_norm: float | None = None
     clip_rule: ClipRule | None = None
     quantile: float | None = None
@@ -167,6 +193,11 @@ class PlanRequest:
             object.__setattr__(self, name, value)
 
         settle("examples", whole("examples", self.examples))
+        settle("local", local_of(self.local))
+        if self.local is not None and self.clipping != "group":
+            raise PlanError(
+                "local= runs an algorithm inside groups: add clipping='group', or drop local="
+            )
         one_of("noise", self.noise, NOISES)
         if self.budget is not None and not isinstance(self.budget, Budget):
             raise TypeError(
@@ -222,6 +253,15 @@ class PlanRequest:
             raise PlanError(f"full-batch sampling takes all {self.examples} examples: drop batch=")
         if self.batch is not None:
             settle("batch", whole("batch", self.batch))
+        if self.groups is not None and self.clipping == "group":
+            settle("groups", whole("groups", self.groups))
+            most = self.examples if self.batch is None else self.batch
+            if self.groups > most:
+                raise PlanError(
+                    f"{self.groups} groups are more than the {most} records of a "
+                    f"{'data set' if self.batch is None else 'batch'}: choose fewer, or a larger "
+                    "batch="
+                )
         if self.batch is not None and self.batch > self.examples:
             raise PlanError(
                 f"batch {self.batch} is larger than the data ({self.examples} examples): choose "

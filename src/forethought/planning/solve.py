@@ -21,8 +21,17 @@ from forethought.planning.plan_request import (
     PlanKeywords,
     PlanRequest,
     SamplingName,
+    local_of,
 )
-from forethought.plans import Averaging, Clip, ClipRule, Optimizer, Plan, Schedule
+from forethought.plans import (
+    Averaging,
+    Clip,
+    ClipRule,
+    Optimizer,
+    Plan,
+    Schedule,
+    expected_batch,
+)
 
 # In a plan's reasons: whose choice the step size was.
 STEP_SIZE, GIVEN = "step size", "as given"
@@ -49,7 +58,10 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
         parts: of ``"cyclic-poisson"``: how many parts of the records take turns.
         adjacency: what a neighbour is. Default: add-or-remove for Poisson and full batches,
             replace-one without replacement, zero-out when shuffled.
-        clipping, groups: ``"example"``, or ``"group"`` with the number of groups (default 1).
+        clipping, groups: ``"example"``, or ``"group"`` with the number of groups (default 1, or
+            chosen for ``local``).
+        local: what runs inside a group (`forethought.Local`, or an inner optimizer's name). The
+            clipped contribution is then its weight change; by default the mean gradient.
         noise: ``"gaussian"``, or ``"grid"`` for discrete noise in whole numbers, which leaves no
             assumption on floating-point arithmetic in the Statement.
         clip_norm, clip_rule, quantile, count_noise: see `forethought.Clip`. Default: automatic
@@ -88,7 +100,8 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
         examples=request.examples,
         delta=delta,
         clip=_clip(request, mechanism, why),
-        groups=1 if request.clipping == "group" and request.groups is None else request.groups,
+        groups=_groups(request, mechanism, why),
+        local=local_of(request.local),
         noise=request.noise,
         schedule=request.schedule or Schedule(),
         averaging=request.averaging or Averaging(),
@@ -99,6 +112,21 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
     learning_rate = _learning_rate(request, found, options, why)
     chosen = Optimizer(request.optimizer, learning_rate, tuple(options.items()))
     return found.with_(optimizer=chosen, reasons=tuple(why.items()))
+
+
+def _groups(request: PlanRequest, mechanism: Mechanism, why: dict[str, str]) -> int | None:
+    if request.clipping != "group" or request.groups is not None:
+        return request.groups
+    if request.local is None:
+        return 1
+    batch = expected_batch(mechanism.rounds[0].sampling, request.examples)
+    groups = defaults.groups_for(batch)
+    why["groups"] = (
+        f"{groups:,} of about {batch / groups:.0f} records: as many as leave an inner algorithm "
+        f"{defaults.GROUP} records to work on, since every group more makes the noise on their "
+        "mean smaller"
+    )
+    return groups
 
 
 def _clip(request: PlanRequest, mechanism: Mechanism, why: dict[str, str]) -> Clip:

@@ -1,8 +1,8 @@
-"""How each kind of contribution adds to a round's sum.
+"""How gradients of examples and of groups add to a round's sum.
 
-A kind is a value of :data:`forethought.privacy.CONTRIBUTIONS`; what computes it is registered here.
-A new kind (an inner optimizer for each group, say) is a frozen dataclass there and a
-:class:`Contributor` here.
+A kind of contribution is a value of :data:`forethought.privacy.CONTRIBUTIONS`; a new one is a
+frozen dataclass there and a :class:`Contributor`, registered in
+:mod:`forethought.rounds.contributors`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from forethought.gradients import BatchDims, ClippingRule, Dense, Term, clipped_
 from forethought.gradients.clipping import flat
 from forethought.gradients.declared import placed
 from forethought.gradients.sums import clip_and_sum
-from forethought.privacy import Contribution, Examples, Groups, LinearExamples, Round
+from forethought.privacy import Contribution, Round
 from forethought.rounds.linear import linear_sums
 from forethought.rounds.losses import Loss
 from forethought.rounds.randomness import Stream
@@ -118,7 +118,7 @@ class ExampleGradients:
                 round_size=batch.round_size,
                 batch_dims=how.batch_dims,
             )
-            _accumulate(into, sums)
+            accumulate(into, sums)
             norms.append(found)
         return norms[0] if len(norms) == 1 else torch.cat(norms)
 
@@ -174,7 +174,7 @@ class GroupGradients:
             sums, norm = _one_group(
                 model, records, members, chosen.clip_norm, how.loss, how.rule, batch.round_size
             )
-            _accumulate(into, sums)
+            accumulate(into, sums)
             norms[group] = norm[0]
         return norms
 
@@ -197,11 +197,11 @@ class GroupGradients:
             if not bool(torch.isfinite(norm).all()):
                 return norm[0]
             share = len(some) / len(members)
-            _accumulate(mean, {name: share * part.double() for name, part in sums.items()})
+            accumulate(mean, {name: share * part.double() for name, part in sums.items()})
         terms: dict[str, Term] = {name: Dense(part.unsqueeze(0)) for name, part in mean.items()}
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         sums, norm = clip_and_sum(terms, trained, chosen.clip_norm, how.rule, batch.round_size)
-        _accumulate(into, sums)
+        accumulate(into, sums)
         return norm[0]
 
 
@@ -221,7 +221,12 @@ def _one_group(
     )
 
 
-def _accumulate(into: Mapping[str, torch.Tensor], sums: Mapping[str, torch.Tensor]) -> None:
+def accumulate(into: Mapping[str, torch.Tensor], sums: Mapping[str, torch.Tensor]) -> None:
+    """Add sums by parameter to ``into``.
+
+    Raises:
+        ValueError: about other parameters than those that the private sum was opened for.
+    """
     if sums.keys() != into.keys():
         raise ValueError(
             "the model's trainable parameters are not those that the private sum was opened for: "
@@ -234,14 +239,6 @@ def _accumulate(into: Mapping[str, torch.Tensor], sums: Mapping[str, torch.Tenso
                 f"for {tuple(into[name].shape)}"
             )
         into[name].add_(gradient)
-
-
-# Kind of contribution → what computes it.
-CONTRIBUTORS: dict[type, Contributor] = {
-    Examples: ExampleGradients(),
-    Groups: GroupGradients(),
-    LinearExamples: LinearExampleGradients(),
-}
 
 
 def part_of(batch: Batch, indices: Indices) -> Batch:

@@ -12,6 +12,10 @@ from forethought.gradients import BatchDims
 from forethought.gradients.chain import cross_entropy_slope, separable
 from forethought.gradients.clipped import clipped_sum
 from forethought.gradients.declared import placed
+from forethought.gradients.trees import batch_size
+from forethought.local.alone import OneByOne
+from forethought.local_updates import LocalUpdates
+from forethought.privacy import Contribution, Examples
 from forethought.rounds.records import Records, blank
 from forethought.rounds.undisturbed import undisturbed
 
@@ -68,15 +72,30 @@ def correct(outputs: Any, targets: Any) -> int | None:
 
 
 def check_loss(
-    model: torch.nn.Module, loss: Loss, records: Records, dims: BatchDims | None = None
+    model: torch.nn.Module,
+    loss: Loss,
+    records: Records,
+    dims: BatchDims | None = None,
+    contribution: Contribution = Examples(),  # noqa: B008 (frozen)
 ) -> None:
-    """Refuse a model or loss that cannot be trained privately, before anything is released.
+    """Refuse what cannot be trained privately, before anything is released.
 
     Tried on records of zeros: whether it passes says nothing about the private ones.
 
+    Args:
+        contribution: what is clipped; groups are tried as one group, local updates are made.
+
     Raises:
-        ValueError: not one value an example, or what :func:`clipped_sum` refuses.
+        ValueError: not one value an example, what :func:`clipped_sum` refuses, or an algorithm
+            that does not run or returns no weight change.
     """
     inputs, targets = blank(records)
     with undisturbed(model, loss):
+        if isinstance(contribution, LocalUpdates) and not contribution.local.is_gradient:
+            OneByOne(model, loss, contribution.local).update(inputs, targets, 0)
+            return
+        if contribution.clipping == "group":
+            groups = torch.zeros(batch_size(inputs, targets), dtype=torch.int64)
+            clipped_sum(model, loss, inputs, targets, 1.0, groups)
+            return
         clipped_sum(model, loss, placed(inputs, dims), targets, 1.0, batch_dims=dims)

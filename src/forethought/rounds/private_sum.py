@@ -22,7 +22,8 @@ from forethought.gradients import rule as clipping_rule
 from forethought.gradients.clipping import centred_count_below
 from forethought.privacy import Examples, Privacy, Round
 from forethought.rounds.clip_norm import next_norm, noised_share
-from forethought.rounds.contributions import CONTRIBUTORS, Batch, Gradients, part_of, share_of
+from forethought.rounds.contributions import Batch, Gradients, part_of, share_of
+from forethought.rounds.contributors import CONTRIBUTORS
 from forethought.rounds.flat import Layout
 from forethought.rounds.grid import add_grid_noise, grid
 from forethought.rounds.losses import Loss

@@ -13,6 +13,7 @@ from forethought.gradients.trees import call
 from forethought.rounds.losses import Loss, cross_entropy
 from forethought.rounds.records import Records, TensorRecords, blank
 from forethought.rounds.undisturbed import undisturbed
+from forethought.training.normalisation import mixing_layers
 
 # Cross entropy passes over targets of this value.
 IGNORED = -100
@@ -38,7 +39,7 @@ def require_fit(
         ValueError: inputs of a shape that the model does not take, labels that are none of its
             classes, or targets that are not finite.
     """
-    inputs, _ = blank(records, 1)
+    inputs, _ = blank(records, 2 if mixing_layers(model) else 1)
     try:
         with undisturbed(model), torch.no_grad():
             outputs = outputs_in_front(call(model, placed(inputs, dims)), dims)

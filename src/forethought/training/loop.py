@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -24,6 +25,7 @@ from forethought.training.averaging import IterateAverage
 from forethought.training.checkpoint import Checkpoint, optimizer_state, restore_optimizer
 from forethought.training.descent import Descent
 from forethought.training.metrics import Metrics, evaluate, from_values, to_values
+from forethought.training.normalisation import mixing_layers
 from forethought.training.step_sizes import step_sizes
 
 # A batch's loss is shown from at most so many of its records: one more forward pass when logged.
@@ -70,7 +72,12 @@ class Loop:
         diagnostics: whether to look at private batches for the operator.
         statement: of the whole plan.
         dims: where the model has its examples, where its owner declares it.
+
+    Attributes:
+        public_inputs: records whose statistics batch normalisation uses in evaluation.
     """
+
+    public_inputs: Any = None
 
     def __init__(
         self,
@@ -126,7 +133,7 @@ class Loop:
             self._log(index + 1, step_size, noised.round.clip_norm, loss, norms)
 
     def _batch_loss(self, indices: Indices) -> float | None:
-        if not len(indices):
+        if len(indices) < 1 + bool(mixing_layers(self.model)):
             return None
         inputs, targets = self._records.take(indices[:SHOWN_RECORDS])
         with undisturbed(self.model, self._loss), torch.no_grad():
@@ -145,7 +152,12 @@ class Loop:
         test_loss, accuracy = None, None
         if self._test is not None:
             test_loss, accuracy = evaluate(
-                self.model, self.average.values, self._loss, self._test, self._dims
+                self.model,
+                self.average.values,
+                self._loss,
+                self._test,
+                self._dims,
+                self.public_inputs,
             )
         clipped, non_finite = None, None
         if self._diagnostics:

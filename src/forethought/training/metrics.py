@@ -12,6 +12,7 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from forethought.gradients.declared import outputs_in_front, placed
 from forethought.rounds.losses import Loss, correct
 from forethought.rounds.records import Records
 from forethought.rounds.undisturbed import undisturbed
+from forethought.training.normalisation import mixing_layers, public_statistics
 
 EVALUATION_BATCH = 512
 
@@ -129,21 +131,29 @@ def evaluate(
     loss: Loss,
     records: Records,
     dims: BatchDims | None = None,
+    public_inputs: Any = None,
 ) -> tuple[float, float | None]:
     """Mean loss and accuracy of the model with other parameters, in evaluation mode.
 
     Args:
         dims: where the model has its examples, where its owner declares it.
+        public_inputs: records whose statistics batch normalisation uses. None: those of the records
+            that are evaluated, so many at a time.
 
     Returns:
         (loss, accuracy); the accuracy is None where targets are no labels.
     """
     total, hits, size = 0.0, 0, len(records)
     classified = True
+    mixing = [layer for _, layer in mixing_layers(model)]
+    if mixing and public_inputs is not None:
+        parameters = {**parameters, **public_statistics(model, parameters, public_inputs)}
+        mixing = []
     with undisturbed(model, loss), torch.no_grad():
         model.eval()
-        for start in range(0, size, EVALUATION_BATCH):
-            indices = np.arange(start, min(start + EVALUATION_BATCH, size))
+        for layer in mixing:
+            layer.train()
+        for indices in np.array_split(np.arange(size), max(1, -(-size // EVALUATION_BATCH))):
             inputs, targets = records.take(indices)
             inputs = placed(inputs, dims)
             args = () if isinstance(inputs, dict) else inputs

@@ -37,6 +37,7 @@ from forethought.training.keys import Keys
 from forethought.training.lock import locked
 from forethought.training.loop import Loop
 from forethought.training.metrics import Event, Metrics, event
+from forethought.training.normalisation import settle_statistics
 from forethought.training.optimizers import make_optimizer
 from forethought.training.provenance import remember, trained_before
 from forethought.training.together import check_model as check_unwrapped
@@ -112,6 +113,7 @@ class Task:
     caveats: tuple[Caveat, ...] = ()
     batch_dims: gradients.BatchDims | None = None
     team: Team = field(default_factory=Team)
+    public_inputs: Any = None
 
 
 def train(
@@ -122,6 +124,7 @@ def train(
     loss: Loss | None = None,
     batch_dims: gradients.BatchDims | None = None,
     test: object | None = None,
+    public_inputs: Any = None,
     out: str | Path | None = None,
     files: Mapping[str, str] | None = None,
     execution: Execution | None = None,
@@ -150,6 +153,9 @@ def train(
             examples are (``forethought.gradients.BatchDims``). The Statement names it as an
             assumption, and every round recomputes one random example alone.
         test: held-out records, in the same forms. Default: those of a ``forethought.data.Dataset``.
+        public_inputs: public records, batch first, whose statistics layers of batch normalisation
+            use in evaluation and keep in the end; groups' own are never kept. Default: evaluation
+            uses those of the records that are evaluated, 512 at a time.
         out: run folder: plan, statement, model, metrics, and checkpoints to resume from. Until
             the run ends it holds the keys of the noise and is a secret. None keeps nothing.
         files: name → text to keep in the run folder from the start, such as the job.
@@ -212,6 +218,7 @@ def train(
                 progress=progress,
                 caveats=(*task.caveats, *earlier),
                 team=team,
+                public_inputs=public_inputs,
             )
         )
     remember(run.model, run.statement)
@@ -232,7 +239,8 @@ def opened_task(
     Raises:
         ValueError, TypeError: what cannot be run.
     """
-    gradients.check_model(model)
+    grouped = plan.contribution.clipping == "group"
+    gradients.check_model(model, grouped)
     check_unwrapped(model)
     if execution.device is not None:
         model.to(usable(execution.device))
@@ -254,7 +262,7 @@ def opened_task(
     require_fit(model, chosen, records, dims=batch_dims)
     if held_out is not None:
         require_fit(model, chosen, held_out, "test", batch_dims)
-    check_loss(model, chosen, records, batch_dims)
+    check_loss(model, chosen, records, batch_dims, plan.contribution)
     same = held_out is not None and coincide(records, held_out)
     caveats = [COINCIDE] if same else []
     if batch_dims is not None:
@@ -291,6 +299,7 @@ def run_plan(task: Task) -> Run:
         )
     )
     loop = _loop(task, keys.secrets, settings, statement)
+    loop.public_inputs = task.public_inputs
     checkpointer = _kept(task, loop, keys, saved, settings)
     if saved is not None:
         loop.restore(saved)
@@ -306,6 +315,8 @@ def run_plan(task: Task) -> Run:
     with torch.no_grad():
         for name, weights in loop.average.values.items():
             loop.descent.parameters[name].copy_(weights)
+    if task.public_inputs is not None:
+        settle_statistics(model, task.public_inputs)
     history = tuple(loop.history)
     if folder is not None:
         team.first(lambda: folder.save_results(model.state_dict(), history, statement, transcript))

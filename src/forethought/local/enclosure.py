@@ -1,0 +1,98 @@
+"""Where one group's algorithm runs: on the model itself, and afterwards nothing of it is left.
+
+A group's update may follow from the round's weights, its own records and its own random numbers.
+So before each group everything that Python can reach from model, loss and algorithm is as it was
+when the round began: parameters, buffers, attributes, closures, globals, generators.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import gc
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from forethought.gradients import boundary, refusals
+from forethought.gradients.control import Refused
+from forethought.gradients.draws import seeded
+from forethought.gradients.fallback import Alone
+from forethought.gradients.state import State
+from forethought.gradients.surroundings import Surroundings
+
+_Value = TypeVar("_Value")
+
+
+class Enclosure:
+    """The model as it is at the beginning of a round.
+
+    Args:
+        model: its trainable parameters are what updates are about. roots: what else user code can
+            remember things in: the loss, the algorithm.
+
+    Raises:
+        ValueError: hooks that see several groups, or an iterator that cannot be put back.
+
+    Attributes:
+        trained: name → trainable parameter. start: name → its value when the round began.
+    """
+
+    def __init__(self, model: nn.Module, *roots: object) -> None:
+        self.model = model
+        self.trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self.start = {name: p.detach().clone() for name, p in self.trained.items()}
+        modules = list(model.named_modules())
+        try:
+            if boundary.saving_hooks_in_force():
+                raise Refused("hooks on saved tensors see every group: leave them out")
+            refusals.hooked(modules)
+            self._surroundings = Surroundings([m for _, m in modules], model, *roots)
+        except Refused as reason:
+            raise ValueError(str(reason)) from None
+        self._state = State(modules)
+        self._alone = Alone(model, True)
+
+    def run(self, work: Callable[[Alone], Mapping[str, Tensor]], seed: int) -> dict[str, Tensor]:
+        """One group's update.
+
+        Args:
+            work: the algorithm; runs what the user wrote with the mode that it is given.
+            seed: of what it draws from torch's generators.
+
+        Raises:
+            ValueError: it writes to what is not its own, or keeps what it computed.
+        """
+        seeded(seed)
+        alone = self._alone.again()
+        kept = {name: p.grad for name, p in self.trained.items()}
+        try:
+            # In a context of its own: what is left in context variables goes with it.
+            found = contextvars.copy_context().run(work, alone)
+            update = {name: value.detach().clone() for name, value in found.items()}
+            del found
+            written = self._state.parameters_changed()
+        except Refused as reason:
+            module = refusals.module_at_fault(self.model, reason)
+            raise ValueError(f"{module}: {reason}") from None
+        finally:
+            for name, parameter in self.trained.items():
+                parameter.grad = kept[name]
+                parameter.data.copy_(self.start[name])
+            self._surroundings.restore()
+            with torch.no_grad():
+                self._state.restore()
+        if written:
+            raise ValueError(
+                f"the model changes itself while it runs: {', '.join(written[:5])} is written to "
+                "in the forward pass; compute a new tensor instead"
+            )
+        if alone.made():
+            gc.collect()
+            if alone.made():
+                raise ValueError(
+                    "the model, loss or algorithm keeps values of a group where they cannot be "
+                    "put back: keep nothing between groups"
+                )
+        return update

@@ -1,0 +1,214 @@
+"""What a local update is: an optimization algorithm that runs inside one contribution, as a value.
+
+The general framework of van Dijk et al. (2022, Algorithm 1): a round draws m groups, runs *any*
+algorithm on each from the current weights, and clips each group's weight change as one vector.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any, ClassVar
+
+from forethought.mechanism import Clipping, real, whole
+from forethought.serialisation import build
+
+_DECAY = {"weight_decay": 0.0}
+# Name → (torch.optim's class, options that it is short for, options that may be given).
+INNER: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
+    "sgd": ("SGD", {}, ("momentum", "dampening", "nesterov", "weight_decay")),
+    "momentum": ("SGD", {"momentum": 0.9}, ("momentum", "dampening", "weight_decay")),
+    "nesterov": ("SGD", {"momentum": 0.9, "nesterov": True}, ("momentum", "weight_decay")),
+    "adam": ("Adam", _DECAY, ("betas", "eps", "amsgrad", "weight_decay")),
+    "adamw": ("AdamW", {"weight_decay": 0.01}, ("betas", "eps", "amsgrad", "weight_decay")),
+    "adagrad": ("Adagrad", _DECAY, ("lr_decay", "eps", "initial_accumulator_value", *_DECAY)),
+    "rmsprop": ("RMSprop", _DECAY, ("alpha", "eps", "momentum", "centered", "weight_decay")),
+}
+# The usual step sizes of torch.optim; plain ones are 0.1.
+USUAL = {"adam": 1e-3, "adamw": 1e-3, "rmsprop": 1e-2, "adagrad": 1e-2}
+MOST_PASSES = 10_000
+
+
+@dataclass(frozen=True)
+class Local:
+    """The algorithm that runs inside a group, from the round's weights and with fresh state.
+
+    Args:
+        optimizer: ``"sgd"``, ``"momentum"``, ``"nesterov"``, ``"adam"``, ``"adamw"``,
+            ``"adagrad"`` or ``"rmsprop"``: torch.optim's own, by name.
+        learning_rate: its step size. Default: 0.1, or torch's own for the adaptive ones.
+        options: pairs of its other options, such as ``momentum``, ``betas``, ``weight_decay``.
+        passes: over the group's records, each in an order of its own.
+        step: records in an inner step, the last of a pass may have fewer. None: the whole group.
+        function: ``"module:function"``, or such a function itself, in place of all of the above:
+            ``function(model, (inputs, targets))`` returns the weight change by parameter name. It
+            is a module's own function: an object or a closure could keep a state across groups.
+
+    Raises:
+        ValueError, TypeError: an unknown optimizer or option, or a function that has no name.
+    """
+
+    optimizer: str = "sgd"
+    learning_rate: float | None = None
+    options: tuple[tuple[str, Any], ...] = ()
+    passes: int = 1
+    step: int | None = None
+    function: str | None = None
+
+    def __post_init__(self) -> None:
+        def settle(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)
+
+        settle("function", None if self.function is None else function_name(self.function))
+        if self.function is not None:
+            given = (self.optimizer, self.learning_rate, self.options, self.passes, self.step)
+            if given != ("sgd", None, (), 1, None):
+                raise ValueError(
+                    "function= is the whole algorithm of a group: drop optimizer, learning_rate, "
+                    "options, passes and step, or the function"
+                )
+            return
+        _known_optimizer(self.optimizer)
+        rate = USUAL.get(self.optimizer, 0.1) if self.learning_rate is None else self.learning_rate
+        settle("learning_rate", real("learning_rate of local", rate, above=0))
+        pairs = self.options.items() if isinstance(self.options, Mapping) else self.options
+        options = tuple(
+            (str(name), tuple(value) if isinstance(value, list) else value) for name, value in pairs
+        )
+        settle("options", options)
+        allowed = INNER[self.optimizer][2]
+        unknown = sorted({name for name, _ in options} - set(allowed))
+        if unknown:
+            raise ValueError(
+                f"the inner optimizer {self.optimizer!r} has no option "
+                f"{', '.join(map(repr, unknown))}; it takes {', '.join(allowed)}"
+            )
+        for name, value in options:
+            _check_option(name, value)
+        settle("passes", whole("passes of local", self.passes, most=MOST_PASSES))
+        if self.step is not None:
+            settle("step", whole("step of local", self.step))
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether the update is the mean gradient itself: one plain step of size 1."""
+        plain = not {name for name, value in self.options if name != "nesterov" and value}
+        return (
+            self.function is None
+            and (self.optimizer, self.passes, self.step) == ("sgd", 1, None)
+            and self.learning_rate == 1.0
+            and plain
+        )
+
+    def describe(self) -> str:
+        """In a few words."""
+        if self.function is not None:
+            return self.function
+        step = "the whole group" if self.step is None else f"{self.step} records"
+        passes = "one pass" if self.passes == 1 else f"{self.passes} passes"
+        return f"{self.optimizer} at {self.learning_rate:g}, {passes}, steps of {step}"
+
+
+@dataclass(frozen=True)
+class LocalUpdates:
+    """A batch is dealt into ``count`` groups, of which each one's weight change is a contribution.
+
+    Records are dealt as for :class:`forethought.privacy.Groups`. One more record changes one whole
+    update, so the sensitivity is that of groups.
+
+    Args:
+        count: how many groups. local: what runs on each.
+    """
+
+    count: int
+    local: Local = field(default_factory=Local)
+    kind: ClassVar[str] = "local"
+    clipping: ClassVar[Clipping] = "group"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "count", whole("groups", self.count))
+        if isinstance(self.local, Mapping):
+            object.__setattr__(self, "local", build(Local, self.local))
+        if not isinstance(self.local, Local):
+            raise TypeError(f"local must be a forethought.Local, not {self.local!r}")
+
+    def expected(self, batch: float) -> float:
+        """The number of groups, empty ones included: the mean is over groups."""
+        return float(self.count)
+
+
+def _known_optimizer(name: object) -> None:
+    if not isinstance(name, str):
+        if hasattr(name, "state") and hasattr(name, "step"):
+            raise TypeError(
+                "local runs a fresh optimizer in every group: give its name, such as "
+                f"{type(name).__name__.lower()!r}, not an optimizer, whose state would survive the "
+                "round"
+            )
+        raise TypeError(f"optimizer of local must be a name, not {name!r}")
+    if name == "lbfgs":
+        raise ValueError(
+            "the inner optimizer 'lbfgs' needs a closure, which evaluates the loss again at other "
+            "weights: write it as function=, or use 'adam'"
+        )
+    if name not in INNER:
+        raise ValueError(
+            f"unknown inner optimizer {name!r}: it is one of {', '.join(INNER)}, or function= for "
+            "an algorithm of your own"
+        )
+
+
+def _check_option(name: str, value: Any) -> None:
+    if name in ("nesterov", "amsgrad", "centered"):
+        if not isinstance(value, bool):
+            raise TypeError(f"option {name} of local must be true or false, not {value!r}")
+    elif name == "betas":
+        if not isinstance(value, tuple) or len(value) != 2:
+            raise TypeError(f"option betas of local must be two numbers, not {value!r}")
+        for one in value:
+            real("betas of local", one, least=0, below=1)
+    elif name in ("momentum", "alpha", "dampening"):
+        real(f"{name} of local", value, least=0, most=1)
+    else:
+        real(f"{name} of local", value, least=0)
+
+
+def function_name(function: str | Callable[..., Any]) -> str:
+    """``"module:function"`` of a module's own function.
+
+    Raises:
+        ValueError, TypeError: an object, a closure, or a function inside another one.
+    """
+    if isinstance(function, str):
+        module, _, name = function.partition(":")
+        if not module or not name:
+            raise ValueError(f"a function of your own is named module:function, not {function!r}")
+        return function
+    if not isinstance(function, FunctionType) or function.__closure__:
+        raise TypeError(
+            "function= of local must be a module's own function: an object or a closure could "
+            f"keep a state from one group to the next ({function!r} is one)"
+        )
+    if "." in function.__qualname__ or function.__name__ == "<lambda>":
+        raise TypeError(
+            f"function= of local must be importable by name, which {function.__qualname__} is not: "
+            "define it at the top of a module"
+        )
+    return f"{function.__module__}:{function.__qualname__}"
+
+
+def imported(name: str) -> Callable[..., Any]:
+    """The function that a name stands for.
+
+    Raises:
+        ValueError: no such module or function, or something that could keep a state.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"function {name!r} of local cannot be loaded: {error}") from error
+    function_name(found)
+    return found  # type: ignore[no-any-return]

@@ -1,0 +1,20 @@
+"""Kind of contribution → what computes it."""
+
+from __future__ import annotations
+
+from forethought.local_updates import LocalUpdates
+from forethought.privacy import Examples, Groups, LinearExamples
+from forethought.rounds.contributions import (
+    Contributor,
+    ExampleGradients,
+    GroupGradients,
+    LinearExampleGradients,
+)
+from forethought.rounds.local_contributions import GroupUpdates
+
+CONTRIBUTORS: dict[type, Contributor] = {
+    Examples: ExampleGradients(),
+    Groups: GroupGradients(),
+    LinearExamples: LinearExampleGradients(),
+    LocalUpdates: GroupUpdates(),
+}

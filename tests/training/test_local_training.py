@@ -1,0 +1,206 @@
+"""Training with an algorithm inside every group: plan, run, statement, batch normalisation."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import forethought as ft
+from forethought.jobs.job import Job
+from forethought.planning.solve import PlanError
+from forethought.training.normalisation import public_statistics, settle_statistics
+
+
+def data(examples: int = 400) -> tuple[torch.Tensor, torch.Tensor]:
+    source = torch.Generator().manual_seed(examples)
+    inputs = torch.randn(examples, 6, generator=source) + 3
+    return inputs, (inputs[:, 0] + inputs[:, 1] > 6).long()
+
+
+def normalised() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
+
+
+def plan(**options: Any) -> ft.Plan:
+    return ft.plan(
+        examples=400,
+        budget=ft.Budget(8.0, 1e-4),
+        batch=200,
+        rounds=30,
+        clipping="group",
+        learning_rate=0.2,
+        options={},
+        **options,
+    )
+
+
+@pytest.mark.parametrize("local", ["adam", ft.Local("momentum", 0.05, step=8)])
+def test_a_network_with_batch_normalisation_learns(local: Any, tmp_path: Any) -> None:
+    model, (inputs, targets) = normalised(), data()
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    public = torch.randn(100, 6) + 3
+    made = plan(local=local)
+    assert made.groups == 6 and "32 records" in made.explain()
+    run = ft.train(
+        model,
+        (inputs, targets),
+        made,
+        test=data(150),
+        out=tmp_path / "a",
+        public_inputs=public,
+        seed=1,
+    )
+    assert run.accuracy > 0.75
+    assert ft.epsilon(made.mechanism, 1e-4).upper <= 8
+    assert run.plan.local == made.local and ft.Plan.load(tmp_path / "a" / "plan.json") == made
+    # What evaluation uses are the statistics of the public batch, layer by layer.
+    assert int(model[1].num_batches_tracked) == 0
+    torch.testing.assert_close(model[1].running_mean, model[0](public).mean(0))
+    torch.testing.assert_close(model[1].running_var, model[0](public).var(0))
+    model.eval()
+    assert float((model(data(150)[0]).argmax(1) == data(150)[1]).double().mean()) == pytest.approx(
+        run.accuracy
+    )
+    again = normalised()
+    other = ft.train(again, (inputs, targets), made, test=data(150), seed=1)
+    for name, value in again.named_buffers():
+        assert torch.equal(before[name], value)  # nothing of the private records
+    assert other.accuracy > 0.7  # by the statistics of the records that are evaluated
+
+
+def test_statistics_of_a_public_batch_are_those_of_training_mode() -> None:
+    model, public = normalised(), torch.randn(50, 6)
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    before = copy.deepcopy(model.state_dict())
+    found = public_statistics(model, weights, public)
+    assert found.keys() == {"1.running_mean", "1.running_var"}
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    settle_statistics(model, public)
+    wanted = model(public)
+    model.eval()
+    unbiased = 50 / 49  # the variance that layers keep
+    hidden = model[0](public)
+    scaled = (hidden - hidden.mean(0)) / (hidden.var(0, unbiased=False) * unbiased + 1e-5).sqrt()
+    torch.testing.assert_close(model(public), model[3](F.relu(scaled)))
+    assert not torch.equal(wanted, model(public))
+    assert public_statistics(nn.Linear(6, 2), {}, public) == {}
+
+
+def test_a_run_is_continued_bit_for_bit(tmp_path: Any) -> None:
+    made = plan(local=ft.Local("adam", 0.01, step=4, passes=2))
+    whole = normalised()
+    ft.train(whole, data(), made, seed=1, noise_seed=2)
+    begun, stopped = normalised(), []
+
+    def stop(event: Any) -> None:
+        stopped.append(event.round)
+        if len(stopped) == 11:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ft.train(
+            begun,
+            data(),
+            made,
+            out=tmp_path,
+            seed=1,
+            noise_seed=2,
+            checkpoint_every=4,
+            progress=stop,
+        )
+    again = normalised()
+    ft.train(again, data(), made, out=tmp_path, resume=True, seed=1, noise_seed=2)
+    for one, other in zip(whole.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def returns_nothing(model: Any, batch: Any) -> Any:
+    return None
+
+
+def test_an_algorithm_that_does_not_run_is_refused_before_anything_is_released() -> None:
+    drawn: list[int] = []
+    with pytest.raises(ValueError, match="mapping from parameter name"):
+        ft.train(
+            normalised(),
+            data(),
+            plan(local=ft.Local(function=returns_nothing)),
+            progress=lambda event: drawn.append(1),
+        )
+    with pytest.raises(ValueError, match="Nesterov"):
+        ft.train(normalised(), data(), plan(local=ft.Local("sgd", options=(("nesterov", True),))))
+    assert drawn == []
+
+
+def test_batch_normalisation_still_needs_groups() -> None:
+    with pytest.raises(ValueError, match="GroupNorm"):
+        ft.train(normalised(), data(), ft.plan(examples=400, budget=ft.Budget(1.0, 1e-5)))
+
+
+JOB = """
+[data]
+source = "none"
+
+[budget]
+epsilon = 3.0
+delta = 1e-5
+
+[training]
+sampling = "{sampling}"
+clipping = "group"
+groups = 4
+batch = 128
+local = {local}
+"""
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "without-replacement", "shuffled", "full-batch"])
+@pytest.mark.parametrize(
+    ("local", "wanted"),
+    [
+        ('"adamw"', ft.Local("adamw")),
+        (
+            '{ optimizer = "adam", step = 8, passes = 2, options = { betas = [0.8, 0.9] } }',
+            ft.Local("adam", None, (("betas", (0.8, 0.9)),), 2, 8),
+        ),
+    ],
+)
+def test_every_cell_comes_from_a_job(sampling: str, local: str, wanted: ft.Local) -> None:
+    text = JOB.format(sampling=sampling, local=local)
+    text = text.replace("batch = 128\n", "") if sampling == "full-batch" else text
+    made = Job.parse(text).make_plan(500)
+    assert made.local == wanted and made.groups == 4
+    assert made.sampling.kind == sampling
+    assert ft.epsilon(made.mechanism, 1e-5).upper <= 3.0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"local": "adam"}, "clipping='group'"),
+        ({"local": {"optimiser": "adam"}, "clipping": "group"}, "it takes optimizer"),
+        ({"local": 3, "clipping": "group"}, "name of an inner optimizer"),
+        ({"groups": 600, "clipping": "group"}, "600 groups are more than the 500"),
+        ({"groups": 65, "batch": 64, "clipping": "group"}, "65 groups are more than the 64"),
+    ],
+)
+def test_requests_that_contradict_themselves(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(PlanError, match=words) as caught:
+        ft.plan(examples=500, budget=ft.Budget(1.0, 1e-5), **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_neighbours_keep_the_groups() -> None:
+    from forethought.planning.neighbours import neighbours
+
+    made = plan(local="adam")
+    for near in neighbours(made):
+        assert near.plan.local == made.local and near.plan.groups == made.groups
+    assert np.isfinite(ft.epsilon(made.mechanism, 1e-4).upper)
