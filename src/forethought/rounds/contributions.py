@@ -141,7 +141,7 @@ class LinearExampleGradients:
         sums, norms = linear_sums(
             model, records, batch.indices, chosen.clip_norm, how.rule, batch.round_size
         )
-        _accumulate(into, sums)
+        accumulate(into, sums)
         return norms
 
 
