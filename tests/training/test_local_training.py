@@ -57,7 +57,6 @@ def test_a_network_with_batch_normalisation_learns(local: Any, tmp_path: Any) ->
         public_inputs=public,
         noise_seed=2,
         seed=1,
-        noise_seed=2,
     )
     assert run.accuracy > 0.75
     assert ft.epsilon(made.mechanism, 1e-4).upper <= 100
@@ -113,7 +112,6 @@ def test_a_run_is_continued_bit_for_bit(tmp_path: Any) -> None:
             made,
             out=tmp_path,
             seed=1,
-            noise_seed=2,
             noise_seed=2,
             checkpoint_every=4,
             progress=stop,
