@@ -86,8 +86,8 @@ def test_every_message_arrives_as_it_was(
     data = sender.seal(to, message)
     assert data == sender.seal(to, message)  # the same bytes for ever
     assert receiver.judge_length(data[:HEADER_BYTES]) == len(data)
-    who, found = receiver.open(data)
-    assert who == sender.me and type(found) is type(message)
+    who, found, digest = receiver.open(data)
+    assert who == sender.me and type(found) is type(message) and len(digest) == 16
     for name in message.__slots__:  # type: ignore[attr-defined]
         np.testing.assert_array_equal(getattr(found, name), getattr(message, name))
     if hasattr(found, "vector"):
@@ -254,7 +254,7 @@ def test_other_precision_and_other_payloads() -> None:
 @given(st.binary(max_size=60), st.sampled_from([1, 2, 3]))
 def test_any_signed_payload_is_a_message_or_refused(payload: bytes, kind: int) -> None:
     try:
-        _, message = SERVICE.open(signed_again(payload, kind))
+        _, message, _ = SERVICE.open(signed_again(payload, kind))
     except (DecodeError, FrameError):
         return
     assert encode(message, ("round", "base")) == payload

@@ -1,16 +1,14 @@
 """A member's own keys: one for signing frames, one for its connections, and its certificate.
 
 The private keys are made where they are used and never leave that folder. The certificate is
-self-signed (ECDSA on P-256: what TLS libraries agree on), may sign nothing else, and is trusted
-because the roster names it.
+self-signed (ECDSA on P-256: what TLS libraries agree on), for the member's name rather than for a
+host, may sign nothing else, and is trusted because the roster names it.
 """
 
 from __future__ import annotations
 
 import datetime
-import ipaddress
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,18 +41,15 @@ class Keys:
     connection: bytes
 
     @classmethod
-    def make(cls, folder: Path, name: str, hosts: Sequence[str] = ()) -> Keys:
+    def make(cls, folder: Path, name: str) -> Keys:
         """New keys in a folder, readable by its owner only.
-
-        Args:
-            hosts: names and addresses under which others connect to it (a server's).
 
         Raises:
             FileExistsError: there are keys; they are never overwritten. RosterError: the name.
         """
         signing = Ed25519PrivateKey.generate()
         connection = ec.generate_private_key(ec.SECP256R1())
-        certificate = _certificate(connection, name, hosts).public_bytes(form.Encoding.PEM)
+        certificate = _certificate(connection, name).public_bytes(form.Encoding.PEM)
         identity = Identity(
             name, signing.public_key().public_bytes_raw().hex(), certificate.decode()
         )
@@ -95,13 +90,11 @@ class Keys:
         return cls(identity, signing, connection)
 
 
-def _certificate(
-    key: ec.EllipticCurvePrivateKey, name: str, hosts: Sequence[str]
-) -> x509.Certificate:
+def _certificate(key: ec.EllipticCurvePrivateKey, name: str) -> x509.Certificate:
     own = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
-    usage = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
-    built = (
+    usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    return (
         x509.CertificateBuilder()
         .subject_name(own)
         .issuer_name(own)
@@ -111,19 +104,10 @@ def _certificate(
         .not_valid_after(now + datetime.timedelta(days=DAYS))
         # It may sign nothing: a member must not be able to vouch for a name that is not its own.
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([usage]), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(usages), critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .sign(key, hashes.SHA256())
     )
-    names = [_host(host) for host in hosts] or [x509.DNSName(name)]
-    return built.add_extension(x509.SubjectAlternativeName(names), critical=False).sign(
-        key, hashes.SHA256()
-    )
-
-
-def _host(host: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        return x509.DNSName(host)
 
 
 def _pem(key: Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> bytes:

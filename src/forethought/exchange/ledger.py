@@ -2,10 +2,12 @@
 
 A release and its outgoing frame are one record of a log, so that a crash leaves both or neither;
 the frame is signed before it is written, and the same bytes are sent until the server has them.
+Acknowledgements are written with the next release: one that a crash loses costs one more sending.
 """
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, replace
 
 from blake3 import blake3
@@ -19,7 +21,8 @@ from forethought.exchange.storing import LedgerState, Storage
 
 LEDGER = "ledger"
 # A log is written anew when its acknowledged frames take more than this, and than what is live.
-_SLACK = 1 << 20
+_SLACK = 32 << 20
+_ROUND = struct.Struct("<q")
 
 
 class LedgerError(RuntimeError):
@@ -35,22 +38,22 @@ class _Opening:
 
 @dataclass(frozen=True, slots=True)
 class _Released:
-    """``state`` is kept of the last one, ``frame`` until it is acknowledged."""
+    """``state`` is kept of the last one, ``frame`` until it is acknowledged.
+
+    ``confirmed``: the rounds that were acknowledged since the release before, 8 bytes each.
+    """
 
     round: int
+    base: int
     rounds: int
     input_hash: bytes
     digest: bytes
     state: bytes
     frame: bytes
+    confirmed: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Confirmed:
-    round: int
-
-
-_RECORDS: tuple[type, ...] = (_Opening, _Released, _Confirmed)
+_RECORDS: tuple[type, ...] = (_Opening, _Released)
 
 
 class ClientLedger:
@@ -71,6 +74,7 @@ class ClientLedger:
         self._opening = _Opening(endpoint.run_id, endpoint.me, data)
         self._released: list[_Released] = []
         self._unconfirmed: set[int] = set()
+        self._unwritten = b""
         self._stale = 0
         self._state = b""
         records = [_parsed(record) for record in self._log.replay()]
@@ -85,8 +89,6 @@ class ClientLedger:
         for record in records[1:]:
             if isinstance(record, _Released):
                 self._take(record)
-            elif isinstance(record, _Confirmed):
-                self._confirm(record.round)
             else:
                 raise LedgerError("this ledger has two beginnings: restore it from a copy")
 
@@ -113,11 +115,13 @@ class ClientLedger:
         frame = self._endpoint.seal(SERVER, release.update)
         new = _Released(
             release.round,
+            release.base,
             release.rounds,
             release.input_hash,
             blake3(frame).digest(),
             release.state,
             frame,
+            self._unwritten,
         )
         due = len(self._released)
         if release.update.round != release.round:
@@ -135,22 +139,23 @@ class ClientLedger:
                 f"the ledger holds {due} updates of {self._rounds} rounds"
             )
         self._log.append(_bytes(new))
+        self._unwritten = b""
         self._take(new)
+        if self._stale > max(_SLACK, self._log.size - self._stale):
+            self._rewrite()
 
     def acknowledged(self, round: int) -> None:
         """The server has this update; its frame need not be kept.
 
         Raises:
-            LedgerError: no such release. OSError: cannot be written.
+            LedgerError: no such release.
         """
         if not 0 <= round < len(self._released):
             raise LedgerError(f"update {round} was acknowledged, but never released")
         if round not in self._unconfirmed:
             return
-        self._log.append(_bytes(_Confirmed(round)))
+        self._unwritten += _ROUND.pack(round)
         self._confirm(round)
-        if self._stale > max(_SLACK, self._log.size - self._stale):
-            self._rewrite()
 
     def frames(self) -> list[bytes]:
         """What the server may not have: the same bytes for ever, oldest first."""
@@ -167,7 +172,9 @@ class ClientLedger:
     def _take(self, record: _Released) -> None:
         self._stale += len(self._state)
         self._state = record.state
-        self._released.append(replace(record, state=b""))
+        self._released.append(replace(record, state=b"", confirmed=b""))
+        for (round,) in _ROUND.iter_unpack(record.confirmed):
+            self._confirm(round)
         if record.frame:
             self._unconfirmed.add(record.round)
 
@@ -191,17 +198,15 @@ class ClientLedger:
         return message
 
 
-def _bytes(record: _Opening | _Released | _Confirmed) -> bytes:
+def _bytes(record: _Opening | _Released) -> bytes:
     return bytes([_RECORDS.index(type(record))]) + encode(record)
 
 
-def _parsed(record: bytes) -> _Opening | _Released | _Confirmed:
+def _parsed(record: bytes) -> _Opening | _Released:
     if not record or record[0] >= len(_RECORDS):
         raise LedgerError("the ledger was written by another version: go on with that one")
     try:
-        found: _Opening | _Released | _Confirmed = decode(
-            _RECORDS[record[0]], memoryview(record)[1:]
-        )
+        found: _Opening | _Released = decode(_RECORDS[record[0]], memoryview(record)[1:])
     except DecodeError as error:
         raise LedgerError(f"the ledger was written by another version: {error}") from None
     return found

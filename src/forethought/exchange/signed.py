@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from forethought.exchange.codec import DecodeError, decode, encode, largest, layout
@@ -38,6 +39,17 @@ _PADDING = 2
 
 def _anything(sender: int, message: Any) -> float:
     return math.inf
+
+
+class Opened(NamedTuple):
+    """A frame that was verified, decoded and judged.
+
+    ``digest``: 16 bytes of its BLAKE3 hash, by which the same frame is recognised.
+    """
+
+    sender: int
+    message: Any
+    digest: bytes
 
 
 @dataclass(frozen=True)
@@ -92,8 +104,8 @@ class Endpoint:
         """Length of the frame that begins so; see :func:`~forethought.exchange.frame.length_of`."""
         return length_of(header, self.limits)
 
-    def open(self, data: bytes) -> tuple[int, Any]:
-        """(sender, message) of a frame that came.
+    def open(self, data: bytes) -> Opened:
+        """A frame that came.
 
         Raises:
             FrameError: see :func:`~forethought.exchange.frame.open_frame`. DecodeError: a signed
@@ -111,7 +123,7 @@ class Endpoint:
                 self._judge(
                     frame.sender, message, f"{kind.__name__}.{name}", getattr(message, name)
                 )
-        return frame.sender, message
+        return Opened(frame.sender, message, blake3(data).digest(length=16))
 
     def reopen(self, data: bytes, to: int) -> Any:
         """The message of a frame that this member sealed itself.

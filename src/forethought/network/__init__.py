@@ -1,0 +1,1 @@
+"""Clients and a server as processes: the machines of ``federated`` over gRPC."""
