@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from forethought.gradients.fallback import SlowGradientsWarning as SlowGradientsWarning
     from forethought.jobs.job import JobError as JobError
     from forethought.mechanism import UnsupportedMechanismError as UnsupportedMechanismError
+    from forethought.network.tls import ConnectionPolicyError as ConnectionPolicyError
     from forethought.planning.plan_request import PlanError as PlanError
     from forethought.published.calculators_exact import CalculatorError as CalculatorError
     from forethought.rounds.private_sum import RoundError as RoundError
@@ -50,6 +51,7 @@ _HOME = {
     "CertificateError": "accounting.exact",
     "CheckpointError": "training.checkpoint",
     "CoincidingRecordsError": "training.coincidence",
+    "ConnectionPolicyError": "network.tls",
     "DataError": "data.dataset",
     "DecodeError": "exchange.codec",
     "FederationError": "federated.federation",

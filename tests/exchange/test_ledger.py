@@ -55,7 +55,7 @@ def test_it_says_where_the_client_stands() -> None:
     ledger.acknowledged(2)
     state = ledger.read()
     assert (state.updates, state.rounds, state.acknowledged) == (3, 6, 1)
-    assert state.state == b"after 2"
+    assert (state.state, state.base) == (b"after 2", 7)
     assert [update.round for update in state.outgoing] == [1]
     np.testing.assert_array_equal(state.outgoing[0].vector, release(1).update.vector)
     assert ledger.frames() == frames[1:2] and ledger.frame(1) == frames[1]
@@ -151,7 +151,7 @@ def test_a_crash_at_any_write_loses_nothing(steps: list[int], crash: int, share:
 
 
 ENTRIES: list[Any] = [
-    Accepted(1, 0, 4, np.arange(D, dtype=np.float32)),
+    Accepted(1, 0, 4, np.arange(D, dtype=np.float32), bytes(16)),
     Closed(4),
     Absent(2),
     Returned(2),

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import ssl
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,9 +16,7 @@ import pytest
 
 from forethought.exchange.keys import Keys
 from forethought.exchange.roster import Roster
-from forethought.network.tls import channel_credentials, place_of, server_credentials
-
-import grpc  # isort: skip (after tls, which sets its ciphers)
+from forethought.network.tls import channel_credentials, grpc, place_of, server_credentials
 
 METHOD = "/test/Who"
 
@@ -78,6 +79,36 @@ def test_a_client_talks_to_its_own_server_only(members: dict[str, Keys], roster:
             return await asked(port, members["a"], roster)
 
     assert [asyncio.run(scenario(name)) for name in ("stranger", "b")] == ["UNAVAILABLE"] * 2
+
+
+def test_grpc_that_was_loaded_too_early_is_noticed(tmp_path: Path) -> None:
+    """It would have read another list of ciphers, and would speak TLS 1.2."""
+    program = """
+import sys
+sys.path[:0] = {path!r}
+{early}
+from pathlib import Path
+from forethought.exchange.keys import Keys
+from forethought.exchange.roster import Roster
+from forethought.network.tls import ConnectionPolicyError, channel_credentials
+keys = [Keys.make(Path({folder!r}) / name, name) for name in ("server", "a")]
+try:
+    channel_credentials(keys[1], Roster.of(keys[0].identity, [keys[1].identity]))
+except ConnectionPolicyError as error:
+    print(error)
+"""
+    for early in ("import grpc", "import forethought.network, grpc"):
+        folder = str(tmp_path / early.split()[1])
+        text = program.format(path=sys.path, early=early, folder=folder)
+        done = subprocess.run(
+            [sys.executable, "-c", text],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={key: value for key, value in os.environ.items() if "GRPC" not in key},
+        )
+        assert done.returncode == 0, done.stderr
+        assert ("loaded before" in done.stdout) == (early == "import grpc")
 
 
 def test_nothing_below_tls_1_3_and_nothing_without_a_certificate(

@@ -100,6 +100,7 @@ class ClientLedger:
             rounds=self._rounds,
             state=self._state,
             acknowledged=waiting[0] if waiting else len(self._released),
+            base=self._released[-1].base if self._released else -1,
             outgoing=tuple(self._update(self._released[round].frame) for round in waiting),
         )
 

@@ -121,6 +121,8 @@ class Federation(Stored):
         averaging: of the global models, for the one that is reported.
         secure: secure aggregation, as its own room describes it; None: none.
         seed: of the cohorts, which are public.
+        server_key: the server's Ed25519 key, 32 bytes in hexadecimal; "" in a simulation.
+        nonce: drawn with the roster, so that no two runs have one name; "" in a simulation.
 
     Raises:
         FederationError: parts that contradict each other.
@@ -147,6 +149,8 @@ class Federation(Stored):
     averaging: Averaging = Averaging(kind="none")  # noqa: RUF009 (frozen)
     secure: Mapping[str, Any] | None = None
     seed: int = 0
+    server_key: str = ""
+    nonce: str = ""
 
     def __post_init__(self) -> None:
         for name in ("parameters", "rounds", "local_rounds"):

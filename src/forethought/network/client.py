@@ -56,6 +56,7 @@ class FederationClient:
         self._outbox: Outbox | None = None
         self.driver = driver(self._send, self._begin)
         self.connections, self.connected = 0, False
+        self._ending = False
         self._guard = Guarded(self.driver)
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -74,6 +75,7 @@ class FederationClient:
         talking = asyncio.create_task(self._talk(address, leave))
         try:
             await self._guard.until(stop)
+            self._ending = True
             if self._outbox is not None:
                 self._outbox.close()
                 with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError):
@@ -87,13 +89,13 @@ class FederationClient:
     async def _talk(self, address: str, leave: bool) -> None:
         first, last = self._back_off
         wait = first
-        while self.driver.done is None:
+        while not self._ending:
             try:
                 if await self._connection(address, leave):
                     wait = first
             except (grpc.aio.AioRpcError, TimeoutError):
                 pass
-            if self.driver.done is not None:
+            if self._ending or self.driver.done is not None:
                 return
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))
             wait = min(2 * wait, last)

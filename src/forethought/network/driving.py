@@ -89,7 +89,7 @@ class Driver:
             text = f"{peer}'s connection brought a frame of {opened.sender}: refused"
             self.alarm("ForgeryError", text)
             return
-        self.handle(on.Received(opened.sender, opened.message, self.clock()))
+        self.handle(on.Received(opened.sender, opened.message, self.clock(), opened.digest))
 
     def handle(self, event: on.Event) -> None:
         """Let the machine handle an event, and do what it wants done, in order."""

@@ -33,6 +33,7 @@ class FederationServer:
     Args:
         roster: who may connect. keys: the server's own.
         driver: makes the driver, given how frames get out.
+        finished: whether the last model is there; also right after a restart.
         linger: see :data:`LINGER`.
 
     Attributes:
@@ -44,12 +45,15 @@ class FederationServer:
         roster: Roster,
         keys: Keys,
         driver: Callable[[Callable[[int, Any, bytes], None]], ServerDriver],
+        finished: Callable[[], bool],
         linger: float = LINGER,
     ) -> None:
         self.roster, self._keys, self._linger = roster, keys, linger
+        self.finished = finished
         self.driver = driver(self._send)
         self.heard = Heard(len(roster.clients))
         self._outboxes: dict[int, Outbox] = {}
+        self._last_word: set[int] = set()
         self._told: set[int] = set()
         self._guard = Guarded(self.driver)
         self._server: grpc.aio.Server | None = None
@@ -76,6 +80,8 @@ class FederationServer:
         await server.start()
         self._server = server
         self._guard.do(self.driver.connected)
+        if self.finished():
+            self.driver.done = "finished"
         return int(port)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -108,7 +114,7 @@ class FederationServer:
         if outbox is not None:
             outbox.put(message, frame)
             if isinstance(message, Finished):
-                self._told.add(to)
+                self._last_word.add(to)
 
     async def _exchange(
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
@@ -138,6 +144,8 @@ class FederationServer:
             async for data in requests:
                 self.heard.note(place)
                 self._guard.do(lambda data=data: self.driver.received(data, place))  # type: ignore[misc]
+            if place in self._last_word:
+                self._told.add(place)  # it hung up by itself: a killed client does not come so far
         except grpc.aio.AioRpcError:
             pass
         finally:

@@ -1,37 +1,54 @@
 """Mutual TLS 1.3 between members whose certificates are in the roster, and nobody else.
 
-grpcio has no setting for the least version of TLS. So its list of ciphers for TLS 1.2 is set to one
-that only RSA certificates could use: ours are ECDSA, and no handshake below 1.3 finds a cipher
-(those of 1.3 are in no list). The server asks every connection for its version as well.
+Below 1.3 no cipher is left (:mod:`forethought.network` says how), and the server asks every
+connection for its version as well.
 """
 
 from __future__ import annotations
 
-import os
+import grpc
 
 from forethought.exchange.keys import Keys
 from forethought.exchange.roster import Roster
-
-# Read when grpc first opens a connection in this process; so nothing here imports grpc before it.
-os.environ["GRPC_SSL_CIPHER_SUITES"] = "ECDHE-RSA-AES128-GCM-SHA256"
-
-import grpc
+from forethought.network import RESTRICTED
 
 TLS = b"TLSv1.3"
 
 
+class ConnectionPolicyError(RuntimeError):
+    """Connections of this process could fall below TLS 1.3."""
+
+
 def server_credentials(keys: Keys, roster: Roster) -> grpc.ServerCredentials:
-    """For a server that only the roster's clients can connect to."""
+    """For a server that only the roster's clients can connect to.
+
+    Raises:
+        ConnectionPolicyError: see :func:`channel_credentials`.
+    """
+    _require_ciphers()
     pair = (keys.connection, keys.identity.certificate.encode())
     clients = "".join(identity.certificate for identity in roster.clients)
     return grpc.ssl_server_credentials([pair], clients.encode(), require_client_auth=True)
 
 
 def channel_credentials(keys: Keys, roster: Roster) -> grpc.ChannelCredentials:
-    """For a client that connects to the roster's server only."""
+    """For a client that connects to the roster's server only.
+
+    Raises:
+        ConnectionPolicyError: grpc was loaded too early to be held to TLS 1.3.
+    """
+    _require_ciphers()
     return grpc.ssl_channel_credentials(
         roster.server.certificate.encode(), keys.connection, keys.identity.certificate.encode()
     )
+
+
+def _require_ciphers() -> None:
+    if not RESTRICTED:
+        raise ConnectionPolicyError(
+            "grpc was loaded before forethought.network, which has to choose its ciphers first so "
+            "that nothing below TLS 1.3 is spoken: import forethought.network before grpc"
+        )
 
 
 def place_of(context: grpc.aio.ServicerContext[bytes, bytes], roster: Roster) -> int | None:

@@ -1,0 +1,165 @@
+"""A federation of no-op clients as separate processes, which a test kills and starts again.
+
+Run as a program: ``python parties.py server|CLIENT FOLDER RULE PARAMETERS ROUNDS ADDRESS``. No
+torch. Every number is a multiple of a power of two, so that the last model says how often every
+update was applied, whatever the order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from forethought.exchange import events as on
+from forethought.exchange.journal import ServerJournal
+from forethought.exchange.keys import Keys
+from forethought.exchange.ledger import ClientLedger
+from forethought.exchange.messages import SERVER
+from forethought.exchange.roster import Roster
+from forethought.exchange.signed import Endpoint
+from forethought.exchange.storage import FolderStorage
+from forethought.federated.client import ClientMachine
+from forethought.federated.federation import Federation, Member
+from forethought.federated.server import ServerMachine
+from forethought.mechanism import Mechanism, Poisson, Rounds
+from forethought.network.client import FederationClient
+from forethought.network.driving import ClientDriver, ServerDriver
+from forethought.network.server import FederationServer
+from forethought.plans import Clip, Optimizer, Plan, Schedule
+
+ROSTER = "roster.json"
+
+
+def prepare(folder: Path, clients: int = 2) -> Roster:
+    """Keys for everybody, and the roster."""
+    identities = [
+        Keys.make(folder / name, name).identity
+        for name in ("server", *(f"client-{place}" for place in range(clients)))
+    ]
+    roster = Roster.of(identities[0], identities[1:])
+    roster.save(folder / ROSTER)
+    return roster
+
+
+def federation(roster: Roster, rule: str, parameters: int, rounds: int) -> Federation:
+    plan = Plan(
+        Mechanism(Rounds(1.0, rounds, Poisson(0.1)), adjacency="add-or-remove"),
+        100,
+        1e-5,
+        clip=Clip(10.0),
+        optimizer=Optimizer("sgd", 1.0, ()),
+        schedule=Schedule("constant"),
+    )
+    members = tuple(Member(one.name, public_key=one.public_key) for one in roster.clients)
+    return Federation(
+        members,
+        (plan,),
+        parameters,
+        "none",
+        rounds,
+        rule="synchronous" if rule == "synchronous" else "asynchronous",
+        exchanged="weights" if rule == "synchronous" else "gradients",
+        resend=0.5,
+        server_key=roster.server.public_key,
+        nonce=roster.nonce,
+    )
+
+
+def last_model(rule: str, parameters: int, rounds: int, clients: int) -> np.ndarray:
+    """What the model must be when every update was applied exactly once."""
+    weights = np.zeros(parameters, dtype=np.float32)
+    weights[:clients] = rounds / clients * (1 if rule == "synchronous" else -1)
+    return weights
+
+
+def unit(client: int, parameters: int) -> np.ndarray:
+    vector = np.zeros(parameters, dtype=np.float32)
+    vector[client] = 1
+    return vector
+
+
+def make_server(folder: Path, agreed: Federation, versions: list[float]) -> FederationServer:
+    keys, roster = Keys.load(folder / "server"), Roster.load(folder / ROSTER)
+    endpoint = Endpoint(agreed.run_id, SERVER, keys.signing, roster.public_keys, agreed.parameters)
+    journal = ServerJournal(FolderStorage(folder / "server" / "kept"), agreed.run_id)
+    start = np.zeros(agreed.parameters, dtype=np.float32)
+    machine = ServerMachine.restored(agreed, start, *journal.read())
+
+    class Timed(ServerDriver):
+        def handle(self, event: on.Event) -> None:
+            before = machine.version
+            super().handle(event)
+            versions.extend([time.perf_counter()] * (machine.version - before))
+
+    return FederationServer(
+        roster,
+        keys,
+        lambda out: Timed(machine, journal, endpoint, out, machine.snapshot),
+        lambda: machine.finished,
+    )
+
+
+def make_client(folder: Path, agreed: Federation, me: int) -> FederationClient:
+    roster = Roster.load(folder / ROSTER)
+    keys = Keys.load(folder / roster.clients[me].name)
+    server = {SERVER: bytes.fromhex(roster.server.public_key)}
+    endpoint = Endpoint(agreed.run_id, me, keys.signing, server, agreed.parameters)
+    storage = FolderStorage(folder / roster.clients[me].name / "kept")
+    ledger = ClientLedger(storage, endpoint, "no data")
+    machine = ClientMachine(agreed, me, ledger.read())
+    own = unit(me, agreed.parameters)
+
+    def compute(asked: on.Compute) -> on.Computed:
+        vector = own if agreed.exchanged == "gradients" else asked.vector + own
+        now = time.monotonic()
+        return on.Computed(asked.round, asked.base, vector, asked.round + 1, bytes(32), b"", now)
+
+    return FederationClient(
+        roster,
+        keys,
+        lambda out, begin: ClientDriver(machine, ledger, endpoint, out, begin),
+        compute,
+        back_off=(0.05, 0.3),
+    )
+
+
+def main(who: str, folder: Path, agreed: Federation, address: str) -> None:
+    stop = asyncio.Event()
+    if who == "server":
+        versions: list[float] = []
+
+        async def serve() -> None:
+            server = make_server(folder, agreed, versions)
+            await server.start(address)
+            await server.run(stop)
+            np.save(folder / "model.npy", server.driver.machine.reported)  # type: ignore[attr-defined]
+            np.save(folder / "versions.npy", np.array(versions))
+            alarms = [f"{one.code}: {one.text}\n" for one in server.driver.alarms]
+            (folder / "alarms").write_text("".join(alarms))
+
+        asyncio.run(serve())
+        return
+    client = int(who)
+
+    async def take_part() -> None:
+        one = make_client(folder, agreed, client)
+        await one.run(address, stop)
+        alarms = [f"{raised.code}: {raised.text}\n" for raised in one.driver.alarms]
+        (folder / f"alarms-{client}").write_text("".join(alarms))
+
+    asyncio.run(take_part())
+
+
+if __name__ == "__main__":
+    name, place, rule, parameters, rounds, address = sys.argv[1:]
+    root = Path(place)
+    main(
+        name,
+        root,
+        federation(Roster.load(root / ROSTER), rule, int(parameters), int(rounds)),
+        address,
+    )
