@@ -18,12 +18,28 @@ from scipy.optimize import minimize_scalar
 from forethought.convex.problems import Problem
 from forethought.mechanism import whole
 
-# docs/adaptive_noise.md says on which data each was chosen, and on which it was checked.
-CLIP_SCALE, CLIP_POWER, CLIP_LEAST = 500.0, 0.4, 0.5
-# R where none is given: a typical row's margin at the best weights, in units of ‖x‖/√d.
-RADIUS = 4.0
-FALL = 3.0
 MOST = 2_000
+
+
+@dataclass(frozen=True)
+class Constants:
+    """The numbers of the default schedule; docs/adaptive_noise.md says on which data they were
+    chosen, and on which checked.
+
+    Args:
+        clip_scale, clip_power, clip_least: C = L·clip((s/scale)^power, least, 1) at a signal of s.
+        radius: R in units of √d/Z where none is declared: how far the best weights may be expected.
+        fall: of the noise from the first to the last accelerated round.
+    """
+
+    clip_scale: float = 500.0
+    clip_power: float = 0.4
+    clip_least: float = 0.5
+    radius: float = 4.0
+    fall: float = 3.0
+
+
+CONSTANTS = Constants()
 
 
 @dataclass(frozen=True)
@@ -48,13 +64,21 @@ def signal(examples: int, weights: int, mu: float) -> float:
     return whole("examples", examples) * mu / math.sqrt(whole("weights", weights))
 
 
-def recipe(problem: Problem, examples: int, weights: int, mu: float, moved: float) -> Recipe:
+def recipe(
+    problem: Problem,
+    examples: int,
+    weights: int,
+    mu: float,
+    moved: float,
+    constants: Constants = CONSTANTS,
+) -> Recipe:
     """The default schedule.
 
     Args:
         examples: N. weights: d, of all outputs together.
         mu: what the budget affords in all, as one Gaussian release.
         moved: sensitivity of a sum in units of the clipping norm, 1 or 2.
+        constants: others than the default ones, to study them.
 
     Raises:
         ValueError: a loss that is not convex.
@@ -66,10 +90,11 @@ def recipe(problem: Problem, examples: int, weights: int, mu: float, moved: floa
     # In units of a sensitivity of 2C/N, which its constants were chosen for.
     mu = 2 * mu / moved
     s = signal(examples, weights, mu)
-    clip_norm = problem.lipschitz * min(1.0, max(CLIP_LEAST, (s / CLIP_SCALE) ** CLIP_POWER))
+    share = (s / constants.clip_scale) ** constants.clip_power
+    clip_norm = problem.lipschitz * min(1.0, max(constants.clip_least, share))
     delta = 2 * clip_norm / examples
     strong = problem.convexity
-    radius = problem.radius or RADIUS * math.sqrt(weights) / problem.row_bound
+    radius = problem.radius or constants.radius * math.sqrt(weights) / problem.row_bound
 
     def risk(log_u: float) -> float:
         u = math.exp(log_u)
@@ -91,6 +116,6 @@ def recipe(problem: Problem, examples: int, weights: int, mu: float, moved: floa
     else:
         rounds = min(MOST, max(1, math.ceil(math.sqrt(8 * u * M))))
         step = min(8 * u / rounds**2, 1 / M)
-        fall = FALL
+        fall = constants.fall
     shape = tuple(fall ** (-t / max(1, rounds - 1)) for t in range(rounds))
     return Recipe(clip_norm, shape, step, not shrinking, u)
