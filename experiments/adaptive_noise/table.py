@@ -64,13 +64,13 @@ def markdown(results: Sequence[Result], repetitions: int) -> str:
     lines = [
         "# Adaptive noise: Table 3 and what exact accounting makes of it",
         "",
-        f"Medians of {repetitions} repetitions (quartiles; T iterations, + where they were cut off). "
-        "Best constant: of σ ∈ {0.001, 0.01, 0.1, 1}, known in hindsight. δ = 1/N.",
+        f"Medians of {repetitions} repetitions (quartiles; T iterations, + where they were cut "
+        "off). Best constant: of σ ∈ {0.001, 0.01, 0.1, 1}, known in hindsight. δ = 1/N.",
         "",
         "## As the paper has it",
         "",
-        "Empirical risk; λ = 0.1, rows of any length, random start, ε = ρ + 2√(ρ ln 1/δ), the first iterate beyond "
-        "ε. Rows longer than Z break the guarantee.",
+        "Empirical risk; λ = 0.1, rows of any length, random start, ε = ρ + 2√(ρ ln 1/δ), the "
+        "first iterate beyond ε. Rows longer than Z break the guarantee.",
         "",
         "| data | ε | printed: ours | printed: best constant | schedule (c) | best constant |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -99,9 +99,9 @@ def markdown(results: Sequence[Result], repetitions: int) -> str:
         "",
         "## With exact accounting",
         "",
-        "Excess risk F − F*; rows within Z, start at zero, the last iterate within the exact ε; the "
-        "paper's schedule is (c) for λ > 0, else (b). The default has no constant chosen on these "
-        f"data. It is at least as good as the best constant in {won} of {total} cells.",
+        "Excess risk F − F*; rows within Z, start at zero, the last iterate within the exact ε; "
+        "the paper's schedule is (c) for λ > 0, else (b). The default has no constant chosen on "
+        f"these data. It is at least as good as the best constant in {won} of {total} cells.",
         "",
         "| λ | data | ε | the paper's schedule | best constant | default | not worse |",
         "| --- | --- | --- | --- | --- | --- | --- |",

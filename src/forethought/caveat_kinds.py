@@ -336,6 +336,11 @@ KINDS: dict[str, Kind] = {
         "the phases after the first were chosen by the accuracy of those before: {detail}",
         "Feldman and Zrnic 2021, Theorem 4.3",
     ),
+    "noise-by-releases": Kind(
+        "choice",
+        "the noise of every round followed from the noised sums before it: {detail}",
+        "Feldman and Zrnic 2021, Theorem 4.3",
+    ),
     "utility-graph": Kind(
         "choice",
         "clip norm and noise multiplier chosen from a utility graph {detail}",

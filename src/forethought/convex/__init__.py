@@ -21,11 +21,14 @@ if TYPE_CHECKING:
     from forethought.convex.problems import SmoothedHinge as SmoothedHinge
     from forethought.convex.problems import SoftmaxRegression as SoftmaxRegression
     from forethought.convex.rows import bounded_rows as bounded_rows
+    from forethought.convex.steered import descend_steered as descend_steered
+    from forethought.convex.steered import descend_unprotected as descend_unprotected
 
 _HOME = {
     **dict.fromkeys(("Descended", "descend"), "descent"),
     "DescentPlan": "descent_plan",
     "bounded_rows": "rows",
+    **dict.fromkeys(("descend_steered", "descend_unprotected"), "steered"),
     "plan": "planning",
     **dict.fromkeys(
         (

@@ -123,11 +123,11 @@ def descend(
     if not isinstance(plan, DescentPlan):
         raise TypeError(f"plan must come from forethought.convex.plan, not {type(plan).__name__}")
     problem = plan.problem
-    loss = _loss(problem, slope)
+    loss = functions_of(problem, slope)
     found = bounded_records(problem, features, targets, above)
     _require_size(plan, found)
     model = LinearModel(plan.columns, problem.outputs, loss.slope)
-    path = Path(_begin(start, model.weight), problem.l2, problem.radius, plan.accelerated)
+    path = Path(beginning(start, model.weight), problem.l2, problem.radius, plan.accelerated)
     secrets = Secrets.draw(seeds or Seeds())
     rounds = PrivateRounds(plan.privacy, dict(model.named_parameters()), loss.loss, secrets)
     with rounds, torch.no_grad():
@@ -141,10 +141,11 @@ def descend(
             if watch is not None:
                 watch(index + 1, path.weights.numpy().copy())
     statement = _statement(plan, secrets, rounds.transcript, slope is not None)
-    return _descended(plan, path.weights.numpy(), statement, rounds.transcript, found)
+    return finished(plan, path.weights.numpy(), statement, rounds.transcript, found)
 
 
-def _loss(problem: Problem, slope: Slope | None) -> LossAndSlope:
+def functions_of(problem: Problem, slope: Slope | None) -> LossAndSlope:
+    """The problem's own loss and slope, or the slope that is given for a declared one."""
     if slope is None:
         return loss_and_slope(problem)
     if problem.kind != "declared":
@@ -167,7 +168,8 @@ def _require_size(plan: DescentPlan, found: Bounded) -> None:
         )
 
 
-def _begin(start: Any | None, weight: Tensor) -> Tensor:
+def beginning(start: Any | None, weight: Tensor) -> Tensor:
+    """θ_0 in the weight's shape; None: zero. Raises ValueError."""
     if start is None:
         return torch.zeros_like(weight)
     found = torch.as_tensor(np.array(start, dtype=np.float64))
@@ -183,18 +185,23 @@ def _statement(
     plan: DescentPlan, secrets: Secrets, transcript: Transcript, own_loss: bool
 ) -> Statement:
     transcript.require(plan.mechanism)
-    caveats = [Caveat("time-and-memory"), Caveat("clipped-counts")]
-    if own_loss:
-        caveats.append(Caveat("declared-slope"))
+    caveats = uses_of_data(own_loss)
     # No batch is drawn at random: only the noise's seed could matter.
     randomness = Randomness(seeded_noise=secrets.seeded_noise)
     statement = account(plan, randomness=randomness, not_covered=caveats)
     return statement.of_run(transcript.releases())
 
 
-def _descended(
+def uses_of_data(own_loss: bool) -> list[Caveat]:
+    """What the statement of any descent names besides its plan's."""
+    caveats = [Caveat("time-and-memory"), Caveat("clipped-counts")]
+    return [*caveats, Caveat("declared-slope")] if own_loss else caveats
+
+
+def finished(
     plan: DescentPlan, weights: Array, statement: Statement, transcript: Transcript, found: Bounded
 ) -> Descended:
+    """A run's results, the constant column's weights apart."""
     value, columns = plan.problem.intercept, plan.features
     flat = weights[:, 0] if plan.problem.outputs == 1 else weights
     held = flat[columns:].sum(0) * value if value else np.zeros(flat.shape[1:])
