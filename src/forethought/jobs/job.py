@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, ValidationError
 
+from forethought.jobs.federation_section import FederationSection
 from forethought.mechanism import Budget, whole
 from forethought.planning.limits import LEAST_DELTA, MOST_STEP_SIZE
 from forethought.plans import Averaging, Plan, Schedule
@@ -158,6 +159,7 @@ class Job(_Section):
     budget: BudgetSection = BudgetSection()
     training: TrainingSection = TrainingSection()
     run: RunSection = RunSection()
+    federation: FederationSection | None = None
 
     @classmethod
     def load(cls, path: str | Path) -> Job:
@@ -322,6 +324,8 @@ def _known_keys(place: list[str]) -> list[str]:
     section: type[BaseModel] = Job
     for part in place:
         inner = section.model_fields[part].annotation if part in section.model_fields else None
+        if inner == FederationSection | None:
+            inner = FederationSection
         if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
             return []
         section = inner

@@ -1,0 +1,251 @@
+"""From a job with a ``[federation]`` to the federation, its shares and a simulation's times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forethought.federated.delay import Delay
+from forethought.federated.federation import Federation, Member, Robust, ServerOptimizer
+from forethought.federated.simulator import Times
+from forethought.jobs.federation_section import FederationSection
+from forethought.jobs.job import Job, JobError
+from forethought.jobs.load import Loaded, load_job
+from forethought.jobs.request import Request
+from forethought.mechanism import Budget
+from forethought.planning import defaults
+from forethought.plans import Plan
+from forethought.simulation.speeds import Way, lognormal_speeds, slow_ones
+
+if TYPE_CHECKING:
+    from forethought.data import Dataset
+    from forethought.federated.trainer import SharedModel
+
+
+@dataclass(frozen=True)
+class Federated:
+    """A job's federation, ready to be simulated.
+
+    Args:
+        loaded: the job, its data set and model.
+        shared: the model, its weights as one vector.
+        federation: what everybody agrees on.
+        parts: each client's record numbers. budgets: what each client asked for.
+        speeds: records a second, against 1.
+        times: of a simulation.
+    """
+
+    loaded: Loaded
+    shared: SharedModel
+    federation: Federation
+    parts: tuple[np.ndarray[Any, np.dtype[np.int64]], ...]
+    budgets: tuple[Budget, ...]
+    speeds: tuple[float, ...]
+    times: Times
+
+    def share(self, client: int) -> Dataset:
+        """One client's own records."""
+        from forethought.data.shares import share_of
+
+        return share_of(self.loaded.dataset, self.parts[client])
+
+
+def federation_of(request: Request, data_dir: Path | None = None) -> Federated:
+    """Load a job's data, deal it out, and plan every client's part.
+
+    Raises:
+        JobError: no ``[federation]``, or one without clients.
+        ValueError: what data, planner or federation refuse.
+    """
+    from forethought.data.shares import shares
+    from forethought.federated.trainer import SharedModel
+
+    section = section_of(request.job)
+    loaded = load_job(request, data_dir)
+    dataset = loaded.dataset
+    clients = section.clients or (len(section.client) or None)
+    how, _, column = section.shares.partition(":")
+    if how == "column" and column and dataset.sites is None:
+        raise JobError(f"shares = {section.shares!r}: the data has no column {column!r}")
+    if clients is None and how != "column":
+        raise JobError("[federation] needs clients = a number, or [[federation.client]] tables")
+    generator = np.random.Generator(np.random.PCG64(section.seed))
+    targets = dataset.train.targets
+    parts = tuple(shares(targets, clients, section.shares, generator, dataset.sites))
+    shared = SharedModel(loaded.model)
+    speeds = speeds_of(section, len(parts))
+    federation, budgets = agreed(
+        request.job, [len(part) for part in parts], speeds, shared.layout.size, shared.architecture
+    )
+    federation = replace(
+        federation, plans=tuple(loaded.with_caveats(plan) for plan in federation.plans)
+    )
+    return Federated(
+        loaded,
+        shared,
+        federation,
+        parts,
+        budgets,
+        speeds,
+        times_of(section, federation, speeds),
+    )
+
+
+def section_of(job: Job) -> FederationSection:
+    """A job's ``[federation]``. Raises JobError where there is none."""
+    if job.federation is None:
+        raise JobError("the job has no [federation]: say at least clients = 10")
+    return job.federation
+
+
+def speeds_of(section: FederationSection, clients: int) -> tuple[float, ...]:
+    """Each client's records a second, against 1.
+
+    Raises:
+        JobError: a list of another length, or words that say nothing.
+    """
+    if section.client:
+        return tuple(table.speed for table in section.client)
+    match section.speeds:
+        case None:
+            return tuple(1 / s for s in slow_ones(clients, section.slow, section.slow_factor))
+        case str() as words:
+            kind, _, sigma = words.partition(":")
+            try:
+                spread = float(sigma)
+            except ValueError:
+                spread = -1.0
+            if kind != "lognormal" or spread < 0:
+                raise JobError(f"speeds = {words!r}: say a list, or 'lognormal:0.5'")
+            return tuple(lognormal_speeds(clients, spread, section.seed))
+        case listed:
+            if len(listed) != clients:
+                raise JobError(f"{len(listed)} speeds for {clients} clients: give one each")
+            return tuple(float(speed) for speed in listed)
+
+
+def agreed(
+    job: Job, sizes: Sequence[int], speeds: Sequence[float], parameters: int, architecture: str
+) -> tuple[Federation, tuple[Budget, ...]]:
+    """The federation of a job, and each client's budget; nothing private is read.
+
+    Where the job leaves rounds, batch or step size open, they are chosen as for n·√K records: K
+    clients' noised sums together have the signal of K·n records and √K times one client's noise.
+
+    Args:
+        sizes: records of each client. speeds: see :func:`speeds_of`.
+        parameters, architecture: of the model.
+    """
+    section = section_of(job)
+    count = len(sizes)
+    budgets = tuple(_budget(job, section, client, size) for client, size in enumerate(sizes))
+    exchanged = section.exchanged or ("weights" if section.rule == "synchronous" else "gradients")
+    typical = int(np.median(sizes))
+    lead = _reference(job, budgets[0], typical, count, parameters, exchanged == "gradients")
+    local = section.local_rounds or 1
+    if section.local_epochs is not None:
+        local = max(1, round(section.local_epochs * lead.examples / lead.batch))
+    rounds = section.rounds or max(1, round(lead.rounds / local))
+    rate = lead.batch / lead.examples
+    typical_speed = float(np.median(speeds))
+    plans: dict[tuple[int, int, Budget], int] = {}
+    made: list[Plan] = []
+    members: list[Member] = []
+    for client, size in enumerate(sizes):
+        batch = max(1, round(rate * size))
+        if section.rule == "asynchronous":
+            # Every client's round takes as long as that of the typical one.
+            batch = min(size, max(1, round(rate * size * speeds[client] / typical_speed)))
+        key = (size, batch, budgets[client])
+        if key not in plans:
+            plans[key] = len(made)
+            made.append(_plan(job, lead, *key, rounds * local, parameters))
+        name = section.client[client].name if section.client else f"client-{client}"
+        weight = float(size if section.weights == "size" else 1)
+        members.append(
+            Member(name, plans[key], weight if section.rule == "synchronous" else float(batch))
+        )
+    federation = Federation(
+        tuple(members),
+        tuple(made),
+        parameters,
+        architecture,
+        rounds,
+        local,
+        section.rule,
+        exchanged,
+        Delay(section.delay.kind, section.delay.most),
+        section.cohort,
+        section.deadline,
+        section.absence,
+        section.resend,
+        ServerOptimizer(**section.server.model_dump()),
+        Robust(**section.robust.model_dump()),
+        lead.averaging,
+        section.secure,
+        section.seed,
+    )
+    return federation, budgets
+
+
+def times_of(section: FederationSection, federation: Federation, speeds: Sequence[float]) -> Times:
+    """How long everything takes in a simulation: records over speed, messages by size."""
+    seconds = [
+        section.record_seconds * federation.local_rounds * plan.epochs * plan.examples / plan.rounds
+        for plan in federation.plans
+    ]
+    return Times(
+        [seconds[m.plan] / speed for m, speed in zip(federation.members, speeds, strict=True)],
+        Way(section.latency, section.bandwidth),
+        section.straggling,
+        seed=section.seed,
+    )
+
+
+def _budget(job: Job, section: FederationSection, client: int, size: int) -> Budget:
+    own = section.client[client].epsilon if section.client else None
+    epsilon = own or job.budget.epsilon
+    if epsilon is None:
+        raise JobError("a federation needs a budget: epsilon in [budget], or for each client")
+    return Budget(epsilon, job.budget.delta or defaults.default_delta(size))
+
+
+def _reference(
+    job: Job, budget: Budget, size: int, clients: int, parameters: int, gradients: bool
+) -> Plan:
+    """What one machine would do whose signal and noise are those of all clients together."""
+    from forethought.planning.solve import plan
+
+    asked = job.plan_request(round(size * clients**0.5), parameters)
+    changes: dict[str, Any] = {"budget": budget, "delta": None}
+    if asked.batch is not None:
+        changes["batch"] = max(1, round(asked.batch * clients**0.5))
+    if gradients and asked.options is None and asked.optimizer == "sgd":
+        changes["options"] = {"momentum": 0.0}  # the server steps along each gradient by itself
+    return plan(asked.with_(**changes))
+
+
+def _plan(
+    job: Job, lead: Plan, size: int, batch: int, budget: Budget, rounds: int, parameters: int
+) -> Plan:
+    """One client's plan: its own noise for its own budget, everything else as agreed."""
+    from forethought.planning.solve import plan
+
+    asked = job.plan_request(size, parameters)
+    return plan(
+        asked.with_(
+            budget=budget,
+            delta=None,
+            batch=batch,
+            rounds=rounds,
+            epochs=None,
+            learning_rate=lead.optimizer.learning_rate,
+            schedule=lead.schedule,
+            averaging=lead.averaging,
+            options=dict(lead.optimizer.options),
+        )
+    )
