@@ -17,6 +17,7 @@ from forethought.commands import (
     account,
     audit,
     calculator,
+    federate,
     keygen,
     plan,
     report,
@@ -46,6 +47,7 @@ for command in (
     (keygen.keygen, keygen.EPILOG),
 ):
     app.command(epilog=command[1])(command[0])
+app.add_typer(federate.app)
 
 
 def _version(wanted: bool) -> None:

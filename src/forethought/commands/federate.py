@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import typer
 
+from forethought.commands import federate_simulate
+
 app = typer.Typer(
     name="federate",
-    help="Many holders, one model: simulate, plan and run a federation.",
+    help="Many holders, one model: plan, simulate and run a federation.",
     no_args_is_help=True,
-    rich_markup_mode=None,
 )
+for command in ((federate_simulate.simulate, federate_simulate.EPILOG),):
+    app.command(epilog=command[1])(command[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from forethought.simulation.speeds import Way, lognormal_speeds, slow_ones
 
 if TYPE_CHECKING:
     from forethought.data import Dataset
+    from forethought.federated.simulate import SimulatedRun
     from forethought.federated.trainer import SharedModel
 
 
@@ -93,6 +94,52 @@ def federation_of(request: Request, data_dir: Path | None = None) -> Federated:
         speeds,
         times_of(section, federation, speeds),
     )
+
+
+def simulate_job(
+    federated: Federated,
+    out: Path | None = None,
+    *,
+    resume: bool = False,
+    workers: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[SimulatedRun, float]:
+    """Simulate a job's federation with real training.
+
+    Returns:
+        The run, and the virtual seconds that synchronous rounds of the same number take where
+        every client computes on the same share of its records.
+    """
+    from forethought.federated.simulate import simulate, synchronous_seconds
+    from forethought.rounds.randomness import Seeds
+
+    job, dataset = federated.loaded.request.job, federated.loaded.dataset
+    test = None if dataset.test is None else (dataset.test.inputs, dataset.test.targets)
+    run = simulate(
+        federated.loaded.model,
+        [(s.train.inputs, s.train.targets) for s in map(federated.share, _members(federated))],
+        federated.federation,
+        federated.times,
+        test=test,
+        seeds=Seeds(job.run.seed, job.run.noise_seed),
+        out=out,
+        resume=resume,
+        workers=workers,
+        micro_batch=job.run.micro_batch,
+        progress=progress,
+    )
+    section = section_of(job)
+    if section.rule != "asynchronous":
+        return run, synchronous_seconds(federated.federation, federated.times)
+    # Sample sizes matched to speed hide how slow a client is: undo that.
+    typical = float(np.median(federated.times.compute))
+    middle = float(np.median(federated.speeds))
+    equal = [typical * middle / speed for speed in federated.speeds]
+    return run, synchronous_seconds(federated.federation, replace(federated.times, compute=equal))
+
+
+def _members(federated: Federated) -> range:
+    return range(len(federated.federation.members))
 
 
 def section_of(job: Job) -> FederationSection:

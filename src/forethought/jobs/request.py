@@ -60,8 +60,17 @@ def from_file(path: Path) -> Request:
 
 def demo() -> Request:
     """The built-in job: scikit-learn's handwritten digits at ε = 3."""
-    text = resources.files("forethought").joinpath("demo.toml").read_text(encoding="utf-8")
-    return Request("demo", text, Job.parse(text, "demo.toml"))
+    return _built_in("demo")
+
+
+def federated_demo() -> Request:
+    """The built-in federation: the digits over ten clients, one of them slow, asynchronously."""
+    return _built_in("federated_demo")
+
+
+def _built_in(name: str) -> Request:
+    text = resources.files("forethought").joinpath(f"{name}.toml").read_text(encoding="utf-8")
+    return Request(name, text, Job.parse(text, f"{name}.toml"))
 
 
 def resumed(folder: Path) -> Request:

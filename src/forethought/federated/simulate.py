@@ -1,0 +1,325 @@
+"""Simulate a federation on one computer, with real training: from shares to statements."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from forethought.accounting.assumptions import Randomness
+from forethought.accounting.statement import Statement
+from forethought.exchange import events as on
+from forethought.exchange.messages import Vector
+from forethought.federated.federation import Federation, FederationError
+from forethought.federated.in_process import InProcess
+from forethought.federated.recorded import RECORD, Recorded
+from forethought.federated.reporting import ReportedAverage
+from forethought.federated.simulator import Simulated, Simulator, Times
+from forethought.federated.statements import client_statement
+from forethought.federated.trainer import Holder, SharedModel, released
+from forethought.federated.work import NoTraining, Trainers, no_gradients
+from forethought.federated.workers import Workers
+from forethought.rounds.losses import Loss, default_loss
+from forethought.rounds.randomness import Secrets, Seeds, salted_secret
+from forethought.rounds.records import Records, as_records, blank
+from forethought.rounds.transcript import Transcript
+from forethought.serialisation import plain
+from forethought.training.checkpoint import CheckpointError
+from forethought.training.fit import require_fit
+from forethought.training.folder import RunFolderExistsError
+from forethought.training.keys import KEYS, Keys, wipe
+from forethought.training.lock import locked
+from forethought.training.metrics import evaluate
+
+FEDERATION, START, SUMMARY = "federation.json", "start.npy", "simulation.json"
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class SimulatedRun:
+    """A finished simulation.
+
+    Args:
+        federation: what was agreed. simulated: what the machines came to.
+        statements: of each client against the server; None: it released nothing.
+        accuracies: (virtual second, accuracy on the test records) of the models.
+        accuracy: of the reported model; None without test records.
+    """
+
+    federation: Federation
+    simulated: Simulated
+    statements: tuple[Statement | None, ...]
+    accuracies: tuple[tuple[float, float], ...]
+    accuracy: float | None
+
+    def summary(self) -> dict[str, Any]:
+        """The outcome, JSON-ready: virtual seconds, and what each client spent."""
+        federation, done = self.federation, self.simulated
+        budgets = [federation.plan(client).budget for client in range(len(federation.members))]
+        return {
+            "accuracy": self.accuracy,
+            "seconds": done.seconds,
+            "models": done.version,
+            "messages": done.messages,
+            "megabytes": done.sent_bytes / 1e6,
+            "clients": [
+                {
+                    "name": federation.members[client].name,
+                    "epsilon": 0.0 if one is None else plain(one.guarantee),
+                    "budget": None if budget is None else budget.epsilon,
+                    "rounds": int(done.rounds[client]),
+                    "updates": int(done.updates[client]),
+                    "applied": int(done.applied[client]),
+                    "busy": float(done.busy[client]),
+                }
+                for client, (one, budget) in enumerate(zip(self.statements, budgets, strict=True))
+            ],
+            "accuracies": [list(pair) for pair in self.accuracies],
+            "timeline": [list(row) for row in done.timeline],
+            "alarms": [list(row) for row in done.alarms],
+        }
+
+
+def simulate(
+    model: torch.nn.Module,
+    shares: Sequence[object],
+    federation: Federation,
+    times: Times,
+    *,
+    loss: Loss | None = None,
+    test: object | None = None,
+    seeds: Seeds | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    workers: int = 0,
+    micro_batch: int | None = None,
+    progress: Progress | None = None,
+) -> SimulatedRun:
+    """Train a federation in virtual time; the model carries the reported weights afterwards.
+
+    The result depends neither on ``workers`` nor on interruptions. Gradients are computed on one
+    thread, so that no rounding depends on their number.
+
+    Args:
+        model: of all clients. shares: each client's records, in the forms of ``ft.train``.
+        federation: what they agree on; a plan for each share.
+        times: how long everything takes, in virtual seconds.
+        loss: one value per example. test: held-out records.
+        seeds: of all clients; a seeded simulation is not private, and its statements say so.
+        out: folder that keeps what is needed to go on after an interruption, and the results.
+        resume: go on in ``out``. workers: processes that compute; 0: this one.
+        micro_batch: examples whose gradients are held at once.
+        progress: called with updates so far and the most there can be.
+
+    Raises:
+        FederationError, ValueError: shares that do not fit their plans, or a model that cannot be.
+        RunFolderExistsError: ``out`` is not empty. CheckpointError: nothing to resume, or another
+            federation. SimulationError: it waits for something that never comes.
+    """
+    if len(shares) != len(federation.members):
+        raise FederationError(
+            f"{len(shares)} shares for {len(federation.members)} members: give one each"
+        )
+    shared = SharedModel(model)
+    first = next(iter(shared.parameters.values()))
+    records = [as_records(share, first.dtype, first.device) for share in shares]
+    held_out = None if test is None else as_records(test, first.dtype, first.device, "test")
+    chosen = default_loss(blank(records[0])[1]) if loss is None else loss
+    for one in records:
+        require_fit(model, chosen, one)
+    with contextlib.ExitStack() as held:
+        folder = None if out is None else Path(out)
+        if folder is not None:
+            held.enter_context(locked(folder))
+        secrets, start = _begun(folder, resume, federation, shared, seeds or Seeds())
+        shared.write(start)
+        holders = [
+            Holder(federation.plan(c), one, chosen, _own(secrets, c), micro_batch)
+            for c, one in enumerate(records)
+        ]
+        gradients = federation.exchanged == "gradients"
+
+        def make(states: dict[int, bytes]) -> Trainers:
+            if not workers:
+                return InProcess(
+                    shared, holders, federation.local_rounds, gradients=gradients, states=states
+                )
+            pool = Workers(
+                workers,
+                shared,
+                holders,
+                federation.local_rounds,
+                gradients=gradients,
+                states=states,
+            )
+            return held.enter_context(pool)
+
+        trainers = make({}) if folder is None else Recorded(folder, make)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        held.callback(torch.set_num_threads, threads)
+        run = _run(federation, start, trainers, times, shared, chosen, held_out, secrets, progress)
+        if folder is not None:
+            _finish(folder, run, shared)
+    return run
+
+
+def synchronous_seconds(federation: Federation, times: Times) -> float:
+    """Virtual seconds that synchronous rounds of the same number take, everybody waiting for all.
+
+    Nothing is trained: only the machines run. Every client computes as long as ``times`` say.
+    """
+    other = replace(
+        federation,
+        rule="synchronous",
+        exchanged="weights",
+        absence=None,
+        averaging=replace(federation.averaging, kind="none"),
+        robust=replace(federation.robust, kind="mean", bound=None),
+        parameters=1,
+    )
+    start = np.zeros(1, dtype=np.float32)
+    return Simulator(other, start, NoTraining(other.local_rounds), times).run().seconds
+
+
+def rehearsed(federation: Federation, times: Times) -> Simulated:
+    """The machines in virtual time without training: seconds, messages and megabytes."""
+    start = np.zeros(federation.parameters, dtype=np.float32)
+    gradients = federation.exchanged == "gradients"
+    vector = no_gradients(federation.parameters) if gradients else None
+    bare = replace(federation, averaging=replace(federation.averaging, kind="none"))
+    return Simulator(bare, start, NoTraining(federation.local_rounds, vector), times).run()
+
+
+def _own(secrets: Secrets, client: int) -> Secrets:
+    """A client's own secrets, derived from the simulation's."""
+    name = client.to_bytes(8, "little")
+    return replace(
+        secrets,
+        sampling=salted_secret(secrets.sampling, name),
+        noise=salted_secret(secrets.noise, name),
+    )
+
+
+def _begun(
+    folder: Path | None,
+    resume: bool,
+    federation: Federation,
+    shared: SharedModel,
+    seeds: Seeds,
+) -> tuple[Secrets, Vector]:
+    """Secrets and first weights: new ones, or those of the simulation that goes on."""
+    if folder is None:
+        if resume:
+            raise ValueError("resume=True goes on in out=: give out")
+        return Secrets.draw(seeds), shared.read()
+    if resume:
+        if not (folder / KEYS).exists():
+            raise CheckpointError(f"{folder} holds no simulation that was interrupted")
+        if Federation.load(folder / FEDERATION) != federation:
+            raise CheckpointError(
+                f"the federation of {folder} is another one: go on with the job it began with"
+            )
+        start: Vector = np.load(folder / START, allow_pickle=False)
+        return Keys.read(folder).secrets, start
+    if (folder / FEDERATION).exists() or (folder / RECORD).exists():
+        raise RunFolderExistsError(
+            f"{folder} holds a simulation: go on with resume (--resume), or choose another folder"
+        )
+    keys, start = Keys.draw(seeds), shared.read()
+    keys.write(folder)
+    np.save(folder / START, start)
+    federation.save(folder / FEDERATION)
+    return keys.secrets, start
+
+
+def _run(
+    federation: Federation,
+    start: Vector,
+    trainers: Trainers,
+    times: Times,
+    shared: SharedModel,
+    loss: Loss,
+    test: Records | None,
+    secrets: Secrets,
+    progress: Progress | None,
+) -> SimulatedRun:
+    members = range(len(federation.members))
+    states: dict[int, bytes] = {}
+    most = sum(federation.updates(client) for client in members)
+    count = 0
+    accuracies: list[tuple[float, float]] = []
+
+    def committed(client: int, release: on.Release) -> None:
+        nonlocal count
+        states[client] = release.state
+        count += 1
+        if progress is not None:
+            progress(count, most)
+
+    def measured(weights: Vector) -> float | None:
+        if test is None:
+            return None
+        parts = shared.layout.views(torch.from_numpy(np.array(weights)))
+        return evaluate(shared.model, parts, loss, test)[1]
+
+    looked = max(1, federation.rounds // 40)
+
+    def versions(version: int, seconds: float, weights: Vector) -> None:
+        if version % looked == 0:
+            accuracy = measured(weights)
+            if accuracy is not None:
+                accuracies.append((seconds, accuracy))
+
+    average = None
+    if federation.averaging.kind != "none":
+        average = ReportedAverage(federation, shared.layout, start)
+    done = Simulator(
+        federation,
+        start,
+        trainers,
+        times,
+        average=average,
+        committed=committed,
+        versions=None if test is None else versions,
+        timeline=True,
+    ).run()
+    shared.write(done.weights)
+    randomness = Randomness(
+        seeded_sampling=secrets.seeded_sampling, seeded_noise=secrets.seeded_noise
+    )
+
+    def stated(client: int) -> Statement | None:
+        transcript: Transcript = released(states.get(client, b""))
+        if not len(transcript):
+            return None
+        return client_statement(federation, client, transcript=transcript, randomness=randomness)
+
+    return SimulatedRun(
+        federation,
+        done,
+        tuple(stated(client) for client in members),
+        tuple(accuracies),
+        measured(done.weights),
+    )
+
+
+def _finish(folder: Path, run: SimulatedRun, shared: SharedModel) -> None:
+    from safetensors.torch import save_file
+
+    save_file(shared.model.state_dict(), str(folder / "model.safetensors"))
+    for member, statement in zip(run.federation.members, run.statements, strict=True):
+        if statement is not None:
+            own = folder / "clients" / member.name
+            own.mkdir(parents=True, exist_ok=True)
+            statement.save(own)
+    text = json.dumps(run.summary(), indent=2)
+    (folder / SUMMARY).write_text(text, encoding="utf-8")
+    wipe(folder / KEYS)
+    (folder / RECORD).unlink(missing_ok=True)

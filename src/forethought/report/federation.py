@@ -1,0 +1,100 @@
+"""A federation on the terminal, and the figures of its simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from forethought.report.figures import BLUE, GREY, ORANGE, new_axes
+
+if TYPE_CHECKING:
+    from forethought.federated.federation import Federation
+
+# More rows than this nobody reads.
+SHOWN = 20
+
+
+def show_federation(console: Console, federation: Federation) -> None:
+    """Who takes part, with which plan."""
+    rows = f"{len(federation.members)} clients, {federation.rule}, {federation.rounds} rounds"
+    if federation.local_rounds > 1:
+        rows += f" of {federation.local_rounds} local rounds"
+    table = Table("client", "records", "batch", "noise σ", "ε planned", title=rows)
+    for member in federation.members[:SHOWN]:
+        plan = federation.plans[member.plan]
+        budget = "" if plan.budget is None else f"{plan.budget.epsilon:g}"
+        table.add_row(
+            member.name,
+            f"{plan.examples:,}",
+            f"{plan.batch:.4g}",
+            f"{plan.noise_multiplier:.4g}",
+            budget,
+        )
+    if len(federation.members) > SHOWN:
+        table.add_row(f"… {len(federation.members) - SHOWN} more", "", "", "", "")
+    console.print(table)
+
+
+def show_simulated(console: Console, summary: Mapping[str, Any]) -> None:
+    """What a simulation came to."""
+    table = Table("client", "rounds", "ε spent", "of a budget of", "busy, virtual s")
+    for row in summary["clients"][:SHOWN]:
+        spent, budget = row["epsilon"], row["budget"]
+        table.add_row(
+            row["name"],
+            f"{row['rounds']}",
+            spent if isinstance(spent, str) else f"{spent:.4g}",
+            "" if budget is None else f"{budget:g}",
+            f"{row['busy']:.1f}",
+        )
+    console.print(table)
+    if summary["accuracy"] is not None:
+        console.print(f"accuracy {summary['accuracy']:.1%}")
+    console.print(
+        f"{summary['seconds']:.1f} virtual seconds; synchronous rounds of the same number would "
+        f"take {summary['synchronous_seconds']:.1f}"
+    )
+    console.print(f"{summary['messages']:,} messages, {summary['megabytes']:.1f} MB")
+    for code, text in summary["alarms"][:SHOWN]:
+        console.print(f"[yellow]{code}[/yellow]: {text}")
+
+
+def draw_timeline(summary: Mapping[str, Any], path: Path) -> Path:
+    """Who computed when: a line a client, a bar an update, in virtual seconds."""
+    figure, axes = new_axes("Who computed when", "virtual seconds", "client")
+    rows: dict[int, list[tuple[float, float]]] = {}
+    for client, begin, end in summary["timeline"]:
+        if client < SHOWN:
+            rows.setdefault(int(client), []).append((begin, end - begin))
+    longest = max((row["busy"] for row in summary["clients"]), default=0.0)
+    for client, bars in rows.items():
+        # Whoever is busy longest is what the others may have waited for.
+        slow = summary["clients"][client]["busy"] > 0.99 * longest
+        axes.broken_barh(
+            bars,
+            (client - 0.4, 0.8),
+            facecolors=ORANGE if slow else BLUE,
+            edgecolor="white",
+            linewidth=0.3,
+        )
+    names = [row["name"] for row in summary["clients"][:SHOWN]]
+    axes.set_yticks(range(len(names)), names, fontsize=7)
+    axes.invert_yaxis()
+    axes.axvline(summary["seconds"], color=GREY, linewidth=0.8)
+    figure.savefig(path)
+    return path
+
+
+def draw_accuracy(summary: Mapping[str, Any], path: Path) -> Path | None:
+    """Accuracy against virtual seconds."""
+    if not summary["accuracies"]:
+        return None
+    figure, axes = new_axes("Accuracy of the global model", "virtual seconds", "accuracy")
+    seconds, accuracies = zip(*summary["accuracies"], strict=True)
+    axes.plot(seconds, accuracies, color=BLUE)
+    figure.savefig(path)
+    return path
