@@ -154,7 +154,8 @@ KINDS: dict[str, Kind] = {
     ),
     "others-noise": Kind(
         "assumption",
-        "the other clients add the noise of their plans, from random numbers that stay secret",
+        "the other clients add the noise of their plans in every round, from random numbers that "
+        "stay secret",
         "their noise is counted here",
     ),
     "single-updates-hidden": Kind(

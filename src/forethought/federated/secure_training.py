@@ -1,0 +1,127 @@
+"""Training in memory under secure aggregation: every round's sum is opened behind real masks.
+
+The server steps along sums of the cohort and never holds a single client's. What the clients
+release is noted in transcripts of their own, lost rounds included.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from forethought.exchange.messages import Vector
+from forethought.federated.federation import Federation, FederationError
+from forethought.federated.secure_aggregation.session import secure_sum
+from forethought.federated.secure_aggregation.settings import (
+    SecureAggregation,
+    SecureAggregationError,
+)
+from forethought.federated.secure_aggregation.shared_noise import require_room
+from forethought.federated.server_optimizers import Moments, moved
+from forethought.federated.trainer import Holder, SharedModel
+from forethought.rounds.grid_step import grid
+from forethought.rounds.private_sum import PrivateRounds
+from forethought.rounds.transcript import Transcript
+from forethought.training.step_sizes import step_sizes
+
+# (round, sender, message) → whether it gets lost, with its sender gone for the rest of the round.
+Lost = Callable[[int, int, Any], bool]
+
+
+@dataclass(frozen=True)
+class SecurelyTrained:
+    """What came of it.
+
+    Args:
+        weights: of the last model, float32, shape (parameters,).
+        transcripts: what each client released.
+        survivors: of every round, who is in its sum; empty where the round was lost.
+    """
+
+    weights: Vector
+    transcripts: tuple[Transcript, ...]
+    survivors: tuple[tuple[int, ...], ...]
+
+
+def train_securely(
+    shared: SharedModel,
+    holders: Sequence[Holder],
+    federation: Federation,
+    *,
+    lost: Lost = lambda _round, _sender, _message: False,
+    entropy: Callable[[int], bytes] = secrets.token_bytes,
+    progress: Callable[[int, int], None] | None = None,
+) -> SecurelyTrained:
+    """Train a federation whose server sees sums only; the model carries the last weights.
+
+    Args:
+        shared: the model. holders: what each client brings; their plans are the federation's.
+        federation: with ``secure``, see :func:`~.secure_aggregation.shared_noise.secured`.
+        lost: which messages do not arrive.
+        entropy: n → n secret bytes, for keys and masks.
+
+    Raises:
+        FederationError: no secure aggregation, cohorts, or holders of other plans.
+        SecureAggregationError: settings that do not go with the federation.
+    """
+    if federation.secure is None:
+        raise FederationError("this federation has no secure aggregation: see secured()")
+    settings = SecureAggregation.from_dict(federation.secure)
+    settings.require(federation)
+    require_room(federation, settings)
+    members = range(len(federation.members))
+    if federation.cohort is not None or settings.clients != len(members):
+        raise FederationError(
+            "secure training in memory asks all members every round: leave the cohort out"
+        )
+    if [holder.plan for holder in holders] != [federation.plan(client) for client in members]:
+        raise FederationError("the holders' plans are not those of the federation")
+    rounds = [
+        PrivateRounds(
+            holder.plan.privacy,
+            shared.parameters,
+            holder.loss,
+            holder.secrets,
+            micro_batch=holder.micro_batch,
+            salted=True,
+        )
+        for holder in holders
+    ]
+    step_size = step_sizes(federation.plan(0))
+    weights = shared.read()
+    moments: Moments = {}
+    survivors: list[tuple[int, ...]] = []
+    for index in range(federation.rounds):
+        shared.write(weights)
+        sums, divisors = {}, {}
+        for client in members:
+            with rounds[client]:
+                total = rounds[client].open(index)
+                total.add(shared.model, holders[client].records)
+                noised = total.release()
+            sums[client] = noised.vector.cpu().numpy()
+            divisors[client] = noised.round.divisor
+            step, _ = grid(noised.round.noise_std, noised.round.clip_norm, shared.layout.size)
+        try:
+            opened, who = secure_sum(
+                settings,
+                sums,
+                step,
+                round=index,
+                run_id=federation.run_id,
+                lost=partial(lost, index),
+                entropy=entropy,
+            )
+        except SecureAggregationError:
+            survivors.append(())  # the model stays; what was released is in the transcripts
+            continue
+        survivors.append(who)
+        mean = opened / sum(divisors[client] for client in who)
+        weights = moved(federation.server, moments, weights, -step_size(index) * mean)
+        if progress is not None:
+            progress(index + 1, federation.rounds)
+    shared.write(weights)
+    return SecurelyTrained(weights, tuple(one.transcript for one in rounds), tuple(survivors))
