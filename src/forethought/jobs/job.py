@@ -34,6 +34,8 @@ _PLAN_KEYS = (
     "batch",
     "noise_multiplier",
     "noise",
+    "noise_schedule",
+    "noise_fall",
     "sampling",
     "parts",
     "adjacency",
@@ -107,6 +109,8 @@ class TrainingSection(_Section):
     batch: _Int | None = Field(default=None, ge=1)
     noise_multiplier: _Float | None = Field(default=None, ge=0)
     noise: Literal["gaussian", "grid"] = "gaussian"
+    noise_schedule: Literal["constant", "geometric", "forgetting"] = "constant"
+    noise_fall: _Float | None = Field(default=None, gt=0, le=100)
     sampling: Literal[
         "poisson",
         "without-replacement",

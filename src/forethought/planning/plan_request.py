@@ -30,6 +30,7 @@ from forethought.mechanism import (
 )
 from forethought.planning import defaults
 from forethought.planning.limits import LEAST_DELTA, MOST_STEP_SIZE
+from forethought.planning.noise_schedules import FALL, NoiseScheduleName
 from forethought.plans import Averaging, ClipRule, Schedule
 from forethought.privacy import LEAST_NOISE, NOISES, NoiseKind
 
@@ -84,6 +85,8 @@ class PlanKeywords(TypedDict, total=False):
     batch: int | None
     noise_multiplier: float | None
     noise: NoiseKind
+    noise_schedule: NoiseScheduleName
+    noise_fall: float | None
     sampling: SamplingName
     parts: int | None
     adjacency: Adjacency | None
@@ -169,6 +172,8 @@ class PlanRequest:
     batch: int | None = None
     noise_multiplier: float | None = None
     noise: NoiseKind = "gaussian"
+    noise_schedule: NoiseScheduleName = "constant"
+    noise_fall: float | None = None
     sampling: SamplingName = "poisson"
     parts: int | None = None
     adjacency: Adjacency | None = None
@@ -199,6 +204,16 @@ class PlanRequest:
                 "local= runs an algorithm inside groups: add clipping='group', or drop local="
             )
         one_of("noise", self.noise, NOISES)
+        one_of("noise_schedule", self.noise_schedule, get_args(NoiseScheduleName))
+        if self.noise_fall is not None:
+            settle("noise_fall", real("noise_fall", self.noise_fall, above=0, most=100))
+        if self.noise_schedule != "constant":
+            if self.noise_multiplier is not None or self.budget is None:
+                raise PlanError(
+                    "noise_schedule= is scaled to a budget: give budget= and drop noise_multiplier="
+                )
+        elif self.noise_fall is not None:
+            raise PlanError('noise_fall= goes with noise_schedule="geometric" or "forgetting"')
         if self.budget is not None and not isinstance(self.budget, Budget):
             raise TypeError(
                 f"budget must be forethought.Budget(epsilon, delta), not {self.budget!r}"
@@ -381,6 +396,11 @@ class PlanRequest:
     def neighbouring(self) -> Adjacency:
         """The adjacency given, or the sampling's own."""
         return self.adjacency or _ADJACENCY[self.sampling]
+
+    @property
+    def fall(self) -> float:
+        """By how much the noise falls, given or the default."""
+        return FALL if self.noise_fall is None else self.noise_fall
 
     def mechanism(self, noise_multiplier: float, batch: int, rounds: int) -> Mechanism:
         """Equal rounds of this request's kind."""

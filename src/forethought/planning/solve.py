@@ -15,6 +15,7 @@ from forethought.accounting.calibration import calibrate
 from forethought.accounting.calibration import noise_multiplier as exact_noise
 from forethought.mechanism import Budget, Mechanism
 from forethought.planning import defaults
+from forethought.planning.noise_schedules import scheduled
 from forethought.planning.plan_request import (
     MOST_ROUNDS,
     PlanError,
@@ -64,6 +65,9 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
             clipped contribution is then its weight change; by default the mean gradient.
         noise: ``"gaussian"``, or ``"grid"`` for discrete noise in whole numbers, which leaves no
             assumption on floating-point arithmetic in the Statement.
+        noise_schedule, noise_fall: ``"geometric"`` or ``"forgetting"``: noise that falls over the
+            run, about by this factor (default 2); see
+            :mod:`forethought.planning.noise_schedules`.
         clip_norm, clip_rule, quantile, count_noise: see `forethought.Clip`. Default: automatic
             normalisation; flat clipping when a clip norm is given.
         optimizer, learning_rate, options, schedule, averaging: see `forethought.Optimizer`,
@@ -196,7 +200,15 @@ def _mechanism(request: PlanRequest, why: dict[str, str]) -> Mechanism:
         )
         sampling = request.sampling_of(batch)
         sigma = exact_noise(budget, sampling, length, request.clipping, request.neighbouring)
-        return request.mechanism(sigma, batch, length)
+        mechanism = request.mechanism(sigma, batch, length)
+        if request.noise_schedule == "constant":
+            return mechanism
+        why["noise"] = (
+            f"falls over the run ({request.noise_schedule}, by {request.fall:g}), since early "
+            f"noise is forgotten; the least for which ε stays within {budget.epsilon:g}"
+        )
+        name, (rounds,) = request.noise_schedule, mechanism.rounds
+        return scheduled(rounds, budget, mechanism.adjacency, name, request.fall)
     if batch is not None and request.timed:
         raise PlanError(
             "too much is given: budget, noise_multiplier, batch and length leave nothing to "
