@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from forethought.exchange.ledger import LedgerError as LedgerError
     from forethought.exchange.log import LogError as LogError
     from forethought.exchange.roster import RosterError as RosterError
+    from forethought.federated.faults import ViolationError as ViolationError
     from forethought.federated.federation import FederationError as FederationError
     from forethought.federated.secure_aggregation.settings import (
         SecureAggregationError as SecureAggregationError,
@@ -77,6 +78,7 @@ _HOME = {
     "TeamError": "rounds.team",
     "TranscriptError": "rounds.transcript",
     "UnsupportedMechanismError": "mechanism",
+    "ViolationError": "federated.faults",
 }
 
 __all__ = sorted(_HOME)  # noqa: PLE0605 (a list of strings)

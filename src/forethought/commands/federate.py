@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import typer
 
-from forethought.commands import federate_simulate
+from forethought.commands import federate_faults, federate_simulate
 
 app = typer.Typer(
     name="federate",
     help="Many holders, one model: plan, simulate and run a federation.",
     no_args_is_help=True,
 )
-for command in ((federate_simulate.simulate, federate_simulate.EPILOG),):
+for command in (
+    (federate_simulate.simulate, federate_simulate.EPILOG),
+    (federate_faults.faults, federate_faults.EPILOG),
+):
     app.command(epilog=command[1])(command[0])

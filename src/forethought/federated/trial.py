@@ -1,0 +1,410 @@
+"""Deterministic simulation of faults: one seed, one federation, everything that can go wrong.
+
+Messages are dropped, doubled, late and out of order; machines crash at their writes and between
+them, and come back from what was stored; ledgers are restored from backups; clocks jump; clients
+are cut off. After a while the faults end, and the federation has to end too. What must hold
+whatever happens is checked while it happens, and against a replay of everything that was made
+durable.
+(FoundationDB's way of testing: Zhou et al. 2021, "FoundationDB: a distributed unbundled
+transactional key value store", Section 4.)
+
+Frames are not signed here: a trial takes milliseconds. That frames cannot be forged is tested where
+they are made.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from blake3 import blake3
+
+from forethought.exchange import events as on
+from forethought.exchange.codec import decode, encode
+from forethought.exchange.ledger import ClientLedger
+from forethought.exchange.messages import SERVER, Acknowledgement, Update
+from forethought.exchange.storage import CrashError, MemoryStorage
+from forethought.exchange.storing import Accepted, Entry
+from forethought.federated.faults import (
+    PARAMETERS,
+    Faults,
+    Kinds,
+    Tally,
+    ViolationError,
+    trial_federation,
+)
+from forethought.federated.server import ServerMachine
+from forethought.simulation.clock import Agenda
+
+# Virtual seconds after which nothing more goes wrong, and the most that may happen in a trial.
+QUIET, MOST_EVENTS = 60.0, 20_000
+_TO_SERVER, _TO_CLIENT, _COMPUTED, _WAKE, _START, _CRASH, _BACKUP, _JUMP, _CUT, _HEAL = range(10)
+
+
+class _Endpoint:
+    """Frames without a signature."""
+
+    def __init__(self, run_id: bytes, me: int) -> None:
+        self.run_id, self.me = run_id, me
+
+    def seal(self, to: int, message: Any) -> bytes:
+        return encode(message)
+
+    def reopen(self, data: bytes, to: int) -> Any:
+        return decode(Update, memoryview(data))
+
+
+class _Process:
+    """One machine with its storage, while it lives and while it does not."""
+
+    def __init__(self, me: int, storage: MemoryStorage) -> None:
+        self.me, self.storage = me, storage
+        self.machine: Any = None
+        self.ledger: Any = None
+        self.offset = 0.0
+        self.life = 0
+        self.halted = False
+        self.backup: dict[str, bytes] | None = None
+
+
+class Trial:
+    """One trial.
+
+    Args:
+        seed: of everything. faults: how often things go wrong; default: drawn.
+        kinds: the machines.
+    """
+
+    def __init__(self, seed: int, faults: Faults | None = None, kinds: Kinds | None = None) -> None:
+        self.random = random.Random(seed)
+        self.seed, self.kinds = seed, kinds or Kinds()
+        if faults is None:
+            faults = Faults(backups=self.random.random() < 0.25)
+        self.faults = faults
+        draw = self.random.random
+        self.federation = trial_federation(
+            self.random.choice(("synchronous", "asynchronous", "published")),
+            self.random.randint(2, 4),
+            self.random.randint(2, 4),
+            draw() < 0.5,
+            draw() < 0.4,
+            bool(faults.backups),
+        )
+        self.run_id = b"%032d" % seed
+        self.agenda = Agenda()
+        self.tally = Tally()
+        self.server = _Process(SERVER, self._storage(SERVER))
+        self.clients = [
+            _Process(client, self._storage(client))
+            for client in range(len(self.federation.members))
+        ]
+        self.start = np.full(PARAMETERS, 0.5, dtype=np.float32)
+        # Everything the server made durable, in order; and since its last snapshot.
+        self.history: list[Entry] = []
+        self.since = 0
+        self.contents: dict[tuple[int, int], set[bytes]] = {}
+        self.noise: dict[bytes, bytes] = {}
+        self.acknowledged: set[tuple[int, int]] = set()
+        self.cut: set[int] = set()
+        self.restored_backup: set[int] = set()
+
+    def run(self) -> Tally:
+        """To the end.
+
+        Raises:
+            ViolationError: something that must never happen.
+        """
+        agenda, draw = self.agenda, self.random
+        agenda.add(0.0, _START, SERVER)
+        for client in self.clients:
+            agenda.add(0.0, _START, client.me)
+        faults = self.faults
+        for kind, count in (
+            (_CRASH, faults.crashes),
+            (_JUMP, faults.jumps),
+            (_CUT, faults.cuts),
+            (_BACKUP, faults.backups),
+        ):
+            for _ in range(count):
+                one = draw.randrange(len(self.clients)) if kind in (_CUT, _BACKUP) else None
+                machine = draw.randint(SERVER, len(self.clients) - 1) if one is None else one
+                agenda.add(draw.uniform(0, QUIET * 0.6), kind, machine)
+        while len(agenda):
+            kind, machine, what = agenda.next()
+            self.tally.events += 1
+            if self.tally.events > MOST_EVENTS:
+                raise self._violation("it does not end")
+            self._happens(kind, machine, what)
+            server = self.server.machine
+            if server is not None and server.finished and agenda.now > QUIET:
+                break
+        self._judge()
+        return self.tally
+
+    # ---- what happens
+
+    def _happens(self, kind: int, me: int, what: Any) -> None:
+        process = self._process(me)
+        now = self.agenda.now + process.offset
+        match kind:
+            case 0 | 1:  # a message
+                if process.machine is not None and self._open(kind, me, what):
+                    self._deliver(process, kind, what, now)
+            case 2:  # computed
+                life, compute = what
+                if process.machine is not None and life == process.life:
+                    self._do(process, self._trained(me, compute, now))
+            case 3:  # wake
+                if process.machine is not None and what == process.life:
+                    self._do(process, on.Woken(now))
+            case 4:  # start
+                self._begin(process)
+            case 5:  # crash
+                self._crash(process)
+            case 6:  # backup restored
+                if process.backup is not None and self.agenda.now < QUIET:
+                    self._crash(process)
+                    process.storage = self._storage(me, process.backup)
+                    self.restored_backup.add(me)
+            case 7:  # clock jump, there and sometimes back
+                process.offset += self.random.choice((-30.0, 5.0, 100.0))
+            case 8:
+                self.cut.add(me)
+                self.agenda.add(self.agenda.now + self.random.uniform(1, 20), _HEAL, me)
+            case 9:
+                self.cut.discard(me)
+                if process.machine is not None:
+                    self._do(process, on.Connected(now))
+
+    def _open(self, kind: int, me: int, what: tuple[int, bytes, bytes]) -> bool:
+        client = what[0] if kind == _TO_SERVER else me
+        return client not in self.cut
+
+    def _deliver(self, process: _Process, kind: int, what: Any, now: float) -> None:
+        sender, message, digest = what
+        if kind == _TO_CLIENT and isinstance(message, Acknowledgement):
+            self.acknowledged.add((process.me, message.round))
+        self._do(process, on.Received(sender, message, now, digest))
+
+    def _trained(self, me: int, compute: on.Compute, now: float) -> on.Computed:
+        """A trainer that depends on secret, round and input weights alone, as the real one does."""
+        hashed = blake3(compute.vector.tobytes()).digest()
+        salt = hashed if self.kinds.salted else b""
+        key = blake3(struct.pack("<qq", me, compute.round) + salt).digest()
+        known = self.noise.setdefault(key, hashed)
+        if known != hashed:
+            raise self._violation(
+                f"client {me} put the noise of round {compute.round} on two models"
+            )
+        noise = np.frombuffer(key[:12], dtype=np.uint8).astype(np.float32).reshape(3, 4).sum(1)
+        vector = noise / np.float32(2000)
+        if self.federation.exchanged == "weights":
+            vector = compute.vector + vector - np.float32(0.25)
+        state = struct.pack("<q", compute.round)
+        return on.Computed(
+            compute.round, compute.base, vector, compute.round + 1, hashed, state, now
+        )
+
+    def _do(self, process: _Process, event: Any) -> None:
+        try:
+            for effect in process.machine.handle(event):
+                self._effect(process, effect)
+        except CrashError:
+            self._crash(process)
+
+    def _effect(self, process: _Process, effect: on.Effect) -> None:
+        now = self.agenda.now
+        match effect:
+            case on.Send():
+                self._send(process, effect)
+            case on.Commit():
+                process.ledger.commit(effect.release)
+                if self.random.random() < 0.3:
+                    process.backup = process.storage.contents()
+            case on.Acknowledged():
+                process.ledger.acknowledged(effect.round)
+            case on.Compute():
+                seconds = self.random.expovariate(1.0)
+                self.agenda.add(now + seconds, _COMPUTED, process.me, (process.life, effect))
+            case on.Wake():
+                at = max(effect.at - process.offset, now + 0.01)
+                self.agenda.add(at, _WAKE, process.me, process.life)
+            case on.Append():
+                process.ledger.append(effect.entry)
+                self.history.append(effect.entry)
+            case on.Snapshot():
+                process.ledger.snapshot(process.machine.snapshot())
+                self.since = len(self.history)
+            case on.Alarm():
+                self.tally.alarms.append(effect.code)
+            case on.Done():
+                if process.me != SERVER:
+                    process.halted = True
+
+    def _send(self, process: _Process, effect: on.Send) -> None:
+        message = effect.message
+        digest = b""
+        if isinstance(message, Update):
+            encoded = encode(message)
+            digest = blake3(encoded).digest(length=16)
+            self.contents.setdefault((process.me, message.round), set()).add(digest)
+            self._judge_release(process.me, message)
+        elif isinstance(message, Acknowledgement):
+            self._judge_acknowledgement(effect.to, message)
+        to_server = effect.to == SERVER
+        client = process.me if to_server else effect.to
+        quiet = self.agenda.now > QUIET
+        faults, draw = self.faults, self.random.random
+        copies = 1
+        if not quiet:
+            if client in self.cut or draw() < faults.drop:
+                return
+            copies += draw() < faults.double
+        kind = _TO_SERVER if to_server else _TO_CLIENT
+        target = SERVER if to_server else effect.to
+        for _ in range(copies):
+            seconds = 0.05 if quiet else self.random.expovariate(1 / faults.delay)
+            content = (process.me, message, digest)
+            self.agenda.add(self.agenda.now + seconds, kind, target, content)
+
+    # ---- life and death
+
+    def _storage(self, me: int, contents: dict[str, bytes] | None = None) -> MemoryStorage:
+        planned = self.faults.crash_at
+
+        def fault(number: int, length: int) -> int | None:
+            if planned is not None and planned[:2] == (me, number):
+                return round(planned[2] * length)
+            if self.agenda.now > QUIET or self.random.random() >= self.faults.crash_write:
+                return None
+            return self.random.choice((0, length, self.random.randrange(length + 1)))
+
+        return MemoryStorage(contents, fault)
+
+    def _process(self, me: int) -> _Process:
+        return self.server if me == SERVER else self.clients[me]
+
+    def _crash(self, process: _Process) -> None:
+        if process.machine is not None:
+            self.tally.crashes += 1
+        process.machine = process.ledger = None
+        process.life += 1
+        if not process.halted:
+            self.agenda.add(self.agenda.now + self.random.uniform(0.1, 5), _START, process.me)
+
+    def _begin(self, process: _Process) -> None:
+        if process.machine is not None:
+            return
+        process.life += 1
+        now = self.agenda.now + process.offset
+        try:
+            if process.me == SERVER:
+                self._restart_server(process)
+            else:
+                process.ledger = ClientLedger(
+                    process.storage,
+                    _Endpoint(self.run_id, process.me),  # type: ignore[arg-type]
+                    "",
+                )
+                process.machine = self.kinds.client(
+                    self.federation, process.me, process.ledger.read()
+                )
+        except CrashError:
+            self._crash(process)
+            return
+        self.tally.restarts += 1
+        self._do(process, on.Connected(now))
+
+    def _restart_server(self, process: _Process) -> None:
+        process.ledger = self.kinds.journal(process.storage, self.run_id)
+        snapshot, entries = process.ledger.read()
+        if snapshot is None and self.since:
+            raise self._violation("the server's snapshot was lost")
+        # The last append may have been durable although the server crashed in it; a snapshot may
+        # have taken in everything.
+        known = len(self.history) - self.since
+        if snapshot is not None and len(entries) < known:
+            self.since += known
+            known = 0
+        if not known <= len(entries) <= known + 1:
+            raise self._violation(
+                f"the server made {known} entries durable and reads {len(entries)} back"
+            )
+        self.history += entries[known:]
+        process.machine = self.kinds.server.restored(
+            self.federation, self.start.copy(), snapshot, entries
+        )
+
+    # ---- what must hold
+
+    def _judge_release(self, client: int, update: Update) -> None:
+        if update.round >= self.federation.updates(client):
+            raise self._violation(f"client {client} released round {update.round}: beyond its plan")
+        found = self.contents[client, update.round]
+        if len(found) > 1 and client not in self.restored_backup:
+            raise self._violation(
+                f"client {client} released round {update.round} with two contents"
+            )
+
+    def _judge_acknowledgement(self, client: int, message: Acknowledgement) -> None:
+        durable = any(
+            isinstance(entry, Accepted) and (entry.client, entry.round) == (client, message.round)
+            for entry in self.history
+        )
+        if not durable:
+            raise self._violation(
+                f"the server acknowledged round {message.round} of client {client}, which is not "
+                "in its journal"
+            )
+
+    def _judge(self) -> None:
+        server = self.server.machine
+        if server is None or not server.finished:
+            raise self._violation("the faults ended, and the federation did not")
+        applied = [(e.client, e.round) for e in self.history if isinstance(e, Accepted)]
+        self.tally.accepted = len(applied)
+        if len(set(applied)) != len(applied):
+            raise self._violation("an update was applied twice")
+        if not self.acknowledged <= set(applied):
+            raise self._violation("an update was acknowledged and not applied")
+        if int(server.applied.sum()) != len(applied):
+            raise self._violation("the server counts other updates than its journal")
+        for entry in self.history:
+            if isinstance(entry, Accepted):
+                self._judge_entry(entry)
+        again = ServerMachine.restored(self.federation, self.start.copy(), None, self.history)
+        same = np.array_equal(again.rule.weights, server.rule.weights)
+        if not same or again.version != server.version:
+            raise self._violation("the journal gives other bits than the server that wrote it")
+
+    def _judge_entry(self, entry: Accepted) -> None:
+        if entry.mark not in self.contents.get((entry.client, entry.round), ()):
+            raise self._violation(
+                f"the server applied a round {entry.round} that client {entry.client} never sent"
+            )
+
+    def _violation(self, what: str) -> ViolationError:
+        return ViolationError(
+            f"seed {self.seed} ({self.federation.rule}, {len(self.clients)} clients): {what}"
+        )
+
+
+def run_trials(first: int, count: int, report: Callable[[int], None] | None = None) -> Tally:
+    """Trials of consecutive seeds, added up.
+
+    Raises:
+        ViolationError: names the seed that shows it again.
+    """
+    total = Tally()
+    for seed in range(first, first + count):
+        found = Trial(seed).run()
+        total.events += found.events
+        total.crashes += found.crashes
+        total.restarts += found.restarts
+        total.accepted += found.accepted
+        if report is not None:
+            report(seed - first + 1)
+    return total
