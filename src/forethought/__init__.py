@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from forethought import convex as convex
     from forethought import data as data
     from forethought import errors as errors
+    from forethought import estimators as estimators
     from forethought import gradients as gradients
     from forethought.accounting.calibration import calibrate as calibrate
     from forethought.accounting.calibration import noise_multiplier as noise_multiplier
@@ -112,7 +113,7 @@ _HOME = {
 }
 
 # Rooms whose contents are public under the room's name.
-_ROOMS = ("accounting", "convex", "data", "errors", "gradients")
+_ROOMS = ("accounting", "convex", "data", "errors", "estimators", "gradients")
 
 __all__ = ["__version__", *_ROOMS, *sorted(_HOME)]  # noqa: PLE0604 (all strings)
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from forethought.accounting.statement import StatementError as StatementError
     from forethought.data.dataset import DataError as DataError
     from forethought.data.suspicions import SuspiciousDataWarning as SuspiciousDataWarning
+    from forethought.estimators.callers import (
+        SelectionNotCoveredWarning as SelectionNotCoveredWarning,
+    )
     from forethought.exchange.codec import DecodeError as DecodeError
     from forethought.exchange.frame import ForgeryError as ForgeryError
     from forethought.exchange.frame import FrameError as FrameError
@@ -70,6 +73,7 @@ _HOME = {
     "RunFolderBusyError": "training.lock",
     "RunFolderExistsError": "training.folder",
     "SecureAggregationError": "federated.secure_aggregation.settings",
+    "SelectionNotCoveredWarning": "estimators.callers",
     "SignatureError": "signing",
     "SimulationError": "federated.simulator",
     "SlowGradientsWarning": "gradients.fallback",

@@ -1,0 +1,342 @@
+"""Linear models behind scikit-learn's interface, fitted by noisy full-batch descent."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit, softmax
+from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from forethought import convex
+from forethought.accounting.gaussian import gaussian_mu
+from forethought.caveats import Caveat
+from forethought.convex.problems import Problem
+from forethought.convex.recipe import signal
+from forethought.estimators import declared
+from forethought.estimators.callers import circumstances
+from forethought.estimators.estimator import PrivateEstimator
+from forethought.mechanism import Adjacency, Budget, FullBatch, Rounds, real, sensitivity
+
+_FLOATS = (np.float64, np.float32)
+# Linear regression: where residuals, in units of half the targets' range, begin to count by their
+# size and not its square, so that one record's pull is bounded; and the ball for the weights, in
+# units of √d/Z. docs/estimators.md says on which data they were chosen.
+THRESHOLD = 1.0
+RADIUS_SIGNAL, RADIUS_POWER, LEAST_RADIUS = 50.0, 1 / 3, 0.4
+
+
+class _PrivateLinear(PrivateEstimator):
+    """What the linear models share: rows within their bound, descent, and margins."""
+
+    _plan_kind = convex.DescentPlan
+    _diagnostics = ("features_clipped_", "targets_clipped_")
+
+    epsilon: float
+    delta: float | None
+    feature_bound: float
+    l2: float
+    fit_intercept: bool
+    adjacency: Adjacency
+    above: str
+    random_state: Any
+
+    coef_: NDArray[np.float64]
+    intercept_: Any
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    def _checked(self, X: Any, y: Any, **options: Any) -> tuple[Any, NDArray[Any]]:
+        X, y = validate_data(self, X, y, dtype=_FLOATS, accept_sparse="csr", **options)
+        return X, y
+
+    def _shape(self, features: int) -> dict[str, float]:
+        """What every problem takes: the bound, λ, and a constant column for the intercept.
+
+        The column's value is the root of the mean square of a row of the longest kind, so that the
+        intercept costs the other coefficients one coordinate's share of the bound.
+        """
+        bound = real("feature_bound", self.feature_bound, above=0)
+        column = bound / math.sqrt(features) if self.fit_intercept else 0.0
+        return {"feature_bound": bound, "l2": self.l2, "intercept": column}
+
+    def _budget(self, X: Any) -> Budget:
+        return declared.budget(self.epsilon, self.delta, self.adjacency, X.shape[0])
+
+    def _descend(
+        self, problem: Problem, X: Any, targets: NDArray[Any], found: tuple[Caveat, ...]
+    ) -> convex.Descended:
+        seeds, _ = declared.seeds(self.random_state)
+        above = declared.above_of(self.above)
+        plan = convex.plan(
+            problem,
+            self._budget(X),
+            examples=X.shape[0],
+            features=X.shape[1],
+            adjacency=self.adjacency,
+            not_covered=(*found, *circumstances()),
+        )
+        run = convex.descend(plan, X, targets, seeds=seeds, above=above)
+        self.plan_, self.statement_, self.n_iter_ = plan, run.statement, plan.rounds
+        self.features_clipped_, self.targets_clipped_ = run.features_clipped, run.targets_clipped
+        return run
+
+    def _margins(self, X: Any) -> NDArray[np.float64]:
+        """Rows within the bound as in training, times the coefficients: (n,) or (n, classes)."""
+        check_is_fitted(self)
+        X = validate_data(self, X, reset=False, dtype=_FLOATS, accept_sparse="csr")
+        rows, _ = convex.bounded_rows(X, self.feature_bound)
+        found = rows @ np.atleast_2d(self.coef_).T + self.intercept_
+        margins: NDArray[np.float64] = np.asarray(found, dtype=np.float64)
+        return margins[:, 0] if margins.shape[1] == 1 else margins
+
+
+class _PrivateLinearClassifier(ClassifierMixin, _PrivateLinear):
+    """Labels to indices of the declared classes, and margins to labels."""
+
+    classes: Any
+
+    def _problem(self, features: int) -> Problem:
+        raise NotImplementedError
+
+    def fit(self, X: Any, y: Any, **refused: Any) -> Self:
+        """Plan, descend and account.
+
+        Args:
+            X: (n, features), dense or sparse. y: labels, (n,).
+            refused: ``sample_weight`` and the like, which are refused.
+        """
+        self._refuse(refused)
+        X, y = self._checked(X, y)
+        self.classes_, found = declared.classes(self.classes, y)
+        problem = self._problem(X.shape[1])
+        run = self._descend(problem, X, np.searchsorted(self.classes_, y), found)
+        self.coef_ = np.atleast_2d(np.asarray(run.weights).T)
+        self.intercept_ = np.atleast_1d(np.asarray(run.intercept, dtype=np.float64))
+        return self
+
+    def decision_function(self, X: Any) -> NDArray[np.float64]:
+        """Margins: (n,) for two classes, above 0 for the second; else (n, classes)."""
+        return self._margins(X)
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The label of each row, (n,)."""
+        margins = self._margins(X)
+        at = (margins > 0).astype(int) if margins.ndim == 1 else margins.argmax(axis=1)
+        found: NDArray[Any] = self.classes_[at]
+        return found
+
+
+class PrivateLogisticRegression(_PrivateLinearClassifier):
+    """Logistic regression (softmax for three classes and more) with (ε, δ) differential privacy.
+
+    Noise, step sizes and the number of steps follow from the budget, the bound and the size of the
+    data (:func:`forethought.convex.plan`); nothing has to be tuned.
+
+    Args:
+        epsilon: the budget's ε, above 0. delta: its δ; 1/(10 n) by default, except under
+            add-or-remove, where it must be given.
+        feature_bound: Z, the bound on the L2 norm of a row, known without the data: √features after
+            :class:`RangeScaler`, 1 after ``Normalizer``.
+        classes: every label there may be; ``"from-data"`` reads them, which is not covered.
+        l2: λ ≥ 0 in mean loss + λ/2 ‖θ‖², the intercept included (scikit-learn's 1/(C n)).
+        fit_intercept: whether to have one.
+        adjacency: ``"zero-out"``: one record blanked, n public. ``"replace-one"``: changed at will
+            (twice the noise). ``"add-or-remove"``.
+        above: rows longer than the bound are scaled to it (``"clip"``) or refused (``"refuse"``).
+        random_state: seeds the noise. Not private, which the statement says.
+
+    Attributes:
+        classes_: sorted. coef_: (1 or classes, features). intercept_: (1 or classes,).
+        n_iter_: releases. statement_, plan_: what was guaranteed, and run.
+        features_clipped_: how many rows were scaled; a private number, never pickled.
+
+    Raises:
+        ValueError, TypeError: in ``fit``: labels outside the classes, a budget too small for one
+            step, rows above the bound where they are refused.
+    """
+
+    def __init__(
+        self,
+        *,
+        epsilon: float,
+        delta: float | None = None,
+        feature_bound: float,
+        classes: Any,
+        l2: float = 0.0,
+        fit_intercept: bool = True,
+        adjacency: Adjacency = "zero-out",
+        above: str = "clip",
+        random_state: Any = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.feature_bound = feature_bound
+        self.classes = classes
+        self.l2 = l2
+        self.fit_intercept = fit_intercept
+        self.adjacency = adjacency
+        self.above = above
+        self.random_state = random_state
+
+    def _problem(self, features: int) -> Problem:
+        shape = self._shape(features)
+        if len(self.classes_) == 2:
+            return convex.LogisticRegression(**shape)
+        return convex.SoftmaxRegression(classes=len(self.classes_), **shape)
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Probability of each class, (n, classes)."""
+        margins = self._margins(X)
+        if margins.ndim == 1:
+            return np.stack([expit(-margins), expit(margins)], axis=1)
+        found: NDArray[np.float64] = softmax(margins, axis=1)
+        return found
+
+    def predict_log_proba(self, X: Any) -> NDArray[np.float64]:
+        """Logarithm of the probability of each class, (n, classes)."""
+        return np.log(self.predict_proba(X))
+
+
+class PrivateSVC(_PrivateLinearClassifier):
+    """A linear support vector machine for two classes, its hinge smoothed, with privacy.
+
+    Two classes only: one machine a class would spend the budget once for each. Three classes and
+    more: :class:`PrivateLogisticRegression`, which is one model.
+
+    Args:
+        smoothing: width γ of the part of the hinge that is a parabola, above 0.
+        epsilon, delta, feature_bound, classes, l2, fit_intercept, adjacency, above, random_state:
+            as of :class:`PrivateLogisticRegression`.
+
+    Attributes:
+        classes_, coef_, intercept_, n_iter_, statement_, plan_, features_clipped_: as there.
+
+    Raises:
+        ValueError, TypeError: in ``fit``: as there, or more than two classes.
+    """
+
+    def __init__(
+        self,
+        *,
+        epsilon: float,
+        delta: float | None = None,
+        feature_bound: float,
+        classes: Any,
+        l2: float = 0.0,
+        smoothing: float = 1.0,
+        fit_intercept: bool = True,
+        adjacency: Adjacency = "zero-out",
+        above: str = "clip",
+        random_state: Any = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.feature_bound = feature_bound
+        self.classes = classes
+        self.l2 = l2
+        self.smoothing = smoothing
+        self.fit_intercept = fit_intercept
+        self.adjacency = adjacency
+        self.above = above
+        self.random_state = random_state
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_class = False
+        return tags
+
+    def _problem(self, features: int) -> Problem:
+        if len(self.classes_) > 2:
+            raise ValueError(
+                "Only binary classification is supported. There are "
+                f"{len(self.classes_)} classes: use PrivateLogisticRegression, which is one model"
+            )
+        return convex.SmoothedHinge(smoothing=self.smoothing, **self._shape(features))
+
+
+class PrivateLinearRegression(RegressorMixin, _PrivateLinear):
+    """Linear regression, ridge regression where ``l2`` > 0, of targets in a declared range.
+
+    Args:
+        target_range: the lowest and the highest target there may be; those beyond go to its nearer
+            end and are counted, or are refused. Inside it becomes [−1, 1].
+        epsilon, delta, feature_bound, l2, fit_intercept, adjacency, above, random_state: as of
+            :class:`PrivateLogisticRegression`; λ counts in the scaled targets.
+
+    Attributes:
+        coef_: (features,). intercept_: a number, both in the units of the targets.
+        n_iter_, statement_, plan_: as there.
+        features_clipped_, targets_clipped_: how many; private numbers, never pickled.
+
+    Raises:
+        ValueError, TypeError: in ``fit``: as there, or no range.
+    """
+
+    def __init__(
+        self,
+        *,
+        epsilon: float,
+        delta: float | None = None,
+        feature_bound: float,
+        target_range: Any,
+        l2: float = 0.0,
+        fit_intercept: bool = True,
+        adjacency: Adjacency = "zero-out",
+        above: str = "clip",
+        random_state: Any = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.feature_bound = feature_bound
+        self.target_range = target_range
+        self.l2 = l2
+        self.fit_intercept = fit_intercept
+        self.adjacency = adjacency
+        self.above = above
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any, **refused: Any) -> Self:
+        """Plan, descend and account.
+
+        Args:
+            X: (n, features), dense or sparse. y: numbers, (n,).
+            refused: ``sample_weight`` and the like, which are refused.
+        """
+        self._refuse(refused)
+        middle, half = declared.target_range(self.target_range)
+        X, y = self._checked(X, y, y_numeric=True)
+        scaled = (np.asarray(y, dtype=np.float64) - middle) / half
+        shape = self._shape(X.shape[1])
+        problem = convex.HuberRegression(
+            target_bound=1.0, threshold=THRESHOLD, radius=self._radius(X, shape), **shape
+        )
+        run = self._descend(problem, X, scaled, ())
+        self.coef_ = half * np.asarray(run.weights, dtype=np.float64)
+        self.intercept_ = middle + half * float(run.intercept)
+        return self
+
+    def _radius(self, X: Any, shape: dict[str, float]) -> float:
+        """Of the ball that weights are kept in, in the scaled targets' units; from public numbers.
+
+        Weights of norm √d/Z and coordinates of size Z/√d predict, in the root mean square, half of
+        the range. Where noise would fill such a ball it is smaller, where it would not, larger.
+        """
+        budget, size = self._budget(X), X.shape[1] + bool(shape["intercept"])
+        moved = sensitivity(Rounds(1.0, 1, FullBatch()), self.adjacency)
+        mu = 2 * gaussian_mu(budget.epsilon, budget.delta) / moved
+        heard = signal(X.shape[0], size, mu)
+        share: float = max(LEAST_RADIUS, (heard / RADIUS_SIGNAL) ** RADIUS_POWER)
+        return share * math.sqrt(size) / math.hypot(shape["feature_bound"], shape["intercept"])
+
+    def predict(self, X: Any) -> NDArray[np.float64]:
+        """Predicted numbers, (n,), inside the declared range."""
+        found = self._margins(X)
+        middle, half = declared.target_range(self.target_range)
+        return np.clip(found, middle - half, middle + half)

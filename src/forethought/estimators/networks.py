@@ -1,0 +1,291 @@
+"""Any torch module behind scikit-learn's interface, trained by the default plan."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import sparse
+from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from forethought.caveats import Caveat
+from forethought.estimators import declared
+from forethought.estimators.callers import circumstances
+from forethought.estimators.estimator import PrivateEstimator
+from forethought.mechanism import Adjacency
+from forethought.planning.solve import plan
+from forethought.plans import Plan
+from forethought.training.run import Run, train
+
+Network = torch.nn.Module | Callable[[int, int], torch.nn.Module]
+
+# Rows that a prediction computes at a time: bounds memory.
+PIECE = 4096
+
+
+@contextmanager
+def _seeded(seed: int | None) -> Iterator[None]:
+    """Torch's generator at a seed, and as it was afterwards; untouched where there is none."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        yield
+
+
+class _PrivateNetwork(PrivateEstimator):
+    """What classifier and regressor share: building, training and running a module."""
+
+    _plan_kind = Plan
+
+    module: Network
+    epsilon: float
+    delta: float | None
+    epochs: float | None
+    adjacency: Adjacency
+    device: str | torch.device | None
+    random_state: Any
+
+    module_: torch.nn.Module
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        if "module_" in state:  # arrays: no code, which skops would refuse
+            own = state["module_"].state_dict()
+            state["module_"] = {name: value.cpu().numpy() for name, value in own.items()}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        weights = self.__dict__.get("module_")
+        if isinstance(weights, dict):
+            self.module_ = self._built(None)
+            own = {name: torch.tensor(value) for name, value in weights.items()}
+            self.module_.load_state_dict(own)
+
+    def _outputs(self) -> int:
+        raise NotImplementedError
+
+    def _built(self, seed: int | None) -> torch.nn.Module:
+        """The untrained module; a given one is copied, since parameters are never changed.
+
+        Raises:
+            TypeError: neither a module nor a function that makes one.
+        """
+        if isinstance(self.module, torch.nn.Module):
+            return copy.deepcopy(self.module)
+        if not callable(self.module):
+            raise TypeError(
+                "module must be a torch module, or a function of the numbers of features and of "
+                f"outputs that makes one, not {type(self.module).__name__}"
+            )
+        with _seeded(seed):
+            made = self.module(self.n_features_in_, self._outputs())
+        if not isinstance(made, torch.nn.Module):
+            raise TypeError(f"module made {type(made).__name__}, not a torch module")
+        return made
+
+    def _train(self, X: NDArray[Any], targets: NDArray[Any], found: tuple[Caveat, ...]) -> None:
+        seeds, weights = declared.seeds(self.random_state)
+        budget = declared.budget(self.epsilon, self.delta, self.adjacency, len(X))
+        module = self._built(weights)
+        chosen = plan(
+            examples=len(X),
+            budget=budget,
+            epochs=self.epochs,
+            adjacency=self.adjacency,
+            model=module,
+            not_covered=(*found, *circumstances()),
+        )
+        run: Run = train(
+            module,
+            (X, targets),
+            chosen,
+            seeds=seeds,
+            diagnostics=False,
+            device=self.device,
+        )
+        self.module_ = run.model.cpu().eval()
+        self.plan_, self.statement_, self.n_iter_ = chosen, run.statement, chosen.rounds
+
+    def _checked(self, X: Any, y: Any, **options: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+        X, y = validate_data(
+            self, X, y, dtype=np.float32, accept_sparse="csr", allow_nd=True, **options
+        )
+        return _dense(X), y
+
+    def _run_module(self, X: Any) -> torch.Tensor:
+        """Outputs in double precision, (n, outputs): in single, a row's depend on its batch."""
+        check_is_fitted(self)
+        X = validate_data(
+            self, X, reset=False, dtype=np.float64, accept_sparse="csr", allow_nd=True
+        )
+        features = torch.from_numpy(np.array(_dense(X)))
+        own = {
+            name: value.double() if value.is_floating_point() else value
+            for name, value in self.module_.state_dict().items()
+        }
+        with torch.no_grad():
+            parts = [
+                torch.func.functional_call(self.module_, own, (part,))
+                for part in torch.split(features, PIECE)
+            ]
+        return torch.cat(parts)
+
+
+def _dense(X: Any) -> NDArray[Any]:
+    found: NDArray[Any] = X.toarray() if sparse.issparse(X) else X
+    return found
+
+
+class PrivateClassifier(ClassifierMixin, _PrivateNetwork):
+    """A torch module, trained privately to tell declared classes apart.
+
+    Batches, rounds, noise, clipping and step sizes are those of :func:`forethought.plan`, chosen
+    from the number of records, the module's size and the budget; training is
+    :func:`forethought.train`, with its assumptions and refusals.
+
+    Args:
+        module: a function of (number of features, number of classes) that makes a torch module, or
+            a module, which is copied. It maps rows to one output a class.
+        epsilon: the budget's ε, above 0. delta: its δ; 1/(10 n) by default under zero-out.
+        classes: every label there may be; ``"from-data"`` reads them, which is not covered.
+        epochs: passes over the data; the plan chooses by default.
+        adjacency: ``"zero-out"``: with one record blanked; n is public. Or ``"add-or-remove"``.
+        device: where to train.
+        random_state: seeds weights, batches and noise. Not private, which the statement says.
+
+    Attributes:
+        classes_: sorted. module_: the trained module. n_iter_: releases.
+        statement_, plan_: what was guaranteed, and run.
+
+    Raises:
+        ValueError, TypeError: in ``fit``: what cannot be trained, labels outside the classes.
+    """
+
+    def __init__(
+        self,
+        module: Network,
+        *,
+        epsilon: float,
+        delta: float | None = None,
+        classes: Any,
+        epochs: float | None = None,
+        adjacency: Adjacency = "zero-out",
+        device: str | torch.device | None = None,
+        random_state: Any = None,
+    ) -> None:
+        self.module = module
+        self.epsilon = epsilon
+        self.delta = delta
+        self.classes = classes
+        self.epochs = epochs
+        self.adjacency = adjacency
+        self.device = device
+        self.random_state = random_state
+
+    def _outputs(self) -> int:
+        return len(self.classes_)
+
+    def fit(self, X: Any, y: Any, **refused: Any) -> Self:
+        """Plan, train and account.
+
+        Args:
+            X: (n, features) or (n, …), dense or sparse. y: labels, (n,).
+            refused: ``sample_weight`` and the like, which are refused.
+        """
+        self._refuse(refused)
+        X, y = self._checked(X, y)
+        self.classes_, found = declared.classes(self.classes, y)
+        self._train(X, np.searchsorted(self.classes_, y), found)
+        return self
+
+    def decision_function(self, X: Any) -> NDArray[np.float64]:
+        """Outputs of the module, (n, classes); their difference, (n,), for two classes."""
+        outputs: NDArray[np.float64] = self._run_module(X).numpy()
+        return outputs[:, 1] - outputs[:, 0] if outputs.shape[1] == 2 else outputs
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Probability of each class, (n, classes)."""
+        found: NDArray[np.float64] = torch.softmax(self._run_module(X), 1).numpy()
+        return found
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The likeliest class of each row, (n,)."""
+        likeliest = self._run_module(X).argmax(1).numpy()
+        found: NDArray[Any] = self.classes_[likeliest]
+        return found
+
+
+class PrivateRegressor(RegressorMixin, _PrivateNetwork):
+    """A torch module, trained privately to predict numbers in a declared range.
+
+    Args:
+        module: as of :class:`PrivateClassifier`, with one output.
+        target_range: the lowest and the highest target there may be. It becomes [−1, 1] inside;
+            targets beyond it go to its nearer end.
+        epsilon, delta, epochs, adjacency, device, random_state: as there.
+
+    Attributes:
+        module_: the trained module, whose output 0 is the middle of the range.
+        n_iter_, statement_, plan_: as there.
+
+    Raises:
+        ValueError, TypeError: in ``fit``: what cannot be trained.
+    """
+
+    def __init__(
+        self,
+        module: Network,
+        *,
+        epsilon: float,
+        delta: float | None = None,
+        target_range: Any,
+        epochs: float | None = None,
+        adjacency: Adjacency = "zero-out",
+        device: str | torch.device | None = None,
+        random_state: Any = None,
+    ) -> None:
+        self.module = module
+        self.epsilon = epsilon
+        self.delta = delta
+        self.target_range = target_range
+        self.epochs = epochs
+        self.adjacency = adjacency
+        self.device = device
+        self.random_state = random_state
+
+    def _outputs(self) -> int:
+        return 1
+
+    def fit(self, X: Any, y: Any, **refused: Any) -> Self:
+        """Plan, train and account.
+
+        Args:
+            X: (n, features) or (n, …), dense or sparse. y: numbers, (n,).
+            refused: ``sample_weight`` and the like, which are refused.
+        """
+        self._refuse(refused)
+        middle, half = declared.target_range(self.target_range)
+        X, y = self._checked(X, y, y_numeric=True)
+        scaled = np.clip((np.asarray(y, np.float64) - middle) / half, -1, 1)
+        self._train(X, scaled.astype(np.float32)[:, None], ())
+        return self
+
+    def predict(self, X: Any) -> NDArray[np.float64]:
+        """Predicted numbers, (n,), inside the declared range."""
+        found: NDArray[np.float64] = self._run_module(X).numpy()[:, 0]
+        middle, half = declared.target_range(self.target_range)
+        return middle + half * np.clip(found, -1, 1)

@@ -1,0 +1,129 @@
+"""A search over private estimators warns once; statements name searches and fitted scalers."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sklearn.base import clone
+from sklearn.ensemble import VotingClassifier
+from sklearn.model_selection import (
+    GridSearchCV,
+    RandomizedSearchCV,
+    cross_val_score,
+)
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import (
+    FunctionTransformer,
+    Normalizer,
+    PolynomialFeatures,
+    StandardScaler,
+)
+
+from forethought.estimators import (
+    PrivateLogisticRegression,
+    RangeScaler,
+    SelectionNotCoveredWarning,
+)
+
+Table = tuple[NDArray[np.float64], NDArray[np.int64]]
+
+CHOSEN, PREPARED = "chosen-on-private-data", "preparation-from-data"
+
+
+def private(**changes: Any) -> PrivateLogisticRegression:
+    chosen = {"epsilon": 1.0, "feature_bound": 2.0, "classes": [0, 1], **changes}
+    return PrivateLogisticRegression(**chosen)
+
+
+def codes(fitted: PrivateLogisticRegression) -> set[str]:
+    return {caveat.code for caveat in fitted.statement_.not_covered}
+
+
+GRID = {"l2": [0.0, 0.1]}
+STEP = {f"privatelogisticregression__{name}": values for name, values in GRID.items()}
+SEARCHES = {
+    "grid": lambda: GridSearchCV(private(), GRID, cv=2),
+    "no-refit": lambda: GridSearchCV(private(), GRID, cv=2, refit=False),
+    "random": lambda: RandomizedSearchCV(private(), GRID, n_iter=2, cv=2),
+    "pipeline": lambda: GridSearchCV(make_pipeline(Normalizer(), private()), STEP, cv=2),
+    "inside-pipeline": lambda: make_pipeline(Normalizer(), GridSearchCV(private(), GRID, cv=2)),
+    "threads": lambda: GridSearchCV(private(), GRID, cv=2, n_jobs=2),
+}
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_a_search_warns_once_and_names_the_private_one(search: str, table: Table) -> None:
+    from joblib import parallel_backend
+
+    made = SEARCHES[search]()
+    with warnings.catch_warnings(record=True) as caught, parallel_backend("threading"):
+        warnings.simplefilter("always")
+        made.fit(*table)
+    found = [one for one in caught if issubclass(one.category, SelectionNotCoveredWarning)]
+    assert len(found) == 1
+    assert "forethought.tune" in str(found[0].message)
+    assert found[0].filename == __file__
+
+
+@pytest.mark.slow  # processes of joblib load torch
+def test_a_search_in_other_processes_warns_once_here(table: Table) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        search = GridSearchCV(private(), GRID, cv=2, n_jobs=2).fit(*table)
+    found = [one for one in caught if issubclass(one.category, SelectionNotCoveredWarning)]
+    assert len(found) == 1
+    assert codes(search.best_estimator_) >= {CHOSEN}
+
+
+def test_searches_over_clones_of_one_estimator_warn_once(table: Table) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        cross_val_score(GridSearchCV(private(), GRID, cv=2), *table, cv=3)
+    found = [one for one in caught if issubclass(one.category, SelectionNotCoveredWarning)]
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("alone", [clone, lambda one: VotingClassifier([("one", one)])])
+def test_no_warning_without_a_search(alone: Any, table: Table) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SelectionNotCoveredWarning)
+        alone(private()).fit(*table)
+        cross_val_score(private(), *table, cv=2)
+
+
+@pytest.mark.filterwarnings("ignore::forethought.estimators.SelectionNotCoveredWarning")
+def test_the_statement_of_a_chosen_model_says_so(table: Table) -> None:
+    search = GridSearchCV(private(), GRID, cv=2).fit(*table)
+    chosen = search.best_estimator_.statement_
+    assert CHOSEN in codes(search.best_estimator_)
+    assert any("GridSearchCV" in str(caveat) for caveat in chosen.not_covered)
+    assert CHOSEN not in codes(private().fit(*table))
+
+
+@pytest.mark.parametrize(
+    ("step", "named"),
+    [
+        (StandardScaler(), True),
+        (make_pipeline(StandardScaler()), True),
+        (Normalizer(), False),
+        (FunctionTransformer(), False),
+        (RangeScaler(), False),
+        (PolynomialFeatures(), False),
+        ("passthrough", False),
+    ],
+)
+def test_steps_fitted_on_private_data_are_named(step: Any, named: bool, table: Table) -> None:
+    pipeline = make_pipeline(step, private()).fit(*table)
+    assert (PREPARED in codes(pipeline[-1])) == named
+    if named:
+        words = [str(caveat) for caveat in pipeline[-1].statement_.not_covered]
+        assert any(type(step).__name__ in word for word in words)
+
+
+def test_a_pipeline_inside_a_pipeline_counts(table: Table) -> None:
+    pipeline = make_pipeline(StandardScaler(), make_pipeline(Normalizer(), private())).fit(*table)
+    assert PREPARED in codes(pipeline[-1][-1])

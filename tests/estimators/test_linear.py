@@ -1,0 +1,199 @@
+"""Linear estimators: against scikit-learn's own at a large budget, and what they promise at any."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import sparse
+from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.model_selection import cross_val_score, train_test_split
+from sklearn.pipeline import make_pipeline
+
+from forethought.accounting.exact import epsilon
+from forethought.estimators import (
+    PrivateLinearRegression,
+    PrivateLogisticRegression,
+    PrivateSVC,
+    RangeScaler,
+    linear,
+)
+
+Array = NDArray[Any]
+FEATURES = 3
+BOUND = math.sqrt(FEATURES)
+
+
+def rows(count: int = 3000) -> Array:
+    return np.random.default_rng(0).uniform(-1, 1, (count, FEATURES))
+
+
+def labels(X: Array, classes: int) -> Array:
+    noise = np.random.default_rng(1).normal(size=(len(X), classes))
+    directions = np.random.default_rng(2).normal(size=(FEATURES, classes))
+    return (X @ directions * 2 + noise).argmax(1)
+
+
+@pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fit_intercept", [True, False])
+def test_with_a_large_budget_it_is_scikit_learns_logistic_regression(
+    classes: int, fit_intercept: bool
+) -> None:
+    X, λ = rows(), 0.01
+    y = labels(X, classes)
+    ours = PrivateLogisticRegression(
+        epsilon=1e4,
+        delta=1e-6,
+        feature_bound=BOUND,
+        classes=range(classes),
+        l2=λ,
+        fit_intercept=fit_intercept,
+    ).fit(X, y)
+    # The constant column counts in ‖θ‖² as one more feature, so scikit-learn gets it as one.
+    column = BOUND / math.sqrt(FEATURES)
+    held = np.column_stack([X, np.full(len(X), column)]) if fit_intercept else X
+    theirs = LogisticRegression(C=1 / (λ * len(X)), fit_intercept=False, tol=1e-8).fit(held, y)
+    assert np.allclose(ours.coef_, theirs.coef_[:, :FEATURES], atol=0.02)
+    if fit_intercept:
+        assert np.allclose(ours.intercept_, column * theirs.coef_[:, FEATURES], atol=0.02)
+    assert np.allclose(ours.predict_proba(X), theirs.predict_proba(held), atol=0.02)
+
+
+def test_with_a_large_budget_it_is_least_squares() -> None:
+    X = rows()
+    y = 40 + 10 * X @ [1.0, -0.5, 0.2] + np.random.default_rng(3).normal(0, 1, len(X))
+    ours = PrivateLinearRegression(
+        epsilon=1e4, delta=1e-6, feature_bound=BOUND, target_range=(20, 60)
+    ).fit(X, y)
+    theirs = LinearRegression().fit(X, y)
+    assert np.allclose(ours.coef_, theirs.coef_, atol=0.05)
+    assert abs(ours.intercept_ - theirs.intercept_) < 0.05
+    assert np.allclose(ours.predict(X), theirs.predict(X), atol=0.1)
+
+
+def test_the_support_vector_machine_finds_the_margin() -> None:
+    X = rows()
+    gap = X @ [1.0, 1.0, 0.0] + 0.2
+    kept = np.abs(gap) > 0.3
+    y = np.where(gap > 0, "right", "left")[kept]
+    ours = PrivateSVC(epsilon=10.0, delta=1e-6, feature_bound=BOUND, classes=["left", "right"]).fit(
+        X[kept], y
+    )
+    assert ours.score(X[kept], y) > 0.99
+    assert (ours.predict(X) == np.where(ours.decision_function(X) > 0, "right", "left")).all()
+    assert not hasattr(ours, "predict_proba")
+
+
+@pytest.mark.parametrize("adjacency", ["zero-out", "replace-one", "add-or-remove"])
+def test_the_statement_is_of_what_ran_and_within_the_budget(adjacency: Any) -> None:
+    X = rows(500)
+    fitted = PrivateLogisticRegression(
+        epsilon=0.7,
+        delta=1e-5,
+        feature_bound=BOUND,
+        classes=[0, 1],
+        adjacency=adjacency,
+    ).fit(X, labels(X, 2))
+    statement, plan = fitted.statement_, fitted.plan_
+    assert statement.private
+    assert statement.mechanism == plan.mechanism
+    assert fitted.n_iter_ == plan.rounds == len(plan.mechanism)
+    spent = epsilon(plan.mechanism, 1e-5)
+    assert 0.69 < spent.lower <= spent.upper <= 0.7
+    assert plan.problem.feature_bound == BOUND
+    assert plan.examples == 500
+
+
+def test_twice_the_sensitivity_is_twice_the_noise() -> None:
+    X = rows(500)
+    given = {"epsilon": 1.0, "feature_bound": BOUND, "classes": [0, 1]}
+    one, two = (
+        PrivateLogisticRegression(**given, adjacency=name).fit(X, labels(X, 2)).plan_
+        for name in ("zero-out", "replace-one")
+    )
+    # μ² = Σ 1/σ² in units of what one record moves is the same.
+    spent = [
+        sum(part.count / part.noise_multiplier**2 for part in plan.mechanism) for plan in (one, two)
+    ]
+    assert spent[0] == pytest.approx(4 * spent[1], rel=1e-3)
+
+
+def test_a_seed_takes_the_guarantee_and_gives_the_same_model() -> None:
+    X = rows(200)
+    y = labels(X, 2)
+    given = {"epsilon": 1.0, "feature_bound": BOUND, "classes": [0, 1]}
+    seeded = [PrivateLogisticRegression(**given, random_state=4).fit(X, y) for _ in range(2)]
+    assert (seeded[0].coef_ == seeded[1].coef_).all()
+    assert not seeded[0].statement_.private
+    assert "Not private: seeded" in seeded[0].statement_.sentences()[0]
+    free = [PrivateLogisticRegression(**given).fit(X, y) for _ in range(2)]
+    assert (free[0].coef_ != free[1].coef_).all()
+    assert free[0].statement_.private
+
+
+def test_rows_beyond_the_bound_are_scaled_to_it_everywhere() -> None:
+    X = rows(400)
+    far = X.copy()
+    far[:50] *= 1e6
+    held = far / np.maximum(1, np.linalg.norm(far, axis=1, keepdims=True) / BOUND)
+    y = labels(X, 2)
+    given = {"epsilon": 1.0, "feature_bound": BOUND, "classes": [0, 1], "random_state": 0}
+    one, other = (PrivateLogisticRegression(**given).fit(data, y) for data in (far, held))
+    assert np.allclose(one.coef_, other.coef_)
+    assert one.features_clipped_ == 50
+    assert other.features_clipped_ == 0
+    assert np.allclose(one.decision_function(far), one.decision_function(held))
+
+
+def test_targets_beyond_the_range_go_to_its_end() -> None:
+    X = rows(400)
+    y = X[:, 0].copy()
+    far = np.where(y > 0.9, 1e9, y)
+    given = {"epsilon": 1.0, "feature_bound": BOUND, "random_state": 0}
+    one = PrivateLinearRegression(**given, target_range=(-0.9, 0.9)).fit(X, far)
+    other = PrivateLinearRegression(**given, target_range=(-0.9, 0.9)).fit(X, np.clip(y, -0.9, 0.9))
+    assert np.allclose(one.coef_, other.coef_)
+    assert one.targets_clipped_ == (np.abs(far) > 0.9).sum()
+    assert np.abs(one.predict(1e6 * X)).max() <= 0.9
+
+
+@pytest.mark.parametrize("form", [sparse.csr_array, sparse.csc_matrix, sparse.coo_array])
+def test_sparse_rows_are_the_same_rows(form: Any) -> None:
+    X = rows(300)
+    X[np.abs(X) < 0.5] = 0
+    y = labels(X, 2)
+    given = {"epsilon": 1.0, "feature_bound": BOUND, "classes": [0, 1], "random_state": 0}
+    dense = PrivateLogisticRegression(**given).fit(X, y)
+    thin = PrivateLogisticRegression(**given).fit(form(X), y)
+    assert (dense.coef_ == thin.coef_).all()
+    assert np.allclose(dense.predict_proba(X), thin.predict_proba(form(X)))
+
+
+def test_a_pipeline_reads_as_in_scikit_learns_documentation() -> None:
+    X = 50 + 10 * rows(2000)
+    y = labels((X - 50) / 10, 2)
+    X_train, X_test, y_train, y_test = train_test_split(X, y, random_state=0)
+    pipe = make_pipeline(
+        RangeScaler(lower=40, upper=60),
+        PrivateLogisticRegression(epsilon=2.0, feature_bound=BOUND, classes=[0, 1]),
+    )
+    pipe.fit(X_train, y_train)
+    bayes = LogisticRegression().fit(X_train, y_train).score(X_test, y_test)
+    # The sixth decimal of noise: 0.05 is more than ten standard deviations of the private score.
+    assert pipe.score(X_test, y_test) > bayes - 0.05
+    assert len(cross_val_score(pipe, X, y, cv=3)) == 3
+    assert [caveat.code for caveat in pipe[-1].statement_.breaks] == []
+
+
+def test_the_ball_of_linear_regression_follows_from_public_numbers() -> None:
+    given = {"epsilon": 1.0, "feature_bound": 2.0, "target_range": (0, 1)}
+    model = PrivateLinearRegression(**given)
+    shape = {"feature_bound": 2.0, "intercept": 0.0, "l2": 0.0}
+    sizes = [model._radius(np.zeros((n, 4)), shape) for n in (3, 100, 1000, 10_000, 100_000)]
+    assert sizes == sorted(sizes)
+    assert sizes[0] == linear.LEAST_RADIUS * math.sqrt(4) / 2.0
+    # Any number of records: nothing but their number is read.
+    assert model._radius(np.full((100, 4), 7.0), shape) == sizes[1] > sizes[0]

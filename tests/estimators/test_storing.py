@@ -1,0 +1,111 @@
+"""Stored estimators are whole, and hold no key of the noise and no count of private records."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import skops.io
+from sklearn.base import BaseEstimator
+from torch import nn
+
+from forethought.estimators import (
+    PrivateClassifier,
+    PrivateLinearRegression,
+    PrivateLogisticRegression,
+    PrivateRegressor,
+    PrivateSVC,
+)
+from forethought.rounds.randomness import Secrets, Seeds
+
+X = np.random.default_rng(0).uniform(-1, 1, (80, 3))
+LABELS, TARGETS = (X[:, 0] > 0).astype(int), X[:, 0]
+LINEAR = {"epsilon": 1.0, "feature_bound": 1.5}
+SHORT = {"epsilon": 1.0, "epochs": 2}
+ESTIMATORS: dict[str, tuple[BaseEstimator, Any]] = {
+    "logistic": (PrivateLogisticRegression(**LINEAR, classes=[0, 1]), LABELS),
+    "svc": (PrivateSVC(**LINEAR, classes=[0, 1]), LABELS),
+    "linear": (PrivateLinearRegression(**LINEAR, target_range=(-1, 1)), TARGETS),
+    "classifier": (PrivateClassifier(nn.Linear, epsilon=1.0, classes=[0, 1], epochs=2), LABELS),
+    "regressor": (
+        PrivateRegressor(nn.Linear, epsilon=1.0, target_range=(-1, 1), epochs=2),
+        TARGETS,
+    ),
+}
+TRUSTED = [
+    "torch.nn.modules.linear.Linear",
+    *(f"{type(one).__module__}.{type(one).__name__}" for one, _ in ESTIMATORS.values()),
+]
+
+
+def by_pickle(fitted: BaseEstimator) -> tuple[bytes, BaseEstimator]:
+    text = pickle.dumps(fitted)
+    return text, pickle.loads(text)
+
+
+def by_skops(fitted: BaseEstimator) -> tuple[bytes, BaseEstimator]:
+    text = skops.io.dumps(fitted, compression=0)
+    return text, skops.io.loads(text, trusted=TRUSTED)
+
+
+@pytest.fixture
+def secrets(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
+    """Every secret that is drawn while the test runs."""
+    drawn: list[bytes] = []
+    draw = Secrets.draw
+
+    def noted(seeds: Seeds) -> Secrets:
+        made = draw(seeds)
+        drawn.extend((made.sampling, made.noise))
+        return made
+
+    monkeypatch.setattr(Secrets, "draw", noted)
+    yield drawn
+    assert drawn
+
+
+def traces(secret: bytes) -> set[bytes]:
+    return {secret, secret.hex().encode(), repr(secret)[2:-1].encode()}
+
+
+@pytest.mark.parametrize("way", [by_pickle, by_skops])
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_stored_estimator_is_whole_and_holds_no_secret(
+    name: str,
+    way: Callable[[BaseEstimator], tuple[bytes, BaseEstimator]],
+    secrets: list[bytes],
+) -> None:
+    estimator, y = ESTIMATORS[name]
+    fitted = copy.deepcopy(estimator).fit(X, y)
+    text, back = way(fitted)
+    assert (back.predict(X) == fitted.predict(X)).all()
+    assert back.get_params() == fitted.get_params()
+    assert back.statement_ == fitted.statement_
+    assert back.plan_ == fitted.plan_
+    assert not any(trace in text for secret in secrets for trace in traces(secret))
+
+
+def test_a_planted_secret_is_found(secrets: list[bytes]) -> None:
+    fitted = PrivateLogisticRegression(**LINEAR, classes=[0, 1]).fit(X, LABELS)
+    fitted.key_ = secrets[-1]
+    assert any(trace in pickle.dumps(fitted) for trace in traces(secrets[-1]))
+
+
+def test_counts_of_private_records_are_not_stored() -> None:
+    fitted = PrivateLinearRegression(**LINEAR, target_range=(-0.5, 0.5)).fit(X, TARGETS)
+    assert fitted.targets_clipped_ > 0
+    back = pickle.loads(pickle.dumps(fitted))
+    for count in ("targets_clipped_", "features_clipped_"):
+        assert hasattr(fitted, count)
+        assert not hasattr(back, count)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_an_unfitted_one_is_stored_too(name: str) -> None:
+    estimator, _ = ESTIMATORS[name]
+    back = pickle.loads(pickle.dumps(estimator))
+    assert back.get_params() == estimator.get_params()
