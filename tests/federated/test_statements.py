@@ -85,10 +85,15 @@ def test_a_person_at_two_clients_is_composed_and_disjoint_shares_have_a_maximum(
     assert shared(weaker, 2).guarantee == ft.epsilon(pair, DELTA).upper
     stopped = [released(weaker.plan(i), 5 * i) for i in range(4)]
     assert 0 < shared(weaker, 2, transcripts=stopped).guarantee < shared(weaker, 2).guarantee
-    with pytest.raises(FederationError, match="one delta"):
-        disjoint({"a": each["site 0"], "b": client_statement(weaker, 1, delta=1e-6)})
-    with pytest.raises(FederationError, match="deltas"):
-        shared(federation(2, (plan(), Plan(plan().mechanism, SIZE, 1e-6))), 2)
+    # At different δ the largest holds for all.
+    mixed = disjoint({"a": each["site 0"], "b": client_statement(weaker, 1, delta=1e-6)})
+    assert (mixed.delta, mixed.guarantee) == (DELTA, together.guarantee)
+    pair = federation(2, (plan(), Plan(plan().mechanism, SIZE, 1e-6)))
+    assert shared(pair, 2).delta == DELTA
+    with pytest.raises(FederationError, match="one adjacency"):
+        disjoint({"a": each["site 0"], "b": client_statement(weaker, 1, "outsider")})
+    with pytest.raises(FederationError, match="None"):
+        disjoint({})
 
 
 def test_an_outsider_faces_the_noise_of_all_and_a_client_that_of_the_others() -> None:

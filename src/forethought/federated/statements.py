@@ -18,7 +18,7 @@ means, cohorts, deadlines) the last two views are no better than the server's, b
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any, Literal, get_args
 
@@ -47,6 +47,7 @@ def client_statement(
     transcript: Transcript | None = None,
     randomness: Randomness | None = None,
     delta: float | None = None,
+    not_covered: Iterable[Caveat | str] = (),
 ) -> Statement:
     """What a client's releases tell somebody who sees ``view`` of them.
 
@@ -57,6 +58,7 @@ def client_statement(
             None: all that its plan allows.
         randomness: where its random numbers came from.
         delta: δ; the plan's by default.
+        not_covered: other uses of the client's records, such as an accuracy that was looked at.
 
     Raises:
         FederationError: nothing was released, or secure aggregation where there is none.
@@ -81,7 +83,7 @@ def client_statement(
         delta,
         released=count,
         releases=() if transcript is None else transcript.releases(),
-        not_covered=named,
+        not_covered=(*named, *not_covered),
         randomness=randomness,
         accountant=_accountant(federation, client, view),
     )
@@ -115,34 +117,36 @@ def disjoint(statements: Mapping[str, Statement]) -> Statement:
     """The statement of the whole federation where no person's records are held by two clients.
 
     A record is in one client's data, and the others' releases do not depend on it: the largest ε of
-    all clients holds for everybody (parallel composition).
+    all clients, at the largest δ, holds for everybody (parallel composition).
 
     Args:
-        statements: client's name → its statement; one δ, one adjacency, one view.
+        statements: client's name → its statement; one adjacency, one view.
 
     Raises:
         FederationError: statements of different kinds, or none.
     """
-    kinds = {
-        (one.delta, one.adjacency, one.group, one.accountant["kind"]) for one in statements.values()
-    }
+    kinds = {(one.adjacency, one.group, one.accountant["kind"]) for one in statements.values()}
     if len(kinds) != 1:
         raise FederationError(
-            f"statements at one delta, adjacency, group and view have a maximum; these are {kinds}"
+            f"statements of one adjacency, group and view have a maximum; these are {kinds or None}"
         )
-    worst = max(statements.values(), key=lambda one: (one.guarantee, one.epsilon.upper))
+    delta = max(one.delta for one in statements.values())
     names = ", ".join(sorted(statements)[:20]) + (", …" if len(statements) > 20 else "")
-    return account(
-        worst.mechanism,
-        worst.delta,
-        group=worst.group,
-        accountant=worst.accountant,
-        randomness=worst.randomness,
-        not_covered=(
-            *(one for one in worst.caveats if one.role in ("not-covered", "choice")),
-            Caveat("disjoint-holders", names),
-        ),
-    )
+    found = [
+        account(
+            one.mechanism,
+            delta,
+            group=one.group,
+            accountant=one.accountant,
+            randomness=one.randomness,
+            not_covered=(
+                *(note for note in one.caveats if note.role == "not-covered"),
+                Caveat("disjoint-holders", names),
+            ),
+        )
+        for one in statements.values()
+    ]
+    return max(found, key=lambda one: (one.guarantee, one.epsilon.upper))
 
 
 def shared(
@@ -162,8 +166,11 @@ def shared(
         holders: from 1 to the number of clients.
         transcripts: of every client, in the order of the roster. None: their whole plans.
 
+    Returns:
+        Its δ is the largest of all clients.
+
     Raises:
-        FederationError: clients of different δ or adjacency.
+        FederationError: clients of different adjacency.
     """
     members = len(federation.members)
     whole("holders", holders, most=members)
@@ -180,13 +187,13 @@ def shared(
             for client, transcript in enumerate(transcripts)
             if len(transcript)
         ]
-    deltas = {federation.plan(client).delta for client in range(members)}
     adjacencies = {mechanism.adjacency for mechanism in mechanisms}
-    if len(deltas) > 1 or len(adjacencies) != 1:
+    if len(adjacencies) != 1:
         raise FederationError(
-            f"clients have deltas {deltas} and adjacencies {adjacencies}: releases compose at one"
+            f"releases compose under one adjacency; these have {sorted(adjacencies) or 'none'}"
         )
-    delta, detail = deltas.pop(), f"up to {holders} of {members} clients"
+    delta = max(federation.plan(client).delta for client in range(members))
+    detail = f"up to {holders} of {members} clients"
     found = [
         account(
             _composed(choice),

@@ -11,6 +11,11 @@ import numpy as np
 
 from forethought.federated.delay import Delay
 from forethought.federated.federation import Federation, Member, Robust, ServerOptimizer
+from forethought.federated.secure_aggregation.settings import (
+    SecureAggregation,
+    SecureAggregationError,
+)
+from forethought.federated.secure_aggregation.shared_noise import secured
 from forethought.federated.simulator import Times
 from forethought.jobs.federation_section import FederationSection
 from forethought.jobs.job import Job, JobError
@@ -190,7 +195,8 @@ def agreed(
     section = section_of(job)
     count = len(sizes)
     budgets = tuple(_budget(job, section, client, size) for client, size in enumerate(sizes))
-    exchanged = section.exchanged or ("weights" if section.rule == "synchronous" else "gradients")
+    weights = section.rule == "synchronous" and section.secure is None
+    exchanged = section.exchanged or ("weights" if weights else "gradients")
     typical = int(np.median(sizes))
     lead = _reference(job, budgets[0], typical, count, parameters, exchanged == "gradients")
     local = section.local_rounds or 1
@@ -233,10 +239,29 @@ def agreed(
         ServerOptimizer(**section.server.model_dump()),
         Robust(**section.robust.model_dump()),
         lead.averaging,
-        section.secure,
+        None,
         section.seed,
     )
+    if section.secure is not None:
+        federation = secured(federation, settings_of(section, count))
     return federation, budgets
+
+
+def settings_of(section: FederationSection, clients: int) -> SecureAggregation:
+    """``[federation] secure``: drop-outs, colluders and bits of a ring.
+
+    Raises:
+        JobError: unknown keys, or settings that cannot protect.
+    """
+    try:
+        asked = {"clients": section.cohort or clients, **(section.secure or {})}
+        return SecureAggregation(**asked)
+    except TypeError:
+        raise JobError(
+            f"secure = {section.secure!r}: say at least one of dropouts, colluders, bits"
+        ) from None
+    except SecureAggregationError as error:
+        raise JobError(f"secure = {section.secure!r}: {error}") from None
 
 
 def times_of(section: FederationSection, federation: Federation, speeds: Sequence[float]) -> Times:

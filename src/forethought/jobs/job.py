@@ -200,7 +200,14 @@ class Job(_Section):
             task=section.task,
             classes=section.classes,
             split_by=section.split_by,
+            site=self._site,
         )
+
+    @property
+    def _site(self) -> str | None:
+        """The column that says which client holds a record, where one does."""
+        how, _, column = (self.federation.shares if self.federation else "").partition(":")
+        return column or None if how == "column" else None
 
     def plan_request(self, examples: int, parameters: int | None = None) -> PlanRequest:
         """What the job asks of the planner.

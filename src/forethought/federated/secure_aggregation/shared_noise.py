@@ -88,5 +88,5 @@ def _with_noise(plan: Plan, shares: list[float]) -> Plan:
         for part, share in zip(plan.mechanism, shares, strict=True)
     )
     mechanism = Mechanism(*parts, adjacency=plan.mechanism.adjacency)
-    # The budget is kept by sums, not by this plan alone.
-    return plan.with_(mechanism=mechanism, noise="grid", budget=None)
+    # The budget stays: it is what the sums keep, and this plan alone does not.
+    return plan.with_(mechanism=mechanism, noise="grid")
