@@ -195,6 +195,9 @@ def test_secure_aggregation_counts_the_noise_of_honest_clients() -> None:
     with pytest.raises(FederationError, match="no secure aggregation"):
         client_statement(federation(), 0, "secure-server")
     assert "secure-server" in overview(whole)
+    # Drop-outs take their noise along from whoever sees the models: eight are left.
+    outside = client_statement(whole, 0, "outsider")
+    assert outside.accountant["gain"] == pytest.approx(math.sqrt(8))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from forethought.commands import federate_faults, federate_simulate
+from forethought.commands import federate_faults, federate_plan, federate_simulate
 
 app = typer.Typer(
     name="federate",
@@ -12,6 +12,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 for command in (
+    (federate_plan.plan, federate_plan.EPILOG),
     (federate_simulate.simulate, federate_simulate.EPILOG),
     (federate_faults.faults, federate_faults.EPILOG),
 ):

@@ -14,6 +14,7 @@ from typing import Any
 
 from forethought.exchange.messages import Vector
 from forethought.federated.federation import Federation, FederationError
+from forethought.federated.reporting import ReportedAverage
 from forethought.federated.secure_aggregation.session import secure_sum
 from forethought.federated.secure_aggregation.settings import (
     SecureAggregation,
@@ -36,7 +37,7 @@ class SecurelyTrained:
     """What came of it.
 
     Args:
-        weights: of the last model, float32, shape (parameters,).
+        weights: of the reported model, float32, shape (parameters,).
         transcripts: what each client released.
         survivors: of every round, who is in its sum; empty where the round was lost.
     """
@@ -55,7 +56,7 @@ def train_securely(
     entropy: Callable[[int], bytes] = secrets.token_bytes,
     progress: Callable[[int, int], None] | None = None,
 ) -> SecurelyTrained:
-    """Train a federation whose server sees sums only; the model carries the last weights.
+    """Train a federation whose server sees sums only; the model carries the reported weights.
 
     Args:
         shared: the model. holders: what each client brings; their plans are the federation's.
@@ -92,7 +93,11 @@ def train_securely(
     ]
     step_size = step_sizes(federation.plan(0))
     weights = shared.read()
+    average = None
+    if federation.averaging.kind != "none":
+        average = ReportedAverage(federation, shared.layout, weights)
     moments: Moments = {}
+    version = 0
     survivors: list[tuple[int, ...]] = []
     for index in range(federation.rounds):
         shared.write(weights)
@@ -120,8 +125,13 @@ def train_securely(
             continue
         survivors.append(who)
         mean = opened / sum(divisors[client] for client in who)
-        weights = moved(federation.server, moments, weights, -step_size(index) * mean)
+        weights = moved(federation.server, moments, weights, -step_size(version) * mean)
+        version += 1
+        if average is not None:
+            average.update(version, weights)
         if progress is not None:
             progress(index + 1, federation.rounds)
+    if average is not None:
+        weights = average.weights
     shared.write(weights)
     return SecurelyTrained(weights, tuple(one.transcript for one in rounds), tuple(survivors))

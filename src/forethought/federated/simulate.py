@@ -20,6 +20,7 @@ from forethought.federated.federation import Federation, FederationError
 from forethought.federated.in_process import InProcess
 from forethought.federated.recorded import RECORD, Recorded
 from forethought.federated.reporting import ReportedAverage
+from forethought.federated.secure_training import train_securely
 from forethought.federated.simulator import Simulated, Simulator, Times
 from forethought.federated.statements import client_statement
 from forethought.federated.trainer import Holder, SharedModel, released
@@ -143,6 +144,16 @@ def simulate(
             Holder(federation.plan(c), one, chosen, _own(secrets, c), micro_batch)
             for c, one in enumerate(records)
         ]
+        if federation.secure is not None:
+            if resume:
+                raise FederationError(
+                    "under secure aggregation a simulation is made in one go: begin again in a "
+                    "folder of its own"
+                )
+            run = _securely(federation, holders, times, shared, chosen, held_out, secrets, progress)
+            if folder is not None:
+                _finish(folder, run, shared)
+            return run
         gradients = federation.exchanged == "gradients"
 
         def make(states: dict[int, bytes]) -> Trainers:
@@ -308,6 +319,36 @@ def _run(
         tuple(accuracies),
         measured(done.weights),
     )
+
+
+def _securely(
+    federation: Federation,
+    holders: Sequence[Holder],
+    times: Times,
+    shared: SharedModel,
+    loss: Loss,
+    test: Records | None,
+    secrets: Secrets,
+    progress: Progress | None,
+) -> SimulatedRun:
+    """Rounds behind real masks; their times are those of the machines without training."""
+    trained = train_securely(shared, holders, federation, progress=progress)
+    rounds = np.array([len(transcript) for transcript in trained.transcripts])
+    done = replace(rehearsed(federation, times), weights=trained.weights, rounds=rounds)
+    randomness = Randomness(
+        seeded_sampling=secrets.seeded_sampling, seeded_noise=secrets.seeded_noise
+    )
+    statements = tuple(
+        client_statement(
+            federation, client, "secure-server", transcript=transcript, randomness=randomness
+        )
+        for client, transcript in enumerate(trained.transcripts)
+    )
+    accuracy = None
+    if test is not None:
+        parts = shared.layout.views(torch.from_numpy(np.array(trained.weights)))
+        accuracy = evaluate(shared.model, parts, loss, test)[1]
+    return SimulatedRun(federation, done, statements, (), accuracy)
 
 
 def _finish(folder: Path, run: SimulatedRun, shared: SharedModel) -> None:

@@ -96,7 +96,8 @@ def gain(federation: Federation, client: int, known: int = 0) -> float:
     least over all rounds of the client's plan.
 
     Args:
-        known: how many other clients the attacker is: the noisiest ones' noise counts as known.
+        known: how many other clients' noise does not count, since the attacker knows it or since
+            they may drop out; the noisiest ones'.
     """
     if not _one_sum_a_round(federation):
         return 1.0
@@ -249,7 +250,10 @@ def _accountant(federation: Federation, client: int, view: View) -> dict[str, An
         secure = SecureAggregation.from_dict(federation.secure)
         secure.require(federation)
         return secure_details(secure, federation.plan(client), federation.parameters)
-    found = gain(federation, client, known=1 if view == "client" else 0)
+    known = 1 if view == "client" else 0
+    if federation.secure is not None:
+        known += int(federation.secure["dropouts"])  # their noise may be missing from a sum
+    found = gain(federation, client, known)
     return None if found == 1.0 else {"kind": AGGREGATE, "gain": found}
 
 

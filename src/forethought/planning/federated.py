@@ -20,7 +20,7 @@ from forethought.federated.simulator import OVERHEAD, Simulator, Times
 from forethought.federated.statements import client_statement
 from forethought.federated.work import NoTraining, no_gradients
 from forethought.mechanism import Budget
-from forethought.plans import expected_batch
+from forethought.plans import Averaging, expected_batch
 
 # Updates that a prediction of time simulates at most; longer runs are scaled up from their
 # beginning.
@@ -150,7 +150,8 @@ def predicted_seconds(federation: Federation, times: Times) -> float:
     way = times.way
     if way.bandwidth is not None:
         way = replace(way, latency=way.latency + 4 * federation.parameters / way.bandwidth)
-    small = replace(federation, parameters=1, rounds=shown, robust=Robust())
+    last = Averaging(kind="none")
+    small = replace(federation, parameters=1, rounds=shown, robust=Robust(), averaging=last)
     vector = no_gradients(1) if federation.exchanged == "gradients" else None
     trainers = NoTraining(federation.local_rounds, vector)
     weights = np.zeros(1, dtype=np.float32)
