@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import typer
 
-from forethought.commands import federate_faults, federate_plan, federate_simulate
+from forethought.commands import (
+    federate_faults,
+    federate_network,
+    federate_plan,
+    federate_simulate,
+)
 
 app = typer.Typer(
     name="federate",
@@ -15,5 +20,8 @@ for command in (
     (federate_plan.plan, federate_plan.EPILOG),
     (federate_simulate.simulate, federate_simulate.EPILOG),
     (federate_faults.faults, federate_faults.EPILOG),
+    (federate_network.keys, federate_network.KEYS_EPILOG),
+    (federate_network.server, federate_network.SERVER_EPILOG),
+    (federate_network.client, federate_network.CLIENT_EPILOG),
 ):
     app.command(epilog=command[1])(command[0])

@@ -1,0 +1,288 @@
+"""From a job to the processes of its federation: keys and roster, the server, a client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forethought.exchange.keys import Keys
+from forethought.exchange.roster import Identity, Roster
+from forethought.federated.federation import Federation, FederationError, Policy
+from forethought.jobs.federate import agreed, federation_of, section_of, speeds_of
+from forethought.jobs.job import JobError
+from forethought.jobs.load import Loaded, load_job
+from forethought.jobs.request import Request
+from forethought.network.serving import Served, serve, with_roster
+from forethought.planning import defaults
+
+if TYPE_CHECKING:
+    from forethought.data.dataset import Split
+    from forethought.federated.trainer import SharedModel
+    from forethought.network.driving import ClientDriver
+    from forethought.network.status import Status
+    from forethought.network.taking_part import TookPart
+
+ROSTER, FEDERATION, MODEL = "roster.json", "federation.json", "model.safetensors"
+SERVER_NAME = "server"
+DEFAULT_ADDRESS = "127.0.0.1:8750"
+
+
+@dataclass(frozen=True)
+class Membership:
+    """What a member's folder holds.
+
+    Args:
+        keys: its own. roster, federation: everybody's.
+    """
+
+    keys: Keys
+    roster: Roster
+    federation: Federation
+
+    @classmethod
+    def load(cls, folder: Path) -> Membership:
+        """Read a folder that ``forethought federate keys`` made.
+
+        Raises:
+            OSError: something is missing. ValueError: something is damaged.
+        """
+        return cls(
+            Keys.load(folder), Roster.load(folder / ROSTER), Federation.load(folder / FEDERATION)
+        )
+
+
+def make_everybody(request: Request, out: Path, data_dir: Path | None = None) -> Roster:
+    """Keys for all members in one place, for a trial: whoever has the folder can act for anyone.
+
+    Returns:
+        The roster; it and the federation are in every member's folder, ``out/NAME``.
+
+    Raises:
+        FileExistsError: there are keys. JobError and what data and planner refuse.
+    """
+    federation = planned(request, data_dir)
+    names = [SERVER_NAME, *(member.name for member in federation.members)]
+    identities = [Keys.make(out / name, name).identity for name in names]
+    roster = Roster.of(identities[0], identities[1:])
+    agreed_on = with_roster(federation, roster)
+    for folder in (out, *(out / name for name in names)):
+        roster.save(folder / ROSTER)
+        agreed_on.save(folder / FEDERATION)
+    return roster
+
+
+def join(
+    request: Request, identities: Sequence[Path], out: Path, data_dir: Path | None = None
+) -> Roster:
+    """A roster and a federation from the identities that members made and handed over.
+
+    Args:
+        identities: files, the server's among them; clients in any order.
+
+    Raises:
+        OSError: no such file. JobError: other members than the job's. RosterError: keys twice.
+    """
+    federation = planned(request, data_dir)
+    found = {one.name: one for one in map(Identity.load, identities)}
+    wanted = [SERVER_NAME, *(member.name for member in federation.members)]
+    if sorted(found) != sorted(wanted) or len(identities) != len(wanted):
+        raise JobError(
+            f"identities of {', '.join(sorted(found))} were given; the job needs exactly those of "
+            f"{', '.join(wanted)}"
+        )
+    roster = Roster.of(found[SERVER_NAME], [found[name] for name in wanted[1:]])
+    out.mkdir(parents=True, exist_ok=True)
+    roster.save(out / ROSTER)
+    with_roster(federation, roster).save(out / FEDERATION)
+    return roster
+
+
+def planned(request: Request, data_dir: Path | None = None) -> Federation:
+    """A job's federation, not signed by anybody yet.
+
+    Where every client's number of examples is in the job, nothing but the model's shape is taken
+    from the data at hand, which may be a public sample; else the data is dealt out.
+    """
+    if not _brings_own(request):
+        return federation_of(request, data_dir).federation
+    from forethought.federated.trainer import SharedModel
+
+    section = section_of(request.job)
+    sizes = [table.examples or 0 for table in section.client]
+    shared = SharedModel(load_job(request, data_dir).model)
+    speeds = speeds_of(section, len(sizes))
+    return agreed(request.job, sizes, speeds, shared.layout.size, shared.architecture)[0]
+
+
+def serve_job(
+    request: Request,
+    folder: Path,
+    out: Path,
+    *,
+    address: str | None = None,
+    data_dir: Path | None = None,
+    page: int | None = None,
+    began: Callable[[int, int | None], None] | None = None,
+    look: Callable[[Status], None] | None = None,
+) -> tuple[Served, float | None]:
+    """Serve a job's federation; leave the model in ``out`` when it is finished.
+
+    Args:
+        folder: the server's keys, with roster and federation. out: journal and results.
+        data_dir, page, began, look: see :func:`forethought.network.serving.serve`.
+
+    Returns:
+        What came of it, and the model's accuracy on the job's held-out data if it has any.
+    """
+    from forethought.federated.reporting import ReportedAverage
+    from forethought.federated.trainer import SharedModel
+
+    member = Membership.load(folder)
+    loaded = load_job(request, data_dir)
+    shared = SharedModel(loaded.model)
+    federation = member.federation
+    if shared.architecture != federation.architecture:
+        raise FederationError(
+            "the job's model is not the federation's: names or shapes of its parameters differ"
+        )
+    served = serve(
+        federation,
+        member.roster,
+        member.keys,
+        shared.read(),
+        out,
+        address or section_of(request.job).address or DEFAULT_ADDRESS,
+        average=(
+            None
+            if federation.averaging.kind == "none"
+            else lambda first: ReportedAverage(federation, shared.layout, first)
+        ),
+        page=page,
+        began=began,
+        look=look,
+    )
+    if not served.finished:
+        return served, None
+    shared.write(served.weights)
+    _save_model(shared, out)
+    return served, _accuracy(loaded, shared)
+
+
+def take_part_in_job(
+    request: Request,
+    folder: Path,
+    out: Path,
+    *,
+    policy: Policy | None = None,
+    address: str | None = None,
+    data_dir: Path | None = None,
+    leave: bool = False,
+    look: Callable[[ClientDriver, bool], None] | None = None,
+) -> TookPart:
+    """Take part in a job's federation; leave statement and model in ``out``.
+
+    Args:
+        folder: the client's keys, with roster and federation. out: ledger, secrets and results.
+        policy: the most that this client allows; the job's budget by default.
+        data_dir: where the job's data is: this client's own, or what all deal out alike.
+        leave, look: see :func:`forethought.network.taking_part.take_part`.
+    """
+    from forethought.federated.trainer import SharedModel
+    from forethought.network.taking_part import Share, end, take_part
+    from forethought.rounds.losses import default_loss
+    from forethought.rounds.randomness import Seeds
+    from forethought.rounds.records import as_records, blank
+    from forethought.training.fit import require_fit
+
+    member = Membership.load(folder)
+    federation, name = member.federation, member.keys.identity.name
+    me = member.roster.place(name)
+    loaded, own = _own_records(request, name, me, data_dir)
+    shared = SharedModel(loaded.model)
+    first = next(iter(shared.parameters.values()))
+    records = as_records((own.inputs, own.targets), first.dtype, first.device)
+    loss = default_loss(blank(records)[1])
+    require_fit(loaded.model, loss, records)
+    run = request.job.run
+    share = Share(
+        records,
+        loss,
+        policy or _policy(request, federation, me),
+        Seeds(run.seed, run.noise_seed).part(me),
+        run.micro_batch,
+    )
+    plans = tuple(loaded.with_caveats(plan) for plan in federation.plans)
+    took = take_part(
+        federation,
+        member.roster,
+        member.keys,
+        shared,
+        share,
+        out,
+        address or section_of(request.job).address or DEFAULT_ADDRESS,
+        leave=leave,
+        stated=replace(federation, plans=plans),
+        look=look,
+    )
+    if took.statement is not None:
+        took.statement.save(out)
+    if took.weights is not None and took.reason is not None:
+        shared.write(took.weights)
+        _save_model(shared, out)
+    if took.reason is not None:
+        end(out)
+    return took
+
+
+def _brings_own(request: Request) -> bool:
+    """Whether every client brings records of its own: their number is in the job then."""
+    tables = section_of(request.job).client
+    return bool(tables) and all(table.examples is not None for table in tables)
+
+
+def _own_records(
+    request: Request, name: str, me: int, data_dir: Path | None
+) -> tuple[Loaded, Split]:
+    if not _brings_own(request):
+        federated = federation_of(request, data_dir)
+        return federated.loaded, federated.share(me).train
+    folder = next(
+        (table.folder for table in section_of(request.job).client if table.name == name), None
+    )
+    own = data_dir or (None if folder is None else (request.folder or Path()) / folder)
+    loaded = load_job(request, own)
+    return loaded, loaded.dataset.train
+
+
+def _policy(request: Request, federation: Federation, me: int) -> Policy:
+    section, name = section_of(request.job), federation.members[me].name
+    own = next((table.epsilon for table in section.client if table.name == name), None)
+    epsilon = own or request.job.budget.epsilon
+    if epsilon is None:
+        raise JobError("a client needs a policy: epsilon in [budget], or --epsilon")
+    delta = request.job.budget.delta or defaults.default_delta(federation.plan(me).examples)
+    return Policy(epsilon, delta)
+
+
+def _accuracy(loaded: Loaded, shared: SharedModel) -> float | None:
+    from forethought.rounds.losses import default_loss
+    from forethought.rounds.records import as_records, blank
+    from forethought.training.metrics import evaluate
+
+    test = loaded.dataset.test
+    if test is None:
+        return None
+    first = next(iter(shared.parameters.values()))
+    records = as_records((test.inputs, test.targets), first.dtype, first.device, "test")
+    loss = default_loss(blank(records)[1])
+    return evaluate(shared.model, dict(shared.parameters), loss, records)[1]
+
+
+def _save_model(shared: SharedModel, out: Path) -> None:
+    from safetensors.torch import save_file
+
+    part = out / f".{MODEL}.part"
+    save_file(shared.model.state_dict(), str(part))
+    part.replace(out / MODEL)

@@ -1,0 +1,204 @@
+"""A federation's client as a process: its folder of ledger and secrets, trainer and statement.
+
+Everything that protects the client's records is here and below: its plan and policy, its ledger,
+its secrets, its noise. The server gets frames of noised updates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from forethought.accounting.assumptions import Randomness
+from forethought.accounting.statement import Statement
+from forethought.exchange.events import Compute, Computed
+from forethought.exchange.keys import Keys as MemberKeys
+from forethought.exchange.ledger import LEDGER, ClientLedger
+from forethought.exchange.messages import SERVER, Vector
+from forethought.exchange.roster import Roster
+from forethought.exchange.signed import Endpoint
+from forethought.exchange.storage import FolderStorage
+from forethought.federated.client import ClientMachine
+from forethought.federated.federation import Federation, FederationError, Policy
+from forethought.federated.statements import client_statement
+from forethought.federated.trainer import ClientTrainer, Holder, SharedModel, released
+from forethought.network.client import FederationClient
+from forethought.network.driving import ClientDriver, Raised
+from forethought.network.serving import LOOK, require_member, require_roster
+from forethought.network.signals import stop_on_signals
+from forethought.rounds.losses import Loss
+from forethought.rounds.randomness import Seeds
+from forethought.rounds.records import Records
+from forethought.training.keys import KEYS, Keys, wipe
+from forethought.training.lock import locked
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a client brings along.
+
+    Args:
+        records: its own. loss: one value per example. policy: the most that it allows.
+        seeds: of its random numbers; a seeded noise protects nothing, as its statement says.
+        micro_batch: examples whose gradients are held at once.
+    """
+
+    records: Records
+    loss: Loss
+    policy: Policy
+    seeds: Seeds = Seeds()  # noqa: RUF009 (frozen)
+    micro_batch: int | None = None
+
+
+@dataclass(frozen=True)
+class TookPart:
+    """What came of taking part.
+
+    Args:
+        reason: why it ended; None: it was stopped, and can go on.
+        updates: in the ledger. statement: of what was released; None: nothing was.
+        weights: of the last model that was received; None: there was none.
+        alarms: what an operator must see.
+    """
+
+    reason: str | None
+    updates: int
+    statement: Statement | None
+    weights: Vector | None
+    alarms: tuple[Raised, ...]
+
+
+def take_part(
+    federation: Federation,
+    roster: Roster,
+    keys: MemberKeys,
+    shared: SharedModel,
+    share: Share,
+    folder: Path,
+    address: str,
+    *,
+    leave: bool = False,
+    stated: Federation | None = None,
+    look: Callable[[ClientDriver, bool], None] | None = None,
+) -> TookPart:
+    """Take part until the federation is finished, the plan is used up, or SIGINT or SIGTERM.
+
+    Args:
+        shared: the model. share: records and policy.
+        folder: of ledger and secrets; a folder with a ledger goes on where it was.
+        address: host:port of the server.
+        leave: say goodbye for good; the server goes on without this client.
+        stated: the federation that the statement is made from, where loading found more to say.
+        look: called with the driver and whether it is connected, now and then.
+
+    Raises:
+        FederationError: a plan beyond the policy (before anything is connected), other records,
+            model, roster or keys, or a part that has ended. LedgerError, LogError: the ledger is
+            another run's, or damaged.
+        RunFolderBusyError: somebody takes part there. OSError: a write that failed.
+    """
+    require_roster(federation, roster)
+    me = roster.place(keys.identity.name)
+    require_member(keys, roster, me)
+    if shared.architecture != federation.architecture:
+        raise FederationError(
+            "the job's model is not the federation's: names or shapes of its parameters differ"
+        )
+    share.policy.require(federation, me)
+    with locked(folder):
+        storage = FolderStorage(folder)
+        own = _secrets(folder, share.seeds)
+        server = {SERVER: bytes.fromhex(roster.server.public_key)}
+        endpoint = Endpoint(federation.run_id, me, keys.signing, server, federation.parameters)
+        ledger = ClientLedger(storage, endpoint, share.records.digest(own.identity))
+        machine = ClientMachine(federation, me, ledger.read(), share.policy)
+        plan = federation.plan(me)
+        trainer = ClientTrainer(
+            shared,
+            Holder(plan, share.records, share.loss, own.secrets, share.micro_batch),
+            federation.local_rounds,
+            gradients=federation.exchanged == "gradients",
+            state=ledger.read().state,
+        )
+
+        def compute(asked: Compute) -> Computed:
+            found = trainer.compute(asked.round, asked.vector)
+            now = time.monotonic()
+            return Computed(
+                asked.round,
+                asked.base,
+                found.vector,
+                found.rounds,
+                found.input_hash,
+                found.state,
+                now,
+            )
+
+        client = FederationClient(
+            roster,
+            keys,
+            lambda out, begin: ClientDriver(machine, ledger, endpoint, out, begin),
+            compute,
+        )
+        asyncio.run(_until_done(client, address, leave, look))
+        driver, state = client.driver, ledger.read()
+        transcript = released(state.state)
+        randomness = Randomness(
+            seeded_noise=own.secrets.seeded_noise,
+            seeded_sampling=own.secrets.seeded_sampling,
+            grid=plan.noise == "grid",
+        )
+        statement = None
+        if len(transcript):
+            statement = client_statement(
+                stated or federation, me, transcript=transcript, randomness=randomness
+            )
+        return TookPart(
+            driver.done, state.updates, statement, machine.weights, tuple(driver.alarms)
+        )
+
+
+def end(folder: Path) -> None:
+    """Wipe the secrets of a part that is over; its results must have been saved before.
+
+    Raises:
+        OSError: cannot be overwritten.
+    """
+    wipe(folder / KEYS)
+
+
+def _secrets(folder: Path, seeds: Seeds) -> Keys:
+    if (folder / KEYS).exists():
+        return Keys.read(folder)
+    if (folder / LEDGER).exists():
+        raise FederationError(
+            f"{folder} holds a part that has ended: its secrets are wiped, its statement is there. "
+            "What it released counts; for another run take another folder"
+        )
+    own = Keys.draw(seeds)
+    own.write(folder)
+    return own
+
+
+async def _until_done(
+    client: FederationClient,
+    address: str,
+    leave: bool,
+    look: Callable[[ClientDriver, bool], None] | None,
+) -> None:
+    async def watch(show: Callable[[ClientDriver, bool], None]) -> None:
+        while True:
+            show(client.driver, client.connected)
+            await asyncio.sleep(LOOK)
+
+    stop = asyncio.Event()
+    async with stop_on_signals(stop):
+        task = None if look is None else asyncio.create_task(watch(look))
+        try:
+            await client.run(address, stop, leave)
+        finally:
+            if task is not None:
+                task.cancel()
