@@ -99,7 +99,7 @@ def make_server(folder: Path, agreed: Federation, versions: list[float]) -> Fede
         roster,
         keys,
         lambda out: Timed(machine, journal, endpoint, out, machine.snapshot),
-        lambda: machine.finished,
+        machine,
     )
 
 

@@ -144,6 +144,11 @@ class ServerMachine:
         return self.rule.finished
 
     @property
+    def left(self) -> frozenset[int]:
+        """Clients that stopped for good."""
+        return frozenset(self._left)
+
+    @property
     def reported(self) -> Vector:
         """The model that is handed over: averaged where the federation averages."""
         return self.rule.weights if self.average is None else self.average.weights

@@ -16,6 +16,7 @@ import grpc
 from forethought.exchange.keys import Keys
 from forethought.exchange.messages import Finished
 from forethought.exchange.roster import Roster
+from forethought.federated.server import ServerMachine
 from forethought.network.driving import ServerDriver
 from forethought.network.loop import Guarded, channel_options
 from forethought.network.outbox import Outbox
@@ -33,7 +34,7 @@ class FederationServer:
     Args:
         roster: who may connect. keys: the server's own.
         driver: makes the driver, given how frames get out.
-        finished: whether the last model is there; also right after a restart.
+        machine: the driver's, to ask who is to hear the last model.
         linger: see :data:`LINGER`.
 
     Attributes:
@@ -45,11 +46,11 @@ class FederationServer:
         roster: Roster,
         keys: Keys,
         driver: Callable[[Callable[[int, Any, bytes], None]], ServerDriver],
-        finished: Callable[[], bool],
+        machine: ServerMachine,
         linger: float = LINGER,
     ) -> None:
         self.roster, self._keys, self._linger = roster, keys, linger
-        self.finished = finished
+        self._machine = machine
         self.driver = driver(self._send)
         self.heard = Heard(len(roster.clients))
         self._outboxes: dict[int, Outbox] = {}
@@ -80,7 +81,7 @@ class FederationServer:
         await server.start()
         self._server = server
         self._guard.do(self.driver.connected)
-        if self.finished():
+        if self._machine.finished:  # before this process began
             self.driver.done = "finished"
         return int(port)
 
@@ -104,7 +105,7 @@ class FederationServer:
                 await self._server.stop(1.0)
 
     async def _everybody_told(self, stop: asyncio.Event) -> None:
-        wanted = set(range(len(self.roster.clients)))
+        wanted = set(range(len(self.roster.clients))) - self._machine.left
         while not stop.is_set() and (wanted - self._told or self._outboxes):
             self._guard.check()
             await asyncio.sleep(0.02)

@@ -106,7 +106,7 @@ async def _serve(
         roster,
         keys,
         lambda out: ServerDriver(machine, journal, endpoint, out, machine.snapshot),
-        lambda: machine.finished,
+        machine,
         linger,
     )
     begin = time.monotonic()

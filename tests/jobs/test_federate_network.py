@@ -1,0 +1,288 @@
+"""From a job to running processes: keys, roster, policy, and the example as a newcomer runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from typer.testing import CliRunner
+
+from forethought.accounting.statement import Statement
+from forethought.accounting.verification import verify
+from forethought.cli import app
+from forethought.exchange.keys import Keys
+from forethought.federated.federation import Federation, FederationError, Policy
+from forethought.jobs import federate_network as jobs
+from forethought.jobs.job import JobError
+from forethought.jobs.request import from_file
+from forethought.training.keys import KEYS
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "federation"
+PATIENCE = 240.0
+JOB = """
+[data]
+source = "digits"
+[model]
+name = "linear"
+[budget]
+epsilon = 4.0
+[federation]
+rounds = 6
+[[federation.client]]
+name = "a"
+[[federation.client]]
+name = "b"
+"""
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("job") / "job.toml"
+    path.write_text(JOB)
+    return path
+
+
+@pytest.fixture(scope="module")
+def keys(job: Path) -> Path:
+    folder = job.parent / "keys"
+    jobs.make_everybody(from_file(job), folder)
+    return folder
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def in_thread(work: Any, results: dict[str, Any], name: str) -> threading.Thread:
+    def go() -> None:
+        try:
+            results[name] = work()
+        except BaseException as error:
+            results[name] = error
+
+    thread = threading.Thread(target=go, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_every_member_has_its_own_keys_and_the_same_federation(job: Path, keys: Path) -> None:
+    members = {name: jobs.Membership.load(keys / name) for name in ("server", "a", "b")}
+    federations = {member.federation.run_id for member in members.values()}
+    assert len(federations) == 1
+    federation = members["a"].federation
+    assert federation.nonce and federation.server_key == members["server"].keys.identity.public_key
+    assert [m.public_key for m in federation.members] == [
+        members[name].keys.identity.public_key for name in ("a", "b")
+    ]
+    with pytest.raises(FileExistsError):
+        jobs.make_everybody(from_file(job), keys)
+    again = jobs.make_everybody(from_file(job), job.parent / "again")
+    assert again.nonce != members["a"].roster.nonce
+    other = Federation.load(job.parent / "again" / "a" / "federation.json")
+    assert other.run_id != federation.run_id  # no frame of one run fits into the other
+
+
+def test_members_make_their_own_keys_and_are_joined(job: Path, tmp_path: Path) -> None:
+    runner = CliRunner()
+    for name in ("b", "server", "a"):
+        done = runner.invoke(
+            app, ["federate", "keys", "--member", name, "--out", str(tmp_path / name)]
+        )
+        assert done.exit_code == 0, done.output
+    files = [tmp_path / name / "identity.json" for name in ("b", "a", "server")]
+    command = ["federate", "keys", str(job), "--out", str(tmp_path / "shared")]
+    for file in files:
+        command += ["--join", str(file)]
+    done = runner.invoke(app, command)
+    assert done.exit_code == 0, done.output
+    for name in ("roster.json", "federation.json"):
+        (tmp_path / "a" / name).write_bytes((tmp_path / "shared" / name).read_bytes())
+    member = jobs.Membership.load(tmp_path / "a")
+    assert member.roster.place("a") == 0 and member.roster.fingerprint in done.output
+    with pytest.raises(JobError, match="exactly those of server, a, b"):
+        jobs.join(from_file(job), files[:2], tmp_path / "other")
+
+
+def test_a_plan_beyond_the_policy_is_refused_before_connecting(
+    job: Path, keys: Path, tmp_path: Path
+) -> None:
+    begin = time.monotonic()
+    with pytest.raises(FederationError, match=r"spends epsilon .* the policy allows 1\b"):
+        jobs.take_part_in_job(
+            from_file(job),
+            keys / "a",
+            tmp_path / "run",
+            policy=Policy(1.0, 1e-4),
+            address="127.0.0.1:1",
+        )
+    assert time.monotonic() - begin < PATIENCE
+    assert not (tmp_path / "run").exists()
+
+
+def test_keys_and_rosters_of_others_are_refused(job: Path, keys: Path, tmp_path: Path) -> None:
+    mixed = tmp_path / "mixed"
+    Keys.make(mixed, "a")
+    for name in ("roster.json", "federation.json"):
+        (mixed / name).write_bytes((keys / "a" / name).read_bytes())
+    with pytest.raises(FederationError, match="were made anew"):
+        jobs.take_part_in_job(from_file(job), mixed, tmp_path / "run")
+    with pytest.raises(FederationError, match="the keys are those of 'a'"):
+        jobs.serve_job(from_file(job), keys / "a", tmp_path / "run")
+    changed = json.loads((keys / "a" / "federation.json").read_text())
+    changed["server_key"] = "11" * 32
+    (mixed / "federation.json").write_text(json.dumps(changed))
+    with pytest.raises(FederationError, match="not those of the federation"):
+        jobs.take_part_in_job(from_file(job), mixed, tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_federation_in_three_threads_leaves_statements_and_one_model(
+    job: Path, keys: Path, tmp_path: Path
+) -> None:
+    """Everything that the commands do, in one process."""
+    address, results = f"127.0.0.1:{free_port()}", dict[str, Any]()
+    request = from_file(job)
+    threads = [
+        in_thread(
+            lambda: jobs.serve_job(
+                request, keys / "server", tmp_path / "server", address=address
+            ),
+            results,
+            "server",
+        )
+    ]
+    for name in ("a", "b"):
+        threads.append(
+            in_thread(
+                lambda name=name: jobs.take_part_in_job(
+                    request, keys / name, tmp_path / name, address=address
+                ),
+                results,
+                name,
+            )
+        )
+    for thread in threads:
+        thread.join(PATIENCE)
+    served, accuracy = results["server"]
+    assert served.finished and served.status.version == 6 and accuracy > 0.3
+    assert [one.updates for one in served.status.clients] == [6, 6]
+    models = [load_file(tmp_path / name / "model.safetensors") for name in ("server", "a", "b")]
+    for model in models[1:]:
+        assert all(np.array_equal(model[key], models[0][key]) for key in models[0])
+    for name in ("a", "b"):
+        took = results[name]
+        assert (took.reason, took.updates, took.alarms) == ("finished", 6, ())
+        statement = Statement.load(tmp_path / name / "statement.json")
+        assert 3.5 < statement.guarantee <= 4.0 and len(statement.mechanism) == 6
+        assert verify(statement).guarantee == statement.guarantee
+        assert not (tmp_path / name / KEYS).exists()  # the noise's secrets are wiped
+        assert (tmp_path / name / "ledger").stat().st_mode & 0o077 == 0
+    with pytest.raises(FederationError, match="a part that has ended"):
+        jobs.take_part_in_job(request, keys / "a", tmp_path / "a", address=address)
+
+
+class Shell:
+    """One command of the README, as a process."""
+
+    def __init__(self, words: list[str], folder: Path, log: Path) -> None:
+        program = [sys.executable, "-m", "forethought", *words[1:]]
+        self.log = log.open("ab")
+        self.words, self.folder = program, folder
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            self.words, cwd=self.folder, stdout=self.log, stderr=self.log
+        )
+
+    def end(self, number: signal.Signals) -> int:
+        os.kill(self.process.pid, number)
+        return self.process.wait(PATIENCE)
+
+
+@pytest.mark.slow
+def test_the_readme_as_a_newcomer_runs_it(tmp_path: Path) -> None:
+    """Its commands, word for word, but for the port; one client is killed and started again."""
+    text = (EXAMPLE / "README.md").read_text()
+    commands = [shlex.split(line) for line in re.findall(r"^forethought .*$", text, re.M)][:4]
+    port = free_port()
+    job = (EXAMPLE / "job.toml").read_text().replace(":8750", f":{port}")
+    (tmp_path / "job.toml").write_text(job)
+    commands[1] = [word.replace("8751", "0") for word in commands[1]]
+    assert [command[2] for command in commands] == ["keys", "server", "client", "client"]
+    first = subprocess.run(
+        [sys.executable, "-m", "forethought", *commands[0][1:]],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert first.returncode == 0, first.stderr
+    running: list[Shell] = []
+    begin = time.monotonic()
+    try:
+        for number, command in enumerate(commands[1:]):
+            running.append(Shell(command, tmp_path, tmp_path / f"log-{number}"))
+        ledger = tmp_path / "runs" / "hospital-a" / "ledger"
+        while not ledger.exists() or ledger.stat().st_size < 4_000:
+            assert time.monotonic() - begin < PATIENCE, (tmp_path / "log-1").read_text()
+            time.sleep(0.01)
+        if running[1].process.poll() is None:
+            running[1].end(signal.SIGKILL)
+            running[1].start()
+        for shell in running:
+            left = max(1.0, PATIENCE - (time.monotonic() - begin))
+            assert shell.process.wait(left) == 0, (tmp_path / "log-0").read_text()
+    finally:
+        for shell in running:
+            if shell.process.poll() is None:
+                shell.end(signal.SIGKILL)
+            shell.log.close()
+    said = (tmp_path / "log-0").read_text()
+    accuracy = float(re.search(r"accuracy on held-out data ([\d.]+)%", said)[1])  # type: ignore[index]
+    assert accuracy > 85
+    for name in ("hospital-a", "hospital-b"):
+        statement = Statement.load(tmp_path / "runs" / name / "statement.json")
+        assert statement.guarantee <= 4.0 and len(statement.mechanism) == 40
+
+
+@pytest.mark.slow
+def test_a_client_that_leaves_for_good_is_not_waited_for(
+    job: Path, keys: Path, tmp_path: Path
+) -> None:
+    address, results = f"127.0.0.1:{free_port()}", dict[str, Any]()
+    request = from_file(job)
+    server = in_thread(
+        lambda: jobs.serve_job(request, keys / "server", tmp_path / "server", address=address),
+        results,
+        "server",
+    )
+    first = in_thread(
+        lambda: jobs.take_part_in_job(request, keys / "a", tmp_path / "a", address=address),
+        results,
+        "a",
+    )
+    leaving = jobs.take_part_in_job(
+        request, keys / "b", tmp_path / "b", address=address, leave=True
+    )
+    assert (leaving.reason, leaving.updates, leaving.statement) == ("stopped by its owner", 0, None)
+    for thread in (server, first):
+        thread.join(PATIENCE)
+    served, _ = results["server"]
+    assert served.finished and [one.updates for one in served.status.clients] == [6, 0]
