@@ -57,6 +57,9 @@ if TYPE_CHECKING:
     from forethought.plans import Optimizer as Optimizer
     from forethought.plans import Plan as Plan
     from forethought.plans import Schedule as Schedule
+    from forethought.preparation import Preparation as Preparation
+    from forethought.preparing.prepare import Prepared as Prepared
+    from forethought.preparing.prepare import prepare as prepare
     from forethought.rounds.randomness import Seeds as Seeds
     from forethought.training.execution import Execution as Execution
     from forethought.training.phases import PhasedRun as PhasedRun
@@ -89,6 +92,8 @@ _HOME = {
     ),
     **dict.fromkeys(("Averaging", "Clip", "Optimizer", "Plan", "Schedule"), "plans"),
     "Local": "local_updates",
+    "Preparation": "preparation",
+    **dict.fromkeys(("Prepared", "prepare"), "preparing.prepare"),
     "Interval": "accounting.interval",
     **dict.fromkeys(("epsilon", "delta"), "accounting.exact"),
     **dict.fromkeys(("calibrate", "noise_multiplier"), "accounting.calibration"),

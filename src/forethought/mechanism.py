@@ -409,6 +409,22 @@ class Mechanism(Stored):
                 break
         return Mechanism(*parts, adjacency=self.adjacency)
 
+    def after(self, rounds: int) -> Mechanism:
+        """The mechanism behind its first ``rounds`` rounds.
+
+        Raises:
+            ValueError: fewer than one round, or none would be left.
+        """
+        left = whole("rounds", rounds, most=len(self) - 1)
+        parts = []
+        for part in self.rounds:
+            taken = min(left, part.count)
+            left -= taken
+            if part.count > taken:
+                count = part.count - taken
+                parts.append(Rounds(part.noise_multiplier, count, part.sampling, part.clipping))
+        return Mechanism(*parts, adjacency=self.adjacency)
+
     def _values(self) -> dict[str, Any]:
         return {
             "adjacency": self.adjacency,

@@ -17,6 +17,7 @@ from forethought.local_updates import Local as Local
 from forethought.local_updates import LocalUpdates as LocalUpdates
 from forethought.mechanism import Budget, Mechanism, Rounds, Sampling
 from forethought.mechanism import expected_batch as expected_batch
+from forethought.preparation import Preparation as Preparation
 from forethought.privacy import Clip as Clip
 from forethought.privacy import ClipRule as ClipRule
 from forethought.privacy import Contribution, Examples, Groups, NoiseKind, Privacy, Round
@@ -34,11 +35,13 @@ DECLARED = Caveat("declared")
 
 class Parts(TypedDict, total=False):
     """Short forms: ``groups=`` of ``contribution=Groups(...)``, with ``local=`` of
-    ``contribution=LocalUpdates(...)``, the rest of ``use=Use(...)``.
+    ``contribution=LocalUpdates(...)``; ``preparation=`` of the Privacy; the rest of
+    ``use=Use(...)``.
     """
 
     groups: int | None
     local: Local | None
+    preparation: Preparation | None
     optimizer: Optimizer
     schedule: Schedule
     averaging: Averaging
@@ -70,7 +73,8 @@ class Plan(Stored):
     """Everything a private run needs, decided before any private data is touched.
 
     Args:
-        mechanism, examples, delta, clip, contribution, noise, budget: see :class:`Privacy`.
+        mechanism, examples, delta, clip, contribution, noise, budget, preparation: see
+            :class:`Privacy`. ``mechanism`` is that of training alone; the attribute has it all.
         use: what happens to the noised means; post-processing.
         hyperparameters: how this plan's numbers were chosen, for the Statement: a
             :class:`~forethought.caveats.Caveat` of that role, or words.
@@ -110,6 +114,7 @@ class Plan(Stored):
         **parts: Unpack[Parts],
     ) -> None:
         groups, local = parts.pop("groups", None), parts.pop("local", None)
+        preparation = parts.pop("preparation", None)
         if contribution is None:
             contribution = Examples() if groups is None else Groups(groups)
             if local is not None:
@@ -119,7 +124,9 @@ class Plan(Stored):
                 "groups= and local= are short for contribution=Groups(...) or LocalUpdates(...): "
                 "give one of them"
             )
-        privacy = Privacy(mechanism, examples, delta, clip, contribution, noise, budget)
+        privacy = Privacy(
+            mechanism, examples, delta, clip, contribution, noise, budget, preparation
+        )
         changed: dict[str, Any] = dict(parts)
         self._set(privacy, replace(use, **changed), hyperparameters, not_covered, reasons)
 
@@ -140,8 +147,13 @@ class Plan(Stored):
 
     @property
     def mechanism(self) -> Mechanism:
-        """The releases."""
-        return self.privacy.mechanism
+        """Everything that is released, the preparation of the data first."""
+        return self.privacy.accounted
+
+    @property
+    def preparation(self) -> Preparation | None:
+        """What is released of the data before training, to prepare inputs with."""
+        return self.privacy.preparation
 
     @property
     def examples(self) -> int:
@@ -208,7 +220,7 @@ class Plan(Stored):
         return self.privacy.round(index, clip_norm)
 
     def _only(self, what: str) -> Any:
-        values = {getattr(part, what) for part in self.mechanism}
+        values = {getattr(part, what) for part in self.privacy.mechanism}
         if len(values) > 1:
             raise ValueError(
                 f"this plan has several values of {what}; see each of plan.mechanism.rounds"
@@ -240,7 +252,8 @@ class Plan(Stored):
     def epochs(self) -> float:
         """Expected passes over the data in the whole run."""
         sizes = (
-            part.count * expected_batch(part.sampling, self.examples) for part in self.mechanism
+            part.count * expected_batch(part.sampling, self.examples)
+            for part in self.privacy.mechanism
         )
         return math.fsum(sizes) / self.examples
 

@@ -26,6 +26,7 @@ from forethought.mechanism import (
     real,
     whole,
 )
+from forethought.preparation import Preparation, Statistics
 from forethought.serialisation import build, exact_keys, plain
 
 ClipRule = Literal["flat", "automatic", "per-layer", "quantile"]
@@ -171,7 +172,7 @@ class LinearExamples:
 
 
 CONTRIBUTIONS: dict[str, type[Any]] = {
-    kind.kind: kind for kind in (Examples, Groups, LinearExamples, LocalUpdates)
+    kind.kind: kind for kind in (Examples, Groups, LinearExamples, LocalUpdates, Statistics)
 }
 
 
@@ -233,6 +234,7 @@ class Privacy:
         noise: ``"gaussian"``: in floating-point numbers. ``"grid"``: discrete Gaussian noise on
             the gridded sum, in whole numbers, see :mod:`forethought.rounds.grid`.
         budget: the target that was asked for, if any. The mechanism need not use it up.
+        preparation: what is released before the rounds, to prepare the inputs with.
 
     Raises:
         ValueError, TypeError: parts that contradict each other.
@@ -245,6 +247,7 @@ class Privacy:
     contribution: Contribution = Examples()
     noise: NoiseKind = "gaussian"
     budget: Budget | None = None
+    preparation: Preparation | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.mechanism, Mechanism):
@@ -272,9 +275,16 @@ class Privacy:
                 )
             self.clip.gradient_noise(part.noise_multiplier)
 
+    @cached_property
+    def accounted(self) -> Mechanism:
+        """Everything that is released: the preparation, then the rounds."""
+        if self.preparation is None:
+            return self.mechanism
+        return self.preparation.before(self.mechanism)
+
     @property
     def rounds(self) -> int:
-        """How many noised sums are released."""
+        """How many noised sums training releases."""
         return self._ends[-1]
 
     @cached_property
@@ -350,13 +360,17 @@ class Privacy:
         shares = self.clip.shares
         values["clip"]["shares"] = None if shares is None else dict(shares)
         values["contribution"] = {"kind": self.contribution.kind, **values["contribution"]}
+        if self.preparation is None:  # as plans were before there was any
+            del values["preparation"]
         return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Privacy:
         """The inverse of :meth:`to_dict`; refuses unknown keys and kinds."""
-        exact_keys("privacy", values, {field.name for field in fields(cls)})
-        known = dict(values)
+        known = {"preparation": None, **values}
+        exact_keys("privacy", known, {field.name for field in fields(cls)})
+        if known["preparation"] is not None:
+            known["preparation"] = build(Preparation, known["preparation"])
         known["mechanism"] = Mechanism.from_dict(known["mechanism"])
         known["clip"] = build(Clip, known["clip"])
         contribution = dict(known["contribution"])

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol
 
-from forethought.mechanism import Mechanism, real, whole
+from forethought.mechanism import FullBatch, Mechanism, real, whole
+from forethought.preparation import NAMES
 from forethought.serialisation import exact_keys
 
 # Noise of several releases in one round, joined to one, may differ in the last digits.
@@ -16,6 +17,8 @@ _ROUNDING = 1e-9
 # Names of releases that belong to no round, however often they were made.
 SCORE = "score of the trial"
 OF_NO_ROUND = frozenset({SCORE})
+# Those that come before the rounds of training, each a release of its own.
+OF_PREPARATION = frozenset(NAMES.values())
 
 
 class Released(Protocol):
@@ -87,6 +90,13 @@ def difference(
         stopped: results decided when the run ended: the first of the rounds are enough.
     """
     releases = tuple(releases)
+    before = [row for row in releases if row.name in OF_PREPARATION]
+    if before:
+        left = _after(before, mechanism)
+        if left is None:
+            return "the preparation of the data was released otherwise than it is accounted"
+        mechanism = left
+        releases = tuple(row for row in releases if row.name not in OF_PREPARATION)
     if stopped:
         sums = (row for row in releases if row.name not in OF_NO_ROUND)
         totals: dict[str, int] = {}
@@ -117,6 +127,20 @@ def difference(
         ]
         place = end
     return None
+
+
+def _after(before: list[Release], mechanism: Mechanism) -> Mechanism | None:
+    """What is accounted behind the preparation; None where the first rounds are not these."""
+    count = sum(row.count for row in before)
+    if count >= len(mechanism):
+        return None
+    for row in before:
+        first = mechanism.rounds[0]
+        same = (first.noise_multiplier, first.sampling, first.clipping)
+        if same != (row.noise_multiplier, FullBatch(), "example") or first.count < row.count:
+            return None
+        mechanism = mechanism.after(row.count)
+    return mechanism
 
 
 def _steps(rows: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:

@@ -86,8 +86,13 @@ def gather(
 ) -> Audit:
     """:func:`audit` with its sizes given one by one."""
     generator = np.random.default_rng(seed)
+    prepared, plan = plan.preparation is not None, plan.with_(preparation=None)
     start = time.perf_counter()
     notes: list[str] = []
+    if prepared:
+        notes.append(
+            "the private preparation of the data was not audited, only the rounds behind it"
+        )
     found: list[Finding] = []
 
     def tell(step: int) -> None:

@@ -123,14 +123,15 @@ def plan(
     if examples is None:
         loaded = load_job(request, data_dir)
         examples, parameters = loaded.examples, loaded.parameters
+    features = None if loaded is None else loaded.features
     front = None
     if pareto:
         limits = {"epsilon": max_epsilon, "rounds": max_rounds, "gradients": max_gradients}
-        front = jobs.front(request, examples, parameters, limits, utility)
+        front = jobs.front(request, examples, parameters, limits, utility, features)
         chosen = front.best(_weights(weight)).plan
         alternatives = []
     else:
-        chosen = jobs.chosen_plan(request, examples, parameters, utility, tolerance)
+        chosen = jobs.chosen_plan(request, examples, parameters, utility, tolerance, features)
         alternatives = list(neighbours(chosen, parameters))
     if loaded is not None:
         chosen = loaded.with_caveats(chosen)

@@ -85,7 +85,9 @@ def _read(path: Path, data_dir: Path | None) -> tuple[Plan, Loaded | None, str]:
     if path.suffix == ".json":
         return Plan.load(path), None, ""
     loaded = load_job(from_file(path), data_dir)
-    made = loaded.request.job.make_plan(loaded.examples, loaded.parameters)
+    made = loaded.request.job.make_plan(
+        loaded.examples, loaded.parameters, features=loaded.features
+    )
     return loaded.with_caveats(made), loaded, ""
 
 

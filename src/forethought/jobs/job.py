@@ -19,6 +19,7 @@ from forethought.jobs.federation_section import FederationSection
 from forethought.mechanism import Budget, whole
 from forethought.planning.limits import LEAST_DELTA, MOST_STEP_SIZE
 from forethought.plans import Averaging, Plan, Schedule
+from forethought.preparation import Preparation
 
 if TYPE_CHECKING:  # both import torch or scikit-learn, which a job file alone does not need
     from torch import nn
@@ -69,6 +70,8 @@ class DataSection(_Section):
     """Where the training data comes from, and what is declared of it.
 
     ``features`` is the number of features, or ``"scattering"``; see :func:`forethought.data.load`.
+    ``standardise`` is ``"private"`` (by means and variances that are released with noise, within
+    the declared ``bounds``), ``"quantiles"`` (likewise, to [0, 1]), or a public mean and deviation.
     """
 
     source: str
@@ -80,6 +83,35 @@ class DataSection(_Section):
     task: Literal["classification", "regression"] | None = None
     classes: tuple[StrictInt | StrictFloat | str, ...] | None = None
     features: Annotated[StrictInt, Field(ge=1)] | Literal["scattering"] | None = None
+    standardise: Literal["private", "quantiles"] | tuple[_Float, _Float] | None = None
+    bounds: tuple[_Float, _Float] | None = None
+
+    def preparation(self, features: int | None) -> Preparation | None:
+        """What is released of the data to standardise it with, and paid for.
+
+        Args:
+            features: how many features or channels the loaded data have.
+
+        Raises:
+            JobError: no bounds, or no data.
+        """
+        if isinstance(self.standardise, tuple) and not self.standardise[1] > 0:
+            raise JobError(
+                f"standardise = {list(self.standardise)}: the second number is a deviation, above 0"
+            )
+        if self.standardise not in ("private", "quantiles"):
+            return None
+        if self.bounds is None:
+            raise JobError(
+                f"standardise = {self.standardise!r} needs bounds = [low, high] in [data]: the "
+                "range that features are declared to have, without looking at the private data"
+            )
+        if features is None:
+            raise JobError("standardise needs the data: plan from the job file where they are")
+        kind: Literal["moments", "quantiles"] = (
+            "moments" if self.standardise == "private" else "quantiles"
+        )
+        return Preparation((kind,), self.bounds, features)
 
 
 class ModelSection(_Section):
@@ -209,11 +241,14 @@ class Job(_Section):
         how, _, column = (self.federation.shares if self.federation else "").partition(":")
         return column or None if how == "column" else None
 
-    def plan_request(self, examples: int, parameters: int | None = None) -> PlanRequest:
+    def plan_request(
+        self, examples: int, parameters: int | None = None, features: int | None = None
+    ) -> PlanRequest:
         """What the job asks of the planner.
 
         Args:
             examples: training records. parameters: how many the model trains, if known.
+            features: of the loaded data, or channels, where a preparation of them is asked for.
         """
         from forethought.planning import defaults
         from forethought.planning.plan_request import PlanRequest
@@ -240,6 +275,7 @@ class Job(_Section):
             parameters=parameters,
             budget=budget,
             delta=delta,
+            preparation=self.data.preparation(features),
             schedule=Schedule(**_given(schedule)) if _given(schedule) else None,
             averaging=Averaging(**_given(averaging)) if _given(averaging) else None,
             **{name: getattr(asked, name) for name in _PLAN_KEYS},
@@ -250,11 +286,12 @@ class Job(_Section):
         examples: int,
         parameters: int | None = None,
         chosen: Mapping[str, Any] | None = None,
+        features: int | None = None,
     ) -> Plan:
         """The plan that the job asks for.
 
         Args:
-            examples, parameters: as for :meth:`plan_request`.
+            examples, parameters, features: as for :meth:`plan_request`.
             chosen: arguments of :func:`forethought.plan` that come from elsewhere, such as a
                 utility graph; they go before the job's own.
 
@@ -263,7 +300,8 @@ class Job(_Section):
         """
         from forethought.planning.solve import plan
 
-        return plan(self.plan_request(examples, parameters).with_(**(chosen or {})))
+        asked = self.plan_request(examples, parameters, features)
+        return plan(asked.with_(**(chosen or {})))
 
     def build_model(self, dataset: Dataset) -> nn.Module:
         """The model that the job names, shaped for ``dataset``.

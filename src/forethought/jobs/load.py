@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forethought.caveats import Caveat
 from forethought.jobs.request import Request
 from forethought.plans import Plan
 from forethought.training.datasets import with_caveats
@@ -14,6 +15,11 @@ if TYPE_CHECKING:
     from torch import nn
 
     from forethought.data import Dataset
+
+
+_DECLARED = Caveat(
+    "declared-shape", "the range or the constants that features are standardised with"
+)
 
 
 @dataclass(frozen=True)
@@ -38,9 +44,16 @@ class Loaded:
         """How many numbers the model trains."""
         return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
 
+    @property
+    def features(self) -> int:
+        """Features or channels of a record."""
+        return int(self.dataset.train.inputs.shape[1])
+
     def with_caveats(self, plan: Plan) -> Plan:
         """The plan with what loading read from the private data, each thing once."""
-        return with_caveats(plan, self.dataset.caveats)
+        declared = self.request.job.data.standardise
+        own = () if declared is None else (_DECLARED,)
+        return with_caveats(plan, (*self.dataset.caveats, *own))
 
 
 def load_job(request: Request, data_dir: Path | None = None) -> Loaded:

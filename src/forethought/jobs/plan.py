@@ -22,14 +22,15 @@ def chosen_plan(
     parameters: int | None = None,
     utility: Path | None = None,
     tolerance: float = 0.1,
+    features: int | None = None,
 ) -> Plan:
     """The plan of a job; noise and clip norm from a saved utility graph, if there is one."""
     if utility is None:
-        return request.job.make_plan(examples, parameters)
+        return request.job.make_plan(examples, parameters, features=features)
     from forethought.utility.graph import UtilityGraph
 
     chosen = UtilityGraph.load(utility).plan_arguments(tolerance)
-    return request.job.make_plan(examples, parameters, chosen)
+    return request.job.make_plan(examples, parameters, chosen, features)
 
 
 def front(
@@ -38,6 +39,7 @@ def front(
     parameters: int | None,
     limits: Mapping[str, float | None],
     utility: Path | None = None,
+    features: int | None = None,
 ) -> Front:
     """The non-dominated plans for a job; what it fixes is kept, its budget is a limit.
 
@@ -48,7 +50,7 @@ def front(
 
     graph = None if utility is None else UtilityGraph.load(utility)
     return pareto(
-        request.job.plan_request(examples, parameters),
+        request.job.plan_request(examples, parameters, features),
         clip_norms=None if graph is None else graph.clip_norms,
         loss_of_utility=None if graph is None else graph.loss,
         limits={name: most for name, most in limits.items() if most is not None},

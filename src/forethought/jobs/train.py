@@ -13,6 +13,9 @@ from forethought.jobs.request import JOB_NAME, Request, overridden
 from forethought.mechanism import real
 from forethought.plans import Plan
 
+# The constants that inputs were prepared with, in a run folder.
+PREPARED = "prepared.json"
+
 if TYPE_CHECKING:
     from forethought.training.run import Run
 
@@ -79,11 +82,16 @@ def prepare(
             "holdout in the job's [data]) to measure it on"
         )
     plan = loaded.with_caveats(
-        job.make_plan(loaded.examples, loaded.parameters)
+        job.make_plan(loaded.examples, loaded.parameters, features=loaded.features)
         if saved_plan is None
         else _saved(saved_plan, loaded)
     )
     if until is not None:
+        if plan.preparation is not None:
+            raise JobError(
+                "a run until an accuracy is planned in phases, which pay for no preparation: "
+                "standardise with public constants"
+            )
         from forethought.planning.phase_plans import plan_phases
 
         plan = plan_phases(plan)
@@ -98,6 +106,35 @@ def _saved(path: Path, loaded: Loaded) -> Plan:
             "the guarantee depends on it. Plan again with: forethought plan JOB --save PLAN"
         )
     return plan
+
+
+def _standardised(
+    asked: Prepared, pair: tuple[Any, Any], folder: Path, options: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Training data as prepared, and ``options`` with held-out data and files to match."""
+    from forethought.preparing.constants import Constants
+    from forethought.preparing.prepare import Prepared as Constant
+    from forethought.preparing.prepare import prepare as released
+    from forethought.rounds.randomness import Seeds
+
+    given = asked.loaded.request.job.data.standardise
+    if asked.plan.preparation is None:
+        if not isinstance(given, tuple):
+            return pair
+        shift, scale = ((value,) * asked.loaded.features for value in given)
+        apply = Constants(shift, scale).apply
+    else:
+        kept = folder / PREPARED
+        if options["resume"] and kept.is_file():
+            constants = Constant.load(kept)  # released once
+        else:
+            constants = released(asked.plan, pair, seeds=Seeds(None, options["noise_seed"]))
+        options["prepared"] = constants
+        options["files"] = {**options["files"], PREPARED: constants.to_json() + "\n"}
+        apply = constants.apply
+    if options["test"] is not None:
+        options["test"] = (apply(options["test"][0]), options["test"][1])
+    return apply(pair[0]), pair[1]
 
 
 def run(
@@ -129,7 +166,7 @@ def run(
         "checkpoint_every": settings.checkpoint_every,
     }
     # Bare arrays: the plan has the caveats of loading already, in the words of when it was made.
-    pair = (data.inputs, data.targets)
+    pair = _standardised(prepared, (data.inputs, data.targets), folder, options)
     if prepared.until is None:
         return train(loaded.model, pair, prepared.plan, **options)
     return train_until(loaded.model, pair, prepared.plan, accuracy=prepared.until, **options)

@@ -43,6 +43,8 @@ WASTE = 0.1
 BATCH = 256
 EPOCHS_LIMIT = 30.0
 MOMENTUM = 0.9
+# Error of a private mean, in units of half the declared range, and the most that it may cost.
+PRECISION, PREPARATION = 0.01, 0.1
 # Records in a group on which an inner algorithm runs.
 GROUP = 32
 # When nobody says how large the model is: a large linear model or a small network.
@@ -52,6 +54,11 @@ PARAMETERS = 10_000
 def groups_for(batch: float) -> int:
     """How many groups of :data:`GROUP` records a batch is dealt into, at least one."""
     return max(1, round(batch / GROUP))
+
+
+def least_preparation_noise(budget: Budget, releases: int) -> float:
+    """σ of each release at which all of them spend :data:`PREPARATION` of the budget's μ²."""
+    return math.sqrt(releases / PREPARATION) / budget_mu(budget)
 
 
 def default_delta(examples: int) -> float:

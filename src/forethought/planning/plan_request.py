@@ -32,6 +32,7 @@ from forethought.planning import defaults
 from forethought.planning.limits import LEAST_DELTA, MOST_STEP_SIZE
 from forethought.planning.noise_schedules import FALL, NoiseScheduleName
 from forethought.plans import Averaging, ClipRule, Schedule
+from forethought.preparation import Preparation
 from forethought.privacy import LEAST_NOISE, NOISES, NoiseKind
 
 SamplingName = Literal[
@@ -93,6 +94,7 @@ class PlanKeywords(TypedDict, total=False):
     clipping: Clipping
     groups: int | None
     local: Local | str | Mapping[str, Any] | None
+    preparation: Preparation | None
     clip_norm: float | None
     clip_rule: ClipRule | None
     quantile: float | None
@@ -180,6 +182,7 @@ class PlanRequest:
     clipping: Clipping = "example"
     groups: int | None = None
     local: Local | str | Mapping[str, Any] | None = None
+    preparation: Preparation | None = None
     clip_norm: float | None = None
     clip_rule: ClipRule | None = None
     quantile: float | None = None
@@ -199,6 +202,10 @@ class PlanRequest:
 
         settle("examples", whole("examples", self.examples))
         settle("local", local_of(self.local))
+        if self.preparation is not None and not isinstance(self.preparation, Preparation):
+            raise TypeError(
+                f"preparation must be a forethought.Preparation, not {self.preparation!r}"
+            )
         if self.local is not None and self.clipping != "group":
             raise PlanError(
                 "local= runs an algorithm inside groups: add clipping='group', or drop local="
@@ -403,6 +410,7 @@ class PlanRequest:
         return FALL if self.noise_fall is None else self.noise_fall
 
     def mechanism(self, noise_multiplier: float, batch: int, rounds: int) -> Mechanism:
-        """Equal rounds of this request's kind."""
+        """Equal rounds of this request's kind, behind the preparation's releases."""
         release = Rounds(noise_multiplier, rounds, self.sampling_of(batch), self.clipping)
-        return Mechanism(release, adjacency=self.neighbouring)
+        training = Mechanism(release, adjacency=self.neighbouring)
+        return training if self.preparation is None else self.preparation.before(training)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Unpack
 
 from forethought.accounting import exact
@@ -68,6 +69,8 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
         noise_schedule, noise_fall: ``"geometric"`` or ``"forgetting"``: noise that falls over the
             run, about by this factor (default 2); see
             :mod:`forethought.planning.noise_schedules`.
+        preparation: what is released of the data first, and paid for (`forethought.Preparation`);
+            by default with so much noise as costs next to nothing.
         clip_norm, clip_rule, quantile, count_noise: see `forethought.Clip`. Default: automatic
             normalisation; flat clipping when a clip norm is given.
         optimizer, learning_rate, options, schedule, averaging: see `forethought.Optimizer`,
@@ -95,7 +98,10 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
     if request.budget is None and request.delta is None:
         why["delta"] = "one tenth of one over the number of examples, since none was given"
     delta = request.settled_delta()
+    request = _with_preparation(request, why)
     mechanism = _mechanism(request, why)
+    if request.preparation is not None:
+        mechanism = mechanism.after(len(request.preparation.statistics))
     options = request.options
     if options is None:
         options = {"momentum": defaults.MOMENTUM} if request.optimizer == "sgd" else {}
@@ -107,6 +113,7 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
         groups=_groups(request, mechanism, why),
         local=local_of(request.local),
         noise=request.noise,
+        preparation=request.preparation,
         schedule=request.schedule or Schedule(),
         averaging=request.averaging or Averaging(),
         budget=request.budget,
@@ -116,6 +123,53 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
     learning_rate = _learning_rate(request, found, options, why)
     chosen = Optimizer(request.optimizer, learning_rate, tuple(options.items()))
     return found.with_(optimizer=chosen, reasons=tuple(why.items()))
+
+
+def _with_preparation(request: PlanRequest, why: dict[str, str]) -> PlanRequest:
+    asked = request.preparation
+    if asked is None:
+        return request
+    if asked.noise_multiplier is None:
+        wanted = max(asked.norm(name) for name in asked.statistics)
+        sigma = defaults.PRECISION * request.examples / wanted
+        why["preparation"] = (
+            f"noise of {defaults.PRECISION:.0%} of half a feature's declared range on each mean, "
+            "which no standardised input feels"
+        )
+        if request.budget is not None:
+            least = defaults.least_preparation_noise(request.budget, len(asked.statistics))
+            if least > sigma:
+                sigma = least
+                why["preparation"] = (
+                    f"{defaults.PREPARATION:.0%} of the budget's μ²; a finer mean would cost more"
+                )
+        asked = replace(asked, noise_multiplier=float(sigma))
+    else:
+        why["preparation"] = GIVEN
+    return request.with_(preparation=asked)
+
+
+def _noise(request: PlanRequest, budget: Budget, batch: int, rounds: int) -> float:
+    """The least noise multiplier of the rounds that keeps the budget, the preparation paid."""
+    sampling = request.sampling_of(batch)
+    alone = exact_noise(budget, sampling, rounds, request.clipping, request.neighbouring)
+    if request.preparation is None:
+        return alone
+
+    def make(sigma: float) -> Mechanism:
+        return request.mechanism(sigma, batch, rounds)
+
+    high = alone
+    while exact.epsilon(make(high), budget.delta).upper > budget.epsilon:
+        high *= 2
+        if high > 1e3 * alone:
+            raise PlanError(
+                "the preparation of the data leaves nothing of the budget: give it more noise "
+                "(noise_multiplier of the Preparation), or drop it"
+            )
+    if high == alone:
+        return alone
+    return calibrate(make, budget, (alone / 2, high))
 
 
 def _groups(request: PlanRequest, mechanism: Mechanism, why: dict[str, str]) -> int | None:
@@ -198,11 +252,15 @@ def _mechanism(request: PlanRequest, why: dict[str, str]) -> Mechanism:
             f"the least for which the certified ε of all {length:,} rounds stays within "
             f"{budget.epsilon:g} at δ = {budget.delta:.3g}"
         )
-        sampling = request.sampling_of(batch)
-        sigma = exact_noise(budget, sampling, length, request.clipping, request.neighbouring)
+        sigma = _noise(request, budget, batch, length)
         mechanism = request.mechanism(sigma, batch, length)
         if request.noise_schedule == "constant":
             return mechanism
+        if request.preparation is not None:
+            raise PlanError(
+                "a falling noise is not planned together with a preparation: drop noise_schedule= "
+                "or preparation="
+            )
         why["noise"] = (
             f"falls over the run ({request.noise_schedule}, by {request.fall:g}), since early "
             f"noise is forgotten; the least for which ε stays within {budget.epsilon:g}"
@@ -267,8 +325,7 @@ def _solve_rounds(request: PlanRequest, budget: Budget, sigma: float, batch: int
     rounds = _largest(make, budget, MOST_ROUNDS)
     if rounds is None:
         spent = exact.epsilon(make(1), budget.delta).upper
-        sampling = request.sampling_of(batch)
-        least = exact_noise(budget, sampling, 1, request.clipping, request.neighbouring)
+        least = _noise(request, budget, batch, 1)
         raise PlanError(
             f"noise_multiplier {sigma:g} at batch {batch} spends ε = {spent:.4g} in one round, "
             f"more than {budget.epsilon:g}: raise noise_multiplier to at least {least:.4g}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from forethought.local_updates import LocalUpdates
+from forethought.preparation import Statistics
 from forethought.privacy import Examples, Groups, LinearExamples
 from forethought.rounds.contributions import (
     Contributor,
@@ -11,10 +12,12 @@ from forethought.rounds.contributions import (
     LinearExampleGradients,
 )
 from forethought.rounds.local_contributions import GroupUpdates
+from forethought.rounds.statistics import RecordVectors
 
 CONTRIBUTORS: dict[type, Contributor] = {
     Examples: ExampleGradients(),
     Groups: GroupGradients(),
     LinearExamples: LinearExampleGradients(),
     LocalUpdates: GroupUpdates(),
+    Statistics: RecordVectors(),
 }

@@ -76,7 +76,7 @@ class Transcript:
     def append(
         self, released: Round, noise_std: float, clip_norm: float, count_std: float | None = None
     ) -> None:
-        """Note a round's noised sum.
+        """Note a round's noised sum, under the name that its contribution gives it.
 
         Args:
             released: the round.
@@ -96,7 +96,8 @@ class Transcript:
         # A quotient that rounds differently from the plan's own multiplier is that multiplier.
         exact = noise_std == released.noise_multiplier * clip_norm
         sigma = released.noise_multiplier if exact else noise_std / clip_norm
-        noises: tuple[tuple[str, float], ...] = ((GRADIENTS, sigma),)
+        name = getattr(released.contribution, "released", GRADIENTS)
+        noises: tuple[tuple[str, float], ...] = ((name, sigma),)
         if count_std is not None:
             noises += ((COUNTS, 2 * count_std),)  # a contribution moves the count by half
         last = self._runs[-1] if self._runs else None

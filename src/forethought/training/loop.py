@@ -101,7 +101,10 @@ class Loop:
         self._records, self._test, self._diagnostics = records, test, diagnostics
         self._step_size = step_sizes(plan)
         logged = [*range(log_every, plan.rounds, log_every), plan.rounds]
-        self._epsilon = epsilon_at(statement, logged)
+        # What was released before the first round counts from the start.
+        first = len(plan.mechanism) - plan.rounds
+        spent = epsilon_at(statement, [first + count for count in logged])
+        self._epsilon = {count: spent[first + count] for count in logged}
         # Counted here since the last time that all processes added up, and by all before.
         self._own_non_finite = torch.zeros((), dtype=torch.int64, device=rounds.layout.device)
         self._non_finite = 0

@@ -15,6 +15,7 @@ from forethought.accounting.assumptions import Randomness
 from forethought.accounting.statement import Statement, account
 from forethought.caveats import Caveat
 from forethought.plans import Plan
+from forethought.preparing.prepare import Prepared
 from forethought.privacy import LEAST_NOISE
 from forethought.rounds.losses import Loss, check_loss, default_loss
 from forethought.rounds.private_sum import PrivateRounds
@@ -25,7 +26,12 @@ from forethought.rounds.transcript import Transcript
 from forethought.training.checkpoint import Checkpoint, CheckpointError
 from forethought.training.checkpointer import Checkpointer, continued
 from forethought.training.coincidence import CoincidingRecordsError, coincide
-from forethought.training.datasets import opened, with_caveats
+from forethought.training.datasets import (
+    opened,
+    require_prepared,
+    with_caveats,
+    with_preparation,
+)
 from forethought.training.descent import Descent
 from forethought.training.devices import usable
 from forethought.training.execution import Execution, ShortForms, settled
@@ -114,6 +120,7 @@ class Task:
     batch_dims: gradients.BatchDims | None = None
     team: Team = field(default_factory=Team)
     public_inputs: Any = None
+    prepared: Prepared | None = None
 
 
 def train(
@@ -125,6 +132,7 @@ def train(
     batch_dims: gradients.BatchDims | None = None,
     test: object | None = None,
     public_inputs: Any = None,
+    prepared: Prepared | None = None,
     out: str | Path | None = None,
     files: Mapping[str, str] | None = None,
     execution: Execution | None = None,
@@ -156,6 +164,8 @@ def train(
         public_inputs: public records, batch first, whose statistics layers of batch normalisation
             use in evaluation and keep in the end; groups' own are never kept. Default: evaluation
             uses those of the records that are evaluated, 512 at a time.
+        prepared: what :func:`forethought.prepare` released for this plan, where it pays for that;
+            ``data`` and ``test`` hold the inputs as prepared.
         out: run folder: plan, statement, model, metrics, and checkpoints to resume from. Until
             the run ends it holds the keys of the noise and is a secret. None keeps nothing.
         files: name → text to keep in the run folder from the start, such as the job.
@@ -199,6 +209,7 @@ def train(
             plan = folder.plan()  # plan.json is the plan
         if not isinstance(plan, Plan):
             raise TypeError(f"plan must be a forethought.Plan, not {type(plan).__name__}")
+        require_prepared(plan, prepared)
         data, test, found = opened(data, test)
         task = opened_task(
             model, data, test, with_caveats(plan, found), loss, execution, batch_dims
@@ -219,6 +230,7 @@ def train(
                 caveats=(*task.caveats, *earlier),
                 team=team,
                 public_inputs=public_inputs,
+                prepared=prepared,
             )
         )
     remember(run.model, run.statement)
@@ -289,7 +301,7 @@ def run_plan(task: Task) -> Run:
     statement = team.first(
         lambda: account(
             plan,
-            randomness=randomness(plan, keys.secrets),
+            randomness=randomness(plan, keys.secrets, task.prepared),
             not_covered=(
                 TIME_AND_MEMORY,
                 *((NOT_COVERED_TEST,) if task.held_out is not None else ()),
@@ -309,7 +321,7 @@ def run_plan(task: Task) -> Run:
         loop.descent.clear()
         if checkpointer is not None:
             checkpointer.close()
-    transcript = loop.private.transcript
+    transcript = with_preparation(task.prepared, loop.private.transcript)
     transcript.require(statement.mechanism)
     statement = statement.of_run(transcript.releases())
     with torch.no_grad():
@@ -365,9 +377,10 @@ def _kept(
     return checkpointer
 
 
-def randomness(plan: Plan, secrets: Secrets) -> Randomness:
+def randomness(plan: Plan, secrets: Secrets, prepared: Prepared | None = None) -> Randomness:
     """What the Statement has to know of where the random numbers come from."""
-    return Randomness(secrets.seeded_noise, secrets.seeded_sampling, plan.noise == "grid")
+    seeded = secrets.seeded_noise or (prepared is not None and prepared.seeded)
+    return Randomness(seeded, secrets.seeded_sampling, plan.noise == "grid")
 
 
 def _settings(task: Task) -> dict[str, Any]:

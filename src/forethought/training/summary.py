@@ -115,7 +115,9 @@ class UnfinishedRun:
         if phases is None:
             spent = 0.0
             if released:
-                spent = epsilon(plan.mechanism.first(released), plan.delta).upper
+                spent = epsilon(
+                    plan.mechanism.first(len(plan.mechanism) - plan.rounds + released), plan.delta
+                ).upper
         last = history[-1] if history else {}
         public = {k: v for k, v in last.items() if k in PUBLIC and v is not None}
         return cls(folder, plan, released, spent, public)

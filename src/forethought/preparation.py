@@ -1,0 +1,149 @@
+"""Figures of the private data that are paid for before training: which, and with how much noise.
+
+Each statistic is one release of its own: a sum over all records of a vector whose norm is bounded
+by what is declared, with Gaussian noise. It is a round like those of training, and composed with
+them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+from forethought.mechanism import Clipping, FullBatch, Mechanism, Rounds, one_of, real, whole
+
+Statistic = Literal["moments", "quantiles", "classes"]
+STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
+# What each release is called in transcripts and statements.
+NAMES: dict[str, str] = {
+    "moments": "means and squares of the features",
+    "quantiles": "histograms of the features",
+    "classes": "numbers of records by class",
+}
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Every record's vector of one statistic is a contribution.
+
+    Args:
+        name: what is released, one of :data:`NAMES`' values.
+    """
+
+    name: str
+    kind: ClassVar[str] = "statistics"
+    clipping: ClassVar[Clipping] = "example"
+
+    def __post_init__(self) -> None:
+        one_of("statistics", self.name, tuple(NAMES.values()))
+
+    @property
+    def released(self) -> str:
+        """The release's name in the transcript."""
+        return self.name
+
+    def expected(self, batch: float) -> float:
+        """One for each record."""
+        return batch
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What is released of the training data before training, to prepare inputs with.
+
+    Args:
+        statistics: ``"moments"``: mean and variance of every feature, for standardised inputs.
+            ``"quantiles"``: a histogram of every feature, from which the least and the greatest
+            value worth having are taken (``tails`` left out on each side), for inputs in [0, 1].
+            ``"classes"``: how many records each class has. The first two exclude each other.
+        bounds: (low, high), the range that every feature is declared to have, without looking at
+            the private data. What lies beyond counts as the bound.
+        features: how many features (or channels, each of which is one) there are.
+        classes: how many classes there are, for ``"classes"``.
+        bins: of a histogram.
+        tails: share of the records left out at each end of a histogram.
+        noise_multiplier: σ of each release, in units of its bound. None: the planner's choice.
+
+    Raises:
+        ValueError, TypeError: unknown statistics, or what they need is missing.
+    """
+
+    statistics: tuple[Statistic, ...] = ("moments",)
+    bounds: tuple[float, float] | None = None
+    features: int | None = None
+    classes: int | None = None
+    bins: int = 64
+    tails: float = 0.01
+    noise_multiplier: float | None = None
+
+    def __post_init__(self) -> None:
+        def settle(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)
+
+        names = (self.statistics,) if isinstance(self.statistics, str) else tuple(self.statistics)
+        settle("statistics", names)
+        if not names or len(set(names)) != len(names):
+            raise ValueError(f"statistics must name each once, and at least one, not {names!r}")
+        for name in names:
+            one_of("statistics", name, STATISTICS)
+        if {"moments", "quantiles"} <= set(names):
+            raise ValueError("moments and quantiles both scale the features: ask for one of them")
+        if {"moments", "quantiles"} & set(names):
+            if self.bounds is None or self.features is None:
+                raise ValueError(
+                    "private moments and quantiles need bounds=(low, high) and features=: how far "
+                    "one record can move them follows from these, as declared"
+                )
+            low, high = (real("bounds", end) for end in self.bounds)
+            if not low < high:
+                raise ValueError(f"bounds must be (low, high) with low < high, not {self.bounds!r}")
+            settle("bounds", (low, high))
+            settle("features", whole("features", self.features))
+        if "classes" in names:
+            if self.classes is None:
+                raise ValueError("private class counts need classes=, their declared number")
+            settle("classes", whole("classes", self.classes, least=2))
+        settle("bins", whole("bins", self.bins, least=2, most=10_000))
+        settle("tails", real("tails", self.tails, above=0, below=0.5))
+        if self.noise_multiplier is not None:
+            sigma = real("noise_multiplier of preparation", self.noise_multiplier, least=0)
+            settle("noise_multiplier", sigma)
+
+    def length(self, statistic: Statistic) -> int:
+        """Entries of one record's vector."""
+        match statistic:
+            case "moments":
+                return 2 * (self.features or 0)
+            case "quantiles":
+                return self.bins * (self.features or 0)
+            case "classes":
+                return self.classes or 0
+
+    def norm(self, statistic: Statistic) -> float:
+        """The most that one record's vector can measure.
+
+        Features are scaled to [−1, 1], so that each adds at most 1 + 1 to the square of the
+        moments' norm, and at most 1 to that of the histograms'; a record has one class.
+        """
+        match statistic:
+            case "moments":
+                return math.sqrt(2 * (self.features or 0))
+            case "quantiles":
+                return math.sqrt(self.features or 0)
+            case "classes":
+                return 1.0
+
+    def rounds(self) -> Rounds:
+        """The releases, as they are accounted.
+
+        Raises:
+            ValueError: no noise multiplier yet.
+        """
+        if self.noise_multiplier is None:
+            raise ValueError("the preparation has no noise_multiplier: forethought.plan chooses it")
+        return Rounds(self.noise_multiplier, len(self.statistics), FullBatch())
+
+    def before(self, mechanism: Mechanism) -> Mechanism:
+        """The releases, then a mechanism."""
+        return Mechanism(self.rounds(), *mechanism, adjacency=mechanism.adjacency)

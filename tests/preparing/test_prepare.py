@@ -1,0 +1,284 @@
+"""Statistics that are paid for: right in the mean, bounded per record, noised as accounted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import nn
+
+import forethought as ft
+from forethought.accounting.verification import verify
+from forethought.jobs.job import JobError
+from forethought.jobs.request import from_file
+from forethought.jobs.train import prepare as prepare_job
+from forethought.jobs.train import run as run_job
+from forethought.mechanism import FullBatch, Mechanism, Poisson, Rounds
+from forethought.planning.defaults import PREPARATION, budget_mu
+from forethought.plans import Plan
+from forethought.preparation import NAMES, STATISTICS
+from forethought.preparing import constants
+from forethought.preparing.vectors import Vectors
+from forethought.rounds.records import TensorRecords
+from forethought.rounds.transcript import TranscriptError
+
+FALSE_ALARM = 1e-6
+N = 3000
+
+
+def data(examples: int = N) -> tuple[torch.Tensor, torch.Tensor]:
+    source = torch.Generator().manual_seed(0)
+    inputs = torch.rand(examples, 3, generator=source) ** torch.tensor([1.0, 2.0, 3.0])
+    return inputs, torch.randint(0, 4, (examples,), generator=source)
+
+
+def plan_of(preparation: ft.Preparation, **options: Any) -> Plan:
+    return Plan(
+        Mechanism(Rounds(2.0, 5, Poisson(0.1))), N, 1e-5, preparation=preparation, **options
+    )
+
+
+def asked(*names: Any, sigma: float | None = 0.5, **options: Any) -> ft.Preparation:
+    return ft.Preparation(names, (0.0, 1.0), 3, classes=4, noise_multiplier=sigma, **options)
+
+
+def test_without_noise_the_constants_are_those_of_the_data() -> None:
+    inputs, targets = data()
+    found = ft.prepare(plan_of(asked("moments", "classes", sigma=0.0)), (inputs, targets))
+    ready = found.apply(inputs)
+    torch.testing.assert_close(ready.mean(0), torch.zeros(3), atol=1e-5, rtol=0)
+    torch.testing.assert_close(ready.std(0, unbiased=False), torch.ones(3), atol=1e-5, rtol=0)
+    counts = np.bincount(targets, minlength=4) / N
+    assert found.shares == pytest.approx(tuple(counts), abs=1e-9)
+    ends = ft.prepare(plan_of(asked("quantiles", sigma=0.0, bins=100)), (inputs, targets))
+    for feature in range(3):
+        low, high = np.quantile(inputs[:, feature], (0.01, 0.99))
+        assert low - 0.02 <= ends.constants.shift[feature] <= low + 0.01
+        end = ends.constants.shift[feature] + ends.constants.scale[feature]
+        assert high - 0.01 <= end <= high + 0.02
+    ready = ends.apply(inputs)
+    assert float(ready.min()) == pytest.approx(0.0, abs=1e-6) and float(ready.max()) == 1.0
+
+
+def test_channels_are_features() -> None:
+    source = torch.Generator().manual_seed(0)
+    images = torch.rand(N, 2, 3, 3, generator=source) * torch.tensor([1.0, 0.5]).view(1, 2, 1, 1)
+    preparation = ft.Preparation("moments", (0, 1), 2, noise_multiplier=0.0)
+    found = ft.prepare(plan_of(preparation), (images, torch.zeros(N, dtype=torch.int64)))
+    wanted = images.double().mean((0, 2, 3))
+    assert found.constants.shift == pytest.approx(tuple(wanted.tolist()), abs=1e-6)
+    assert found.constants.scale == pytest.approx(
+        tuple(images.double().std((0, 2, 3), unbiased=False).tolist()), abs=1e-4
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(STATISTICS),
+    st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), min_size=12, max_size=12),
+    st.integers(-3, 9),
+)
+def test_no_record_has_a_longer_vector_than_declared(
+    statistic: Any, values: list[float], label: int
+) -> None:
+    inputs = torch.tensor(values, dtype=torch.float32).view(1, 3, 4)
+    preparation = asked(*(("moments", "classes") if statistic != "quantiles" else (statistic,)))
+    records = TensorRecords(inputs, torch.tensor([label]))
+    vector, _ = Vectors(records, preparation, statistic).take(np.array([0]))
+    assert vector.shape == (1, preparation.length(statistic))
+    norm = float(vector.norm())
+    assert math.isnan(norm) or norm <= preparation.norm(statistic) * (1 + 1e-12)
+
+
+def test_noise_is_what_is_accounted_and_named() -> None:
+    """The released sums of many preparations of the same data, without any data: pure noise."""
+    preparation = ft.Preparation("moments", (-1, 1), 200, noise_multiplier=3.0)
+    zeros = (torch.zeros(50, 200), torch.zeros(50, dtype=torch.int64))
+    plan = Plan(Mechanism(Rounds(2.0, 5, Poisson(0.1))), 50, 1e-5, preparation=preparation)
+    kept: list[float] = []
+    original = constants.moments
+
+    def see(asked: Any, means: Any) -> Any:
+        kept.extend((means * 50).tolist())
+        return original(asked, means)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "moments", see)
+        for _ in range(5):
+            found = ft.prepare(plan, zeros)
+    std = 3.0 * math.sqrt(400)  # σ times the norm of a vector of 200 squares and 200 means
+    spread = float(np.square(np.array(kept) / std).sum())
+    assert stats.chi2.cdf(spread / 1.03, len(kept)) < 1 - FALSE_ALARM  # the charge of rounding
+    assert stats.chi2.cdf(spread, len(kept)) > FALSE_ALARM
+    (release,) = found.transcript.releases()
+    assert (release.name, release.count, release.noise_multiplier) == (NAMES["moments"], 1, 3.0)
+
+
+def test_two_preparations_draw_different_noise() -> None:
+    preparation = asked("moments", "classes")
+    one, other = (ft.prepare(plan_of(preparation), data()) for _ in range(2))
+    assert one.constants != other.constants
+    seeded = [ft.prepare(plan_of(preparation), data(), seeds=ft.Seeds(noise=1)) for _ in range(2)]
+    assert seeded[0].constants == seeded[1].constants and seeded[0].seeded
+
+
+def test_a_run_states_its_preparation(tmp_path: Path) -> None:
+    (inputs, targets), preparation = data(), asked("moments", "classes", sigma=None)
+    plan = ft.plan(
+        examples=N, budget=ft.Budget(2.0, 1e-5), batch=300, rounds=20, preparation=preparation
+    )
+    assert plan.preparation is not None and len(plan.mechanism) == 22 and plan.rounds == 20
+    assert "preparation" in plan.explain()
+    assert 1.99 <= ft.epsilon(plan.mechanism, 1e-5).upper <= 2.0
+    assert Plan.from_json(plan.to_json()) == plan
+    prepared = ft.prepare(plan, (inputs, targets))
+    prepared.save(tmp_path / "prepared.json")
+    assert ft.Prepared.load(tmp_path / "prepared.json").constants == prepared.constants
+    model = nn.Linear(3, 4)
+    run = ft.train(
+        model, (prepared.apply(inputs), targets), plan, prepared=prepared, out=tmp_path / "run"
+    )
+    names = [row.name for row in run.statement.releases]
+    assert names == [
+        NAMES["moments"],
+        NAMES["classes"],
+        "sums of clipped contributions",
+    ]
+    assert run.statement.mechanism == plan.mechanism
+    assert run.statement.epsilon.upper <= 2.0
+    assert run.history[0].epsilon > 0
+    alone = plan.with_(preparation=None)
+    assert ft.epsilon(alone.mechanism, 1e-5).upper < run.statement.epsilon.lower
+    text = run.statement.to_markdown()
+    assert NAMES["moments"] in text
+    # Read back, recomputed and compared.
+    assert verify(ft.Statement.load(tmp_path / "run" / "statement.json")) is not None
+
+
+def test_what_was_not_paid_for_is_refused() -> None:
+    (inputs, targets), preparation = data(), asked("moments")
+    plan, model = plan_of(preparation), nn.Linear(3, 4)
+    prepared = ft.prepare(plan, (inputs, targets))
+    with pytest.raises(ValueError, match="give prepared="):
+        ft.train(model, (inputs, targets), plan)
+    for other in (plan.with_(preparation=None), plan_of(asked("moments", sigma=5.0))):
+        with pytest.raises(ValueError, match="in no ε"):
+            ft.train(model, (inputs, targets), other, prepared=prepared)
+    # Released with less noise than it says: the transcript knows.
+    quiet = ft.prepare(plan_of(asked("moments", sigma=0.1)), (inputs, targets))
+    forged = replace(prepared, transcript=quiet.transcript)
+    with pytest.raises(TranscriptError):
+        ft.train(model, (inputs, targets), plan, prepared=forged)
+    with pytest.raises(ValueError, match="no preparation"):
+        ft.prepare(plan.with_(preparation=None), (inputs, targets))
+    with pytest.raises(ValueError, match="3000 examples"):
+        ft.prepare(plan, (inputs[:-1], targets[:-1]))
+    with pytest.raises(ValueError, match="dimension 1"):
+        ft.prepare(plan, (inputs[:, :2], targets))
+
+
+def test_a_seeded_preparation_leaves_no_guarantee() -> None:
+    (inputs, targets), plan = data(), plan_of(asked("moments"))
+    prepared = ft.prepare(plan, (inputs, targets), seeds=ft.Seeds(noise=1))
+    run = ft.train(nn.Linear(3, 4), (prepared.apply(inputs), targets), plan, prepared=prepared)
+    assert not run.statement.private
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"statistics": ()}, "at least one"),
+        ({"statistics": "moment"}, "one of"),
+        ({"statistics": "moments"}, "bounds="),
+        ({"statistics": ("moments", "quantiles"), "bounds": (0, 1), "features": 2}, "one of them"),
+        ({"statistics": "classes"}, "classes="),
+        ({"bounds": (1, 0), "features": 2}, "low < high"),
+        ({"bounds": (0, 1), "features": 2, "noise_multiplier": -1.0}, "at least 0"),
+    ],
+)
+def test_preparations_that_cannot_be(arguments: Any, words: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=words):
+        ft.Preparation(**arguments)
+
+
+def test_the_planner_chooses_the_share() -> None:
+    # Many records: a precise mean costs less than the most allowed.
+    rich = ft.plan(
+        examples=100_000, budget=ft.Budget(3.0, 1e-6), preparation=asked("moments", sigma=None)
+    )
+    assert rich.preparation is not None
+    sigma = rich.preparation.noise_multiplier or 0
+    assert sigma * math.sqrt(6) / 100_000 == pytest.approx(0.01)
+    poor = ft.plan(
+        examples=200, budget=ft.Budget(1.0, 1e-4), preparation=asked("moments", sigma=None)
+    )
+    assert poor.preparation is not None
+    spent = 1 / (poor.preparation.noise_multiplier or 1) ** 2
+    assert spent == pytest.approx(PREPARATION * budget_mu(ft.Budget(1.0, 1e-4)) ** 2)
+    for adjacency, sampling in (("replace-one", "without-replacement"), ("zero-out", "shuffled")):
+        plan = ft.plan(
+            examples=2000,
+            budget=ft.Budget(2.0, 1e-5),
+            sampling=sampling,
+            adjacency=adjacency,
+            clipping="group",
+            local="adam",
+            preparation=asked("moments", sigma=None),
+        )
+        assert ft.epsilon(plan.mechanism, 1e-5).upper <= 2.0
+    full = ft.plan(
+        examples=500,
+        budget=ft.Budget(2.0, 1e-5),
+        sampling="full-batch",
+        rounds=10,
+        preparation=asked("moments", sigma=50.0),
+    )
+    assert full.rounds == 10 and full.mechanism.rounds[0].sampling == FullBatch()
+
+
+JOB = """
+[data]
+source = "digits"
+standardise = {standardise}
+bounds = [0.0, 1.0]
+
+[budget]
+epsilon = 3.0
+
+[training]
+rounds = 20
+batch = 128
+"""
+
+
+@pytest.mark.parametrize("standardise", ['"private"', '"quantiles"', "[0.3, 0.4]"])
+def test_a_job_standardises_and_continues(standardise: str, tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(JOB.format(standardise=standardise))
+    ready = prepare_job(from_file(job))
+    run = run_job(ready, tmp_path / "run")
+    assert run.statement.epsilon.upper <= 3.0
+    declared = [str(caveat) for caveat in run.statement.assumptions]
+    assert any("standardised" in words for words in declared)
+    kept = tmp_path / "run" / "prepared.json"
+    assert kept.is_file() == standardise.startswith('"')
+    if kept.is_file():
+        assert len(run.statement.releases) == 2
+        before = kept.read_text()
+        again = run_job(ready, tmp_path / "run", resume=True)
+        assert again.statement.epsilon == run.statement.epsilon and kept.read_text() == before
+
+
+def test_a_job_must_declare_its_bounds(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(JOB.format(standardise='"private"').replace("bounds = [0.0, 1.0]\n", ""))
+    with pytest.raises(JobError, match="needs bounds"):
+        prepare_job(from_file(job))
