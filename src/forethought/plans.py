@@ -49,7 +49,7 @@ class Parts(TypedDict, total=False):
 
 def _upgrade(values: dict[str, Any]) -> dict[str, Any]:
     # Version 1 was flat, and said groups: null for clipped examples.
-    names = {field.name for field in fields(Privacy)} - {"contribution", "noise"}
+    names = {field.name for field in fields(Privacy)} - {"contribution", "noise", "preparation"}
     of_use = {field.name for field in fields(Use)}
     own = {"hyperparameters", "not_covered", "reasons"}
     missing = ({"groups"} | names | of_use | own) - set(values)
