@@ -14,7 +14,7 @@ import pytest
 
 from forethought.accounting.gaussian import gaussian_delta
 from forethought.accounting.pld.integral import Integral, log_peak
-from forethought.accounting.pld.transform import Line, gaussian_line
+from forethought.accounting.pld.points import Line, gaussian_line
 
 MU = 1.5
 

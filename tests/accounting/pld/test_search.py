@@ -11,6 +11,7 @@ import pytest
 from forethought.accounting import exact
 from forethought.accounting.interval import Interval
 from forethought.accounting.limits import Bounds
+from forethought.accounting.pld import contour
 from forethought.accounting.pld.contour import Total
 from forethought.accounting.pld.pair import Pair
 from forethought.accounting.pld.search import Search
@@ -196,3 +197,12 @@ def test_the_swapped_direction_does_not_underflow():
     # At least what the idle component proves: 40 rounds of losses near 1/(2·0.15²).
     assert search.lower > 200
     assert np.isfinite(search.upper)
+
+
+def test_many_noises_at_once_agree_with_each_by_itself(monkeypatch):
+    many = Mechanism(*(Rounds(1 + 0.02 * i, 1, Poisson(0.02)) for i in range(60)))
+    together = exact._enclose(many, 1, 1e-3, delta=1e-6)
+    monkeypatch.setattr(contour, "_SEVERAL", math.inf)
+    apart = exact._enclose(many, 1, 1e-3, delta=1e-6)
+    assert together.relative_width <= 1e-3 >= apart.relative_width
+    assert together.lower <= apart.upper and apart.lower <= together.upper

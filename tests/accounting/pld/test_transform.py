@@ -11,8 +11,9 @@ import pytest
 from forethought.accounting.pld import transform
 from forethought.accounting.pld.mixtures import Mixture
 from forethought.accounting.pld.pair import Pair
+from forethought.accounting.pld.points import gaussian_line
 from forethought.accounting.pld.quadrature import Demand, UnresolvedError, rule
-from forethought.accounting.pld.transform import Rows, gaussian_line
+from forethought.accounting.pld.transform import Rows
 
 PAIRS = {
     "rare": Pair(((1.0, 1e-4),)),
@@ -196,3 +197,60 @@ def test_the_posterior_of_a_lattice_mixture_is_no_wider_than_assumed(group, unit
 def test_weights_that_are_not_log_concave_get_the_general_bound():
     side = transform._side([((1.0, 0.001), (2.0, 0.5))], [0.499])
     assert side.spread[0, 0] == 1.0
+
+
+RATE = [Pair(((c, 0.01),)) for c in (0.5, 0.61, 0.65, 0.7)]
+
+
+@pytest.mark.parametrize("cut", [math.inf, 6.0])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_rounds_of_one_rate_share_their_losses(swapped, cut):
+    counts = np.array([3.0, 2.0, 5.0, 1.0])
+    together = Rows(RATE, counts, swapped=swapped)
+    alone = [Rows([p], np.array([n]), swapped=swapped) for p, n in zip(RATE, counts, strict=True)]
+    assert together.shared and not any(rows.shared for rows in alone)
+    gone = together.truncate(cut) if cut < math.inf else (0.0, 0.0, 0.0)
+    found = []
+    for i, rows in enumerate(alone):
+        if cut < math.inf:
+            # The common end, in standard deviations of each round's own line.
+            end = (together.cut - together.base.mean[i, 0]) / together.base.deviation[i, 0]
+            found.append(rows.truncate(float(end)))
+    if found:
+        assert gone == pytest.approx(tuple(map(sum, zip(*found, strict=True))), rel=1e-7)
+    line, _ = together.along(5.0, 1.3, 0, 40, -28.0, 1e9)
+    each = [rows.along(5.0, 1.3, 0, 40, -28.0, 1e9)[0] for rows in alone]
+    for name in ("real", "phase"):
+        truth = np.sum([getattr(x, name) for x in each], axis=0)
+        doubt = line.doubt + np.sum([x.doubt for x in each], axis=0)
+        assert (np.abs(getattr(line, name) - truth) <= doubt).all()
+    assert line.doubt.max() < 1e-10
+    above = together.log_moment_above(5.0, -14.0)
+    assert above == pytest.approx(sum(r.log_moment_above(5.0, -14.0) for r in alone), rel=1e-5)
+    truth = sum(r.log_moment_above(5.0, -33.0) for r in alone)
+    assert above >= truth * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("pairs", [RATE, [PAIRS["often"]], [PAIRS["group"]]], ids=len)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_no_transform_changes_faster_than_its_swing(pairs, swapped):
+    rows = Rows(pairs, np.ones(len(pairs)), swapped=swapped)
+    tilt, step = 3.0, 0.01
+    swing = rows.swing(tilt)
+    fastest = 0.0
+    for i, pair in enumerate(pairs):
+        alone = Rows([pair], np.ones(1), swapped=swapped)
+        line, _ = alone.along(tilt, step, 0, 4000, -30.0, 1e9)
+        change = np.abs(np.diff(np.exp(line.real))) / step
+        assert change.max() <= swing[i]
+        fastest = max(fastest, change.max() / swing[i])
+    assert fastest > 0.05
+
+
+def test_a_line_with_slack_holds_in_between():
+    rows = Rows(RATE, np.full(4, 50.0), swapped=False)
+    tilt, step = 4.0, 2.0
+    coarse, _ = rows.along(tilt, step, 0, 30, -20.0, 1e9, 1, step / 2 * rows.swing(tilt))
+    fine, _ = rows.along(tilt, step / 8, 0, 8 * 29, -20.0, 1e9)
+    nearest = np.rint(np.arange(8 * 29) / 8).astype(int)
+    assert (fine.real <= (coarse.real + coarse.doubt)[nearest]).all()

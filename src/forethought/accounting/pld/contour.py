@@ -29,14 +29,17 @@ from forethought.accounting.pld.integral import Integral, log_peak
 from forethought.accounting.pld.law import Law, LawRows
 from forethought.accounting.pld.mixtures import EPS, Array
 from forethought.accounting.pld.pair import Pair
+from forethought.accounting.pld.points import Line, gaussian_line
 from forethought.accounting.pld.quadrature import UnresolvedError
-from forethought.accounting.pld.transform import Line, Rows, gaussian_line
+from forethought.accounting.pld.transform import Rows, of_one_rate
 
 _MOST_POINTS = 2**19
 _MOST_WORK = 7e8
 _FACTORS = np.array([1.02, 1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 9.0, 15.0])
 # Where the transform has fallen to e^-this, what is left of the line needs little accuracy.
 _DEEP = 60.0
+# Rounds of one rate that are worth a table of their own.
+_SEVERAL = 3
 # How far a line keeps from the pole, in standard deviations, and how much it may lose by that.
 _CLEARANCE, _DEARER = 0.7, 3.0
 
@@ -48,6 +51,20 @@ class Place(NamedTuple):
     epsilon: float
     log_delta: float
     slack: float = 0.3  # ε may be this much smaller, relatively
+
+
+def _alike(parts: Mapping[Pair, int]) -> list[list[Pair]]:
+    """Pairs to be integrated together: of one rate where there are several, else of one shape."""
+    rates: dict[tuple[object, ...], list[Pair]] = {}
+    shapes: dict[tuple[object, ...], list[Pair]] = {}
+    for pair in sorted(parts, key=lambda p: (p.up, p.down)):
+        if not pair.gaussian:
+            key = (*pair.shape, round(2 * math.log2(pair.largest)))
+            rates.setdefault((*key, pair.up[0][1], pair.idle, pair.rest), []).append(pair)
+    for rate, pairs in rates.items():
+        kept = len(pairs) >= _SEVERAL and of_one_rate(pairs)
+        shapes.setdefault(rate if kept else rate[:-3], []).extend(pairs)
+    return list(shapes.values())
 
 
 def _log(value: float) -> float:
@@ -69,15 +86,9 @@ class Total:
         self.distance = math.sqrt(
             math.fsum(n * p.up[0][0] ** 2 for p, n in pairs.items() if p.gaussian)
         )
-        shapes: dict[tuple[object, ...], list[Pair]] = {}
-        for pair in pairs:
-            if not pair.gaussian:
-                far = max(c for c, _ in (*pair.up, *pair.down))
-                key = (*pair.shape, round(2 * math.log2(far)))
-                shapes.setdefault(key, []).append(pair)
         self.rows: list[Rows | LawRows] = [
             Rows(alike, np.array([float(pairs[p]) for p in alike]), swapped=swapped)
-            for alike in shapes.values()
+            for alike in _alike(pairs)
         ]
         self.rows += [
             LawRows(law, n, swapped=swapped) for law, n in parts.items() if isinstance(law, Law)
@@ -113,7 +124,7 @@ class Total:
             for rows in self.rows:
                 loss, log_mass = rows.sample()
                 gain = -np.expm1(np.minimum(level - loss, 0.0))
-                sums += float(rows.counts @ (np.exp(log_mass) * gain).sum(axis=1))
+                sums += float(rows.few_counts @ (np.exp(log_mass) * gain).sum(axis=1))
             return sums
 
         low, high = -60.0, math.log(max(1e-26, *(float(r.sample()[0].max()) for r in self.rows)))
@@ -249,7 +260,8 @@ class Total:
         # the whole composition still is.
         wanted = math.log(1e-3 * accuracy / (self.count + 1))
         pieces: list[Line] = []
-        first, peak = 0, 0.0
+        first, peak, swing = 0, 0.0, 0.0
+        swings: list[Array] | None = None
         last = min(points, max(16, math.ceil(8 / (step * self.deviation))))
         while first < points:
             frequencies = step * np.arange(first, last, dtype=float)
@@ -260,12 +272,28 @@ class Total:
             loose = min(wanted + 0.8 * fallen, -math.log(self.count + 1) - 1)
             if deep:
                 loose = max(loose, math.log(0.3 * (fallen - 30) / (self.count + 1)))
-            for rows in self.rows:
+            stride = 1
+            if deep and self.many:
+                if swings is None:
+                    swings = [rows.swing(tilt) for rows in self.rows]
+                    swing = math.fsum(
+                        float(r.counts @ x) for r, x in zip(self.rows, swings, strict=True)
+                    )
+                # So far apart that what the product may regain in between is a part of its fall.
+                stride = max(1, int(0.3 * fallen / (swing * step)))
+            here = (first // stride, (last - 1) // stride + (2 if stride > 1 else 1))
+            for i, rows in enumerate(self.rows):
                 # No round's transform is larger than on the real line, so a few are enough to
                 # bound them all where the product has all but vanished.
                 every = max(1, min(rows.size // 4, int(fallen / _DEEP))) if deep else 1
                 error = min(loose, -2.0)
-                some, work = rows.along(tilt, step, first, last, error, self.work_left, every)
+                reach = step * stride / 2 * swings[i] if swings and stride > 1 else None
+                some, work = rows.along(
+                    tilt, step * stride, *here, error, self.work_left, every, reach
+                )
+                if stride > 1:
+                    nearest = np.rint(np.arange(first, last) / stride).astype(int) - here[0]
+                    some = Line(*(x[nearest] for x in some))
                 self.work_left -= work
                 line = line + some
             if not pieces:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from forethought.accounting.pld.mixtures import EPS
-from forethought.accounting.pld.transform import Complex, Line
+from forethought.accounting.pld.points import Complex, Line
 
 
 def log_peak(tilt: float) -> float:

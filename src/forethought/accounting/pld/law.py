@@ -15,8 +15,8 @@ import numpy as np
 
 from forethought.accounting.limits import Bounds
 from forethought.accounting.pld.mixtures import EPS, Array
+from forethought.accounting.pld.points import Line, Points, composed
 from forethought.accounting.pld.quadrature import UnresolvedError
-from forethought.accounting.pld.transform import Line, _composed, _Points
 
 _AT_ONCE = 2**22
 
@@ -69,7 +69,7 @@ class LawRows:
     farthest = 0.0
 
     def __init__(self, law: Law, count: int, *, swapped: bool) -> None:
-        self.counts = np.array([float(count)])
+        self.counts = self.few_counts = np.array([float(count)])
         loss, mass = (-law.loss, law.second) if swapped else (law.loss, law.first)
         kept = mass > 1e-290
         self._loss, self._mass = loss[kept][None, :], mass[kept][None, :]
@@ -118,6 +118,14 @@ class LawRows:
         units = self._loss.shape[1] + 16 + float(np.max(np.abs(tilt * self._loss)))
         return float(self.counts[0] * (value + 8 * EPS * units * (1 + math.exp(-value))))
 
+    def swing(self, tilt: float) -> Array:
+        """A bound on how fast the transform can change along the line, but for a turn."""
+        mass, loss = self._mass[0] * np.exp(tilt * self._loss[0]), self._loss[0]
+        moment = float(mass.sum())
+        square = float(mass @ (loss - float(mass @ loss) / moment) ** 2)
+        units = 1 + EPS * (loss.size + 16 + float(np.max(np.abs(tilt * loss))))
+        return np.array([math.sqrt(moment * square) * units * (1 + 1e-9)])
+
     def along(
         self,
         tilt: float,
@@ -127,8 +135,11 @@ class LawRows:
         _log_error: float,
         most_work: float,
         _every: int = 1,
+        slack: Array | None = None,
     ) -> tuple[Line, float]:
         """The log transform at tilt + i k step for first ≤ k < last, and the work it took.
+
+        ``slack`` is added to what it may be off by.
 
         Raises:
             UnresolvedError: it would take more than ``most_work`` products.
@@ -138,7 +149,7 @@ class LawRows:
         if work > most_work:
             raise UnresolvedError(f"{values} x {count} products")
         slip = 4 + np.abs(self._loss)
-        points = _Points(self._loss, self._log_mass, slip, 8 + np.abs(self._log_mass), tilt)
+        points = Points(self._loss, self._log_mass, slip, 8 + np.abs(self._log_mass), tilt)
         fine = max(1, min(64, math.isqrt(count)))
         chunk = max(fine, _AT_ONCE // values // fine * fine)
         total = Line(np.zeros(0), np.zeros(0), np.zeros(0))
@@ -147,6 +158,7 @@ class LawRows:
             grid = (-(-some // fine), fine)
             gap = points.gaps(step * at, step, grid)[:, :some] - self._gap
             error = points.rounding(step * np.arange(at, at + some, dtype=float), some)
-            found = _composed(gap, error + EPS * (1 + values), self.counts)
+            error = error + EPS * (1 + values) + (0.0 if slack is None else slack[:, None])
+            found = composed(gap, error, self.counts)
             total = Line(*(np.concatenate(x) for x in zip(total, found, strict=True)))
         return total, work

@@ -54,6 +54,12 @@ class Mixture:
         """Whether this side is N(0, 1) alone."""
         return not self.shifts.size
 
+    def rows(self, chosen: NDArray[np.intp]) -> Mixture:
+        """Some of the rows."""
+        shifts, weights = self.shifts[chosen], self.weights[chosen]
+        idle, spread = self.idle[chosen, 0], self.spread[chosen, 0]
+        return Mixture(shifts, weights, idle, self.sign, spread)
+
     def at(self, z: Array) -> Values:
         """Evaluate at ``z``, shape (points,) for all rows alike or (rows, points)."""
         z = np.atleast_2d(z)

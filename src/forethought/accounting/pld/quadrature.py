@@ -32,6 +32,31 @@ class UnresolvedError(ArithmeticError):
     """No affordable set of panels gives the wanted accuracy."""
 
 
+class Base(NamedTuple):
+    """The Gaussian under which a round's integrals are taken, one for each row.
+
+    Args:
+        mean, variance: shape (rows, 1), or (1, 1) for all rows alike.
+    """
+
+    mean: Array
+    variance: Array
+
+    @property
+    def deviation(self) -> Array:
+        """Standard deviations."""
+        return np.asarray(np.sqrt(self.variance))
+
+    def log(self, x: Array) -> Array:
+        """log of the density at ``x``, rows by point."""
+        away = x - self.mean
+        scale = _LOG_NORMAL + 0.5 * np.log(self.variance)
+        return np.asarray(-0.5 * away * away / self.variance - scale)
+
+
+STANDARD = Base(np.zeros((1, 1)), np.ones((1, 1)))
+
+
 class Measure(NamedTuple):
     """One of the integrals that a transform is made of: ∫ φ R^(up + sign·s) S^(-sign·s).
 
@@ -74,6 +99,7 @@ def rule(
     demands: Sequence[Demand],
     start: Array | None = None,
     cut: float = math.inf,
+    base: Base = STANDARD,
 ) -> Rule:
     """Panels on which every measure meets every demand, for every row.
 
@@ -84,23 +110,29 @@ def rule(
         start: where the integrals begin, one for each row: nodes and weights are then relative to
             it and the first panel begins at 0. None: the whole line.
         cut: where the integrals end, if not at infinity.
+        base: what R and S are densities over, if not N(0, 1).
 
     Raises:
         UnresolvedError: too many panels would be needed.
     """
     cases = [(m, d, *m.exponents(d.tilt)) for m in measures for d in demands]
     a, d = up.largest, down.largest
-    right = max(float((max(r, 0) * a + max(-s, 0) * d).max()) for _, _, r, s in cases)
-    left = max(float((max(-r, 0) * a + max(s, 0) * d).max()) for _, _, r, s in cases)
-    margin = math.sqrt(2 * max(30.0, 20 - min(x.log_error for x in demands)))
-    high = right + margin
-    low = -left - margin
+    margin = math.sqrt(2 * max(30.0, 20 - min(x.log_error for x in demands))) * base.deviation
+    right = max(
+        float((base.mean + base.variance * (max(r, 0) * a + max(-s, 0) * d) + margin).max())
+        for _, _, r, s in cases
+    )
+    left = min(
+        float((base.mean - base.variance * (max(-r, 0) * a + max(s, 0) * d) - margin).min())
+        for _, _, r, s in cases
+    )
+    high, low = right, left
     offset = np.zeros((up.shifts.shape[0], 1)) if start is None else start[:, None]
     whole = high <= cut
     high = min(high, cut)
     if start is not None:
         low, high = 0.0, high - float(start.min())
-    count = math.ceil((high - low) / _WIDTH)
+    count = math.ceil((high - low) / (_WIDTH * min(1.0, float(base.deviation.max()))))
     if not count <= _MOST_PANELS:
         raise UnresolvedError(f"{count} panels")
     edges = np.linspace(low, high, count + 1)
@@ -110,7 +142,7 @@ def rule(
     kept: list[tuple[Array, Array]] = []
     accepted = 0
     for _ in range(_SPLITS):
-        sup, bound = _bounds(up, down, cases, centres, halves, offset)
+        sup, bound = _bounds(up, down, cases, centres, halves, offset, base)
         wanted = np.array([case[1].log_error - share for case in cases])[:, None]
         dropped = (sup <= wanted).all(axis=0)
         good = ~dropped & (bound <= wanted).all(axis=0)
@@ -136,7 +168,7 @@ def rule(
     order = np.argsort(centre)
     centre, half = centre[order], half[order]
     ends = (high + offset if whole else None, low + offset if start is None else None)
-    tails = _tails(up, down, cases, ends)
+    tails = _tails(up, down, cases, ends, base)
     for i in range(len(cases)):
         at = i % len(demands)
         errors[at] = np.logaddexp(errors[at], tails[i])
@@ -152,6 +184,7 @@ def _bounds(
     centres: Array,
     halves: Array,
     offset: Array,
+    base: Base,
 ) -> tuple[Array, Array]:
     """log of ∫|f| on each panel and of the rule's error there; rows of the result by case."""
     x = centres + offset
@@ -172,14 +205,15 @@ def _bounds(
         - np.log1p(-np.exp(-2 * log_rho))
         + np.log(halves)
     )
+    density, pull = base.log(x), (base.mean - x) / base.variance
     sup, bound = [], []
     for _, demand, r, s in cases:
-        level = -0.5 * x * x - _LOG_NORMAL + r * log_r + s * log_s
-        slope = np.abs(-x + r * m - s * k)
-        bend = np.maximum(-0.5 + 0.5 * (max(r, 0) * vr + max(s, 0) * vs), 0)
+        level = density + r * log_r + s * log_s
+        slope = np.abs(pull + r * m - s * k)
+        bend = np.maximum(-0.5 / base.variance + 0.5 * (max(r, 0) * vr + max(s, 0) * vs), 0)
         size = level + slope * wide + bend * wide * wide
         sup.append((size[0] + np.log(2 * halves)).max(axis=0))
-        size = size + tall * tall / 2
+        size = size + tall * tall / (2 * base.variance)
         size = size + min(r, 0) * np.log1p(-dip_r) + min(s, 0) * np.log1p(-dip_s)
         size = np.where(analytic, size + demand.frequency * turn, np.inf)
         bound.append((size[1:] + rate).min(axis=0).max(axis=0))
@@ -203,6 +237,7 @@ def _tails(
     down: Mixture,
     cases: list[tuple[Measure, Demand, float, float]],
     ends: tuple[Array | None, Array | None],
+    base: Base,
 ) -> list[float]:
     """log of ∫|f| beyond the outermost panels: the shifts bound how fast f can grow there."""
     a, d = up.largest[:, 0], down.largest[:, 0]
@@ -216,8 +251,8 @@ def _tails(
         ):
             if end is None:
                 continue
-            size = -0.5 * end * end - _LOG_NORMAL + r * up.at(end).log + s * down.at(end).log
-            room = np.abs(end[:, 0]) - slope
+            size = base.log(end) + r * up.at(end).log + s * down.at(end).log
+            room = (np.abs(end - base.mean) / base.variance)[:, 0] - slope
             total = np.logaddexp(total, float((size[:, 0] - np.log(room)).max()))
         found.append(total)
     return found
