@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from forethought.accounting import calibration
 from forethought.accounting.calibration import calibrate, noise_multiplier
-from forethought.accounting.exact import epsilon
+from forethought.accounting.exact import epsilon, estimate
 from forethought.mechanism import (
     Budget,
     FullBatch,
@@ -85,3 +86,20 @@ def test_a_bracket_without_a_solution_is_refused():
 def test_an_unsupported_combination_is_refused():
     with pytest.raises(UnsupportedMechanismError):
         noise_multiplier(Budget(1, 1e-5), Shuffled(10, 100), 10)
+
+
+@pytest.mark.parametrize("off", [0.3, 1.0, 5.0, float("nan")])
+def test_a_bad_estimate_costs_time_and_nothing_else(off, monkeypatch):
+    monkeypatch.setattr(calibration, "estimate", lambda *_: off * next(noise))
+    noise = iter(0.5 + 0.37 * (i % 7) for i in range(10_000))
+    budget, sampling = Budget(1.0, 1e-5), Poisson(0.01)
+    sigma = noise_multiplier(budget, sampling, 500)
+    _close(Mechanism(Rounds(sigma, 500, sampling)), budget)
+
+
+def test_an_estimate_is_near_what_is_certified():
+    for rounds, group in ((Rounds(1.1, 5000, Poisson(0.01)), 1), (Rounds(2.0, 9, FullBatch()), 3)):
+        mechanism = Mechanism(rounds)
+        certain = epsilon(mechanism, 1e-5, group).upper
+        assert estimate(mechanism, 1e-5, group) == pytest.approx(certain, rel=0.02)
+    assert estimate(Mechanism(Rounds(1e-5, 9, Poisson(0.1))), 1e-5) < float("inf")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from forethought.accounting.exact import epsilon
+from forethought.accounting.exact import epsilon, estimate
 from forethought.mechanism import (
     Adjacency,
     Budget,
@@ -15,6 +15,9 @@ from forethought.mechanism import (
     Sampling,
     real,
 )
+
+# How often an estimate is asked where it meets the budget, and how often it is then corrected.
+_STEPS, _ATTEMPTS = 12, 4
 
 
 def calibrate(
@@ -67,6 +70,10 @@ def calibrate(
         # budget that the Statement then finds above it. A rough one is hardly faster.
         return epsilon(make_mechanism(value), budget.delta, group).upper
 
+    if not integer:
+        found = _near_estimate(make_mechanism, spent, budget, (low, high), tolerance, group)
+        if found is not None:
+            return found
     ends = (spent(low), spent(high))
     meets = [end <= budget.epsilon for end in ends]
     if meets[0] == meets[1]:
@@ -93,6 +100,55 @@ def calibrate(
         else:
             bad, at_bad = value, got
     return good
+
+
+def _near_estimate(
+    make_mechanism: Callable[[float], Mechanism],
+    spent: Callable[[float], float],
+    budget: Budget,
+    bracket: tuple[float, float],
+    tolerance: float,
+    group: int,
+    start: float | None = None,
+) -> float | None:
+    """A value that just meets the budget, certified, found from where an estimate does.
+
+    None where that takes more than a few attempts: then the bracket is searched.
+    """
+    low, high = bracket
+    target = math.log(budget.epsilon * (1 - tolerance / 2))
+
+    def roughly(x: float) -> float:
+        value = estimate(make_mechanism(math.exp(x)), budget.delta, group)
+        return math.log(value) if 0 < value < math.inf else math.nan
+
+    if low <= 0:
+        return None
+    ends = (math.log(low), math.log(high))
+    # ε is close to a power of the unknown.
+    x = sum(ends) / 2 if start is None else math.log(start)
+    step = min(0.1, (ends[1] - ends[0]) / 4)
+    at = roughly(x)
+    slope = (roughly(x + step) - at) / step
+    for _ in range(_STEPS):
+        if not (math.isfinite(slope) and slope != 0):
+            return None
+        following = min(max(x + (target - at) / slope, ends[0]), ends[1])
+        if abs(following - x) < 1e-3:
+            break
+        before, x = (x, at), following
+        at = roughly(x)
+        slope = (at - before[1]) / (x - before[0])
+    for _ in range(_ATTEMPTS):
+        got = spent(math.exp(x))
+        if budget.epsilon * (1 - tolerance) <= got <= budget.epsilon:
+            return math.exp(x)
+        if not 0 < got < math.inf:
+            return None
+        x = x + (target - math.log(got)) / slope
+        if not ends[0] <= x <= ends[1]:
+            return None
+    return None
 
 
 def _between(
@@ -126,9 +182,15 @@ def noise_multiplier(
     def make(sigma: float) -> Mechanism:
         return Mechanism(Rounds(sigma, rounds, sampling, clipping), adjacency=adjacency)
 
-    def meets(sigma: float) -> bool:
-        return epsilon(make(sigma), budget.delta).upper <= budget.epsilon
+    def spent(sigma: float) -> float:
+        return epsilon(make(sigma), budget.delta).upper
 
+    def meets(sigma: float) -> bool:
+        return spent(sigma) <= budget.epsilon
+
+    found = _near_estimate(make, spent, budget, (1e-3, 1e9), 1e-3, 1, start=1.0)
+    if found is not None:
+        return found
     high = 1.0
     while not meets(high):
         high *= 3

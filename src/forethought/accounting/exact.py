@@ -125,6 +125,23 @@ def epsilon_curve(
 
 
 @np.errstate(all="ignore")
+def estimate(mechanism: Mechanism, delta: float, group: int = 1) -> float:
+    """About ε, in a tenth of the time: for choosing where to ask, never for a promise.
+
+    Raises:
+        UnsupportedMechanismError: no theorem is known for a part of the mechanism.
+    """
+    if not _noisy(mechanism):
+        return math.inf
+    most = gaussian_epsilon(unsampled_distance(mechanism, group), delta).upper
+    counts = parts(mechanism, group)
+    if not all(map(_integrable, counts)):
+        return most
+    found = Total(counts).estimate(delta)
+    return min(found, most) if math.isfinite(found) else most
+
+
+@np.errstate(all="ignore")
 def privacy_loss(
     mechanism: Mechanism, group: int = 1, *, accuracy: float = 1e-3
 ) -> list[tuple[Curve, Curve]]:

@@ -22,7 +22,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import ndtri_exp
+from scipy.special import erfcx, ndtri_exp
 
 from forethought.accounting.pld.charges import Charges
 from forethought.accounting.pld.integral import Integral, log_peak
@@ -158,18 +158,27 @@ class Total:
         level = float(epsilon or 0.0)
         return Place(self._off_the_pole(tilt, level), level, min(best, 0.0), 0.0)
 
+    def estimate(self, delta: float) -> float:
+        """About the ε at ``delta``, by a saddle point: for choosing, not for bounds."""
+        place = self.locate(delta=delta)
+        c, spread = place.tilt, self.spread(place.tilt)
+        # What a Gaussian of that spread gives; exact where the tilted loss is one.
+        first, second = (float(erfcx(x * spread / math.sqrt(2))) / 2 for x in (c, c + 1))
+        if not first > second:
+            return place.epsilon
+        log = float(self.cumulant(np.array([c]))[0]) + math.log(first - second)
+        return max((log - math.log(delta)) / c, 0.0)
+
     def _off_the_pole(self, tilt: float, epsilon: float) -> float:
         """Where δ is near 1 the best bound's line runs so close to the pole at 0 that it would
         take very many points; a little further right it loses next to nothing."""
-        first = None
-        for _ in range(40):
-            if tilt * self.spread(tilt) >= _CLEARANCE:
+        best = float(self.cumulant(np.array([tilt]))[0]) - tilt * epsilon
+        for _ in range(60):
+            further = 1.5 * tilt
+            dearer = float(self.cumulant(np.array([further]))[0]) - further * epsilon - best
+            if tilt * self.spread(tilt) >= _CLEARANCE or not dearer <= _DEARER:
                 break
-            value = float(self.cumulant(np.array([tilt]))[0]) - tilt * epsilon
-            first = value if first is None else first
-            if value > first + _DEARER:
-                break
-            tilt *= 1.5
+            tilt = further
         return tilt
 
     def spread(self, tilt: float) -> float:
@@ -245,6 +254,8 @@ class Total:
         width = max((1 - small) / c, float(needs[at]))
         # How much larger the line's first value is than the answer: all errors count for more.
         excess = max(0.0, float(self.cumulant(np.array([c]))[0]) - c * epsilon - log_delta)
+        if not excess < 500:
+            raise UnresolvedError(f"a line e^{excess:.0f} above the answer")
         ahead = 6.0 - math.log(accuracy) + excess
         end = math.sqrt(c * c + 2 * ahead / smoothing**2)
         step = 2 * math.pi / width
