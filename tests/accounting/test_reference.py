@@ -138,8 +138,8 @@ def test_losses_one_percent_too_small_are_caught(monkeypatch):
     mechanism = Mechanism(Rounds(case[1], case[2] + 1, Poisson(case[0])))
     points = transform.Rows._on
 
-    def shrunk(self, nodes, weights):
-        loss, *rest = points(self, nodes, weights)
+    def shrunk(self, *nodes):
+        loss, *rest = points(self, *nodes)
         return 0.99 * loss, *rest
 
     monkeypatch.setattr(transform.Rows, "_on", shrunk)

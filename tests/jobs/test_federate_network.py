@@ -160,9 +160,7 @@ def test_a_federation_in_three_threads_leaves_statements_and_one_model(
     request = from_file(job)
     threads = [
         in_thread(
-            lambda: jobs.serve_job(
-                request, keys / "server", tmp_path / "server", address=address
-            ),
+            lambda: jobs.serve_job(request, keys / "server", tmp_path / "server", address=address),
             results,
             "server",
         )

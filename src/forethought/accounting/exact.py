@@ -134,8 +134,9 @@ def estimate(mechanism: Mechanism, delta: float, group: int = 1) -> float:
     if not _noisy(mechanism):
         return math.inf
     most = gaussian_epsilon(unsampled_distance(mechanism, group), delta).upper
-    counts = parts(mechanism, group)
-    if not all(map(_integrable, counts)):
+    composed = parts(mechanism, group)
+    counts = {pair: n for pair, n in composed.items() if isinstance(pair, Pair)}
+    if len(counts) < len(composed) or not all(map(_integrable, counts)):
         return most
     found = Total(counts).estimate(delta)
     return min(found, most) if math.isfinite(found) else most
