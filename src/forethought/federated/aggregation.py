@@ -18,6 +18,8 @@ from forethought.exchange.messages import Vector
 from forethought.federated.federation import Robust
 
 Sum = NDArray[np.float64]
+# Vectors that are added up in float32 before they join the rest.
+TOGETHER = 16
 
 
 class Aggregate(Protocol):
@@ -46,7 +48,10 @@ class Aggregate(Protocol):
 
 
 class Mean:
-    """Σ share·vector / Σ share over the clients that came, in float64.
+    """Σ share·vector / Σ share over the clients that came.
+
+    A few vectors at a time are added in float32, which is half the memory traffic; their sums in
+    float64, so that a million clients lose nothing.
 
     Args:
         bound: vectors are shortened to this distance from ``centre``; None: they are not.
@@ -57,32 +62,59 @@ class Mean:
         self._centre, self._bound = centre, bound
         self._total = 0.0
         self._sum: Sum | None = None
+        self._part: Vector | None = None
+        self._scratch: Vector | None = None
 
     def add(self, vector: Vector, share: float) -> None:
         if self._bound is not None:
             vector = shortened(vector, self._centre, self._bound)
-        if self._sum is None:
-            self._sum = np.multiply(vector, share, dtype=np.float64)
+        weight = np.float32(share)
+        if self._part is None:
+            self._part = vector * weight
         else:
-            self._sum += np.multiply(vector, share, dtype=np.float64)
-        self._total += share
+            if self._scratch is None:
+                self._scratch = np.empty_like(self._part)
+            np.multiply(vector, weight, out=self._scratch)
+            self._part += self._scratch
+        self._total += float(weight)
         self.count += 1
+        if self.count % TOGETHER == 0:
+            self._join()
+
+    def _join(self) -> None:
+        if self._part is not None:
+            if self._sum is None:
+                self._sum = self._part.astype(np.float64)
+            else:
+                self._sum += self._part
+            self._part = None
 
     def result(self) -> Vector:
-        if self._sum is None:
+        if self._sum is not None:
+            self._join()
+        whole = self._part if self._sum is None else self._sum
+        if whole is None:
             raise ValueError("no update has come: there is no mean of nothing")
-        return (self._sum / self._total).astype(np.float32)
+        mean: Vector = np.empty(len(whole), dtype=np.float32)
+        # Divided in float64, without a copy of that size.
+        np.divide(whole, self._total, out=mean, dtype=np.float64, casting="unsafe")
+        return mean
 
     def state(self) -> dict[str, NDArray[np.generic]]:
-        if self._sum is None:
-            return {}
-        return {"sum": self._sum, "total": np.array([self._total, self.count])}
+        found: dict[str, NDArray[np.generic]] = {"total": np.array([self._total, self.count])}
+        if self._sum is not None:
+            found["sum"] = self._sum
+        if self._part is not None:
+            found["part"] = self._part
+        return found
 
     def restore(self, state: Mapping[str, NDArray[np.generic]]) -> None:
-        if state:
+        total, count = state["total"]
+        self._total, self.count = float(total), int(count)
+        if "sum" in state:
             self._sum = np.array(state["sum"], dtype=np.float64)
-            total, count = state["total"]
-            self._total, self.count = float(total), int(count)
+        if "part" in state:
+            self._part = np.array(state["part"], dtype=np.float32)
 
 
 class Sorted:

@@ -37,6 +37,7 @@ class Asynchronous:
         self.version, self.finished = 0, False
         self.model: Vector = weights
         self.weights: Vector = weights.copy()
+        self._scratch = np.empty_like(self.weights)
         self._federation = federation
         self._permits = federation.delay.permits
         members = range(len(federation.members))
@@ -58,7 +59,9 @@ class Asynchronous:
     def apply(self, client: int, update: Update) -> None:
         bound = self._federation.robust.bound
         vector = update.vector if bound is None else shortened(update.vector, None, bound)
-        self.weights -= np.float32(self._steps[client](update.round)) * vector
+        size = np.float32(self._steps[client](update.round))
+        np.multiply(vector, size, out=self._scratch)
+        self.weights -= self._scratch
         ahead = self._ahead.setdefault(client, set())
         ahead.add(update.round)
         done = int(self._done[client])

@@ -8,12 +8,20 @@ is what its ledger holds, a prefix of its plan.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
 
 from forethought.exchange import events as on
+from forethought.exchange.events import (
+    Acknowledged,
+    Commit,
+    Compute,
+    Computed,
+    Received,
+    Release,
+    Send,
+)
 from forethought.exchange.messages import (
     SERVER,
     Acknowledgement,
@@ -91,61 +99,53 @@ class ClientMachine:
         """What an event leads to."""
         if self._halted:
             return []
-        match event:
-            case on.Received():
-                if event.sender != SERVER:
-                    return [on.Alarm("sender", f"a message from {event.sender}, not the server")]
-                return self._received(event.message)
-            case on.Computed():
-                return self._computed(event)
-            case on.Connected() | on.Woken():
-                joined: Effects = [on.Send(SERVER, Join(self.updates, self.base))]
-                joined += [on.Send(SERVER, update) for update in self._unsent()]
-                joined.append(on.Wake(event.now + self.federation.resend))
-                return joined
-            case on.Stopped():
-                self._halted = True
-                leave = Leave(self.updates, self.base, "stopped")
-                return [on.Send(SERVER, leave), on.Done("stopped by its owner")]
-            case _:
-                return []
+        if isinstance(event, Received):
+            if event.sender != SERVER:
+                return [on.Alarm("sender", f"a message from {event.sender}, not the server")]
+            return self._received(event.message)
+        if isinstance(event, Computed):
+            return self._computed(event)
+        if isinstance(event, on.Connected | on.Woken):
+            joined: Effects = [Send(SERVER, Join(self.updates, self.base))]
+            joined += [Send(SERVER, update) for update in self._unsent()]
+            joined.append(on.Wake(event.now + self.federation.resend))
+            return joined
+        if isinstance(event, on.Stopped):
+            self._halted = True
+            leave = Leave(self.updates, self.base, "stopped")
+            return [Send(SERVER, leave), on.Done("stopped by its owner")]
+        return []
 
     def _unsent(self) -> list[Update]:
         return list(self._outgoing.values()) if self._outgoing else []
 
     def _received(self, message: object) -> Effects:
-        match message:
-            case Model():
-                return self._model(message)
-            case Acknowledgement() | Refusal():
-                return self._answered(message)
-            case Finished():
-                if message.round > self.updates:
-                    return self._rolled_back(message.round)
-                self._halted = True
-                self.weights, self.base = message.vector, message.base
-                return [on.Done("finished")]
-            case _:
-                return [on.Alarm("kind", f"a server does not send {type(message).__name__}")]
+        if isinstance(message, Model):
+            return self._model(message)
+        if isinstance(message, Acknowledgement | Refusal):
+            return self._answered(message)
+        if isinstance(message, Finished):
+            if message.round > self.updates:
+                return self._rolled_back(message.round)
+            self._halted = True
+            self.weights, self.base = message.vector, message.base
+            return [on.Done("finished")]
+        return [on.Alarm("kind", f"a server does not send {type(message).__name__}")]
 
     def _model(self, model: Model) -> Effects:
         if model.round > self.updates:
             return self._rolled_back(model.round)
         if not self._sound(model.vector):
-            return [
-                on.Alarm("model", "a model of another shape, or with values that are not finite")
-            ]
+            return [on.Alarm("model", "a model of another shape or precision")]
         if model.base < self.base or (model.base == self.base and self._delay is not None):
             return []  # an old model, or the one that is there with own steps on it
         self.base, self.weights = model.base, model.vector
         return self._next()
 
     def _sound(self, vector: Vector) -> bool:
-        return (
-            vector.shape == (self.federation.parameters,)
-            and vector.dtype == np.float32
-            and math.isfinite(np.dot(vector, vector))
-        )
+        # Whether it is finite was judged where its frame was opened; a contribution that comes of
+        # values that are not is replaced by zero.
+        return vector.shape == (self.federation.parameters,) and vector.dtype == np.float32
 
     def _rolled_back(self, applied: int) -> Effects:
         # Releases that this ledger does not know of: it would spend them a second time.
@@ -165,7 +165,7 @@ class ClientMachine:
             return self._rolled_back(answer.round + 1)
         if not self._outgoing or self._outgoing.pop(answer.round, None) is None:
             return []
-        effects: Effects = [on.Acknowledged(answer.round)]
+        effects: Effects = [Acknowledged(answer.round)]
         if isinstance(answer, Refusal) and answer.reason not in ("late", "twice"):
             effects.append(
                 on.Alarm("refused", f"update {answer.round} was refused: {answer.reason}")
@@ -184,32 +184,27 @@ class ClientMachine:
         if self.updates >= self._limit:
             if self._delay is not None:
                 return []
-            return [on.Send(SERVER, Leave(self.updates, self.base, "plan used up"))]
+            return [Send(SERVER, Leave(self.updates, self.base, "plan used up"))]
         self._computing = True
-        return [on.Compute(self.updates, self.base, self.weights)]
+        return [Compute(self.updates, self.base, self.weights)]
 
-    def _computed(self, done: on.Computed) -> Effects:
+    def _computed(self, done: Computed) -> Effects:
         if not self._computing or done.round != self.updates:
             return [on.Alarm("trainer", f"update {done.round} was not asked for")]
         self._computing = False
-        if not self._sound(done.vector):
-            self._halted = True
-            text = "the trainer diverged: values that are not finite; nothing was released"
-            return [on.Alarm("diverged", text), on.Done("diverged")]
         update = Update(done.round, done.base, done.vector)
         if self._outgoing is None:
             self._outgoing = {}
         self._outgoing[done.round] = update
         self.updates += 1
         self._last = done.base
-        release = on.Release(
-            done.round, done.base, done.rounds, done.input_hash, done.state, update
-        )
-        effects: Effects = [on.Commit(release), on.Send(SERVER, update)]
+        release = Release(done.round, done.base, done.rounds, done.input_hash, done.state, update)
+        effects: Effects = [Commit(release), Send(SERVER, update)]
         if self._step is not None and self.weights is not None and self.base == done.base:
             # Algorithm 4, line 15, with the sign that descends: U is a sum of gradients.
             size = np.float32(self._step(done.round))
-            self.weights = self.weights - size * done.vector
+            step = done.vector * size
+            self.weights = np.subtract(self.weights, step, out=step)
         effects += self._next()
         return effects
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought.exchange import events as on
+from forethought.exchange.events import Commit, Compute, Computed, Received, Send
 from forethought.exchange.messages import SERVER, Vector
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Federation
@@ -24,6 +25,7 @@ from forethought.simulation.clock import Agenda
 from forethought.simulation.speeds import LogNormal, Outage, Way
 
 _TO_SERVER, _TO_CLIENT, _COMPUTED, _WAKE, _WAKE_SERVER, _ON, _OFF = range(7)
+# What comes before _WAKE_SERVER does not reach a client that is away.
 # Bytes of a frame besides its vector.
 OVERHEAD = 256
 
@@ -117,6 +119,7 @@ class Simulator:
         self._agenda = Agenda()
         self._factor = LogNormal(times.straggling, [times.seed, 0])
         self._jitter = LogNormal(times.way.jitter, [times.seed, 1])
+        self._jittered = times.way.jitter > 0
         self._rounds = np.zeros(members, dtype=np.int64)
         self._busy = np.zeros(members)
         self._messages = self._bytes = 0
@@ -126,6 +129,8 @@ class Simulator:
         self._away: set[int] = set()
         # Without outages nothing is lost, so nothing need be said again.
         self._loses = bool(times.outages)
+        # Heartbeats since anything else happened, and how many of them mean that nothing will.
+        self._idle, self._patience = 0, 1000 + 100 * members
         self._done = False
 
     def run(self) -> Simulated:
@@ -137,53 +142,57 @@ class Simulator:
         agenda = self._agenda
         for outage in self.times.outages:
             agenda.add(outage.begin, _OFF, outage.machine)
-            agenda.add(outage.end, _ON, outage.machine)
+            if math.isfinite(outage.end):
+                agenda.add(outage.end, _ON, outage.machine)
         self._serve(self.server.handle(on.Connected(0.0)))
         for client, machine in enumerate(self.clients):
             self._act(client, machine.handle(on.Connected(0.0)))
         while not self._done:
-            try:
-                kind, client, what = agenda.next()
-            except IndexError:
+            if not len(agenda) or self._idle > self._patience:
                 raise SimulationError(
                     f"model {self.server.version} waits for updates that never come: give a "
                     "deadline or an absence"
-                ) from None
+                )
+            kind, client, what = agenda.next()
             self._happens(kind, client, what)
         return self._result()
 
     def _happens(self, kind: int, client: int, what: object) -> None:
-        now = self._agenda.now
-        if kind == _WAKE_SERVER:
+        # The commonest first: a million clients go through here thousands of times.
+        agenda = self._agenda
+        now = agenda.now
+        if client in self._away and kind < _WAKE_SERVER:
+            back = self._back(client, now)
+            if kind == _COMPUTED and math.isfinite(back):  # it goes on where it stopped
+                agenda.add(back, _COMPUTED, client, what)
+        elif kind == _TO_SERVER:
+            self._serve(self.server.handle(Received(client, what, now)))
+        elif kind == _TO_CLIENT:
+            self._act(client, self.clients[client].handle(Received(SERVER, what, now)))
+        elif kind == _COMPUTED:
+            self._idle = 0
+            self._computed(client, what)
+        elif kind == _WAKE_SERVER:
             self._serve(self.server.handle(on.Woken(now)))
+        elif kind == _WAKE:
+            self._idle += 1
+            self._act(client, self.clients[client].handle(on.Woken(now)))
         elif kind == _ON:
             self._away.discard(client)
             self._act(client, self.clients[client].handle(on.Connected(now)))
-        elif kind == _OFF:
-            self._away.add(client)
-        elif kind == _COMPUTED:
-            if client in self._away:  # it goes on where it stopped
-                self._agenda.add(self._back(client, now), _COMPUTED, client, what)
-                return
-            self._computed(client, what)
-        elif client in self._away:
-            return
-        elif kind == _TO_SERVER:
-            self._serve(self.server.handle(on.Received(client, what, now)))
-        elif kind == _TO_CLIENT:
-            self._act(client, self.clients[client].handle(on.Received(SERVER, what, now)))
         else:
-            self._act(client, self.clients[client].handle(on.Woken(now)))
+            self._away.add(client)
 
     def _back(self, client: int, now: float) -> float:
         ends = [o.end for o in self.times.outages if o.machine == client and o.begin <= now < o.end]
         return max(ends, default=now)
 
     def _computed(self, client: int, what: object) -> None:
-        assert isinstance(what, on.Compute)
+        if not isinstance(what, Compute):
+            raise TypeError(f"a computation was expected, not {type(what).__name__}")
         now = self._agenda.now
         found = self.trainers.result(client)
-        done = on.Computed(
+        done = Computed(
             what.round,
             what.base,
             found.vector,
@@ -197,27 +206,24 @@ class Simulator:
     def _act(self, client: int, effects: list[on.Effect]) -> None:
         now = self._agenda.now
         for effect in effects:
-            match effect:
-                case on.Send():
-                    self._send(_TO_SERVER, client, effect.message)
-                case on.Commit():
-                    self._rounds[client] = effect.release.rounds
-                    if self._committed is not None:
-                        self._committed(client, effect.release)
-                case on.Compute():
-                    seconds = self.times.compute[client] * self._factor()
-                    self._busy[client] += seconds
-                    if self._timeline is not None:
-                        self._timeline.append((client, now, now + seconds))
-                    self.trainers.begin(Work(client, effect.round, effect.base, effect.vector))
-                    self._agenda.add(now + seconds, _COMPUTED, client, effect)
-                case on.Wake():
-                    if self._loses:
-                        self._agenda.add(effect.at, _WAKE, client)
-                case on.Alarm():
-                    self._alarms.append((effect.code, effect.text))
-                case _:
-                    pass
+            if isinstance(effect, Send):
+                self._send(_TO_SERVER, client, effect.message)
+            elif isinstance(effect, Compute):
+                seconds = self.times.compute[client] * self._factor()
+                self._busy[client] += seconds
+                if self._timeline is not None:
+                    self._timeline.append((client, now, now + seconds))
+                self.trainers.begin(Work(client, effect.round, effect.base, effect.vector))
+                self._agenda.add(now + seconds, _COMPUTED, client, effect)
+            elif isinstance(effect, Commit):
+                self._rounds[client] = effect.release.rounds
+                if self._committed is not None:
+                    self._committed(client, effect.release)
+            elif isinstance(effect, on.Wake):
+                if self._loses:
+                    self._agenda.add(effect.at, _WAKE, client)
+            elif isinstance(effect, on.Alarm):
+                self._alarms.append((effect.code, effect.text))
 
     def _serve(self, effects: list[on.Effect]) -> None:
         version = self.server.version
@@ -227,17 +233,14 @@ class Simulator:
             if self._versions is not None:
                 self._versions(version, now, self.server.reported)
         for effect in effects:
-            match effect:
-                case on.Send():
-                    self._send(_TO_CLIENT, effect.to, effect.message)
-                case on.Wake():
-                    self._agenda.add(effect.at, _WAKE_SERVER, SERVER)
-                case on.Alarm():
-                    self._alarms.append((effect.code, effect.text))
-                case on.Done():
-                    self._done = True
-                case _:
-                    pass
+            if isinstance(effect, Send):
+                self._send(_TO_CLIENT, effect.to, effect.message)
+            elif isinstance(effect, on.Wake):
+                self._agenda.add(effect.at, _WAKE_SERVER, SERVER)
+            elif isinstance(effect, on.Alarm):
+                self._alarms.append((effect.code, effect.text))
+            elif isinstance(effect, on.Done):
+                self._done = True
 
     def _send(self, kind: int, client: int, message: object) -> None:
         vector = getattr(message, "vector", None)
@@ -250,7 +253,7 @@ class Simulator:
         seconds = way.latency
         if way.bandwidth is not None:
             seconds += size / way.bandwidth
-        if seconds:
+        if self._jittered:
             seconds *= self._jitter()
         self._agenda.add(self._agenda.now + seconds, kind, client, message)
 

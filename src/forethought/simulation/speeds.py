@@ -7,6 +7,7 @@ for, so that a simulation that asks in the same order gets the same ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -43,11 +44,11 @@ class Outage:
 
     machine: int
     begin: float
-    end: float
+    end: float = math.inf
 
     def __post_init__(self) -> None:
         whole("machine", self.machine, least=0)
-        if not real("begin", self.begin, least=0) < real("end", self.end):
+        if not real("begin", self.begin, least=0) < self.end:
             raise ValueError("an outage must end after it began")
 
 

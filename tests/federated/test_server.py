@@ -1,0 +1,215 @@
+"""What the server refuses changes nothing; what it accepts is applied once, in every order."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from machines import D, federation, joined, of, sent, update, vector
+
+from forethought.exchange import events as on
+from forethought.exchange.messages import (
+    Acknowledgement,
+    Finished,
+    Join,
+    Leave,
+    Model,
+    Refusal,
+    Update,
+)
+from forethought.exchange.storing import Accepted
+from forethought.federated.delay import Delay
+from forethought.federated.federation import FederationError, Member, Robust
+from forethought.federated.server import ServerMachine
+
+START = vector(1, 1, 1, 1)
+
+
+def state(machine: ServerMachine) -> tuple[Any, dict[str, bytes]]:
+    found = machine.snapshot()
+    return found.values, {name: array.tobytes() for name, array in found.arrays.items()}
+
+
+def server(**changes: Any) -> ServerMachine:
+    return joined(ServerMachine(federation(**changes), START.copy()))
+
+
+@pytest.mark.parametrize(
+    ("one", "reason"),
+    [
+        (Update(0, 0, np.zeros(D + 1, np.float32)), "shape"),
+        (Update(0, 0, np.zeros(D)), "shape"),
+        (Update(0, 0, vector(np.nan, 0, 0, 0)), "norm"),
+        (Update(0, 0, vector(np.inf, 0, 0, 0)), "norm"),
+        (Update(0, 0, vector(3e38, 0, 0, 0)), "norm"),
+        (Update(0, 0, vector(1e6, 0, 0, 0)), "norm"),
+        (Update(3, 0, vector()), "beyond plan"),
+        (Update(-1, 0, vector()), "beyond plan"),
+        (Update(0, 1, vector()), "future"),
+    ],
+)
+@pytest.mark.parametrize("rule", ["synchronous", "asynchronous"])
+def test_what_is_refused_changes_nothing(one: Update, reason: str, rule: str) -> None:
+    machine = server(rule=rule)
+    before = state(machine)
+    effects = update(machine, 1, one)
+    assert [refusal.reason for refusal in sent(effects, Refusal)] == [reason]
+    assert of(effects, on.Alarm) and not of(effects, on.Append)
+    assert state(machine) == before
+
+
+def test_a_sender_outside_the_roster_is_an_alarm() -> None:
+    machine = server()
+    before = state(machine)
+    for client in (-1, 3, 99):
+        assert [a.code for a in of(update(machine, client, Update(0, 0, vector())), on.Alarm)] == [
+            "unknown"
+        ]
+    assert state(machine) == before
+
+
+def test_a_replay_is_acknowledged_again_and_other_bytes_are_a_conflict() -> None:
+    machine = server(rule="asynchronous")
+    update(machine, 0, Update(0, 0, vector(1, 0, 0, 0)))
+    before = state(machine)
+    again = update(machine, 0, Update(0, 0, vector(1, 0, 0, 0)))
+    assert sent(again, Acknowledgement) and not of(again, on.Append)
+    other = update(machine, 0, Update(0, 0, vector(0, 1, 0, 0)))
+    assert [refusal.reason for refusal in sent(other, Refusal)] == ["conflict"]
+    assert [alarm.code for alarm in of(other, on.Alarm)] == ["conflict"]
+    assert state(machine) == before
+
+
+def test_an_update_is_in_the_journal_before_it_is_acknowledged() -> None:
+    effects = update(server(), 0, Update(0, 0, START))
+    kinds = [type(effect) for effect in effects[:2]]
+    assert kinds == [on.Append, on.Send] and isinstance(effects[0].entry, Accepted)
+
+
+def test_a_round_is_the_mean_by_weight() -> None:
+    members = (Member("a", weight=1.0), Member("b", weight=3.0))
+    machine = server(clients=2, members=members)
+    update(machine, 1, Update(0, 0, vector(2, 1, 1, 1)))
+    effects = update(machine, 0, Update(0, 0, vector(1, 0, 1, 1)))
+    assert machine.version == 1
+    assert machine.rule.model.tolist() == [1.75, 0.75, 1.0, 1.0]
+    assert [m.base for m in sent(effects, Model)] == [1, 1]
+
+
+def test_a_deadline_closes_with_what_came_and_late_updates_are_refused() -> None:
+    machine = server(deadline=10.0)
+    assert not of(machine.handle(on.Woken(11.0)), on.Append)  # nobody's update is no model
+    update(machine, 2, Update(0, 0, vector(1, 1, 1, 0.5)), 12.0)
+    effects = machine.handle(on.Woken(13.0))
+    assert of(effects, on.Append) and machine.version == 1
+    late = update(machine, 0, Update(0, 0, vector()), 14.0)
+    assert [r.reason for r in sent(late, Refusal)] == ["late"] and not of(late, on.Alarm)
+
+
+def test_a_cohort_is_asked_and_nobody_else() -> None:
+    machine = server(clients=5, cohort=2)
+    asked = list(machine.rule.recipients())
+    assert len(asked) == 2
+    others = [client for client in range(5) if client not in asked]
+    effects = update(machine, others[0], Update(0, 0, vector()))
+    assert [r.reason for r in sent(effects, Refusal)] == ["future"]
+    assert not sent(machine.handle(on.Received(others[0], Join(0, -1), 0.0)), Model)
+    assert sent(machine.handle(on.Received(asked[0], Join(0, -1), 0.0)), Model)
+
+
+def test_those_who_leave_are_not_waited_for() -> None:
+    machine = server()
+    update(machine, 0, Update(0, 0, START))
+    update(machine, 1, Update(0, 0, START))
+    effects = machine.handle(on.Received(2, Leave(0, 0, "stopped"), 0.0))
+    assert machine.version == 1 and of(effects, on.Append)
+    assert 2 not in list(machine.rule.recipients())
+
+
+def test_the_last_round_ends_it_and_everybody_hears() -> None:
+    machine = server(clients=2, rounds=1)
+    update(machine, 0, Update(0, 0, START))
+    effects = update(machine, 1, Update(0, 0, START))
+    assert machine.finished and len(sent(effects, Finished)) == 2 and of(effects, on.Done)
+    assert sent(machine.handle(on.Received(0, Join(1, 0), 0.0)), Finished)
+    assert [r.reason for r in sent(update(machine, 0, Update(0, 0, vector(1, 0, 0, 0))), Refusal)]
+
+
+def test_updates_in_any_order_give_the_same_model() -> None:
+    rounds = [(c, r) for c in range(2) for r in range(2)]
+    for order in itertools.permutations(rounds):
+        machine = server(clients=2, rounds=2, rule="asynchronous", delay=Delay("constant", 3))
+        for client, round in order:
+            update(machine, client, Update(round, 0, vector(client + 1, 0, 0, 0)))
+        assert machine.finished
+        # Two updates of each, by half of a step of 0.5.
+        assert machine.rule.model.tolist() == [1 - 0.25 * (2 + 4), 1, 1, 1]
+
+
+def test_a_new_model_waits_for_every_round_below_it() -> None:
+    machine = server(clients=2, rounds=3, rule="published")
+    update(machine, 0, Update(0, 0, vector(1, 0, 0, 0)))
+    update(machine, 0, Update(1, 0, vector(1, 0, 0, 0)))
+    assert machine.version == 0
+    effects = update(machine, 1, Update(0, 0, vector(1, 0, 0, 0)))
+    assert machine.version == 1 and len(sent(effects, Model)) == 2
+    # v_1 has the later round of the quick client in it: 3 steps of 0.5/2.
+    assert machine.rule.model[0] == 1 - 3 * 0.25
+
+
+def test_a_round_too_far_ahead_of_its_model_is_refused() -> None:
+    machine = server(clients=2, rounds=4, rule="asynchronous", delay=Delay("constant", 1))
+    effects = update(machine, 0, Update(2, 0, vector()))
+    assert [r.reason for r in sent(effects, Refusal)] == ["future"]
+
+
+def test_an_absent_client_is_not_waited_for_until_it_is_back() -> None:
+    machine = server(clients=2, rounds=3, rule="asynchronous", absence=10.0)
+    update(machine, 0, Update(0, 0, vector()), 11.0)
+    effects = machine.handle(on.Woken(12.0))
+    assert machine.absent == {1} and machine.version == 1 and of(effects, on.Append)
+    update(machine, 0, Update(1, 1, vector()), 13.0)
+    assert machine.version == 2
+    machine.handle(on.Received(1, Join(0, 0), 14.0))
+    assert not machine.absent
+    # Waited for from here on: what it missed is not owed.
+    update(machine, 1, Update(0, 2, vector()), 15.0)
+    update(machine, 0, Update(2, 2, vector()), 16.0)
+    assert machine.version == 3
+
+
+def test_the_published_rule_waits_for_ever() -> None:
+    machine = server(clients=2, rounds=3, rule="published")
+    update(machine, 0, Update(0, 0, vector()), 1.0)
+    machine.handle(on.Woken(1e9))
+    assert machine.version == 0
+    with pytest.raises(FederationError, match="waits for everyone"):
+        federation(rule="published", absence=1.0)
+
+
+@pytest.mark.parametrize("kind", ["mean", "trimmed", "median", "norm-bound"])
+@pytest.mark.parametrize("rule", ["synchronous", "asynchronous"])
+def test_a_snapshot_at_any_place_gives_the_same_bits(kind: str, rule: str) -> None:
+    if rule == "asynchronous" and kind in ("trimmed", "median"):
+        pytest.skip("updates are applied one by one")
+    robust = Robust(kind, bound=0.5 if kind == "norm-bound" else None)
+    agreed = federation(4, 3, rule=rule, robust=robust, delay=Delay("constant", 3))
+    generator = np.random.default_rng(0)
+    machine = joined(ServerMachine(agreed, START.copy()))
+    entries, snapshots = [], []
+    for round in range(3):
+        for client in range(4):
+            values = (generator.normal(size=D) / 4).astype(np.float32)
+            if rule == "synchronous":
+                values += machine.rule.model
+            one = Update(round, machine.version if rule == "synchronous" else 0, values)
+            effects = update(machine, client, one)
+            entries += [effect.entry for effect in of(effects, on.Append)]
+            snapshots.append((len(entries), machine.snapshot()))
+    assert machine.finished and len(entries) == 12
+    for count, snapshot in [(0, None), *snapshots]:
+        again = ServerMachine.restored(agreed, START.copy(), snapshot, entries[count:])
+        assert state(again) == state(machine)
+        assert again.rule.weights.tobytes() == machine.rule.weights.tobytes()

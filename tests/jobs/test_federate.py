@@ -1,0 +1,117 @@
+"""A job's [federation]: shares, plans, speeds, and the command that simulates it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from forethought.accounting.statement import account
+from forethought.cli import app
+from forethought.jobs.federate import agreed, speeds_of, times_of
+from forethought.jobs.federation_section import FederationSection
+from forethought.jobs.job import Job, JobError
+
+JOB = """
+[data]
+source = "digits"
+[budget]
+epsilon = 4.0
+[training]
+rounds = 12
+batch = 20
+[federation]
+clients = 4
+"""
+
+
+def job(extra: str = "", text: str = JOB) -> Job:
+    return Job.parse(text + extra)
+
+
+def test_every_client_has_a_plan_within_its_budget() -> None:
+    federation, budgets = agreed(job(), [100, 100, 300, 50], [1.0] * 4, 650, "a")
+    assert [budget.epsilon for budget in budgets] == [4.0] * 4
+    for client, size in enumerate([100, 100, 300, 50]):
+        plan = federation.plan(client)
+        assert plan.examples == size and plan.rounds == 12
+        assert account(plan).guarantee <= 4.0
+    # Equal clients share a plan; weights are public sizes.
+    assert federation.members[0].plan == federation.members[1].plan and len(federation.plans) == 3
+    assert [member.weight for member in federation.members] == [100, 100, 300, 50]
+
+
+def test_asynchronous_sample_sizes_match_the_speeds() -> None:
+    extra = 'rule = "asynchronous"\nslow = 1\nslow_factor = 4.0\n'
+    section = job(extra).federation
+    assert section is not None
+    speeds = speeds_of(section, 4)
+    assert speeds == (1.0, 1.0, 1.0, 0.25)
+    federation, _ = agreed(job(extra), [100] * 4, speeds, 650, "a")
+    batches = [federation.plan(client).batch for client in range(4)]
+    assert batches[:3] == [20] * 3 and batches[3] == 5
+    assert [member.weight for member in federation.members] == batches
+    times = times_of(section, federation, speeds)
+    assert max(times.compute) == pytest.approx(min(times.compute))
+
+
+def test_local_epochs_are_turned_into_rounds() -> None:
+    federation, _ = agreed(job("local_epochs = 1.0\n"), [100] * 4, [1.0] * 4, 650, "a")
+    assert federation.local_rounds == 5 and federation.plan(0).rounds % 5 == 0
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ("cohrt = 3", "did you mean 'cohort'"),
+        ("local_rounds = 2\nlocal_epochs = 1.0", "not both"),
+        ("clients = 0", "greater than or equal to 1|at least 1"),
+        ('[[federation.client]]\nname = "a"', "there are 1"),
+    ],
+)
+def test_a_section_that_cannot_be_is_refused_in_words(extra: str, words: str) -> None:
+    text = JOB.replace("clients = 4", "") if extra.startswith("clients") else JOB
+    with pytest.raises(JobError, match=words):
+        job(extra, text)
+
+
+@pytest.mark.parametrize("speeds", ["fast", "lognormal:x", "lognormal:-1"])
+def test_speeds_that_say_nothing(speeds: str) -> None:
+    with pytest.raises(JobError, match="lognormal"):
+        speeds_of(FederationSection(speeds=speeds), 3)
+    with pytest.raises(JobError, match="2 speeds for 3"):
+        speeds_of(FederationSection(speeds=(1.0, 2.0)), 3)
+
+
+@pytest.mark.slow
+def test_simulating_a_job_leaves_results_and_figures(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB.replace("rounds = 12", "rounds = 3"), encoding="utf-8")
+    out = tmp_path / "run"
+    found = CliRunner().invoke(
+        app, ["federate", "simulate", str(path), "--out", str(out), "--json"]
+    )
+    assert found.exit_code == 0, found.output
+    summary = json.loads(found.stdout)
+    assert {"accuracy", "seconds", "synchronous_seconds", "clients"} <= set(summary)
+    assert {"epsilon", "budget", "rounds"} <= set(summary["clients"][0])
+    assert len(summary["clients"]) == 4
+    for name in ("federation.json", "model.safetensors", "timeline.png", "accuracy.png"):
+        assert (out / name).is_file(), name
+
+
+@pytest.mark.slow
+def test_the_demo_outruns_the_slow_client_within_its_budget() -> None:
+    found = CliRunner().invoke(app, ["federate", "simulate", "--demo", "--json"])
+    assert found.exit_code == 0, found.output
+    summary = json.loads(found.stdout)
+    assert summary["accuracy"] > 0.85
+    assert summary["seconds"] < summary["synchronous_seconds"] / 5
+    assert all(row["epsilon"] <= row["budget"] for row in summary["clients"])
+
+
+def test_faults_from_the_command_line() -> None:
+    found = CliRunner().invoke(app, ["federate", "faults", "--seeds", "20", "--json"])
+    assert found.exit_code == 0 and json.loads(found.stdout)["trials"] == 20
