@@ -34,6 +34,11 @@ VERIFY = [TESTS + "test_verification.py", "-k", "not every_edit"]
 KNOWN = [TESTS + "test_accountants.py"]
 RELEASES = [TESTS + "test_releases.py"]
 SIGNING = ["tests/test_signing.py"]
+FEDERATED = "forethought/federated/"
+SECURE = ["tests/federated/secure_aggregation"]
+SUMMED = [TESTS + "test_summed.py"]
+DISCRETE = [TESTS + "test_discrete_gaussian.py"]
+VIEWS = ["tests/federated/test_statements.py"]
 
 
 PYTEST = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
@@ -194,6 +199,37 @@ MUTANTS = [
            "return _CONTEXT + canonical(content).encode()", "return _CONTEXT", SIGNING),
     Mutant("signature: by any key", "forethought/signing.py",
            "if key is not None and _public_key(key)", "if False and _public_key(key)", SIGNING),
+    Mutant("secure aggregation: colluders hide their noise too", ACCOUNTING + "summed.py",
+           'neither drop out nor collude", clients - dropouts - colluders)',
+           'neither drop out nor collude", clients - dropouts)', SUMMED),
+    Mutant("secure aggregation: noise of drop-outs", FEDERATED + "secure_aggregation/settings.py",
+           "return self.clients - self.dropouts - self.colluders",
+           "return self.clients - self.colluders", SECURE),
+    Mutant("secure aggregation: two sums opened", FEDERATED + "secure_aggregation/settings.py",
+           "if 2 * self.threshold <= self.clients + self.colluders:",
+           "if self.threshold <= self.colluders:", SECURE),
+    Mutant("secure aggregation: few survivors", FEDERATED + "secure_aggregation/participant.py",
+           "if len(survivors) < self.settings.threshold:", "if len(survivors) < 1:", SECURE),
+    Mutant("secure aggregation: second list", FEDERATED + "secure_aggregation/participant.py",
+           "if self._answered[0] != survivors:", "if False:", SECURE),
+    Mutant("secure aggregation: others' keys", FEDERATED + "secure_aggregation/participant.py",
+           "if not self._verify(client, content, signature):", "if False:", SECURE),
+    Mutant("secure aggregation: a secret in the clear", FEDERATED + "secure_aggregation/shamir.py",
+           "drawn = np.frombuffer(entropy((threshold - 1) * len(secret)), np.uint8)",
+           "drawn = np.zeros((threshold - 1) * len(secret), np.uint8)", SECURE),
+    Mutant("discrete Gaussian: the second sum", ACCOUNTING + "discrete_gaussian.py",
+           "math.sqrt(before / (before + 1))", "math.sqrt(before)", DISCRETE),
+    Mutant("discrete Gaussian: charged once", ACCOUNTING + "discrete_gaussian.py",
+           "(interval.upper + 2 * divergence)", "(interval.upper + divergence)", DISCRETE),
+    Mutant("views: several local rounds add up", FEDERATED + "statements.py",
+           "or federation.local_rounds != 1", "or False", VIEWS),
+    Mutant("views: a cohort takes part whole", FEDERATED + "statements.py",
+           "or federation.cohort is not None", "or False", VIEWS),
+    Mutant("views: stopped clients still add noise", FEDERATED + "statements.py",
+           "if other != client and round < federation.updates(other)", "if other != client", VIEWS),
+    Mutant("views: least noisy clients are known", FEDERATED + "statements.py",
+           "hidden = sorted(variances)[: max(0, len(variances) - known)]",
+           "hidden = sorted(variances)[known:]", VIEWS),
 ]  # fmt: skip
 
 

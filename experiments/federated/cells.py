@@ -70,7 +70,7 @@ class Outcome:
     """What one seed of a cell came to: accuracy, certified ε, batch, σ, step size, seconds."""
 
     accuracy: float
-    epsilon: float
+    certified: float
     batch: float
     noise_multiplier: float
     learning_rate: float

@@ -54,11 +54,11 @@ def small_preset() -> Iterator[Cell]:
     for local in (1, 20):
         for settings in SETTINGS:
             yield Cell("fashion-mnist", "SN+Linear", 2.7, local, CLIENTS, settings)
+    for local in (1, 20):
+        yield Cell("mnist", "CNN+TS", 2.93, local, CLIENTS, "planned")
     for clients in (1, 25):
         for settings in SETTINGS:
             yield Cell("mnist", "SN+Linear", 2.93, 1, clients, settings)
-    for local in (1, 20):
-        yield Cell("mnist", "CNN+TS", 2.93, local, CLIENTS, "planned")
 
 
 def finished(path: Path) -> dict[tuple[str, ...], dict[int, Outcome]]:

@@ -127,7 +127,9 @@ def test_the_gain_is_that_of_weighted_sums() -> None:
     total = np.sum(noises, axis=0)
     for client in range(3):
         assert gain(whole, client) == pytest.approx(total.std() / noises[client].std(), rel=0.05)
-    # The other two are known in turn: the noisier one is.
+    # Of the other two the noisier one is known, then both.
+    left = (noises[0] + noises[1]).std() / noises[0].std()
+    assert gain(whole, 0, known=1) == pytest.approx(left, rel=0.01)
     assert gain(whole, 0, known=2) == 1.0
 
 

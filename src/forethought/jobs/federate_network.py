@@ -46,11 +46,11 @@ class Membership:
         """Read a folder that ``forethought federate keys`` made.
 
         Raises:
-            OSError: something is missing. ValueError: something is damaged.
+            OSError: something is missing. ValueError: something is damaged, or a federation that
+                no process can run.
         """
-        return cls(
-            Keys.load(folder), Roster.load(folder / ROSTER), Federation.load(folder / FEDERATION)
-        )
+        federation = _without_masks(Federation.load(folder / FEDERATION))
+        return cls(Keys.load(folder), Roster.load(folder / ROSTER), federation)
 
 
 def make_everybody(request: Request, out: Path, data_dir: Path | None = None) -> Roster:
@@ -106,14 +106,25 @@ def planned(request: Request, data_dir: Path | None = None) -> Federation:
     from the data at hand, which may be a public sample; else the data is dealt out.
     """
     if not _brings_own(request):
-        return federation_of(request, data_dir).federation
+        return _without_masks(federation_of(request, data_dir).federation)
     from forethought.federated.trainer import SharedModel
 
     section = section_of(request.job)
     sizes = [table.examples or 0 for table in section.client]
     shared = SharedModel(load_job(request, data_dir).model)
     speeds = speeds_of(section, len(sizes))
-    return agreed(request.job, sizes, speeds, shared.layout.size, shared.architecture)[0]
+    found = agreed(request.job, sizes, speeds, shared.layout.size, shared.architecture)[0]
+    return _without_masks(found)
+
+
+def _without_masks(federation: Federation) -> Federation:
+    """The federation, refused where its noise is shared: nothing here would hide single sums."""
+    if federation.secure is not None:
+        raise FederationError(
+            "secure aggregation runs in simulation only so far (federate simulate): leave secure "
+            "out of [federation], and every client adds all of its noise itself"
+        )
+    return federation
 
 
 def serve_job(
