@@ -48,6 +48,12 @@ def federation(members: int = 10, plans: tuple[Plan, ...] | None = None, **optio
     )
 
 
+def falling(rounds: int) -> Plan:
+    """Two levels of noise; the second begins after ``rounds``."""
+    first, second = Rounds(4.0, rounds, Poisson(0.2)), Rounds(2.0, 120 - rounds, Poisson(0.2))
+    return Plan(Mechanism(first, second), SIZE, DELTA, noise="grid")
+
+
 def released(chosen: Plan, rounds: int) -> Transcript:
     transcript = Transcript()
     for index in range(rounds):
@@ -163,6 +169,12 @@ def test_no_gain_where_a_model_is_more_than_one_sum(options: dict) -> None:
     assert outside.accountant == {"kind": "exact"}
 
 
+def test_momentum_of_clients_that_stop_tells_their_past_sums() -> None:
+    """Where weights are exchanged, models after a client stopped lack its momentum: no gain."""
+    assert gain(federation(3, (plan(), plan(rounds=20)), exchanged="weights"), 0) == 1.0
+    assert gain(federation(3, (plan(), plan(rounds=20))), 1) > 1.0
+
+
 def test_weights_after_one_linear_step_are_as_good_as_gradients() -> None:
     assert gain(federation(exchanged="weights"), 0) == pytest.approx(math.sqrt(10))
 
@@ -210,6 +222,7 @@ def test_secure_aggregation_counts_the_noise_of_honest_clients() -> None:
         ({"cohort": 9}, "asks 9 clients"),
         ({"plans": (plan(),)}, "noise='grid'"),
         ({"plans": (plan(noise="grid"), plan(sigma=5.0, noise="grid"))}, "one noise multiplier"),
+        ({"plans": (falling(60), falling(30))}, "in every round"),
     ],
 )
 def test_what_secure_aggregation_does_not_go_with_is_refused(options: dict, words: str) -> None:

@@ -290,8 +290,11 @@ def _one_sum_a_round(federation: Federation) -> bool:
         return False
     if federation.exchanged == "gradients":
         return True
+    # A client that stops leaves its part of the momentum out of later models: with those before,
+    # that tells its past sums apart from the others'.
+    ends = {federation.updates(client) for client in range(len(federation.members))}
     uses = {plan.use for plan in federation.plans}
-    return len(uses) == 1 and uses.pop().optimizer.name == "sgd"
+    return len(ends) == 1 and len(uses) == 1 and uses.pop().optimizer.name == "sgd"
 
 
 def _beginnings(federation: Federation, client: int) -> list[int]:

@@ -120,8 +120,8 @@ class SecureAggregation:
         }
         if any(plan.noise != "grid" for plan in federation.plans) or len(kinds) > 1:
             raise SecureAggregationError(
-                "clients that are summed have noise='grid', one clipping and one noise multiplier: "
-                "give all plans the same (their sizes and sampling rates may differ)"
+                "clients that are summed have noise='grid', one clipping and one noise multiplier "
+                "in every round: give all plans the same (sizes and sampling rates may differ)"
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -134,5 +134,6 @@ class SecureAggregation:
         return build(cls, values, "secure aggregation")
 
 
-def _noises(plan: Any) -> tuple[float, ...]:
-    return tuple(dict.fromkeys(part.noise_multiplier for part in plan.mechanism))
+def _noises(plan: Any) -> tuple[tuple[int, float], ...]:
+    # Round by round: one step of the grid, and as much noise from everybody, in every sum.
+    return tuple((part.count, part.noise_multiplier) for part in plan.mechanism)
