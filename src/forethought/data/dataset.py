@@ -6,12 +6,15 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forethought.caveats import Caveat, of_role
+
+if TYPE_CHECKING:
+    from forethought.data.encoder import Encoder
 
 HOLDOUT = 0.2
 # Public: it only makes the split the same in every run and unlike any other use of these hashes.
@@ -62,6 +65,7 @@ class Dataset:
             them on; its bare arrays cannot carry them.
         sites: which client of a federation holds each training record, (N,), where a column of
             the file says so; see :mod:`forethought.data.shares`.
+        encoder: how new rows of the table become features; None: not from a table.
     """
 
     name: str
@@ -71,6 +75,7 @@ class Dataset:
     notes: tuple[str, ...] = ()
     caveats: tuple[Caveat, ...] = ()
     sites: NDArray[np.str_] | None = None
+    encoder: Encoder | None = None
 
     @property
     def not_covered(self) -> tuple[Caveat, ...]:
@@ -122,11 +127,9 @@ def held_out(
     whole: Split, holdout: float | None, identities: Iterable[bytes] | None = None
 ) -> NDArray[np.bool_]:
     """Whether each record falls into the test part, (N,); see :func:`split_off`."""
-    share = HOLDOUT if holdout is None else holdout
-    if isinstance(share, bool) or not 0 < share < 1:
-        raise ValueError(f"holdout must be a share above 0 and below 1, not {holdout!r}")
+    share = share_held_out(holdout)
     own = row_contents(whole.inputs, whole.targets) if identities is None else identities
-    held = np.fromiter((_uniform(identity) < share for identity in own), bool, len(whole))
+    held = falls_out(own, share, len(whole))
     if held.all() or not held.any():
         raise DataError(
             f"{len(whole)} examples cannot be split with holdout {share}: one part would be empty. "
@@ -134,6 +137,23 @@ def held_out(
             "a test file"
         )
     return held
+
+
+def share_held_out(holdout: float | None) -> float:
+    """The share itself, 0.2 where none is given.
+
+    Raises:
+        ValueError: outside (0, 1).
+    """
+    share = HOLDOUT if holdout is None else holdout
+    if isinstance(share, bool) or not 0 < share < 1:
+        raise ValueError(f"holdout must be a share above 0 and below 1, not {holdout!r}")
+    return share
+
+
+def falls_out(identities: Iterable[bytes], share: float, count: int) -> NDArray[np.bool_]:
+    """Whether each of ``count`` records is held out, from its identity alone, (count,)."""
+    return np.fromiter((_uniform(identity) < share for identity in identities), bool, count)
 
 
 def row_contents(inputs: NDArray[Any], labels: NDArray[Any]) -> Iterable[bytes]:

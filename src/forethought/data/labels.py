@@ -83,9 +83,12 @@ class Labels:
     ) -> None:
         self._declared = declared or Declared()
         self._order: NDArray[np.int64] | None = None
+        self.kinds: NDArray[Any] | None = None
         if self._declared.classes is not None:
             self._fix(self._declared.classes)
             return
+        if self._declared.task == "regression" and not len(raw):
+            return  # nothing to look at, and nothing to look for
         values = _numbers(path, raw)
         kinds = np.unique(values)
         numeric = values.dtype.kind == "f"
@@ -95,7 +98,6 @@ class Labels:
                 raise DataError.unexpected(
                     path, f"the label {raw[row]} in example {row}", "numbers, as for a regression"
                 )
-            self.kinds: NDArray[Any] | None = None
             return
         whole = not numeric or bool((kinds == np.round(kinds)).all())
         few = len(kinds) <= MOST_CLASSES

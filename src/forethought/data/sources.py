@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forethought.data.arrays import load_npz
 from forethought.data.bundled import load_breast_cancer, load_digits
@@ -15,7 +16,11 @@ from forethought.data.files import data_folder, resolve
 from forethought.data.idx import load_idx
 from forethought.data.labels import Declared, Task
 from forethought.data.svmlight import load_svmlight
-from forethought.data.tables import load_csv
+from forethought.data.tables import Aside, load_csv
+
+if TYPE_CHECKING:  # both load polars
+    from forethought.data.encoder import TableSchema
+    from forethought.data.reading import Kind
 
 # Sets without a test part of their own, sets with one, and formats of the user's own files.
 _BUNDLED: dict[str, Callable[[str, Path | None, float | None], Dataset]] = {
@@ -27,11 +32,14 @@ _ORIGINAL: dict[str, Callable[[str, Path | None], Dataset]] = {
     "fashion-mnist": load_idx,
     "cifar10": load_cifar10,
 }
-_FORMATS = ("svmlight", "csv", "npz")
+_FORMATS = ("svmlight", "csv", "npz", "parquet", "excel")
+_TABLES = ("csv", "parquet", "excel")
 _ENDINGS = {
     **dict.fromkeys(("csv", "tsv", "txt", "data"), "csv"),
     **dict.fromkeys(("svm", "svmlight", "libsvm"), "svmlight"),
     "npz": "npz",
+    **dict.fromkeys(("parquet", "pq"), "parquet"),
+    **dict.fromkeys(("xlsx", "xlsm", "xlsb", "xls", "ods"), "excel"),
 }
 FEATURES = ("scattering",)
 
@@ -53,6 +61,7 @@ def load(
     classes: Sequence[str | float] | None = None,
     split_by: str | None = None,
     site: str | None = None,
+    schema: TableSchema | None = None,
 ) -> Dataset:
     """A data set as float32 arrays, scaled by public constants only.
 
@@ -61,7 +70,7 @@ def load(
         folder: where data files are: in FOLDER/mnist, … or in FOLDER itself; paths that are not
             found from the working directory are looked up here too. By default the folder that the
             environment variable FORETHOUGHT_DATA names.
-        label: the label's column (csv only): a name, or a number if the file has no names.
+        label: the label's column of a table: a name; for csv a number if the file has no names.
         holdout: share of the examples held out as test part, for sources without one of their own;
             0.2 by default, drawn by a hash of each example (:func:`forethought.data.split_off`).
         features: how many there are, declared so that no record decides it; or ``"scattering"``,
@@ -74,6 +83,8 @@ def load(
             array (npz).
         site: the column (csv) that says which client of a federation holds a record; it becomes
             the data set's ``sites``.
+        schema: what every column of a table is, declared (:class:`TableSchema`): the only way to
+            read Parquet and Excel, and tables with other separators, missing entries or dates.
 
     Raises:
         DataError: unknown source, an option that does not go with it, or data that is missing,
@@ -93,16 +104,19 @@ def load(
         raise DataError(f"features must be at least 1, not {width}")
     where = data_folder(folder)
     kind, colon, path = source.partition(":")
-    if label is not None and kind != "csv":
-        raise DataError(f"{source}: label= goes with csv:PATH only")
-    if test is not None and kind not in ("csv", "svmlight"):
-        raise DataError(f"{source}: test= goes with csv:PATH and svmlight:PATH only")
+    tabular = kind in _TABLES
+    if label is not None and not tabular:
+        raise DataError(f"{source}: label= goes with a table, such as csv:PATH, only")
+    if schema is not None and not tabular:
+        raise DataError(f"{source}: declared columns go with {', '.join(_TABLES)}:PATH only")
+    if test is not None and not tabular and kind != "svmlight":
+        raise DataError(f"{source}: test= goes with tables and svmlight:PATH only")
     if holdout is not None and (kind in _ORIGINAL or test is not None):
         raise DataError(f"{source}: has a test part of its own; leave holdout out")
-    if split_by is not None and (kind not in ("csv", "npz") or test is not None):
-        raise DataError(f"{source}: split_by= goes with csv:PATH and npz:PATH, without test=")
-    if site is not None and kind != "csv":
-        raise DataError(f"{source}: site= goes with csv:PATH only")
+    if split_by is not None and (not (tabular or kind == "npz") or test is not None):
+        raise DataError(f"{source}: split_by= goes with tables and npz:PATH, without test=")
+    if site is not None and not tabular:
+        raise DataError(f"{source}: site= goes with a table, such as csv:PATH, only")
     declared = Declared(task, None if classes is None else tuple(classes), width)
     if declared != Declared() and kind not in _FORMATS:
         raise DataError(
@@ -119,7 +133,12 @@ def load(
             ),
             "npz": partial(load_npz, source, file, holdout, declared, split_by),
         }
-        dataset = loaders[kind]()
+        if tabular and (schema is not None or kind != "csv"):
+            dataset = _declared(
+                source, file, schema, Aside(label or "", split_by, site), declared, test_path, holdout
+            )
+        else:
+            dataset = loaders[kind]()
     elif source in _BUNDLED:
         dataset = _BUNDLED[source](source, where, holdout)
     elif source in _ORIGINAL:
@@ -131,6 +150,32 @@ def load(
     from forethought.data.features import with_scattering
 
     return with_scattering(dataset)
+
+
+def _declared(
+    source: str,
+    file: Path,
+    schema: TableSchema | None,
+    aside: Aside,
+    declared: Declared,
+    test: Path | None,
+    holdout: float | None,
+) -> Dataset:
+    # Imported here: polars takes a while, and most sources do without it.
+    from forethought.data.declared_tables import load_declared
+
+    if not aside.label:
+        raise DataError(f"{source}: which column is the label? Name it with label=")
+    if schema is None:
+        raise DataError(
+            f"{source}: declare the columns of a Parquet or Excel file in [data.columns]; "
+            f"forethought init {file.name} writes the table for you to correct"
+        )
+    kind = source.partition(":")[0]
+    kinds: dict[str, Kind] = {"csv": "csv", "parquet": "parquet", "excel": "excel"}
+    return load_declared(
+        source, file, kinds[kind], schema, aside, declared, test, holdout
+    )
 
 
 def _unknown(source: str) -> str:
