@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from forethought.auditing.audit import audit as audit
     from forethought.auditing.verdict import Audit as Audit
     from forethought.local_updates import Local as Local
+    from forethought.jobs.predict import Predictor as Predictor
+    from forethought.jobs.predict import load as load
     from forethought.mechanism import Budget as Budget
     from forethought.mechanism import CyclicPoisson as CyclicPoisson
     from forethought.mechanism import FullBatch as FullBatch
@@ -108,6 +110,7 @@ _HOME = {
     "plan_phases": "planning.phase_plans",
     "PlanRequest": "planning.plan_request",
     "plan_tuning": "planning.search_plans",
+    **dict.fromkeys(("Predictor", "load"), "jobs.predict"),
     "Seeds": "rounds.randomness",
     "Execution": "training.execution",
     **dict.fromkeys(("Run", "train"), "training.run"),

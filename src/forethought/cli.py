@@ -18,8 +18,10 @@ from forethought.commands import (
     audit,
     calculator,
     federate,
+    init,
     keygen,
     plan,
+    predict,
     report,
     train,
     tune,
@@ -36,8 +38,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
+    (init.init, init.EPILOG),
     (plan.plan, plan.EPILOG),
     (train.train, train.EPILOG),
+    (predict.predict, predict.EPILOG),
     (account.account, account.EPILOG),
     (audit.audit, audit.EPILOG),
     (report.report, report.EPILOG),

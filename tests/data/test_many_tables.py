@@ -140,6 +140,14 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
     "per cents": (numbers_as(float, "{}%"), "numbers with something around them"),
     "units": (numbers_as(float, "{} kg"), "such as '40.0 kg'"),
     "too many labels": (text(table=rows(1100, lambda i, r: (*r[:3], f"k{i}"))), "1100 different"),
+    "a large code for missing": (
+        text(table=rows(change=lambda i, r: (-999 if i % 7 == 0 else r[0], *r[1:]))),
+        r"codes = \[-999\]",
+    ),
+    "platelets": (
+        text(table=rows(change=lambda i, r: (250_000 + i, *r[1:]))),
+        r"beyond 100: declare its range under \[data\.columns\]",
+    ),
     "half a gzip": (gzip.compress(text().encode())[:100], "truncated or corrupt"),
 }
 
@@ -172,8 +180,8 @@ def test_it_is_refused_in_one_line_with_the_remedy(name: str, tmp_path: Path) ->
 
 
 def test_a_code_for_missing_is_warned_of(tmp_path: Path) -> None:
-    table = rows(change=lambda i, r: (-999 if i % 7 == 0 else r[0], *r[1:]))
-    with pytest.warns(SuspiciousDataWarning, match="column age holds -999 in 9 rows"):
+    table = rows(change=lambda i, r: (-99 if i % 7 == 0 else r[0], *r[1:]))
+    with pytest.warns(SuspiciousDataWarning, match="column age holds -99 in 9 rows"):
         load(one_file(tmp_path, text(table=table)), label="outcome")
 
 

@@ -130,5 +130,5 @@ def test_a_column_of_a_table_says_who_holds_a_record(tmp_path):
     assert share_of(whole, parts[0]).sites is None
     with pytest.raises(DataError, match="label's column"):
         load(f"csv:{tmp_path / 'all.csv'}", label="outcome", site="outcome")
-    with pytest.raises(DataError, match=r"goes with csv:PATH only"):
+    with pytest.raises(DataError, match="goes with a table"):
         load("digits", site="hospital")

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forethought.data import DataError, load
+from forethought.data import DataError, TableFormat, TableSchema, load
 
 TABLE = """age,sex,dose,outcome
 31,f,1.5,well
@@ -142,14 +142,39 @@ def test_compressed(write, tmp_path: Path):
 def test_original_files(real_data: Path):
     iris = load("csv:uci/iris.data", folder=real_data, label="-1")
     assert (len(iris.train) + len(iris.test), iris.classes) == (150, 3)
-    cancer = load("csv:uci/wdbc.data", folder=real_data, label="1")
-    assert (cancer.train.inputs.shape[1], cancer.classes) == (31, 2)
-    adult = load("csv:uci/adult.data.gz", folder=real_data, label="14")
-    assert adult.train.inputs.shape[1] == 6 + 102
+    names = [str(number) for number in range(32)]
+    form = TableFormat(header=False)
+    columns = {name: [0, 5000] for name in names[2:]} | {"0": "drop"}
+    schema = TableSchema(columns, form=form)
+    cancer = load(
+        "csv:uci/wdbc.data", folder=real_data, label="1", classes=["B", "M"], schema=schema
+    )
+    assert (cancer.train.inputs.shape[1], cancer.classes) == (30, 2)
+    words = {"1": 8, "3": 16, "5": 7, "6": 14, "7": 6, "8": 5, "9": 2, "13": 41}
+    known = {name: sorted(kinds) for name, kinds in _words(real_data).items() if name in words}
+    adult = load(
+        "csv:uci/adult.data.gz",
+        folder=real_data,
+        label="14",
+        classes=["<=50K", ">50K"],
+        schema=TableSchema(
+            {name: [0, 1_500_000] for name in ("0", "2", "4", "10", "11", "12")}
+            | {name: {"categories": kinds, "missing": "category"} for name, kinds in known.items()},
+            form=form,
+        ),
+    )
+    assert {name: len(kinds) for name, kinds in known.items()} == words
+    # Numbers, words, and one more feature a column of words for what is missing.
+    assert adult.train.inputs.shape[1] == 6 + sum(words.values()) + len(words)
     assert len(adult.train) + len(adult.test) == 32_561
     assert abs(len(adult.test) / 32_561 - 0.2) < 0.01
-    # 6 numbers; one of 9, 16, 7, 15, 6, 5, 2 and 42 categories from each of eight columns.
-    assert (adult.train.inputs[:, [0, 10]].sum() > 0) and adult.classes == 2
+
+
+def _words(folder: Path) -> dict[str, set[str]]:
+    """The different words of each column, without the question mark that stands for nothing."""
+    lines = gzip.decompress((folder / "uci/adult.data.gz").read_bytes()).decode().splitlines()
+    columns = zip(*(line.split(", ") for line in lines if line), strict=True)
+    return {str(number): set(column) - {"?"} for number, column in enumerate(columns)}
 
 
 def test_a_damaged_line_of_an_original_file(real_data: Path):

@@ -5,7 +5,31 @@ arrays. No constant of a scaling comes from the data, so loading costs no privac
 itself decides something (which labels, which categories), the data set's notes say so.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from forethought.data.dataset import DataError, Dataset, Split
 from forethought.data.sources import load, names
 
-__all__ = ["DataError", "Dataset", "Split", "load", "names"]
+if TYPE_CHECKING:
+    from forethought.data.encoder import Encoder, TableSchema
+    from forethought.data.reading import TableFormat
+
+__all__ = [
+    "DataError",
+    "Dataset",
+    "Encoder",
+    "Split",
+    "TableFormat",
+    "TableSchema",
+    "load",
+    "names",
+]
+# Loaded on first use: they bring polars along, which most sources do without.
+_LATER = {"Encoder": "encoder", "TableFormat": "reading", "TableSchema": "encoder"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)

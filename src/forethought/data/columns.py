@@ -253,7 +253,9 @@ class Category(Column):
                 f"{where}: found {words[row]!r} in column {name}, expected one of "
                 f"{', '.join(self.words[:20])}: declare it, or write other = true"
             )
-        found = [(words == word).fill_null(False).cast(pl.Float32).to_numpy() for word in self.words]
+        found = [
+            (words == word).fill_null(False).cast(pl.Float32).to_numpy() for word in self.words
+        ]
         if self.other:
             found.append(strange.cast(pl.Float32).to_numpy())
         return found
@@ -344,8 +346,8 @@ class Dropped(Column):
 
 
 _FORMS = (
-    f"[0, 110] for a range, {{range = [10, 80], missing = \"middle\"}}, {{categories = [\"A\", "
-    f"\"B\"], other = true}}, \"date\", {{date = [\"2010-01-01\", \"2029-12-31\"]}} or \"drop\"; "
+    f'[0, 110] for a range, {{range = [10, 80], missing = "middle"}}, {{categories = ["A", '
+    f'"B"], other = true}}, "date", {{date = ["2010-01-01", "2029-12-31"]}} or "drop"; '
     f"missing is one of {', '.join(POLICIES)}"
 )
 
@@ -383,16 +385,16 @@ def _column(value: Any, missing: str, decimal: str) -> Column:
     if value == "date":
         return Date(**common)
     if isinstance(value, Sequence) and not isinstance(value, str):
-        words = all(isinstance(entry, str) for entry in value)
-        options = {"categories": value} if words else {"range": value}
+        text = all(isinstance(entry, str) for entry in value)
+        options = {"categories": value} if text else {"range": value}
     found: Column
     if "range" in options:
         low, high = options.pop("range")
         found = Number(**common, low=_real(low), high=_real(high), decimal=decimal)
     elif "categories" in options:
         words = tuple(_word(word) for word in options.pop("categories"))
-        flags = {name: _flag(options.pop(name, False)) for name in ("other", "lenient")}
-        found = Category(**common, words=words, **flags)
+        other, lenient = (_flag(options.pop(name, False)) for name in ("other", "lenient"))
+        found = Category(**common, words=words, other=other, lenient=lenient)
     else:
         days, form = options.pop("date"), options.pop("format", None)
         first, last = _CENTURY if days is True else (_day(day) for day in days)

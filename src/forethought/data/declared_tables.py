@@ -17,25 +17,12 @@ from forethought.data.encoder import Encoder, TableSchema
 from forethought.data.labels import Declared, Labels
 from forethought.data.reading import Kind, Table
 from forethought.data.suspicions import SuspiciousDataWarning
+from forethought.data.tables import Aside
 
-
-@dataclass(frozen=True)
-class Aside:
-    """Columns that are no features unless they are declared as such.
-
-    Args:
-        label: the target's. split_by: keeps a person's records on one side of the split.
-        site: which client of a federation holds a record.
-    """
-
-    label: str
-    split_by: str | None = None
-    site: str | None = None
-
-    @property
-    def names(self) -> set[str]:
-        """All of them."""
-        return {name for name in (self.label, self.split_by, self.site) if name is not None}
+COLUMNS = Caveat("declared-shape", "the columns, their ranges and their categories")
+MEASURED = Caveat(
+    "preparation-from-data", "ranges and categories of columns, taken from the file by its owner"
+)
 
 
 def load_declared(
@@ -103,7 +90,7 @@ def load_declared(
         held = reader.split(test, 0.0, outside)[0]
     _tell(path, outside, len(train) + len(held))
     notes = ("numbers scaled from their declared ranges to [-1, 1]",)
-    caveats = (*declared.caveats, Caveat("declared-shape", "the columns and their ranges"))
+    caveats = (*declared.caveats, MEASURED if schema.measured else COLUMNS)
     return Dataset(name, train, held, labels.classes, notes, caveats, sites, encoder)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from forethought.data.columns import POLICIES, Column, Outside, UndeclaredError, as_numbers, column
 from forethought.data.dataset import DataError
-from forethought.data.reading import TableFormat
+from forethought.data.reading import AS_USUAL, TableFormat
 from forethought.serialisation import exact_keys
 
 SCHEMA = "forethought/encoder/1"
@@ -27,6 +27,8 @@ class TableSchema:
         columns: column → what it is, in the forms of a job file's ``[data.columns]``.
         missing: what a missing entry means where a column does not say.
         target_range: lowest and highest value to regress on; targets are scaled to [−1, 1].
+        measured: whether any of it was taken from the private file, as ``forethought init`` does;
+            the Statement then says that this is outside the guarantee.
         form: how a text is written.
 
     Raises:
@@ -36,11 +38,14 @@ class TableSchema:
     columns: Mapping[str, Any]
     missing: str = "refuse"
     target_range: tuple[float, float] | None = None
-    form: TableFormat = TableFormat()
+    measured: bool = False
+    form: TableFormat = AS_USUAL
 
     def __post_init__(self) -> None:
         if self.missing not in POLICIES:
-            raise UndeclaredError(f"missing = {self.missing!r}: the choice is {', '.join(POLICIES)}")
+            raise UndeclaredError(
+                f"missing = {self.missing!r}: the choice is {', '.join(POLICIES)}"
+            )
         if not self.columns:
             raise UndeclaredError("[data.columns] declares nothing: name every column in it")
         if self.target_range is not None:
@@ -75,7 +80,7 @@ class Encoder:
     label: str | None = None
     classes: tuple[str, ...] | None = None
     target_range: tuple[float, float] | None = None
-    form: TableFormat = TableFormat()
+    form: TableFormat = AS_USUAL
 
     @property
     def titles(self) -> tuple[str, ...]:
@@ -117,9 +122,7 @@ class Encoder:
                 at += width
         return features
 
-    def targets(
-        self, frame: pl.DataFrame, where: str, outside: Outside
-    ) -> NDArray[np.float32]:
+    def targets(self, frame: pl.DataFrame, where: str, outside: Outside) -> NDArray[np.float32]:
         """Values to regress on, scaled to [−1, 1] where a range is declared and clipped to it."""
         label = self.label or ""
         entries = frame[label]
@@ -150,12 +153,7 @@ class Encoder:
             "label": self.label,
             "classes": None if self.classes is None else list(self.classes),
             "target_range": None if self.target_range is None else list(self.target_range),
-            "format": {
-                "separator": self.form.separator,
-                "decimal": self.form.decimal,
-                "encoding": self.form.encoding,
-                "comment": self.form.comment,
-            },
+            "format": asdict(self.form),
         }
 
     @classmethod
@@ -168,7 +166,9 @@ class Encoder:
         keys = {"schema", "columns", "label", "classes", "target_range", "format"}
         exact_keys("encoder", values, keys)
         if values["schema"] != SCHEMA:
-            raise DataError(f"an encoder of schema {values['schema']!r}; this version reads {SCHEMA}")
+            raise DataError(
+                f"an encoder of schema {values['schema']!r}; this version reads {SCHEMA}"
+            )
         form = TableFormat(**values["format"])
         classes, limits = values["classes"], values["target_range"]
         return cls(

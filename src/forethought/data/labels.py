@@ -127,6 +127,13 @@ class Labels:
         return None if self.kinds is None else len(self.kinds)
 
     @property
+    def names(self) -> list[str | float] | None:
+        """What the classes are called, class 0 first; None for regression."""
+        if self._declared.classes is not None:
+            return list(self._declared.classes)
+        return None if self.kinds is None else self.kinds.tolist()
+
+    @property
     def caveats(self) -> tuple[Caveat, ...]:
         """What was read from the data, for the Statement, and no value of theirs."""
         if self._declared.classes is not None or self._declared.task == "regression":

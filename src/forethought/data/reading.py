@@ -41,6 +41,7 @@ class TableFormat:
     Args:
         separator: one character between entries. decimal: ``"."`` or ``","``.
         encoding: a name that Python knows. comment: what a line starts with that is none.
+        header: whether the first line holds the names; else columns are numbered, from 0.
 
     Raises:
         DataError: what cannot be used.
@@ -50,13 +51,12 @@ class TableFormat:
     decimal: str = "."
     encoding: str = "utf-8"
     comment: str | None = None
+    header: bool = True
 
     def __post_init__(self) -> None:
         plain = len(self.separator) == 1 and self.separator.isascii()
         if not plain or self.separator in '"\n\r.':
-            raise DataError(
-                f"separator = {self.separator!r}: one character, such as ';' or '\\t'"
-            )
+            raise DataError(f"separator = {self.separator!r}: one character, such as ';' or '\\t'")
         if self.decimal not in (".", ",") or self.decimal == self.separator:
             raise DataError(
                 f"decimal = {self.decimal!r} with separator {self.separator!r}: decimal is '.' or "
@@ -73,6 +73,9 @@ class TableFormat:
             raise DataError("comment is what a comment line starts with, such as '#'")
 
 
+AS_USUAL = TableFormat()
+
+
 @dataclass(frozen=True)
 class Table:
     """A file that is read in pieces.
@@ -83,7 +86,7 @@ class Table:
 
     path: Path
     kind: Kind = "csv"
-    form: TableFormat = TableFormat()
+    form: TableFormat = AS_USUAL
 
     def pieces(self) -> Iterator[pl.DataFrame]:
         """Frames in the file's order, all with the names of its first line.
@@ -109,10 +112,12 @@ class Table:
             line += shape.lines
             if not shape.rows:
                 continue
-            frame = self._parsed(piece, shape)
+            frame = self._parsed(shape.text, shape.rows)
             if names is None:
-                names = self._names(frame.row(0))
-                frame = frame[1:]
+                names = [str(number) for number in range(frame.width)]
+                if self.form.header:
+                    names = self._names(frame.row(0))
+                    frame = frame[1:]
             if frame.width != len(names):
                 raise DataError.unexpected(
                     self.path, f"{frame.width} entries in line {shape.first}", f"{len(names)}"
@@ -122,7 +127,7 @@ class Table:
         if names is None:
             raise DataError.unexpected(self.path, "an empty file", "a table")
 
-    def _parsed(self, piece: bytes, shape: _Shape) -> pl.DataFrame:
+    def _parsed(self, piece: bytes, rows: int) -> pl.DataFrame:
         try:
             frame = pl.read_csv(
                 io.BytesIO(piece),
@@ -134,13 +139,11 @@ class Table:
         except pl.exceptions.PolarsError as error:
             first = str(error).partition("\n")[0]
             raise DataError.unexpected(self.path, f"no table ({first})", "a table") from error
-        if len(frame) == shape.lines:
-            return frame if shape.rows == shape.lines else frame.filter(pl.Series(shape.filled))
-        if len(frame) == shape.rows:
-            return frame
-        raise DataError.unexpected(
-            self.path, f"{len(frame)} rows in {shape.rows} lines", "entries quoted as RFC 4180 says"
-        )
+        if len(frame) != rows:
+            raise DataError.unexpected(
+                self.path, f"{len(frame)} rows in {rows} lines", "entries quoted as RFC 4180 says"
+            )
+        return frame
 
     def _names(self, first: tuple[Any, ...]) -> list[str]:
         names = [str(name or "").strip() for name in first]
@@ -187,7 +190,7 @@ class Table:
         except UnicodeDecodeError as error:
             raise DataError(
                 f"{self.path} is no {self.form.encoding} text (near byte {at + error.start}): say "
-                "encoding = \"latin-1\" or what it is, or save it as CSV in UTF-8"
+                'encoding = "latin-1" or what it is, or save it as CSV in UTF-8'
             ) from None
         except (*DAMAGE, UnicodeError) as error:
             raise DataError.unexpected(
@@ -221,7 +224,11 @@ class Table:
                 self.path, f"no readable {kind} file ({first})", f"a {kind} file"
             ) from error
         except BaseException as error:
-            if type(error).__module__.partition(".")[0] not in ("fastexcel", "pyo3_runtime"):
+            if type(error).__module__.partition(".")[0] not in (
+                "_fastexcel",
+                "fastexcel",
+                "pyo3_runtime",
+            ):
                 raise
             first = str(error).partition("\n")[0]
             raise DataError.unexpected(
@@ -243,12 +250,12 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 
 @dataclass(frozen=True)
 class _Shape:
-    """Lines of a piece: all, filled ones, which are filled, the first one's number in the file."""
+    """A piece: all lines, filled ones, the first one's number in the file, without blank ones."""
 
     lines: int
     rows: int
-    filled: NDArray[np.bool_]
     first: int
+    text: bytes
 
 
 def _outside_quotes(text: NDArray[np.uint8]) -> NDArray[np.bool_] | None:
@@ -256,7 +263,8 @@ def _outside_quotes(text: NDArray[np.uint8]) -> NDArray[np.bool_] | None:
     quotes = text == _QUOTE
     if not quotes.any():
         return None
-    return np.cumsum(quotes, dtype=np.uint8) % 2 == 0
+    parity: NDArray[np.uint8] = np.cumsum(quotes, dtype=np.uint8)
+    return np.asarray(parity % 2 == 0)
 
 
 def _last_line_end(piece: bytes) -> int:
@@ -285,10 +293,9 @@ def _shape(path: Path, piece: bytes, separator: int, before: int) -> _Shape:
             line = before + 1 + int(ends[:last].sum())
             raise DataError.unexpected(path, f"an open quote in line {line}", "one that is closed")
         ends, parts = ends & outside, parts & outside
+    stops = np.flatnonzero(ends)
     if not ends[-1]:
-        stops = np.append(np.flatnonzero(ends), len(text))
-    else:
-        stops = np.flatnonzero(ends)
+        stops = np.append(stops, len(text))
     starts = np.concatenate([[0], stops[:-1] + 1])
     counted = np.searchsorted(np.flatnonzero(parts), stops)
     entries = np.diff(counted, prepend=0) + 1
@@ -302,4 +309,7 @@ def _shape(path: Path, piece: bytes, separator: int, before: int) -> _Shape:
             f"{kinds[0]} as before it",
         )
     first = before + 1 + int(filled.argmax()) if len(filled) else before + 1
-    return _Shape(len(stops), int(filled.sum()), filled, first)
+    if not filled.all():
+        blank = stops[~filled]
+        piece = np.delete(text, blank[blank < len(text)]).tobytes()
+    return _Shape(len(stops), int(filled.sum()), first, piece)

@@ -126,17 +126,14 @@ def load(
     if colon and kind in _FORMATS:
         test_path = None if test is None else resolve(test, where)
         file = resolve(path, where)
+        aside = Aside(label or "", split_by, site)
         loaders: dict[str, Callable[[], Dataset]] = {
             "svmlight": partial(load_svmlight, source, file, test_path, holdout, declared),
-            "csv": partial(
-                load_csv, source, file, test_path, holdout, label, declared, split_by, site
-            ),
+            "csv": partial(load_csv, source, file, test_path, holdout, aside, declared),
             "npz": partial(load_npz, source, file, holdout, declared, split_by),
         }
         if tabular and (schema is not None or kind != "csv"):
-            dataset = _declared(
-                source, file, schema, Aside(label or "", split_by, site), declared, test_path, holdout
-            )
+            dataset = _declared(source, file, schema, aside, declared, test_path, holdout)
         else:
             dataset = loaders[kind]()
     elif source in _BUNDLED:
@@ -173,9 +170,7 @@ def _declared(
         )
     kind = source.partition(":")[0]
     kinds: dict[str, Kind] = {"csv": "csv", "parquet": "parquet", "excel": "excel"}
-    return load_declared(
-        source, file, kinds[kind], schema, aside, declared, test, holdout
-    )
+    return load_declared(source, file, kinds[kind], schema, aside, declared, test, holdout)
 
 
 def _unknown(source: str) -> str:

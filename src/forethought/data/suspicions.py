@@ -25,6 +25,8 @@ _STARTS = {
     b"{": "JSON: write it as CSV, or as npz",
     b"[": "JSON: write it as CSV, or as npz",
 }
+# Undeclared numbers are not rescaled: from about here on they drown all other features.
+LARGE = 100.0
 _DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T]\d{1,2}:\d{2}.*)?")
 # Units that measurements come with; not any letters, which would take codes such as 2B for one.
 _UNITS = (
@@ -115,6 +117,29 @@ def require_words(path: Path, name: str, words: list[str]) -> None:
             f"{path}: column {name} holds numbers with something around them, such as "
             f"{words[-1]!r}: write plain numbers with a decimal point and nothing else"
         )
+
+
+def require_small(path: Path, name: str, numbers: NDArray[np.float32]) -> None:
+    """Refuse an undeclared column of large numbers: it would drown all others under the clipping.
+
+    Raises:
+        DataError: names the column and how to declare its range.
+    """
+    if not (np.abs(numbers) > LARGE).any() or not np.isfinite(numbers).all():
+        return
+    kinds = np.unique(numbers)
+    if float(kinds[0]) in _MISSING and kinds[1] >= 0:
+        code = f"{kinds[0]:g}"
+        raise DataError(
+            f"{path}: column {name} holds {code} and nothing else below 0: if that stands for a "
+            f"missing value, say so under [data.columns]: {name} = {{range = [0, 100], missing = "
+            f'"middle", codes = [{code}]}} with its true range'
+        )
+    raise DataError(
+        f"{path}: column {name} holds numbers beyond {LARGE:g}: declare its range under "
+        f"[data.columns], such as {name} = [0, 1000], so that it is scaled without a look at the "
+        f'data, or {name} = "drop". forethought init {path.name} writes the whole table'
+    )
 
 
 def warn_of_codes(path: Path, name: str, numbers: NDArray[np.float32]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +16,15 @@ from forethought.data.dataset import DataError, Dataset, Split, finite, held_out
 from forethought.data.files import read
 from forethought.data.labels import Declared, Labels
 from forethought.data.suspicions import (
+    require_small,
     require_text,
     require_words,
     unknown_column,
     warn_of_codes,
 )
+
+if TYPE_CHECKING:  # it loads polars
+    from forethought.data.encoder import Encoder
 
 _MOST_CATEGORIES = 1000
 _MISSING = ("", "?", "-", "na", "n/a", "nan", "null", "none", "missing", ".")
@@ -27,15 +33,32 @@ COLUMN_KINDS = Caveat(
 )
 
 
+@dataclass(frozen=True)
+class Aside:
+    """Columns that are no features, by name; in a file without names by number, from 0.
+
+    Args:
+        label: the target's. split_by: keeps a person's records on one side of the split.
+        site: which client of a federation holds a record.
+    """
+
+    label: str
+    split_by: str | None = None
+    site: str | None = None
+
+    @property
+    def names(self) -> set[str]:
+        """All of them."""
+        return {name for name in (self.label, self.split_by, self.site) if name is not None}
+
+
 def load_csv(
     name: str,
     path: Path,
     test: Path | None,
     holdout: float | None,
-    label: str | None,
+    aside: Aside,
     declared: Declared | None = None,
-    split_by: str | None = None,
-    site: str | None = None,
 ) -> Dataset:
     """Features from every column but the label's; words become one column a category.
 
@@ -44,45 +67,41 @@ def load_csv(
     column of its own that is 1 where the word stands.
 
     Args:
-        label: the name of the label's column in the first line. For a file without a line of names,
-            the column's number, from 0, or from −1 for the last.
+        aside: columns that are no features; the label's number may be −1 for the last column.
         declared: what the user says of labels and features.
-        split_by: a column, by name or number, whose equal entries fall on one side of the split:
-            a person's name or number. It is no feature.
-        site: a column, by name or number, that says which client of a federation holds a record.
-            It is no feature.
 
     Raises:
         DataError: a file is damaged, a line has too few or too many entries, a number is missing or
             not finite, or the label's column is unknown.
     """
-    if label is None:
+    if not aside.label:
         raise DataError(
             f"{path}: which column is the label? Name it with label=, or give its number "
             "(−1 for the last) if the file has no line of names"
         )
     declared = declared or Declared()
+    label, split_by, site = aside.label, aside.split_by, aside.site
     columns, names, at = _read(path, label)
-    aside = {at}
+    no_features = {at}
     identities: Iterable[bytes] = map(_content, zip(*columns, strict=True))
     if split_by is not None:
         by = _place(path, names, split_by, "to split by")
         if by == at:
             raise DataError(f"{path}: split_by names the label's column {split_by!r}")
-        aside.add(by)
+        no_features.add(by)
         identities = (entry.strip().encode() for entry in columns[by])
     sites: NDArray[np.str_] | None = None
     if site is not None:
         place = _place(path, names, site, "to deal records out by")
         if place == at:
             raise DataError(f"{path}: site names the label's column {site!r}")
-        aside.add(place)
+        no_features.add(place)
         sites = np.array([entry.strip() for entry in columns[place]])
     labels = Labels(path, np.array(columns[at]), declared)
     encoders = [
         _Column(path, names[index], column)
         for index, column in enumerate(columns)
-        if index not in aside
+        if index not in no_features
     ]
     width = sum(len(encoder.titles) for encoder in encoders)
     if declared.features not in (None, width):
@@ -91,7 +110,7 @@ def load_csv(
     for file in [path] if test is None else [path, test]:
         if file is not path:
             columns = _aligned(file, names, *_read(file, label)[:2])
-        rest = [column for index, column in enumerate(columns) if index not in aside]
+        rest = [column for index, column in enumerate(columns) if index not in no_features]
         parts = [
             encoder.encode(file, column) for encoder, column in zip(encoders, rest, strict=True)
         ]
@@ -106,7 +125,23 @@ def load_csv(
         held = held_out(splits[0], holdout, identities)
         splits = [splits[0].at(~held), splits[0].at(held)]
         sites = None if sites is None else sites[~held]
-    return Dataset(name, splits[0], splits[1], labels.classes, notes, caveats, sites)
+    encoder = _encoder(encoders, names[at], labels)
+    return Dataset(name, splits[0], splits[1], labels.classes, notes, caveats, sites, encoder)
+
+
+def _encoder(columns: list[_Column], label: str, labels: Labels) -> Encoder:
+    """How new rows are read like these."""
+    from forethought.data.columns import Category, Column, Plain
+    from forethought.data.encoder import Encoder
+
+    kinds: list[tuple[str, Column]] = [
+        (column.name, Plain())
+        if column.categories is None
+        else (column.name, Category(words=tuple(column.categories), lenient=True))
+        for column in columns
+    ]
+    encoder = Encoder(tuple(kinds), label)
+    return encoder if labels.names is None else encoder.with_classes(labels.names)
 
 
 def _content(row: tuple[str, ...]) -> bytes:
@@ -148,6 +183,7 @@ class _Column:
                     f"{entries[row]!r} in column {self.name}, example {row}",
                     f"a number{remedy}",
                 ) from None
+            require_small(path, self.name, numbers)
             warn_of_codes(path, self.name, numbers)
             return numbers.reshape(-1, 1)
         # A category that only the test file has is none of the known ones: all zero.

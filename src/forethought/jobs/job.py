@@ -24,7 +24,7 @@ from forethought.preparation import Preparation
 if TYPE_CHECKING:  # both import torch or scikit-learn, which a job file alone does not need
     from torch import nn
 
-    from forethought.data import Dataset
+    from forethought.data import Dataset, TableSchema
     from forethought.planning.plan_request import PlanRequest
 
 
@@ -60,6 +60,7 @@ class JobError(ValueError):
 # A number is a number: "2" and true are not.
 _Float = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 _Int = Annotated[int, Field(strict=True)]
+_Number = _Int | _Float
 
 
 class _Section(BaseModel):
@@ -72,6 +73,8 @@ class DataSection(_Section):
     ``features`` is the number of features, or ``"scattering"``; see :func:`forethought.data.load`.
     ``standardise`` is ``"private"`` (by means and variances that are released with noise, within
     the declared ``bounds``), ``"quantiles"`` (likewise, to [0, 1]), or a public mean and deviation.
+    ``columns`` declares every column of a table (:mod:`forethought.data.columns` has the forms);
+    the keys below it go with it. ``columns_measured`` says that ``forethought init`` wrote them.
     """
 
     source: str
@@ -112,6 +115,44 @@ class DataSection(_Section):
             "moments" if self.standardise == "private" else "quantiles"
         )
         return Preparation((kind,), self.bounds, features)
+    columns: dict[str, Any] | None = None
+    columns_measured: bool = False
+    missing: Literal["refuse", "middle", "category", "drop-column"] | None = None
+    target_range: tuple[_Number, _Number] | None = None
+    separator: str | None = None
+    decimal: str | None = None
+    encoding: str | None = None
+    comment: str | None = None
+    header: bool | None = None
+
+    def table_schema(self) -> TableSchema | None:
+        """What is declared of the columns; None where nothing is.
+
+        Raises:
+            JobError: keys that go with declared columns, without any.
+            forethought.data.DataError: a declaration that cannot be used.
+        """
+        form = {
+            name: getattr(self, name)
+            for name in ("separator", "decimal", "encoding", "comment", "header")
+        }
+        given = {"missing": self.missing, "target_range": self.target_range, **form}
+        if self.columns is None:
+            for name in _given(given):
+                raise JobError(
+                    f"[data] {name} goes with declared columns: add a table [data.columns] "
+                    "(forethought init FILE writes it)"
+                )
+            return None
+        from forethought.data import TableFormat, TableSchema
+
+        return TableSchema(
+            self.columns,
+            missing=self.missing or "refuse",
+            target_range=self.target_range,
+            measured=self.columns_measured,
+            form=TableFormat(**_given(form)),
+        )
 
 
 class ModelSection(_Section):
@@ -233,6 +274,7 @@ class Job(_Section):
             classes=section.classes,
             split_by=section.split_by,
             site=self._site,
+            schema=section.table_schema(),
         )
 
     @property

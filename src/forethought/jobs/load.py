@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forethought.caveats import Caveat
+from forethought.jobs.card import ModelCard
 from forethought.jobs.request import Request
 from forethought.plans import Plan
 from forethought.training.datasets import with_caveats
@@ -48,6 +49,17 @@ class Loaded:
     def features(self) -> int:
         """Features or channels of a record."""
         return int(self.dataset.train.inputs.shape[1])
+    def card(self) -> ModelCard:
+        """What is needed, besides the weights, to apply the trained model to new records."""
+        job, data = self.request.job, self.dataset
+        return ModelCard(
+            job.model.name,
+            job.model.options,
+            tuple(data.train.inputs.shape[1:]),
+            data.classes,
+            job.data.features if isinstance(job.data.features, str) else None,
+            data.encoder,
+        )
 
     def with_caveats(self, plan: Plan) -> Plan:
         """The plan with what loading read from the private data, each thing once."""

@@ -23,25 +23,29 @@ def to_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
     sections = []
     for name, values in tables.items():
         if values:
-            rows = [f"{_key(key)} = {_value(value)}" for key, value in values.items()]
-            sections.append("\n".join([f"[{_key(name)}]", *rows]))
+            rows = [f"{toml_key(key)} = {toml_value(value)}" for key, value in values.items()]
+            sections.append("\n".join([f"[{toml_key(name)}]", *rows]))
     return "\n\n".join(sections) + "\n"
 
 
-def _key(name: str) -> str:
+def toml_key(name: str) -> str:
+    """A key, in quotes where it needs them."""
     return name if _BARE.fullmatch(name) else _text(name)
 
 
-def _value(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """A value on one line."""
     match value:
         case bool():
             return "true" if value else "false"
         case int() | float():
             return repr(value)
         case Mapping():
-            return "{" + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + "}"
+            return (
+                "{" + ", ".join(f"{toml_key(k)} = {toml_value(v)}" for k, v in value.items()) + "}"
+            )
         case list() | tuple():
-            return "[" + ", ".join(map(_value, value)) + "]"
+            return "[" + ", ".join(map(toml_value, value)) + "]"
         case _:
             return _text(str(value))
 

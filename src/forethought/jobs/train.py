@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forethought.jobs.card import CARD_NAME
 from forethought.jobs.job import JobError
 from forethought.jobs.load import Loaded, load_job
 from forethought.jobs.request import JOB_NAME, Request, overridden
@@ -155,7 +156,7 @@ def run(
     options: dict[str, Any] = {
         "test": None if test is None else (test.inputs, test.targets),
         "out": folder,
-        "files": {JOB_NAME: loaded.request.released_text()},
+        "files": {JOB_NAME: loaded.request.released_text(), CARD_NAME: loaded.card().to_json()},
         "resume": resume,
         "overwrite": overwrite,
         "progress": progress,

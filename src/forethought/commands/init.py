@@ -1,0 +1,36 @@
+"""`forethought init`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forethought.commands.options import Quiet, UsageError, console_for
+
+EPILOG = "Example: forethought init patients.csv --label died"
+
+
+def init(
+    table: Annotated[Path, typer.Argument(help="Your table: CSV, Parquet or Excel.")],
+    label: Annotated[
+        str | None, typer.Option(help="The column to predict. Default: the last one.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The job file to write.")] = Path("job.toml"),
+    overwrite: Annotated[bool, typer.Option(help="Replace the file.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write a first job file for a table: its columns, for you to correct. Reads the file here."""
+    from forethought.jobs.init import job_for
+
+    if out.exists() and not overwrite:
+        raise UsageError(f"{out} exists: give another --out, or --overwrite")
+    out.write_text(job_for(table, label), encoding="utf-8")
+    console = console_for(quiet)
+    console.print(
+        f"{out} is written. Its ranges and categories were taken from {table.name}, on this "
+        "machine, which no guarantee covers: correct them from what you know, and set "
+        "columns_measured = false"
+    )
+    console.print(f"Then: forethought plan {out}, and forethought train {out}")

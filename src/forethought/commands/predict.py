@@ -1,0 +1,40 @@
+"""`forethought predict`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forethought.commands.options import Json, Quiet, UsageError, console_for, print_json
+
+EPILOG = "Example: forethought predict runs/patients new.csv --out predictions.csv"
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(help="Run folder of a finished training.")],
+    table: Annotated[Path, typer.Argument(help="New records: CSV, Parquet or Excel.")],
+    out: Annotated[Path, typer.Option(help="Where to write, as CSV.")] = Path("predictions.csv"),
+    overwrite: Annotated[bool, typer.Option(help="Replace the file.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Apply a trained model to new records: a prediction and probabilities for each row."""
+    from forethought.jobs.predict import load
+
+    if out.exists() and not overwrite:
+        raise UsageError(f"{out} exists: give another --out, or --overwrite")
+    predictor = load(run)
+    rows = predictor.predict_file(table, out)
+    classes = predictor.classes
+    console_for(quiet or as_json).print(f"{rows} predictions in {out}")
+    if as_json:
+        print_json(
+            {
+                "out": str(out),
+                "rows": rows,
+                "classes": None if classes is None else list(classes),
+                "epsilon": predictor.statement.epsilon.upper,
+            }
+        )

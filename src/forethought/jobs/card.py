@@ -1,0 +1,87 @@
+"""What a run folder says of its model besides the weights: enough to apply it to new records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forethought.jobs.job import JobError
+from forethought.serialisation import exact_keys
+
+if TYPE_CHECKING:  # it loads polars
+    from forethought.data import Encoder
+
+CARD_NAME = "model.json"
+SCHEMA = "forethought/model/1"
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """Architecture and encoding; the weights are in ``model.safetensors`` beside it.
+
+    Args:
+        name, options: the model, as a job names it.
+        inputs: shape of one example. classes: how many there are; None for a regression.
+        features: what images were turned into, such as ``"scattering"``; None: nothing.
+        encoder: how a row of a table becomes features; None: the data was no table.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    inputs: tuple[int, ...]
+    classes: int | None
+    features: str | None = None
+    encoder: Encoder | None = None
+
+    def to_json(self) -> str:
+        """One JSON object; plain values only, nothing that runs."""
+        values = {
+            "schema": SCHEMA,
+            "name": self.name,
+            "options": dict(self.options),
+            "inputs": list(self.inputs),
+            "classes": self.classes,
+            "features": self.features,
+            "encoder": None if self.encoder is None else self.encoder.to_dict(),
+        }
+        return json.dumps(values, indent=1, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def load(cls, path: Path) -> ModelCard:
+        """Read a card.
+
+        Raises:
+            JobError: no such file, or damaged; says what to do.
+        """
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            exact_keys(
+                str(path),
+                values,
+                {"schema", "name", "options", "inputs", "classes", "features", "encoder"},
+            )
+        except FileNotFoundError:
+            raise JobError(
+                f"{path.parent} holds no model that can be applied: there is no {path.name} in it. "
+                "Give a run folder that forethought train has finished"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise JobError(f"{path} is damaged: {error}. Restore it from a copy") from None
+        if values["schema"] != SCHEMA:
+            raise JobError(f"{path} has schema {values['schema']!r}; this version reads {SCHEMA}")
+        encoder = None
+        if values["encoder"] is not None:
+            from forethought.data import Encoder
+
+            encoder = Encoder.from_dict(values["encoder"])
+        return cls(
+            values["name"],
+            values["options"],
+            tuple(values["inputs"]),
+            values["classes"],
+            values["features"],
+            encoder,
+        )

@@ -1,0 +1,247 @@
+"""A finished run as a model for new records: from Python, and file to file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+from numpy.typing import NDArray
+
+from forethought.accounting.statement import Statement
+from forethought.data import DataError, Encoder
+from forethought.data.columns import Outside
+from forethought.data.reading import KINDS, Kind, Table
+from forethought.jobs.card import CARD_NAME, ModelCard
+from forethought.jobs.job import JobError
+from forethought.models import build
+from forethought.models.zoo import importable_from
+from forethought.training.folder import STATEMENT, RunFolder
+
+# Rows whose outputs are computed at once: fast, and small beside any model's activations.
+_ROWS = 4096
+_ENDINGS: dict[str, Kind] = {
+    **dict.fromkeys((".parquet", ".pq"), KINDS[1]),
+    **dict.fromkeys((".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"), KINDS[2]),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """A trained model with everything that turns new records into its inputs.
+
+    Args:
+        model: with the released weights, in evaluation mode.
+        card: architecture and encoding. statement: what was guaranteed to the training records.
+        folder: of the run.
+    """
+
+    model: torch.nn.Module
+    card: ModelCard
+    statement: Statement
+    folder: Path
+
+    @property
+    def classes(self) -> tuple[Any, ...] | None:
+        """What the classes are called, class 0 first; None for a regression."""
+        if self.card.classes is None:
+            return None
+        encoder = self.card.encoder
+        if encoder is None or encoder.classes is None:
+            return tuple(range(self.card.classes))
+        return encoder.classes
+
+    def predict(self, records: object) -> NDArray[Any]:
+        """The likeliest class of each record, by its name, or the value of a regression.
+
+        Args:
+            records: for a table a polars or pandas frame, a mapping of columns, a sequence of
+                mappings, or a file's path; for other data an array (N, …) of the inputs. Columns
+                beyond those of training, the label among them, are left alone.
+
+        Raises:
+            DataError: a column is not there, or an entry that no declaration covers.
+        """
+        return self._answers(self._outputs(self._inputs(records)))
+
+    def predict_proba(self, records: object) -> NDArray[np.float64]:
+        """The probability of each class, float64, (N, classes), in the order of ``classes``.
+
+        Raises:
+            DataError: as :meth:`predict`. JobError: a regression has no classes.
+        """
+        if self.card.classes is None:
+            raise JobError("a regression has no probabilities: use predict")
+        return _softmax(self._outputs(self._inputs(records)))
+
+    def predict_file(self, source: Path, out: Path) -> int:
+        """A CSV file with a row for each row of a table: ``prediction`` and one column a class.
+
+        Written piece by piece under another name, and given its own at the end.
+
+        Returns:
+            How many rows.
+
+        Raises:
+            DataError: as :meth:`predict`. JobError: trained on other data than a table.
+        """
+        part = out.with_name(f".{out.name}.part")
+        rows = 0
+        try:
+            with part.open("wb") as file:
+                for frame, first in self._pieces(source):
+                    outputs = self._outputs(self._encoded(frame, str(source), first))
+                    self._frame(outputs).write_csv(file, include_header=not rows)
+                    rows += len(frame)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(out)
+        finally:
+            part.unlink(missing_ok=True)
+        return rows
+
+    def _frame(self, outputs: NDArray[np.float32]) -> pl.DataFrame:
+        columns: dict[str, Any] = {"prediction": self._answers(outputs)}
+        if self.classes is not None:
+            for name, values in zip(self.classes, _softmax(outputs).T, strict=True):
+                columns[f"probability_{name}"] = values
+        return pl.DataFrame(columns)
+
+    def _answers(self, outputs: NDArray[np.float32]) -> NDArray[Any]:
+        encoder = self.card.encoder
+        if self.classes is None:
+            values = outputs.reshape(len(outputs), -1)[:, 0]
+            return values.astype(np.float64) if encoder is None else encoder.restored(values)
+        chosen: NDArray[Any] = np.array(self.classes)[outputs.argmax(axis=1)]
+        return chosen
+
+    def _inputs(self, records: object) -> NDArray[np.float32]:
+        if self.card.encoder is None:
+            return self._array(records)
+        if isinstance(records, str | Path):
+            parts = [
+                self._encoded(frame, str(records), first)
+                for frame, first in self._pieces(Path(records))
+            ]
+            return np.concatenate(parts)
+        return self._encoded(_frame_of(records, self._encoder()), "the records", 0)
+
+    def _array(self, records: object) -> NDArray[np.float32]:
+        if self.card.features is not None:
+            raise JobError(
+                f"this model was trained on {self.card.features} features of images: turn images "
+                "into them as in training, with forethought.data.load(..., features=...), and "
+                "apply predictor.model"
+            )
+        found = np.asarray(records, dtype=np.float32)
+        if found.shape[1:] != self.card.inputs:
+            raise DataError.unexpected(
+                "the records", f"an array of shape {found.shape}", f"(N, *{self.card.inputs})"
+            )
+        return found
+
+    def _encoder(self) -> Encoder:
+        if self.card.encoder is None:
+            raise JobError(
+                f"the model in {self.folder} was not trained on a table: in Python, forethought."
+                f"load({str(self.folder)!r}).predict(array) applies it to arrays"
+            )
+        return self.card.encoder
+
+    def _encoded(self, frame: pl.DataFrame, where: str, first: int) -> NDArray[np.float32]:
+        return self._encoder().encode(frame, where, first, Outside())
+
+    def _pieces(self, source: Path) -> Iterator[tuple[pl.DataFrame, int]]:
+        kind = _ENDINGS.get(source.suffix.lower(), KINDS[0])
+        if not source.is_file():
+            raise DataError(f"no file {source}")
+        first = 0
+        for frame in Table(source, kind, self._encoder().form).pieces():
+            yield frame, first
+            first += len(frame)
+
+    def _outputs(self, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
+        like = next(self.model.parameters())
+        if not len(inputs):
+            return np.empty((0, self.card.classes or 1), np.float32)
+        with torch.no_grad():
+            found = [
+                self.model(torch.from_numpy(inputs[start : start + _ROWS]).to(like)).float().cpu()
+                for start in range(0, len(inputs), _ROWS)
+            ]
+        outputs: NDArray[np.float32] = torch.cat(found).numpy()
+        return outputs
+
+
+def load(folder: str | Path) -> Predictor:
+    """The model of a finished run, ready for new records.
+
+    Nothing in the folder is executed: plain JSON and safetensors. A model of one's own
+    (``module:function``) is built by importing that module, from next to the folder as well.
+
+    Args:
+        folder: what ``forethought train`` left.
+
+    Raises:
+        JobError: no finished run, or a damaged file.
+        forethought.errors.CheckpointError: the weights are gone, damaged or of another model.
+    """
+    path = Path(folder)
+    run = RunFolder(path)
+    card = ModelCard.load(path / CARD_NAME)
+    if not run.finished:
+        raise JobError(
+            f"the run in {path} has not ended: continue it with forethought train --resume {path}"
+        )
+    with importable_from(path.parent):
+        model = build(
+            card.name, inputs=card.inputs, classes=card.classes or 1, seed=0, **card.options
+        )
+    run.load_model(model)
+    return Predictor(model.eval(), card, Statement.load(path / STATEMENT), path)
+
+
+def _softmax(outputs: NDArray[np.float32]) -> NDArray[np.float64]:
+    values = outputs.astype(np.float64)
+    values = np.exp(values - values.max(axis=1, keepdims=True))
+    return np.asarray(values / values.sum(axis=1, keepdims=True))
+
+
+def _frame_of(records: object, encoder: Encoder) -> pl.DataFrame:
+    """Rows that somebody holds in memory, as a frame."""
+    if isinstance(records, pl.DataFrame):
+        return records
+    if isinstance(records, pl.LazyFrame):
+        return records.collect()
+    if isinstance(records, np.ndarray):
+        if records.ndim != 2 or records.shape[1] != len(encoder.columns):
+            names = ", ".join(name for name, _ in encoder.columns)
+            raise DataError.unexpected(
+                "the records", f"an array of shape {records.shape}", f"(N, columns): {names}"
+            )
+        records = dict(zip((name for name, _ in encoder.columns), records.T, strict=True))
+    elif isinstance(records, Sequence) and not isinstance(records, str | bytes):
+        if not all(isinstance(row, Mapping) for row in records):
+            raise TypeError("records are a frame, a mapping of columns, or a sequence of mappings")
+        keys = {key: None for row in records for key in row}
+        records = {key: [row.get(key) for row in records] for key in keys}
+    columns = getattr(records, "columns", None)
+    if columns is not None:  # pandas, and what looks like it
+        records = {str(name): records[name] for name in columns}  # type: ignore[index]
+    if not isinstance(records, Mapping):
+        raise TypeError("records are a frame, a mapping of columns, or a sequence of mappings")
+    return pl.DataFrame({str(name): _series(values) for name, values in records.items()})
+
+
+def _series(values: Any) -> pl.Series:
+    entries = values.tolist() if hasattr(values, "tolist") else list(values)
+    # Pandas writes a missing word as a number that is none.
+    known = [None if entry is None or entry != entry else entry for entry in entries]
+    if any(isinstance(entry, str) for entry in known):
+        known = [None if entry is None else str(entry) for entry in known]
+    return pl.Series(known, strict=False)

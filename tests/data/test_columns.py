@@ -1,0 +1,163 @@
+"""Declared columns: what they become follows from the declaration and the row alone."""
+
+from __future__ import annotations
+
+import math
+from datetime import date
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forethought.data import DataError, Encoder
+from forethought.data.columns import Category, Date, Number, Outside, column
+
+WORDS = ["A", "B", "", "?", "other", "NA", " A ", "C"]
+
+
+def encoded(value, entries, **options):
+    outside = Outside()
+    found = column("x", value, **options)
+    return found.encode("t.csv", "x", pl.Series(entries, dtype=pl.String), 0, outside), outside
+
+
+def test_numbers_are_scaled_from_their_range_and_clipped_to_it():
+    features, outside = encoded([0, 110], ["0", "55", " 110 ", "82.5", "-3", "1e9"])
+    assert features[:, 0].tolist() == [-1, 0, 1, 0.5, -1, 1]
+    assert outside.clipped == {"x": 2}
+
+
+def test_what_is_missing_means_what_was_declared():
+    entries = ["10", "NA", "", "-999", "80"]
+    middle, outside = encoded({"range": [10, 80], "missing": "middle", "codes": [-999]}, entries)
+    assert middle[:, 0].tolist() == [-1, 0, 0, 0, 1]
+    assert outside.missing == {"x": 3} and not outside.clipped
+    category, _ = encoded({"range": [10, 80], "missing": "category", "codes": [-999]}, entries)
+    assert category.tolist() == [[-1, 0], [0, 1], [0, 1], [0, 1], [1, 0]]
+    with pytest.raises(DataError, match=r"found nothing in column x, example 1.*middle"):
+        encoded([10, 80], entries)
+    dropped = column("x", {"range": [10, 80], "missing": "drop-column"})
+    assert dropped.titles("x") == () and dropped.bound == 0
+    assert column("x", [0, 1], missing="middle").missing == "middle"
+
+
+def test_categories():
+    value = {"categories": ["A", "B"], "other": True, "missing": "category"}
+    features, outside = encoded(value, WORDS)
+    # Words: A, B, other, missing.
+    assert features.tolist() == [
+        [1, 0, 0, 0],
+        [0, 1, 0, 0],
+        [0, 0, 0, 1],
+        [0, 0, 0, 1],
+        [0, 0, 1, 0],
+        [0, 0, 0, 1],
+        [1, 0, 0, 0],
+        [0, 0, 1, 0],
+    ]
+    assert outside.unknown == {"x": 2}
+    with pytest.raises(DataError, match="'C' in column x, expected one of A, B: declare it"):
+        encoded(["A", "B"], ["A", "C"])
+    # A declared word is a word, even one that others take for nothing.
+    assert encoded(["none", "some"], ["none", "some"])[0].tolist() == [[1, 0], [0, 1]]
+
+
+def test_days():
+    value = {"date": ["2020-01-01", "2020-12-31"]}
+    days = ["2020-01-01", "2020-12-31 23:59", "2020-07-01T08:00:00", "1999-01-01"]
+    features, outside = encoded(value, days)
+    assert features[:2, 0].tolist() == [-1, 1]
+    assert features[2, 0] == pytest.approx(2 * 182 / 365 - 1)
+    assert outside.clipped == {"x": 1}
+    angle = 2 * math.pi * (date(2020, 7, 1) - date(2000, 1, 1)).days / 365.2425
+    assert features[2, 1:].tolist() == pytest.approx([math.sin(angle), math.cos(angle)], abs=1e-6)
+    german, _ = encoded({"date": ["2020-01-01", "2020-12-31"], "format": "%d.%m.%Y"}, ["1.7.2020"])
+    assert german[0].tolist() == features[2].tolist()
+    with pytest.raises(DataError, match=r"found 'May' in column x, expected a day such as"):
+        encoded("date", ["2020-01-01", "May"])
+
+
+def test_frames_with_types_of_their_own_are_read_alike():
+    outside = Outside()
+    number = column("x", [0, 10])
+    for entries in (pl.Series([1, 5]), pl.Series([1.0, 5.0]), pl.Series(["1", "5"])):
+        assert number.encode("t", "x", entries, 0, outside)[:, 0].tolist() == pytest.approx(
+            [-0.8, 0]
+        )
+    day = column("x", "date")
+    typed = day.encode("t", "x", pl.Series([date(2020, 1, 1)]), 0, outside)
+    assert typed.tolist() == day.encode("t", "x", pl.Series(["2020-01-01"]), 0, outside).tolist()
+    assert column("x", ["1", "2"]).encode("t", "x", pl.Series([1, 2]), 0, outside).tolist() == [
+        [1, 0],
+        [0, 1],
+    ]
+    nothing = column("x", {"range": [0, 1], "missing": "middle"})
+    assert nothing.encode("t", "x", pl.Series([None, float("nan")]), 0, outside).tolist() == [
+        [0],
+        [0],
+    ]
+
+
+finite = st.floats(-1e300, 1e300)
+
+
+@given(st.data())
+def test_no_record_exceeds_the_bound(data):
+    """Whatever stands in the row, its features have at most the declared norm."""
+    low, high = sorted(data.draw(st.tuples(finite, finite).filter(lambda pair: pair[0] < pair[1])))
+    missing = data.draw(st.sampled_from(["middle", "category"]))
+    other = data.draw(st.booleans())
+    kinds = (
+        ("a", Number(missing=missing, low=low, high=high)),
+        (
+            "b",
+            Category(missing=missing, words=("A", "B"), other=other, lenient=True),
+        ),
+        ("c", Date(missing=missing)),
+    )
+    encoder = Encoder(kinds)
+    number = data.draw(finite.map(repr) | st.sampled_from(["", "NA"]))
+    day = data.draw(st.dates().map(str) | st.just(""))
+    frame = pl.DataFrame({"a": [number], "b": [data.draw(st.sampled_from(WORDS))], "c": [day]})
+    features = encoder.encode(frame, "t.csv")
+    assert features.shape == (1, len(encoder.titles)) and np.isfinite(features).all()
+    assert np.linalg.norm(features.astype(np.float64)) <= encoder.bound * (1 + 1e-6)
+    assert Encoder.from_dict(encoder.to_dict()) == encoder
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([1, 0], "the smaller one first"),
+        ([0, float("inf")], "the smaller one first"),
+        ([0, 1, 2], "declare it as"),
+        ([], "one or more different words"),
+        ("number", "declare it as"),
+        ({"range": [0, 1], "mising": "middle"}, "unknown key 'mising'"),
+        ({"range": [0, 1], "missing": "zero"}, "the choice is refuse, middle, category"),
+        ({"range": [0, True]}, "declare it as"),
+        ({"range": ["0", 1]}, "declare it as"),
+        ({"categories": ["A", "A"]}, "one or more different words"),
+        ({"categories": ["A"], "other": 1}, "declare it as"),
+        ({"date": ["2020-01-02", "2020-01-01"]}, "the earlier one first"),
+        ({"date": ["May", "June"]}, "declare it as"),
+        (3, "declare it as"),
+        (None, "declare it as"),
+    ],
+)
+def test_what_is_no_declaration_is_refused(value, message):
+    with pytest.raises(DataError, match=rf"column x.*{message}"):
+        column("x", value)
+
+
+@pytest.mark.parametrize("entry", ["high", "1,5", "inf", "nan1", "1_0", "0x10"])
+def test_what_is_no_number_is_refused(entry):
+    with pytest.raises(DataError, match=r"in column x, expected a finite number"):
+        encoded([0, 10], ["1", entry])
+
+
+def test_decimal_commas():
+    features, _ = encoded([0, 10], ["2,5", "5"], decimal=",")
+    assert features[:, 0].tolist() == [-0.5, 0]

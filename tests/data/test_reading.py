@@ -1,0 +1,195 @@
+"""Tables in pieces: every way of writing one gives the same features; ragged ones are refused."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forethought.data import DataError, TableFormat, TableSchema, load, reading
+from forethought.data.reading import Table
+
+HEAD = ["age", "ward", "outcome"]
+ROWS = [[str(20 + i % 60), "AB"[i % 2], ("no", "yes")[i % 3 == 0]] for i in range(80)]
+COLUMNS = {"age": [0, 120], "ward": ["A", "B"]}
+
+
+def text(rows=ROWS, separator=",", end="\n", head=True):
+    return end.join(separator.join(row) for row in ([HEAD] if head else []) + rows) + end
+
+
+def both(source, **form):
+    schema = TableSchema(COLUMNS, form=TableFormat(**form))
+    data = load(source, label="outcome", classes=["no", "yes"], schema=schema)
+    assert data.test is not None and data.encoder is not None
+    pairs = np.concatenate([np.c_[part.inputs, part.targets] for part in (data.train, data.test)])
+    return pairs[np.lexsort(pairs.T)]
+
+
+@pytest.fixture
+def expected():
+    rows = [
+        [(int(age) - 60) / 60, ward == "A", ward == "B", outcome == "yes"]
+        for age, ward, outcome in ROWS
+    ]
+    found = np.array(rows, np.float32)
+    return found[np.lexsort(found.T)]
+
+
+FORMS = {
+    "commas": (text().encode(), {}),
+    "semicolons": (text(separator=";").encode(), {"separator": ";"}),
+    "tabs": (text(separator="\t").encode(), {"separator": "\t"}),
+    "line ends": (text(end="\r\n").encode(), {}),
+    "blank lines": (text(end="\n\n").encode(), {}),
+    "UTF-16": (text().encode("utf-16"), {"encoding": "utf-16"}),
+    "byte order mark": (b"\xef\xbb\xbf" + text().encode(), {}),
+    "Latin-1": (text().encode("latin-1"), {"encoding": "latin-1"}),
+    "comments": (("# made today\n" + text() + "# end\n").encode(), {"comment": "#"}),
+    "gzip": (gzip.compress(text().encode(), mtime=0), {}),
+    "no end": (text().encode().rstrip(b"\n"), {}),
+    "quotes": (text([[f'"{entry}"' for entry in row] for row in ROWS]).encode(), {}),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("piece", [64, 1 << 20])
+def test_every_way_of_writing_it_is_the_same_table(name, piece, tmp_path, monkeypatch, expected):
+    monkeypatch.setattr(reading, "_PIECE", piece)  # one piece, or many cut in awkward places
+    content, form = FORMS[name]
+    (tmp_path / "t.csv").write_bytes(content)
+    assert np.allclose(both(f"csv:{tmp_path / 't.csv'}", **form), expected)
+
+
+def test_parquet_and_excel(tmp_path, expected):
+    frame = pl.DataFrame(dict(zip(HEAD, zip(*ROWS, strict=True), strict=True)))
+    frame = frame.with_columns(pl.col("age").cast(pl.Int64))
+    frame.write_parquet(tmp_path / "t.parquet")
+    frame.write_excel(tmp_path / "t.xlsx")
+    assert np.allclose(both(f"parquet:{tmp_path / 't.parquet'}"), expected)
+    assert np.allclose(both(f"excel:{tmp_path / 't.xlsx'}"), expected)
+    for kind in ("parquet", "excel"):
+        with pytest.raises(DataError, match=r"declare the columns.*forethought init"):
+            load(f"{kind}:{tmp_path / 't.parquet'}", label="outcome")
+        (tmp_path / "broken").write_bytes(b"PAR1 PK nothing")
+        with pytest.raises(DataError, match="no readable"):
+            both(f"{kind}:{tmp_path / 'broken'}")
+
+
+cell = st.text(st.characters(codec="utf-8", exclude_characters='\0\r,"\n'), max_size=5)
+quoted = st.text(st.sampled_from('a,"\n é'), max_size=6)
+
+
+@given(
+    st.lists(st.tuples(cell | quoted, cell | quoted, cell), min_size=1, max_size=12),
+    st.integers(1, 40),
+)
+def test_the_standard_library_reads_the_same(tmp_path_factory, rows, piece):
+    """Whatever Python's csv module writes, quoted or not, is read back entry by entry."""
+    written = io.StringIO()
+    csv.writer(written, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows([HEAD, *rows])
+    path = tmp_path_factory.mktemp("t") / "t.csv"
+    path.write_bytes(written.getvalue().encode())
+    old, reading._PIECE = reading._PIECE, piece
+    try:
+        frames = list(Table(path).pieces())
+    finally:
+        reading._PIECE = old
+    found = [tuple(entry or "" for entry in row) for frame in frames for row in frame.iter_rows()]
+    assert found == [tuple(row) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("age,ward,outcome\n1,A,no\n2,B\n3,A,no\n", "2 entries in line 3, expected 3"),
+        ("age,ward,outcome\n1,A,no\n2,B,no,x\n", "4 entries in line 3"),
+        ('age,ward,outcome\n1,A,no\n2,"B,no\n', "open quote in line 3"),
+        ("age,age,outcome\n1,A,no\n", "two columns of one name"),
+        ("age,ward,outcome\n", "no line below the names"),
+        ("", "an empty file"),
+        ("age,ward,outcome\n1,\0,no\n", "a zero byte"),
+        ("age,ward,result\n1,A,no\n", "one named 'outcome'"),
+        ("age,ward,outcome,zip\n1,A,no,3\n", "not declared: zip"),
+        ("age,outcome\n1,no\n", "also ward"),
+        ("age,ward,outcome\n1,A,maybe\n", "label maybe in example 0"),
+        ("age,ward,outcome\n1,A,\n", "no label in example 0"),
+        ("age,ward,outcome\n,A,no\n", "found nothing in column age, example 0"),
+        ("age,ward,outcome\nold,A,no\n", "found 'old' in column age"),
+        ("age,ward,outcome\n1,Z,no\n", "'Z' in column ward"),
+        (b"age,ward,outcome\n1,\xe9,no\n", "no utf-8 text"),
+        (gzip.compress(text().encode(), mtime=0)[:60], "truncated or corrupt"),
+    ],
+)
+def test_faults_are_named(tmp_path, content, message):
+    path = tmp_path / "t.csv"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataError, match=message) as found:
+        both(f"csv:{path}")
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ({"separator": ""}, "one character"),
+        ({"separator": '"'}, "one character"),
+        ({"decimal": ","}, "not the separator"),
+        ({"decimal": "-"}, "decimal is"),
+        ({"encoding": "klingon"}, "not known"),
+        ({"comment": ""}, "starts with"),
+    ],
+)
+def test_impossible_formats_are_refused(form, message):
+    with pytest.raises(DataError, match=message):
+        TableFormat(**form)
+
+
+def test_what_the_target_needs_is_asked_for(tmp_path):
+    (tmp_path / "t.csv").write_text(text())
+    source = f"csv:{tmp_path / 't.csv'}"
+    for options, schema, message in [
+        ({}, TableSchema(COLUMNS), "classes = "),
+        ({"task": "regression"}, TableSchema(COLUMNS), "needs target_range"),
+        (
+            {"classes": ["no", "yes"]},
+            TableSchema(COLUMNS, target_range=(0, 1)),
+            "goes with a regression",
+        ),
+        (
+            {"classes": ["no", "yes"]},
+            TableSchema({"age": "drop", "ward": "drop"}),
+            "every column is dropped",
+        ),
+        (
+            {"classes": ["no", "yes"]},
+            TableSchema({**COLUMNS, "outcome": ["no", "yes"]}),
+            "label and a feature",
+        ),
+    ]:
+        with pytest.raises(DataError, match=message):
+            load(source, label="outcome", schema=schema, **options)
+
+
+def test_a_regression_is_scaled_by_its_declared_range(tmp_path):
+    (tmp_path / "t.csv").write_text("a,y\n" + "".join(f"{i},{10 * i}\n" for i in range(40)))
+    schema = TableSchema({"a": [0, 39]}, target_range=(0, 390))
+    data = load(f"csv:{tmp_path / 't.csv'}", label="y", task="regression", schema=schema)
+    assert np.allclose(data.train.targets, data.train.inputs[:, 0])
+    assert np.allclose(data.encoder.restored(np.array([-1.0, 0, 1])), [0, 195, 390])
+
+
+def test_measured_columns_reach_the_statement(tmp_path):
+    (tmp_path / "t.csv").write_text(text())
+    for measured, covered in ((True, False), (False, True)):
+        schema = TableSchema(COLUMNS, measured=measured)
+        data = load(
+            f"csv:{tmp_path / 't.csv'}", label="outcome", classes=["no", "yes"], schema=schema
+        )
+        assert (data.not_covered == ()) is covered
