@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forethought.data import DataError, Encoder
-from forethought.data.columns import Category, Date, Number, Outside, column
+from forethought.data.columns import Category, Date, Number, Outside
+from forethought.data.declarations import column
 
 WORDS = ["A", "B", "", "?", "other", "NA", " A ", "C"]
 

@@ -11,8 +11,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from forethought.data.columns import POLICIES, Column, Outside, UndeclaredError, as_numbers, column
+from forethought.data.columns import POLICIES, Column, Outside, UndeclaredError, as_numbers
 from forethought.data.dataset import DataError
+from forethought.data.declarations import column
 from forethought.data.reading import AS_USUAL, TableFormat
 from forethought.serialisation import exact_keys
 
