@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from forethought.accounting.tradeoff import tradeoff as tradeoff
     from forethought.auditing.audit import audit as audit
     from forethought.auditing.verdict import Audit as Audit
-    from forethought.local_updates import Local as Local
     from forethought.jobs.predict import Predictor as Predictor
     from forethought.jobs.predict import load as load
+    from forethought.local_updates import Local as Local
     from forethought.mechanism import Budget as Budget
     from forethought.mechanism import CyclicPoisson as CyclicPoisson
     from forethought.mechanism import FullBatch as FullBatch

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from forethought.accounting.exact import CertificateError as CertificateError
     from forethought.accounting.renyi.filter import BudgetExceededError as BudgetExceededError
     from forethought.accounting.statement import StatementError as StatementError
+    from forethought.data.columns import UndeclaredError as UndeclaredError
     from forethought.data.dataset import DataError as DataError
     from forethought.data.suspicions import SuspiciousDataWarning as SuspiciousDataWarning
     from forethought.estimators.callers import (
@@ -81,6 +82,7 @@ _HOME = {
     "SuspiciousDataWarning": "data.suspicions",
     "TeamError": "rounds.team",
     "TranscriptError": "rounds.transcript",
+    "UndeclaredError": "data.columns",
     "UnsupportedMechanismError": "mechanism",
     "ViolationError": "federated.faults",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import warnings
 from pathlib import Path
 
@@ -203,3 +204,25 @@ def test_the_hospital_is_within_two_points_of_scikit_learn(tmp_path: Path) -> No
     assert theirs > 0.7
     # Trained with fresh entropy: in 40 runs the gap had mean 0.3 and standard deviation 0.3 points.
     assert ours > theirs - 0.02
+
+
+@pytest.mark.slow
+def test_the_tutorial_runs_as_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "hospital.md").read_text(encoding="utf-8")
+    hospital(tmp_path / "patients.csv", 600)
+    hospital(tmp_path / "new.csv", 50, seed=1)
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", page, re.M | re.S)
+    for kind, text in blocks:
+        if kind == "toml":  # what a reader ends with in place of what init wrote
+            assert Job.parse(Path("job.toml").read_text()).data.columns
+            Path("job.toml").write_text(text)
+        elif kind == "python":
+            exec(compile(text, "hospital.md", "exec"), {})
+        else:
+            for line in text.splitlines():
+                assert command(*line.removeprefix("forethought ").split()) == 0, line
+    assert [kind for kind, _ in blocks] == ["", "toml", "", "", "python"]
+    assert len(pl.read_csv("predictions.csv")) == 50
