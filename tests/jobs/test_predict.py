@@ -226,3 +226,26 @@ def test_the_tutorial_runs_as_it_is_written(
                 assert command(*line.removeprefix("forethought ").split()) == 0, line
     assert [kind for kind, _ in blocks] == ["", "toml", "", "", "python"]
     assert len(pl.read_csv("predictions.csv")) == 50
+
+
+STANDARDISED = ('standardise = "private"\nbounds = [0, 1]', "standardise = [0.3, 2]")
+
+
+@pytest.mark.parametrize("how", STANDARDISED)
+def test_new_inputs_are_standardised_as_those_of_training(tmp_path: Path, how: str) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(
+        f'[data]\nsource = "breast-cancer"\n{how}\n'
+        "[budget]\nepsilon = 8.0\n[training]\nrounds = 5\n"
+    )
+    run = tmp_path / "run"
+    assert command("train", str(job), "--out", str(run), "--quiet") == 0
+    test = ft.data.load("breast-cancer").test
+    assert test is not None
+    predictor = ft.load(run)
+    with (run / "metrics.csv").open() as file:
+        measured = list(csv.DictReader(file))[-1]["accuracy"]
+    outputs = predictor.predict_proba(test.inputs)
+    assert float(measured) == pytest.approx(np.mean(outputs.argmax(1) == test.targets))
+    plain = torch.softmax(predictor.model(torch.from_numpy(test.inputs)).double(), 1)
+    assert not np.allclose(plain.detach().numpy(), outputs)  # it does make a difference

@@ -15,7 +15,18 @@ if TYPE_CHECKING:  # it loads polars
     from forethought.data import Encoder
 
 CARD_NAME = "model.json"
+PREPARED = "prepared.json"
 SCHEMA = "forethought/model/1"
+_KEYS = {
+    "schema",
+    "name",
+    "options",
+    "inputs",
+    "classes",
+    "features",
+    "standardise",
+    "encoder",
+}
 
 
 @dataclass(frozen=True)
@@ -26,6 +37,8 @@ class ModelCard:
         name, options: the model, as a job names it.
         inputs: shape of one example. classes: how many there are; None for a regression.
         features: what images were turned into, such as ``"scattering"``; None: nothing.
+        standardise: a public mean and deviation that inputs are standardised with, or a file beside
+            this one that holds what was released for it; None: neither.
         encoder: how a row of a table becomes features; None: the data was no table.
     """
 
@@ -34,6 +47,7 @@ class ModelCard:
     inputs: tuple[int, ...]
     classes: int | None
     features: str | None = None
+    standardise: tuple[float, float] | str | None = None
     encoder: Encoder | None = None
 
     def to_json(self) -> str:
@@ -45,6 +59,7 @@ class ModelCard:
             "inputs": list(self.inputs),
             "classes": self.classes,
             "features": self.features,
+            "standardise": self.standardise,
             "encoder": None if self.encoder is None else self.encoder.to_dict(),
         }
         return json.dumps(values, indent=1, ensure_ascii=False) + "\n"
@@ -61,7 +76,7 @@ class ModelCard:
             exact_keys(
                 str(path),
                 values,
-                {"schema", "name", "options", "inputs", "classes", "features", "encoder"},
+                _KEYS,
             )
         except FileNotFoundError:
             raise JobError(
@@ -72,7 +87,7 @@ class ModelCard:
             raise JobError(f"{path} is damaged: {error}. Restore it from a copy") from None
         if values["schema"] != SCHEMA:
             raise JobError(f"{path} has schema {values['schema']!r}; this version reads {SCHEMA}")
-        encoder = None
+        encoder, scaled = None, values["standardise"]
         if values["encoder"] is not None:
             from forethought.data import Encoder
 
@@ -83,5 +98,6 @@ class ModelCard:
             tuple(values["inputs"]),
             values["classes"],
             values["features"],
+            tuple(scaled) if isinstance(scaled, list) else scaled,
             encoder,
         )

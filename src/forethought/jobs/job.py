@@ -115,6 +115,7 @@ class DataSection(_Section):
             "moments" if self.standardise == "private" else "quantiles"
         )
         return Preparation((kind,), self.bounds, features)
+
     columns: dict[str, Any] | None = None
     columns_measured: bool = False
     missing: Literal["refuse", "middle", "category", "drop-column"] | None = None

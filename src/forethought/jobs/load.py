@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forethought.caveats import Caveat
-from forethought.jobs.card import ModelCard
+from forethought.jobs.card import PREPARED, ModelCard
 from forethought.jobs.request import Request
 from forethought.plans import Plan
 from forethought.training.datasets import with_caveats
@@ -49,6 +49,7 @@ class Loaded:
     def features(self) -> int:
         """Features or channels of a record."""
         return int(self.dataset.train.inputs.shape[1])
+
     def card(self) -> ModelCard:
         """What is needed, besides the weights, to apply the trained model to new records."""
         job, data = self.request.job, self.dataset
@@ -58,6 +59,7 @@ class Loaded:
             tuple(data.train.inputs.shape[1:]),
             data.classes,
             job.data.features if isinstance(job.data.features, str) else None,
+            PREPARED if isinstance(job.data.standardise, str) else job.data.standardise,
             data.encoder,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,12 @@ from forethought.accounting.statement import Statement
 from forethought.data import DataError, Encoder
 from forethought.data.columns import Outside
 from forethought.data.reading import KINDS, Kind, Table
-from forethought.jobs.card import CARD_NAME, ModelCard
+from forethought.jobs.card import CARD_NAME, PREPARED, ModelCard
 from forethought.jobs.job import JobError
 from forethought.models import build
 from forethought.models.zoo import importable_from
+from forethought.preparing.constants import Constants
+from forethought.preparing.prepare import Prepared
 from forethought.training.folder import STATEMENT, RunFolder
 
 # Rows whose outputs are computed at once: fast, and small beside any model's activations.
@@ -38,13 +40,14 @@ class Predictor:
     Args:
         model: with the released weights, in evaluation mode.
         card: architecture and encoding. statement: what was guaranteed to the training records.
-        folder: of the run.
+        folder: of the run. constants: what inputs are standardised with.
     """
 
     model: torch.nn.Module
     card: ModelCard
     statement: Statement
     folder: Path
+    constants: Constants = field(default_factory=Constants)
 
     @property
     def classes(self) -> tuple[Any, ...] | None:
@@ -171,7 +174,9 @@ class Predictor:
             return np.empty((0, self.card.classes or 1), np.float32)
         with torch.no_grad():
             found = [
-                self.model(torch.from_numpy(inputs[start : start + _ROWS]).to(like)).float().cpu()
+                self.model(self.constants.apply(inputs[start : start + _ROWS]).to(like))
+                .float()
+                .cpu()
                 for start in range(0, len(inputs), _ROWS)
             ]
         outputs: NDArray[np.float32] = torch.cat(found).numpy()
@@ -203,7 +208,17 @@ def load(folder: str | Path) -> Predictor:
             card.name, inputs=card.inputs, classes=card.classes or 1, seed=0, **card.options
         )
     run.load_model(model)
-    return Predictor(model.eval(), card, Statement.load(path / STATEMENT), path)
+    statement = Statement.load(path / STATEMENT)
+    return Predictor(model.eval(), card, statement, path, _constants(card, path))
+
+
+def _constants(card: ModelCard, path: Path) -> Constants:
+    if isinstance(card.standardise, str):
+        return Prepared.load(path / PREPARED).constants
+    if card.standardise is None:
+        return Constants()
+    shift, scale = ((value,) * card.inputs[0] for value in card.standardise)
+    return Constants(shift, scale)
 
 
 def _softmax(outputs: NDArray[np.float32]) -> NDArray[np.float64]:

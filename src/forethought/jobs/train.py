@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forethought.jobs.card import CARD_NAME
+from forethought.jobs.card import CARD_NAME, PREPARED
 from forethought.jobs.job import JobError
 from forethought.jobs.load import Loaded, load_job
 from forethought.jobs.request import JOB_NAME, Request, overridden
@@ -15,7 +15,6 @@ from forethought.mechanism import real
 from forethought.plans import Plan
 
 # The constants that inputs were prepared with, in a run folder.
-PREPARED = "prepared.json"
 
 if TYPE_CHECKING:
     from forethought.training.run import Run
