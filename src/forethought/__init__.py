@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from forethought.jobs.predict import load as load
     from forethought.local_updates import Local as Local
     from forethought.mechanism import Budget as Budget
+    from forethought.mechanism import Correlated as Correlated
     from forethought.mechanism import CyclicPoisson as CyclicPoisson
     from forethought.mechanism import FullBatch as FullBatch
     from forethought.mechanism import Mechanism as Mechanism
@@ -63,6 +64,8 @@ if TYPE_CHECKING:
     from forethought.preparing.prepare import Prepared as Prepared
     from forethought.preparing.prepare import prepare as prepare
     from forethought.rounds.randomness import Seeds as Seeds
+    from forethought.strategies import Banded as Banded
+    from forethought.strategies import BufferedToeplitz as BufferedToeplitz
     from forethought.training.execution import Execution as Execution
     from forethought.training.phases import PhasedRun as PhasedRun
     from forethought.training.phases import train_until as train_until
@@ -80,6 +83,7 @@ _HOME = {
     **dict.fromkeys(
         (
             "Budget",
+            "Correlated",
             "CyclicPoisson",
             "FullBatch",
             "Mechanism",
@@ -92,6 +96,7 @@ _HOME = {
         ),
         "mechanism",
     ),
+    **dict.fromkeys(("Banded", "BufferedToeplitz"), "strategies"),
     **dict.fromkeys(("Averaging", "Clip", "Optimizer", "Plan", "Schedule"), "plans"),
     "Local": "local_updates",
     "Preparation": "preparation",

@@ -66,6 +66,12 @@ KINDS: dict[str, Kind] = {
         "is claimed: a record counts as part of every round that may hold it",
         "amplification needs batches that the attacker does not know",
     ),
+    "correlated-noise": Kind(
+        "fact",
+        "the noise of a round is correlated with that of the rounds before it, so the guarantee is "
+        "about all rounds together: no round has one of its own, only the run and its beginnings",
+        "later rounds cancel a part of the noise of earlier ones",
+    ),
     "presence-not-protected": Kind(
         "fact",
         "with the batches known, their positions follow from the number of records, so what a "

@@ -6,13 +6,26 @@ tensor, and it is the only description of a run from which a guarantee is ever c
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Literal, get_args
 
+from forethought.checks import one_of as one_of
+from forethought.checks import real as real
+from forethought.checks import whole as whole
+from forethought.samplings import SAMPLINGS as SAMPLINGS
+from forethought.samplings import CyclicPoisson as CyclicPoisson
+from forethought.samplings import FullBatch as FullBatch
+from forethought.samplings import Poisson as Poisson
+from forethought.samplings import RandomAllocation as RandomAllocation
+from forethought.samplings import Sampling as Sampling
+from forethought.samplings import Shuffled as Shuffled
+from forethought.samplings import WithoutReplacement as WithoutReplacement
+from forethought.samplings import epoch_length as epoch_length
+from forethought.samplings import expected_batch as expected_batch
 from forethought.serialisation import Stored, exact_keys
+from forethought.strategies import STRATEGIES, Banded, Strategy, strategy_from, strategy_values
 
 Adjacency = Literal["add-or-remove", "zero-out", "replace-one"]
 Clipping = Literal["example", "group"]
@@ -26,65 +39,6 @@ class UnsupportedMechanismError(ValueError):
     """No theorem known to this library covers the combination: nothing is approximated silently."""
 
 
-def real(
-    name: str,
-    value: object,
-    *,
-    above: float | None = None,
-    least: float | None = None,
-    below: float | None = None,
-    most: float | None = None,
-) -> float:
-    """``value`` as a finite float inside the bounds, or an error in the user's words.
-
-    Raises:
-        TypeError: not a number. ValueError: not finite, or outside the bounds.
-    """
-    if isinstance(value, bool) or not hasattr(value, "__float__"):
-        raise TypeError(f"{name} must be a number, not {type(value).__name__}")
-    number = float(value)
-    wanted = [
-        text
-        for bound, text in (
-            (above, f"above {above}"),
-            (least, f"at least {least}"),
-            (below, f"below {below}"),
-            (most, f"at most {most}"),
-        )
-        if bound is not None
-    ]
-    if (
-        not math.isfinite(number)
-        or (above is not None and not number > above)
-        or (least is not None and not number >= least)
-        or (below is not None and not number < below)
-        or (most is not None and not number <= most)
-    ):
-        raise ValueError(f"{name} must be a finite number {' and '.join(wanted)}, not {value!r}")
-    return number
-
-
-def whole(name: str, value: object, *, least: int = 1, most: int | None = None) -> int:
-    """``value`` as an integer inside the bounds, or an error in the user's words.
-
-    Raises:
-        TypeError: not a whole number. ValueError: outside the bounds.
-    """
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be a whole number, not {value!r}")
-    number = int(value.__index__())
-    if number < least or (most is not None and number > most):
-        bounds = f"at least {least}" + ("" if most is None else f" and at most {most}")
-        raise ValueError(f"{name} must be {bounds}, not {number}")
-    return number
-
-
-def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    """Refuse a word that is not in ``allowed``, naming the choices."""
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
-
-
 @dataclass(frozen=True)
 class Budget:
     """A target: (epsilon, delta) differential privacy. epsilon > 0, 0 < delta < 1."""
@@ -95,136 +49,6 @@ class Budget:
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", real("epsilon", self.epsilon, above=0))
         object.__setattr__(self, "delta", real("delta", self.delta, above=0, below=1))
-
-
-@dataclass(frozen=True)
-class Poisson:
-    """Every record is in a round's batch with probability ``rate``, independently."""
-
-    rate: float
-    kind: ClassVar[str] = "poisson"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rate", real("rate", self.rate, above=0, most=1))
-
-
-@dataclass(frozen=True)
-class WithoutReplacement:
-    """Every round's batch is a fresh uniform subset of exactly ``batch`` of ``examples``."""
-
-    batch: int
-    examples: int
-    kind: ClassVar[str] = "without-replacement"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "examples", whole("examples", self.examples))
-        object.__setattr__(self, "batch", whole("batch", self.batch, most=self.examples))
-
-    @property
-    def rate(self) -> float:
-        """Chance that a given record is in a round's batch."""
-        return self.batch / self.examples
-
-
-@dataclass(frozen=True)
-class Shuffled:
-    """Every epoch permutes the records and cuts them into batches of ``batch`` (last one short)."""
-
-    batch: int
-    examples: int
-    kind: ClassVar[str] = "shuffled"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "examples", whole("examples", self.examples))
-        object.__setattr__(self, "batch", whole("batch", self.batch, most=self.examples))
-
-    @property
-    def rounds_per_epoch(self) -> int:
-        """Batches that one pass over the data is cut into."""
-        return -(-self.examples // self.batch)
-
-
-@dataclass(frozen=True)
-class RandomAllocation:
-    """Every epoch of ``rounds`` rounds puts each record into one of them, chosen uniformly.
-
-    Records choose independently of each other (balls in bins), so that batches have random sizes.
-    """
-
-    rounds: int
-    kind: ClassVar[str] = "random-allocation"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rounds", whole("rounds", self.rounds, most=10**9))
-
-    @property
-    def rate(self) -> float:
-        """Chance that a given record is in a round's batch."""
-        return 1 / self.rounds
-
-    @property
-    def rounds_per_epoch(self) -> int:
-        """Rounds of one pass over the data."""
-        return self.rounds
-
-
-@dataclass(frozen=True)
-class CyclicPoisson:
-    """Records belong to ``parts`` parts, which take turns: round i draws from part i mod parts.
-
-    Each record's part is uniform, independent and fixed. A round holds every record of its part
-    with probability ``rate``, independently; rate 1 takes the whole part.
-    """
-
-    rate: float
-    parts: int
-    kind: ClassVar[str] = "cyclic-poisson"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rate", real("rate", self.rate, above=0, most=1))
-        object.__setattr__(self, "parts", whole("parts", self.parts, most=10**9))
-
-    @property
-    def rounds_per_epoch(self) -> int:
-        """Rounds until it is the same part's turn again."""
-        return self.parts
-
-
-@dataclass(frozen=True)
-class FullBatch:
-    """Every record is in every round's batch."""
-
-    kind: ClassVar[str] = "full-batch"
-
-
-Sampling = Poisson | WithoutReplacement | Shuffled | RandomAllocation | CyclicPoisson | FullBatch
-SAMPLINGS: dict[str, type[Sampling]] = {
-    kind.kind: kind
-    for kind in (Poisson, WithoutReplacement, Shuffled, RandomAllocation, CyclicPoisson, FullBatch)
-}
-
-
-def expected_batch(sampling: Sampling, examples: int) -> float:
-    """Expected number of records in one round: what a noised sum is divided by."""
-    match sampling:
-        case Shuffled(batch=batch):
-            return float(batch)
-        case CyclicPoisson(rate=rate, parts=parts):
-            return rate * examples / parts
-        case FullBatch():
-            return float(examples)
-        case _:
-            return sampling.rate * examples
-
-
-def releases(rounds: Rounds) -> int:
-    """How many releases can hold the same record: every round, or one in every epoch."""
-    return -(-rounds.count // _epoch(rounds.sampling))
-
-
-def _epoch(sampling: Sampling) -> int:
-    """Rounds of an epoch in which a record has its turn once; 1 where every round may hold it."""
-    return int(getattr(sampling, "rounds_per_epoch", 1))
 
 
 @dataclass(frozen=True, init=False)
@@ -291,15 +115,58 @@ class Rounds:
         """The inverse of :meth:`to_dict`; refuses unknown keys. Reads the former "rounds" too."""
         if "rounds" in values and "count" not in values:
             values = {("count" if key == "rounds" else key): v for key, v in values.items()}
-        exact_keys("rounds", values, {field.name for field in fields(cls)})
+        values = dict(values)
+        strategy = values.pop("strategy", None)
+        exact_keys("rounds", values, {field.name for field in fields(Rounds)})
         sampling = dict(values["sampling"])
         kind = sampling.pop("kind", None)
         one_of("sampling kind", kind, tuple(SAMPLINGS))
         chosen = SAMPLINGS[kind]
         exact_keys(f"sampling {kind!r}", sampling, {field.name for field in fields(chosen)})
-        return cls(
-            values["noise_multiplier"], values["count"], chosen(**sampling), values["clipping"]
-        )
+        told = values["noise_multiplier"], values["count"], chosen(**sampling), values["clipping"]
+        return Rounds(*told) if strategy is None else Correlated(*told, strategy_from(strategy))
+
+
+@dataclass(frozen=True, init=False)
+class Correlated(Rounds):
+    """``count`` releases whose noise is correlated: one mechanism, accounted as a whole.
+
+    Round t's noise is clip norm · noise_multiplier · (C⁻¹z)_t with z standard normal, C the
+    strategy's matrix, t counted from these rounds' first. Records take part in every round
+    (``FullBatch``) or in turns (``CyclicPoisson``); see :mod:`forethought.accounting.correlated`.
+
+    Args:
+        strategy: a :class:`~forethought.strategies.Banded` or
+            :class:`~forethought.strategies.BufferedToeplitz`.
+        noise_multiplier, count, sampling, clipping: as of :class:`Rounds`; the noise multiplier is
+            that of z.
+    """
+
+    strategy: Strategy = Banded((1.0,))  # noqa: RUF009 (frozen)
+
+    def __init__(
+        self,
+        noise_multiplier: float,
+        count: int,
+        sampling: Sampling,
+        clipping: Clipping = "example",
+        strategy: Strategy | None = None,
+    ) -> None:
+        super().__init__(noise_multiplier, count, sampling, clipping)
+        if not isinstance(strategy, Strategy):
+            names = ", ".join(f"{kind.__name__}(...)" for kind in STRATEGIES.values())
+            raise TypeError(f"strategy must be one of {names}, not {strategy!r}")
+        if not isinstance(sampling, CyclicPoisson | FullBatch):
+            raise UnsupportedMechanismError(
+                f"correlated noise with {type(sampling).__name__} sampling is not supported: a "
+                "record's turns may be next to each other. Use CyclicPoisson(rate, parts) (rate 1: "
+                "every record of a part, in turn) or FullBatch()"
+            )
+        object.__setattr__(self, "strategy", strategy)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready mapping; :meth:`Rounds.from_dict` reads it back."""
+        return {**super().to_dict(), "strategy": strategy_values(self.strategy)}
 
 
 def _warn_renamed() -> None:
@@ -308,6 +175,11 @@ def _warn_renamed() -> None:
         DeprecationWarning,
         stacklevel=3,
     )
+
+
+def releases(rounds: Rounds) -> int:
+    """How many releases can hold the same record: every round, or one in every epoch."""
+    return -(-rounds.count // epoch_length(rounds.sampling))
 
 
 def sensitivity(rounds: Rounds, adjacency: Adjacency) -> float:
@@ -319,8 +191,12 @@ def sensitivity(rounds: Rounds, adjacency: Adjacency) -> float:
 
     Raises:
         UnsupportedMechanismError: shuffling under add-or-remove, where one more record shifts the
-            cut between all batches behind it.
+            cut between all batches behind it; correlated rounds, which are no mechanisms each.
     """
+    if isinstance(rounds, Correlated):
+        raise UnsupportedMechanismError(
+            "a round of correlated noise is no mechanism of its own: only the whole run is"
+        )
     if isinstance(rounds.sampling, Shuffled) and adjacency == "add-or-remove":
         raise UnsupportedMechanismError(
             "Shuffled sampling under adjacency 'add-or-remove' has no bound: one more record "
@@ -361,8 +237,7 @@ class Mechanism(Stored):
                 raise TypeError(f"a Mechanism is made of Rounds, not {type(part).__name__}")
             last = merged[-1] if merged else None
             if last is not None and _same_release(last, part):
-                total = last.count + part.count
-                merged[-1] = Rounds(part.noise_multiplier, total, part.sampling, part.clipping)
+                merged[-1] = replace(last, count=last.count + part.count)
             else:
                 merged.append(part)
         if not merged:
@@ -370,7 +245,8 @@ class Mechanism(Stored):
         object.__setattr__(self, "rounds", tuple(merged))
         object.__setattr__(self, "adjacency", adjacency)
         for part in merged:
-            sensitivity(part, adjacency)  # refuses what has no meaning at all
+            if not isinstance(part, Correlated):
+                sensitivity(part, adjacency)  # refuses what has no meaning at all
 
     def __repr__(self) -> str:
         parts = ", ".join(map(repr, self.rounds))
@@ -403,7 +279,7 @@ class Mechanism(Stored):
         parts = []
         for part in self.rounds:
             take = min(left, part.count)
-            parts.append(Rounds(part.noise_multiplier, take, part.sampling, part.clipping))
+            parts.append(replace(part, count=take))
             left -= take
             if not left:
                 break
@@ -441,7 +317,10 @@ class Mechanism(Stored):
 def _same_release(one: Rounds, other: Rounds) -> bool:
     # Rounds of an epoch are counted in whole epochs, and a part may end inside one: two parts are
     # then not one longer part. Whole epochs merge.
-    if one.count % _epoch(one.sampling):
+    if one.count % epoch_length(one.sampling):
+        return False
+    # Correlated noise begins anew with each of its parts.
+    if isinstance(one, Correlated) or isinstance(other, Correlated):
         return False
     return (one.noise_multiplier, one.sampling, one.clipping) == (
         other.noise_multiplier,

@@ -18,9 +18,11 @@ from forethought.local_updates import LocalUpdates
 from forethought.mechanism import (
     Budget,
     Clipping,
+    Correlated,
     Mechanism,
     Rounds,
     Sampling,
+    UnsupportedMechanismError,
     expected_batch,
     one_of,
     real,
@@ -28,6 +30,7 @@ from forethought.mechanism import (
 )
 from forethought.preparation import Preparation, Statistics
 from forethought.serialisation import build, exact_keys, plain
+from forethought.strategies import Strategy
 
 ClipRule = Literal["flat", "automatic", "per-layer", "quantile"]
 NoiseKind = Literal["gaussian", "grid"]
@@ -189,7 +192,8 @@ class Round:
         clip_norm: bound C on the L2 norm of one contribution.
         noise_multiplier: noise on the sum, in units of C.
         accounted: noise multiplier of all of the round's releases together, as it is accounted.
-        noise: which noise.
+        noise: which noise. strategy: how it is correlated with that of the part's other rounds;
+            None: not at all. Then ``noise_multiplier`` is that of each round's own numbers.
         divisor: what the noised sum is divided by: the expected number of contributions, public.
     """
 
@@ -204,10 +208,13 @@ class Round:
     accounted: float
     noise: NoiseKind
     divisor: float
+    strategy: Strategy | None = None
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation σC of the noise on every coordinate of the sum."""
+        """Standard deviation σC of the noise on every coordinate of the sum; where noise is
+        correlated, of the numbers that it is made of.
+        """
         return self.noise_multiplier * self.clip_norm
 
     @property
@@ -217,7 +224,16 @@ class Round:
 
     @property
     def mechanism(self) -> Rounds:
-        """The round by itself, as it is accounted."""
+        """The round by itself, as it is accounted.
+
+        Raises:
+            UnsupportedMechanismError: its noise is correlated: only the whole run is accounted.
+        """
+        if self.strategy is not None:
+            raise UnsupportedMechanismError(
+                f"round {self.index} has correlated noise and is no mechanism of its own: account "
+                "for the whole run"
+            )
         return Rounds(self.accounted, 1, self.sampling, self.contribution.clipping)
 
 
@@ -274,6 +290,13 @@ class Privacy:
                     f"the sampling speaks of {told} examples, the plan of {self.examples}"
                 )
             self.clip.gradient_noise(part.noise_multiplier)
+            if isinstance(part, Correlated) and (
+                self.noise != "gaussian" or self.clip.rule == "quantile"
+            ):
+                raise ValueError(
+                    "correlated noise goes with noise='gaussian' and a fixed clip norm: on a grid, "
+                    "or with the rule 'quantile', rounds do not cancel each other's noise"
+                )
 
     @cached_property
     def accounted(self) -> Mechanism:
@@ -335,6 +358,7 @@ class Privacy:
             part.noise_multiplier,
             self.noise,
             self.contribution.expected(expected_batch(part.sampling, self.examples)),
+            part.strategy if isinstance(part, Correlated) else None,
         )
 
     @cached_property

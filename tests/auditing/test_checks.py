@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 import forethought as ft
-from forethought.auditing import noise, noise_tests, participation, sampling_tests, sensitivity
+from forethought.auditing import (
+    noise,
+    noise_tests,
+    participation,
+    sampling_tests,
+    sensitivity,
+    whitening,
+)
 from forethought.auditing.effort import EFFORTS, effort
 from forethought.auditing.verdict import Finding
 from forethought.mechanism import Sampling
@@ -24,6 +31,14 @@ def plan(sampling: Sampling, adjacency: str = "zero-out", **options: object) -> 
     return Plan(ft.Mechanism(part, adjacency=adjacency), 400, 1e-5, **options)
 
 
+BANDS = ft.Banded((1.0, 0.6, 0.4, 0.2))
+
+
+def correlated(sampling: Sampling) -> Plan:
+    part = ft.Correlated(1.0, 20, sampling, strategy=BANDS)
+    return Plan(ft.Mechanism(part, adjacency="zero-out"), 400, 1e-5)
+
+
 SOUND = {
     "poisson": plan(ft.Poisson(0.1)),
     "poisson at rate 1": plan(ft.Poisson(1.0)),
@@ -31,6 +46,8 @@ SOUND = {
     "shuffled": plan(ft.Shuffled(45, 400)),
     "random allocation": plan(ft.RandomAllocation(10)),
     "parts in turns": plan(ft.CyclicPoisson(0.5, 4)),
+    "correlated, sampled turns": correlated(ft.CyclicPoisson(0.5, 4)),
+    "correlated, whole parts": correlated(ft.CyclicPoisson(1.0, 4)),
     "one batch an epoch": plan(ft.Shuffled(400, 400)),
     "full batch": plan(ft.FullBatch()),
     "groups": plan(ft.Poisson(0.1), groups=3),
@@ -74,6 +91,23 @@ def test_rounds_without_noise_claim_none() -> None:
     part = ft.Rounds(0.0, 3, ft.Poisson(0.1))
     (found,) = noise.noise(Plan(ft.Mechanism(part), 50, 1e-5), QUICK, np.random.default_rng())
     assert not found.refutes(LEVEL)
+
+
+def test_another_correlation_than_the_claimed_one_is_refuted() -> None:
+    """A lag left out, another coefficient, none at all: dependence between rounds, by name."""
+    part = ft.Correlated(1.0, 8, ft.FullBatch(), strategy=BANDS)
+    claim = ft.Mechanism(part)
+    independent = np.random.default_rng(5).standard_normal((8, 20_000))
+
+    def made_with(*coefficients: float) -> list[Finding]:
+        other = ft.Correlated(1.0, 8, ft.FullBatch(), strategy=ft.Banded(coefficients))
+        rows = list(whitening.correlated(other, independent))
+        return noise_tests.noise_findings(whitening.whitened(claim, rows))
+
+    assert refuting(made_with(1.0, 0.6, 0.4, 0.2)) == []
+    for coefficients in ((1.0, 0.6, 0.4), (1.0, 0.6, 0.35, 0.2), (1.0,)):
+        names = [f.name for f in made_with(*coefficients) if f.refutes(LEVEL)]
+        assert "independence of rounds" in names or "width" in names
 
 
 def numbers(rounds: int = 8, length: int = 20_000, seed: int = 0) -> list[np.ndarray]:

@@ -118,3 +118,27 @@ def test_allocated_records_and_parts_in_turns_sum_over_where_they_may_be() -> No
     mechanism = ft.Mechanism(ft.Rounds(SIGMA, 4, ft.CyclicPoisson(0.3, 2)))
     found = log_likelihood_ratio(mechanism, [SIGMA] * 4, seen[:, None], 1.0, 0.0)
     assert found[0] == pytest.approx(math.log(in_turns(1.0) / in_turns(0.0)))
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.4])
+def test_correlated_noise_is_scored_through_its_covariance(rate: float) -> None:
+    """Against the density of a Gaussian vector with covariance σ²(CᵀC)⁻¹, over parts and turns."""
+    strategy = ft.Banded((1.0, 0.5))
+    C = np.array([[1, 0, 0, 0], [0.5, 1, 0, 0], [0, 0.5, 1, 0], [0, 0, 0.5, 1]])
+    covariance = SIGMA**2 * np.linalg.inv(C.T @ C)
+    seen = np.array([0.3, -0.2, 1.0, 0.6])
+
+    def likelihood(shift: float) -> float:
+        total = 0.0
+        for part, taken in product((0, 1), product([False, True], repeat=2)):
+            mean = np.zeros(4)
+            mean[part::2] = shift * np.array(taken)
+            chance = math.prod(rate if there else 1 - rate for there in taken) / 2
+            total += chance * float(stats.multivariate_normal.pdf(seen, mean, covariance))
+        return total
+
+    part = ft.Correlated(SIGMA, 4, ft.CyclicPoisson(rate, 2), strategy=strategy)
+    found = log_likelihood_ratio(ft.Mechanism(part), [SIGMA] * 4, seen[:, None], 1.0, 0.0)
+    assert found[0] == pytest.approx(math.log(likelihood(1.0) / likelihood(0.0)))
+    drawn = simulate(ft.Mechanism(part), [SIGMA] * 4, 200_000, 0.0, np.random.default_rng(0))
+    np.testing.assert_allclose(np.cov(drawn), covariance, atol=0.02)

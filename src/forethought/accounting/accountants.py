@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from forethought.accounting import exact
@@ -30,6 +30,8 @@ from forethought.accounting.summed import (
 from forethought.caveats import Caveat
 from forethought.mechanism import (
     Adjacency,
+    Correlated,
+    CyclicPoisson,
     FullBatch,
     Mechanism,
     Rounds,
@@ -107,7 +109,11 @@ class Accountant:
 
 def amplified(mechanism: Mechanism) -> bool:
     """Whether ε counts on an attacker who does not know the batches."""
-    return any(not isinstance(part.sampling, FullBatch | Shuffled) for part in mechanism)
+    return any(
+        not isinstance(part.sampling, FullBatch | Shuffled)
+        and not (isinstance(part.sampling, CyclicPoisson) and part.sampling.rate == 1)
+        for part in mechanism
+    )
 
 
 def batches_known(mechanism: Mechanism) -> Mechanism:
@@ -122,13 +128,18 @@ def batches_known(mechanism: Mechanism) -> Mechanism:
     adjacency: Adjacency = (
         "zero-out" if mechanism.adjacency == "add-or-remove" else mechanism.adjacency
     )
-    parts = [
-        part
-        if isinstance(part.sampling, Shuffled)
-        else Rounds(part.noise_multiplier, releases(part), FullBatch(), part.clipping)
-        for part in mechanism
-    ]
-    return Mechanism(*parts, adjacency=adjacency)
+    return Mechanism(*map(_all_turns, mechanism), adjacency=adjacency)
+
+
+def _all_turns(part: Rounds) -> Rounds:
+    """``part`` with a record in every round that may hold it."""
+    if isinstance(part.sampling, Shuffled):
+        return part
+    if isinstance(part, Correlated):
+        if not isinstance(part.sampling, CyclicPoisson):
+            return part
+        return replace(part, sampling=CyclicPoisson(1.0, part.sampling.parts))
+    return Rounds(part.noise_multiplier, releases(part), FullBatch(), part.clipping)
 
 
 def _same(mechanism: Mechanism) -> Mechanism:

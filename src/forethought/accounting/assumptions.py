@@ -11,7 +11,7 @@ from typing import Any
 
 from forethought.accounting.accountants import ACCOUNTANTS, Accountant, amplified
 from forethought.caveats import Caveat
-from forethought.mechanism import FullBatch, Mechanism
+from forethought.mechanism import Correlated, FullBatch, Mechanism
 from forethought.serialisation import build
 
 
@@ -64,6 +64,8 @@ def required(
     """
     way: Accountant = ACCOUNTANTS[accountant["kind"]]
     found = list(way.implied(mechanism))
+    if any(isinstance(part, Correlated) for part in mechanism):
+        found.append(Caveat("correlated-noise"))
     if any(part.noise_multiplier == 0 for part in mechanism):
         found.append(Caveat("no-noise"))
     if randomness.seeded_noise:

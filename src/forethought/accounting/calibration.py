@@ -10,11 +10,13 @@ from forethought.mechanism import (
     Adjacency,
     Budget,
     Clipping,
+    Correlated,
     Mechanism,
     Rounds,
     Sampling,
     real,
 )
+from forethought.strategies import Strategy
 
 # How often an estimate is asked where it meets the budget, and how often it is then corrected.
 _STEPS, _ATTEMPTS = 12, 4
@@ -171,8 +173,12 @@ def noise_multiplier(
     rounds: int,
     clipping: Clipping = "example",
     adjacency: Adjacency = "add-or-remove",
+    strategy: Strategy | None = None,
 ) -> float:
     """The smallest noise multiplier, within 0.1 % of ε, with which the rounds meet the budget.
+
+    Args:
+        strategy: how the noise is correlated over the rounds; None: it is independent.
 
     Raises:
         UnsupportedMechanismError: no theorem is known for the combination.
@@ -180,7 +186,10 @@ def noise_multiplier(
     """
 
     def make(sigma: float) -> Mechanism:
-        return Mechanism(Rounds(sigma, rounds, sampling, clipping), adjacency=adjacency)
+        release = Rounds(sigma, rounds, sampling, clipping)
+        if strategy is not None:
+            release = Correlated(sigma, rounds, sampling, clipping, strategy)
+        return Mechanism(release, adjacency=adjacency)
 
     def spent(sigma: float) -> float:
         return epsilon(make(sigma), budget.delta).upper

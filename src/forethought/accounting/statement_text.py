@@ -6,7 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from forethought.accounting.releases import rows
-from forethought.mechanism import FullBatch, Sampling
+from forethought.mechanism import Correlated, FullBatch, Rounds, Sampling
+from forethought.strategies import Banded
 
 if TYPE_CHECKING:
     from forethought.accounting.statement import Statement
@@ -89,6 +90,18 @@ def _sampling(sampling: Sampling) -> str:
     return f"{sampling.kind.replace('-', ' ')} ({shown})"
 
 
+def _noise(part: Rounds) -> str:
+    if not isinstance(part, Correlated):
+        return f"{part.noise_multiplier:.6g}"
+    strategy = part.strategy
+    if isinstance(strategy, Banded):
+        how = f"{strategy.bands:,} bands"
+    else:
+        count = len(strategy.weights)
+        how = f"{count} {'buffer' if count == 1 else 'buffers'}"
+    return f"{part.noise_multiplier:.6g}, correlated over rounds ({how})"
+
+
 def _numbers(statement: Statement) -> list[str]:
     s = statement
     upper = "ε (upper end: the guarantee)"
@@ -124,8 +137,7 @@ def _done(statement: Statement) -> list[str]:
     ]
     shown = s.mechanism.rounds[:_MOST_PARTS]
     lines += [
-        f"| {part.count:,} | {part.noise_multiplier:.6g} | {_sampling(part.sampling)} | "
-        f"{part.clipping} |"
+        f"| {part.count:,} | {_noise(part)} | {_sampling(part.sampling)} | {part.clipping} |"
         for part in shown
     ]
     if len(s.mechanism.rounds) > len(shown):

@@ -129,6 +129,7 @@ class KnownHits:
             raise UnsupportedMechanismError(
                 "for groups, see forethought.accounting.StrongAdversary"
             )
+        sensitivity(rounds, adjacency)  # refuses what has none
         distance = 2.0 if adjacency == "replace-one" else 1.0
         match rounds.sampling:
             case Poisson(rate=rate):
@@ -139,7 +140,6 @@ class KnownHits:
             case CyclicPoisson(rate=rate):
                 hits = binomial(releases(rounds), rate)
             case Shuffled() | RandomAllocation() as sampling:
-                sensitivity(rounds, adjacency)  # refuses add-or-remove when shuffled
                 epochs, rest = divmod(rounds.count, sampling.rounds_per_epoch)
                 share = (
                     sampling.batch / sampling.examples

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from forethought.accounting import exact
@@ -23,7 +24,7 @@ from forethought.accounting.discrete_gaussian import (
 )
 from forethought.accounting.interval import Interval
 from forethought.caveats import Caveat
-from forethought.mechanism import Mechanism, Rounds, real, whole
+from forethought.mechanism import Mechanism, real, whole
 
 AGGREGATE, SECURE_AGGREGATION = "aggregate", "secure-aggregation"
 # Downward, by more than the few operations here can round.
@@ -115,7 +116,6 @@ def secure_caveats(_mechanism: Mechanism) -> tuple[Caveat, ...]:
 
 def _scaled(mechanism: Mechanism, gain: float) -> Mechanism:
     parts = (
-        Rounds(part.noise_multiplier * gain * _INWARD, part.count, part.sampling, part.clipping)
-        for part in mechanism
+        replace(part, noise_multiplier=part.noise_multiplier * gain * _INWARD) for part in mechanism
     )
     return Mechanism(*parts, adjacency=mechanism.adjacency)

@@ -14,6 +14,8 @@ which is what the sensitivity of 2 is attained by.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,7 +36,7 @@ from forethought.auditing.planted import PlantedRecords, observe
 from forethought.auditing.scores import log_likelihood_ratio
 from forethought.auditing.tactics import Tactics, tactics
 from forethought.auditing.verdict import AttackSummary, Finding
-from forethought.mechanism import Mechanism, Rounds, WithoutReplacement
+from forethought.mechanism import Mechanism, WithoutReplacement
 from forethought.plans import Plan
 
 Array = NDArray[np.float64]
@@ -131,13 +133,11 @@ def _directed_game(plan: Plan, there: bool) -> float:
 def _one_less(plan: Plan) -> Plan:
     examples = plan.examples - 1
     parts = [
-        Rounds(
-            part.noise_multiplier,
-            part.count,
-            WithoutReplacement(min(part.sampling.batch, examples), examples)
+        replace(
+            part,
+            sampling=WithoutReplacement(min(part.sampling.batch, examples), examples)
             if isinstance(part.sampling, WithoutReplacement)
             else scaled(part.sampling, plan.examples, examples),
-            part.clipping,
         )
         for part in plan.mechanism
     ]
@@ -207,7 +207,7 @@ def _few_records(plan: Plan) -> Plan:
     examples = min(plan.examples, FEW)
     part = plan.mechanism.rounds[0]
     sampling = scaled(part.sampling, plan.examples, examples)
-    rounds = Rounds(part.noise_multiplier, min(SHORT, part.count), sampling, part.clipping)
+    rounds = replace(part, count=min(SHORT, part.count), sampling=sampling)
     return shortened(
         plan.with_(
             mechanism=Mechanism(rounds, adjacency=plan.mechanism.adjacency),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from forethought.accounting.tradeoff import TradeOff, tradeoff
 from forethought.auditing.exact_tests import share_at_least, share_at_most
 from forethought.auditing.joint_errors import JointErrors
 from forethought.auditing.verdict import AttackPoint, smallest
-from forethought.mechanism import Mechanism, Rounds
+from forethought.mechanism import Mechanism
 
 Array = NDArray[np.float64]
 
@@ -85,10 +85,7 @@ def refutation_p(games: Games, thresholds: Array, slopes: Array, claim: TradeOff
 
 def scaled_noise(mechanism: Mechanism, factor: float) -> Mechanism:
     """The mechanism with every noise multiplier times ``factor``."""
-    parts = [
-        Rounds(part.noise_multiplier * factor, part.count, part.sampling, part.clipping)
-        for part in mechanism
-    ]
+    parts = [replace(part, noise_multiplier=part.noise_multiplier * factor) for part in mechanism]
     return Mechanism(*parts, adjacency=mechanism.adjacency)
 
 

@@ -13,6 +13,7 @@ import copy
 import math
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from forethought.auditing.planted import (
     watching,
 )
 from forethought.auditing.verdict import Finding, certain, smallest
+from forethought.auditing.whitening import whitened
 from forethought.mechanism import Rounds
 from forethought.plans import Plan
 from forethought.training.phases import train_until
@@ -88,12 +90,7 @@ def _shortened(plan: Plan, parts: Sequence[Rounds], each: int, examples: int) ->
     return with_parts(
         plan,
         [
-            Rounds(
-                part.noise_multiplier,
-                each,
-                scaled(part.sampling, plan.examples, examples),
-                part.clipping,
-            )
+            replace(part, count=each, sampling=scaled(part.sampling, plan.examples, examples))
             for part in parts
         ],
         examples,
@@ -123,7 +120,12 @@ def standardised(plan: Plan, coordinates: int, **options: Any) -> list[Array]:
         **options,
     )
     norms = [row.clip_norm for row in run.history] if moving else [plan.clip.norm] * plan.rounds
-    return [total / scale for total, scale in zip(kept, scales(plan, norms), strict=True)]
+    return _standard(plan, kept, norms)
+
+
+def _standard(plan: Plan, totals: Sequence[Array], norms: Sequence[float]) -> list[Array]:
+    numbers = [total / scale for total, scale in zip(totals, scales(plan, norms), strict=True)]
+    return whitened(plan.mechanism, numbers)
 
 
 def scales(plan: Plan, norms: Sequence[float]) -> list[float]:
@@ -172,10 +174,7 @@ def _in_phases(plan: Plan, coordinates: int) -> list[Array]:
         sigma = part.noise_multiplier
         short = with_parts(
             short,
-            [
-                Rounds(sigma * factor, part.count, part.sampling, part.clipping)
-                for factor in (1.0, 0.9)
-            ],
+            [replace(part, noise_multiplier=sigma * factor) for factor in (1.0, 0.9)],
             short.examples,
         )
     records = planted_blanks(short, coordinates)
@@ -196,7 +195,7 @@ def _in_phases(plan: Plan, coordinates: int) -> list[Array]:
     norms = [row.clip_norm for row in run.history]
     if plan.clip.rule != "quantile" or len(norms) != plan.rounds:
         norms = [plan.clip.norm] * plan.rounds
-    return [total / scale for total, scale in zip(kept, scales(plan, norms), strict=True)]
+    return _standard(plan, kept, norms)
 
 
 class _PowerCut(Exception):  # noqa: N818 (an event that is simulated, not an error)
@@ -254,7 +253,7 @@ def after_resume(plan: Plan, coordinates: int) -> list[Finding]:
     again = list(zip(released[0][first:], released[1], strict=False))
     same = all(np.array_equal(one, other) for one, other in again)
     whole = released[0][:first] + released[1]
-    numbers = [z / by for z, by in zip(whole, scales(short, norms), strict=True)]
+    numbers = _standard(short, whole, norms)
     return [
         certain(
             "noise",
@@ -302,7 +301,8 @@ def noise_on_model(
     factors = [by / scale for by, scale in zip(divisors(short), scales(short, norms), strict=True)]
     found = []
     for place, name in enumerate(parameters):
-        z = np.concatenate([grads[place] * by for grads, by in zip(kept, factors, strict=True)])
+        rows = [grads[place] * by for grads, by in zip(kept, factors, strict=True)]
+        z = np.concatenate(whitened(short.mechanism, rows))
         found.append((exact.normal_p(z), name, float(np.sqrt(np.mean(np.square(z))))))
     worst = min(found)
     return [

@@ -4,7 +4,8 @@ A canary's coordinate of a round's sum, in units of C, is Gaussian noise around 
 y ~ N(d, σ²) if it took part and N(0, σ²) if not. With L(d) = (2dy − d²)/(2σ²), sampling at rate q
 gives log(1 − q + q·exp L(d)) a round; a shuffled record takes part once an epoch, in a round that
 nobody knows: log Σ_t w_t exp L_t(d) an epoch, w_t being the share of the records in round t. Where
-parts of the records take turns, nobody knows the record's part: the mean over the parts.
+parts of the records take turns, nobody knows the record's part: the mean over the parts. Where
+noise is correlated, y and d are seen through the strategy's matrix, which makes it independent.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from forethought.auditing.whitening import applied, correlated
 from forethought.mechanism import (
+    Correlated,
     CyclicPoisson,
     FullBatch,
     Mechanism,
@@ -56,6 +59,8 @@ def log_likelihood_ratio(
 
 
 def _likelihood(part: Rounds, noise: list[float], seen: Array, shift: float) -> Array:
+    if isinstance(part, Correlated):
+        return _through_the_strategy(part, noise[0], applied(part, seen), shift)
     found = np.zeros(seen.shape[1])
     if isinstance(part.sampling, Shuffled | RandomAllocation):
         for rounds, weights in _epochs(part.sampling, part.count):
@@ -76,6 +81,24 @@ def _likelihood(part: Rounds, noise: list[float], seen: Array, shift: float) -> 
         term = _shifted(seen[t], shift, noise[t])
         found += term if isinstance(part.sampling, FullBatch) else _mixed(term, part.sampling.rate)
     return found
+
+
+def _through_the_strategy(part: Correlated, noise: float, seen: Array, shift: float) -> Array:
+    """A record that takes part in rounds p, p + b, … moves Cy by those columns of C."""
+    sampling = part.sampling
+    parts = sampling.parts if isinstance(sampling, CyclicPoisson) else 1
+    rate = sampling.rate if isinstance(sampling, CyclicPoisson) else 1.0
+    column = shift * part.strategy.column(part.count)
+    terms = np.zeros((parts, seen.shape[1]))
+    for place in range(parts):
+        turns = range(place, part.count, parts)
+        moves = [np.concatenate([np.zeros(t), column[: part.count - t]]) for t in turns]
+        if rate == 1:
+            moves = [np.sum(moves, axis=0)] if moves else []
+        for move in moves:
+            term = (2 * move @ seen - move @ move) / (2 * noise**2)
+            terms[place] += _mixed(term, rate)
+    return _log_mean(terms, np.full(parts, 1 / parts))
 
 
 def _shifted(seen: Array, shift: float, noise: float) -> Array:
@@ -120,9 +143,9 @@ def simulate(
     first = 0
     for part in mechanism:
         taken = _participation(part, games, generator)
+        drawn = correlated(part, generator.standard_normal((part.count, games)))
         for t in range(part.count):
-            drawn = generator.standard_normal(games)
-            seen[first + t] = contribution * taken[t] + noise[first + t] * drawn
+            seen[first + t] = contribution * taken[t] + noise[first + t] * drawn[t]
         first += part.count
     return seen
 

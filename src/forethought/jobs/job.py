@@ -182,7 +182,7 @@ class TrainingSection(_Section):
     rounds: _Int | None = Field(default=None, ge=1)
     batch: _Int | None = Field(default=None, ge=1)
     noise_multiplier: _Float | None = Field(default=None, ge=0)
-    noise: Literal["gaussian", "grid"] = "gaussian"
+    noise: Literal["gaussian", "grid", "correlated"] = "gaussian"
     noise_schedule: Literal["constant", "geometric", "forgetting"] = "constant"
     noise_fall: _Float | None = Field(default=None, gt=0, le=100)
     sampling: Literal[

@@ -8,6 +8,7 @@ from forethought.accounting import exact
 from forethought.accounting.calibration import noise_multiplier
 from forethought.mechanism import (
     Budget,
+    Correlated,
     CyclicPoisson,
     FullBatch,
     Mechanism,
@@ -46,10 +47,11 @@ def neighbours(plan: Plan, parameters: int | None = None) -> tuple[Neighbour, ..
     accurate plan is the one at twice ε.
 
     Args:
-        plan: from :func:`forethought.plan`, with equal rounds.
+        plan: from :func:`forethought.plan`, with equal rounds of independent noise.
         parameters: as the plan was made with.
     """
-    if len(plan.mechanism.rounds) != 1 or plan.noise_multiplier == 0:
+    correlated = any(isinstance(part, Correlated) for part in plan.mechanism)
+    if len(plan.mechanism.rounds) != 1 or plan.noise_multiplier == 0 or correlated:
         return ()
     epsilon = (
         plan.budget.epsilon if plan.budget else exact.epsilon(plan.mechanism, plan.delta).upper

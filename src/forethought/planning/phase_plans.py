@@ -23,6 +23,7 @@ from forethought.accounting.limits import gaussian_delta
 from forethought.mechanism import (
     Adjacency,
     Budget,
+    Correlated,
     CyclicPoisson,
     FullBatch,
     Mechanism,
@@ -94,6 +95,8 @@ def next_phase(
         PlanError: not even a sample size of 1 fits (or, with full batches, the phase itself).
         ValueError, TypeError: an argument outside its range.
     """
+    if isinstance(like, Correlated):
+        raise PlanError("phases have independent noise each: give rounds that are not correlated")
     N, count = whole("examples", examples), whole("rounds", rounds)
     sigma = real("noise_multiplier", noise_multiplier, above=0)
 

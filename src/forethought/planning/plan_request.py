@@ -15,6 +15,7 @@ from forethought.mechanism import (
     Adjacency,
     Budget,
     Clipping,
+    Correlated,
     CyclicPoisson,
     FullBatch,
     Mechanism,
@@ -28,12 +29,13 @@ from forethought.mechanism import (
     real,
     whole,
 )
-from forethought.planning import defaults
+from forethought.planning import correlation, defaults
 from forethought.planning.limits import LEAST_DELTA, MOST_STEP_SIZE
 from forethought.planning.noise_schedules import FALL, NoiseScheduleName
 from forethought.plans import Averaging, ClipRule, Schedule
 from forethought.preparation import Preparation
 from forethought.privacy import LEAST_NOISE, NOISES, NoiseKind
+from forethought.strategies import Strategy
 
 SamplingName = Literal[
     "poisson",
@@ -43,6 +45,8 @@ SamplingName = Literal[
     "cyclic-poisson",
     "full-batch",
 ]
+RequestedNoise = NoiseKind | Literal["correlated"]
+CORRELATED: RequestedNoise = "correlated"
 
 MOST_ROUNDS = 10_000_000
 _ADJACENCY: dict[str, Adjacency] = {
@@ -85,7 +89,7 @@ class PlanKeywords(TypedDict, total=False):
     rounds: int | None
     batch: int | None
     noise_multiplier: float | None
-    noise: NoiseKind
+    noise: RequestedNoise
     noise_schedule: NoiseScheduleName
     noise_fall: float | None
     sampling: SamplingName
@@ -173,7 +177,7 @@ class PlanRequest:
     rounds: int | None = None
     batch: int | None = None
     noise_multiplier: float | None = None
-    noise: NoiseKind = "gaussian"
+    noise: RequestedNoise = "gaussian"
     noise_schedule: NoiseScheduleName = "constant"
     noise_fall: float | None = None
     sampling: SamplingName = "poisson"
@@ -210,7 +214,15 @@ class PlanRequest:
             raise PlanError(
                 "local= runs an algorithm inside groups: add clipping='group', or drop local="
             )
-        one_of("noise", self.noise, NOISES)
+        one_of("noise", self.noise, (*NOISES, CORRELATED))
+        if self.noise == CORRELATED and self.sampling != "cyclic-poisson":
+            raise PlanError(
+                "noise='correlated' goes with sampling='cyclic-poisson' and parts=, so that it is "
+                "known how far apart a record's turns are; parts= as many as rounds: each record "
+                "once"
+            )
+        if self.noise == CORRELATED and self.noise_schedule != "constant":
+            raise PlanError("correlated noise is of one size: drop noise_schedule=")
         one_of("noise_schedule", self.noise_schedule, get_args(NoiseScheduleName))
         if self.noise_fall is not None:
             settle("noise_fall", real("noise_fall", self.noise_fall, above=0, most=100))
@@ -270,7 +282,7 @@ class PlanRequest:
                 "the records are dealt, of which one has its turn in each round"
             )
         if self.parts is not None:
-            settle("parts", whole("parts", self.parts, most=self.examples))
+            settle("parts", whole("parts", self.parts))
         if self.sampling == "full-batch" and self.batch not in (None, self.examples):
             raise PlanError(f"full-batch sampling takes all {self.examples} examples: drop batch=")
         if self.batch is not None:
@@ -409,8 +421,29 @@ class PlanRequest:
         """By how much the noise falls, given or the default."""
         return FALL if self.noise_fall is None else self.noise_fall
 
+    @property
+    def momentum(self) -> float:
+        """Of plain SGD, given or by default; 0 for other optimizers."""
+        if self.optimizer != "sgd":
+            return 0.0
+        given = {"momentum": defaults.MOMENTUM} if self.options is None else self.options
+        return float(given.get("momentum", 0.0))
+
+    def strategy(self, batch: int, rounds: int) -> Strategy | None:
+        """How the noise of so many rounds is correlated best; None: not at all."""
+        sampling = self.sampling_of(batch)
+        if self.noise != CORRELATED or not isinstance(sampling, CyclicPoisson):
+            return None
+        sampled = sampling.rate < 1
+        return correlation.best(rounds, sampling.parts, self.momentum, sampled=sampled)[0]
+
     def mechanism(self, noise_multiplier: float, batch: int, rounds: int) -> Mechanism:
         """Equal rounds of this request's kind, behind the preparation's releases."""
         release = Rounds(noise_multiplier, rounds, self.sampling_of(batch), self.clipping)
+        strategy = self.strategy(batch, rounds)
+        if strategy is not None:
+            release = Correlated(
+                noise_multiplier, rounds, release.sampling, self.clipping, strategy
+            )
         training = Mechanism(release, adjacency=self.neighbouring)
         return training if self.preparation is None else self.preparation.before(training)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Unpack
 
 from forethought.accounting.adaptive import SEARCH_ALONE, search_epsilon
 from forethought.accounting.renyi.selection import NegativeBinomialTrials, Trials
-from forethought.mechanism import Budget, Mechanism, Rounds
+from forethought.mechanism import Budget, Mechanism
 from forethought.planning.plan_request import PlanError, PlanKeywords, PlanRequest
 from forethought.planning.solve import plan
 from forethought.plans import Plan
@@ -91,8 +92,7 @@ def plan_tuning(
     part = alone.mechanism.rounds[0]
 
     def mechanism(sigma: float) -> Mechanism:
-        release = Rounds(sigma, part.count, part.sampling, part.clipping)
-        return Mechanism(release, adjacency=alone.mechanism.adjacency)
+        return Mechanism(replace(part, noise_multiplier=sigma), adjacency=alone.mechanism.adjacency)
 
     sigma = _noise(mechanism, part.noise_multiplier, trials, budget)
     found = mechanism(sigma)

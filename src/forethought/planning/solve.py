@@ -14,8 +14,9 @@ from typing import Any, Unpack
 from forethought.accounting import exact
 from forethought.accounting.calibration import calibrate
 from forethought.accounting.calibration import noise_multiplier as exact_noise
-from forethought.mechanism import Budget, Mechanism
+from forethought.mechanism import Budget, Mechanism, Poisson
 from forethought.planning import defaults
+from forethought.planning.correlation import gain
 from forethought.planning.noise_schedules import scheduled
 from forethought.planning.plan_request import (
     MOST_ROUNDS,
@@ -34,6 +35,7 @@ from forethought.plans import (
     Schedule,
     expected_batch,
 )
+from forethought.strategies import Strategy
 
 # In a plan's reasons: whose choice the step size was.
 STEP_SIZE, GIVEN = "step size", "as given"
@@ -57,7 +59,8 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
         batch: expected batch size.
         noise_multiplier: σ, in units of the clipping norm. 0: no privacy.
         sampling: how batches are drawn; ``"full-batch"`` takes no batch.
-        parts: of ``"cyclic-poisson"``: how many parts of the records take turns.
+        parts: of ``"cyclic-poisson"``: how many parts of the records take turns. Without a batch,
+            whole parts.
         adjacency: what a neighbour is. Default: add-or-remove for Poisson and full batches,
             replace-one without replacement, zero-out when shuffled.
         clipping, groups: ``"example"``, or ``"group"`` with the number of groups (default 1, or
@@ -65,7 +68,8 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
         local: what runs inside a group (`forethought.Local`, or an inner optimizer's name). The
             clipped contribution is then its weight change; by default the mean gradient.
         noise: ``"gaussian"``, or ``"grid"`` for discrete noise in whole numbers, which leaves no
-            assumption on floating-point arithmetic in the Statement.
+            assumption on floating-point arithmetic in the Statement, or ``"correlated"`` over the
+            rounds, so that later ones cancel a part of it (with ``"cyclic-poisson"`` sampling).
         noise_schedule, noise_fall: ``"geometric"`` or ``"forgetting"``: noise that falls over the
             run, about by this factor (default 2); see
             :mod:`forethought.planning.noise_schedules`.
@@ -112,7 +116,7 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
         clip=_clip(request, mechanism, why),
         groups=_groups(request, mechanism, why),
         local=local_of(request.local),
-        noise=request.noise,
+        noise="grid" if request.noise == "grid" else "gaussian",
         preparation=request.preparation,
         schedule=request.schedule or Schedule(),
         averaging=request.averaging or Averaging(),
@@ -152,7 +156,8 @@ def _with_preparation(request: PlanRequest, why: dict[str, str]) -> PlanRequest:
 def _noise(request: PlanRequest, budget: Budget, batch: int, rounds: int) -> float:
     """The least noise multiplier of the rounds that keeps the budget, the preparation paid."""
     sampling = request.sampling_of(batch)
-    alone = exact_noise(budget, sampling, rounds, request.clipping, request.neighbouring)
+    strategy = request.strategy(batch, rounds)
+    alone = exact_noise(budget, sampling, rounds, request.clipping, request.neighbouring, strategy)
     if request.preparation is None:
         return alone
 
@@ -234,6 +239,9 @@ def _learning_rate(
 def _mechanism(request: PlanRequest, why: dict[str, str]) -> Mechanism:
     budget, sigma = request.budget, request.noise_multiplier
     batch = request.examples if request.sampling == "full-batch" else request.batch
+    if batch is None and request.parts is not None:
+        why["batch"] = "every record of a part in its turn, since none was given"
+        batch = max(1, request.examples // request.parts)
     if budget is None:
         if sigma is None:
             raise PlanError("too little is given: add budget= (ε and δ), or noise_multiplier=")
@@ -253,6 +261,9 @@ def _mechanism(request: PlanRequest, why: dict[str, str]) -> Mechanism:
             f"{budget.epsilon:g} at δ = {budget.delta:.3g}"
         )
         sigma = _noise(request, budget, batch, length)
+        strategy = request.strategy(batch, length)
+        if strategy is not None:
+            why["correlation"] = _compared(request, budget, batch, length, sigma, strategy)
         mechanism = request.mechanism(sigma, batch, length)
         if request.noise_schedule == "constant":
             return mechanism
@@ -290,6 +301,26 @@ def _mechanism(request: PlanRequest, why: dict[str, str]) -> Mechanism:
             why["batch"] = "the largest of which the budget affords a round at this noise"
     why["rounds"] = f"as many as ε = {budget.epsilon:g} affords at this noise and batch"
     return _solve_rounds(request, budget, sigma, batch)
+
+
+def _compared(
+    request: PlanRequest,
+    budget: Budget,
+    batch: int,
+    length: int,
+    sigma: float,
+    strategy: Strategy,
+) -> str:
+    """What correlation is worth: noise in the weights, beside independent noise at the same ε."""
+    mine = sigma * gain(strategy, length, request.momentum)
+    arguments = length, request.clipping, request.neighbouring
+    in_turns = exact_noise(budget, request.sampling_of(batch), *arguments)
+    sampled = exact_noise(budget, Poisson(min(1.0, batch / request.examples)), *arguments)
+    return (
+        f"{strategy.kind}, the least noise in the weights of the strategies tried: "
+        f"{mine / in_turns:.3g} of what independent noise in the same turns leaves there at the "
+        f"same ε, {mine / sampled:.3g} of it with Poisson batches, where records can be sampled"
+    )
 
 
 def _batch_and_length(

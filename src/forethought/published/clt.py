@@ -11,6 +11,7 @@ import math
 
 from scipy.special import ndtr
 
+from forethought.accounting.correlated import all_uncorrelated
 from forethought.accounting.gaussian import gaussian_epsilon
 from forethought.mechanism import (
     CyclicPoisson,
@@ -35,7 +36,7 @@ def approximate_clt_mu(mechanism: Mechanism) -> float:
     exponential overflows.
     """
     total = 0.0
-    for part in mechanism:
+    for part in all_uncorrelated(mechanism):
         if part.noise_multiplier == 0:
             return math.inf
         shift = sensitivity(part, mechanism.adjacency) / part.noise_multiplier

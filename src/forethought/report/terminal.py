@@ -41,6 +41,12 @@ def sampling_text(sampling: Sampling) -> str:
     return text if rate is None else f"{text}, rate {rate:.4g}"
 
 
+def correlation_text(plan: Plan) -> str:
+    """How the noise of a plan of equal rounds is correlated; nothing where it is not."""
+    strategy = getattr(plan.mechanism.rounds[0], "strategy", None)
+    return "" if strategy is None else f", correlated over rounds ({strategy.kind})"
+
+
 def plan_rows(plan: Plan) -> list[tuple[str, str]]:
     """The plan as (what, value) pairs, with the exact ε of what it will release."""
     epsilon = exact.epsilon(plan.mechanism, plan.delta).upper
@@ -50,7 +56,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
             ("sampling", sampling_text(plan.sampling)),
             ("batch (expected)", f"{plan.batch:,.0f}"),
             ("rounds", f"{plan.rounds:,}  ({plan.epochs:.3g} epochs)"),
-            ("noise multiplier σ", f"{plan.noise_multiplier:.4g}"),
+            ("noise multiplier σ", f"{plan.noise_multiplier:.4g}{correlation_text(plan)}"),
         ]
     else:
         noise = [part.noise_multiplier for part in plan.mechanism]

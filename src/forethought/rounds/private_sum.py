@@ -1,10 +1,11 @@
 """A private sum: opened for one round, takes contributions, releases once a noised sum.
 
 **Formal guarantee.** A :class:`NoisedSum` is the round's Gaussian mechanism (sampling, clipping to
-C, noise σC on the sum) and nothing else: only :meth:`PrivateSum.release` makes one, at most once a
-round, and notes it in the transcript with the numbers that the noise was drawn with. Sum and noise
-are in float64, or on a grid. Optimizers, messages to a server and mixing steps take noised sums and
-nothing else.
+C, noise σC on the sum) and nothing else; where noise is correlated, it is one row of a Gaussian
+mechanism that is all rounds of its part together, and only they, or a beginning of them, have a
+guarantee. Only :meth:`PrivateSum.release` makes one, at most once a round, and notes it in the
+transcript with the numbers that the noise was drawn with. Sum and noise are in float64, or on a
+grid. Optimizers, messages to a server and mixing steps take noised sums and nothing else.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from blake3 import blake3
 from forethought.gradients import BatchDims
 from forethought.gradients import rule as clipping_rule
 from forethought.gradients.clipping import centred_count_below
+from forethought.mechanism import Correlated
 from forethought.privacy import Examples, Privacy, Round
 from forethought.rounds.clip_norm import next_norm, noised_share
 from forethought.rounds.contributions import Batch, Gradients, part_of, share_of
 from forethought.rounds.contributors import CONTRIBUTORS
+from forethought.rounds.correlated_noise import CorrelatedNoise
 from forethought.rounds.flat import Layout
 from forethought.rounds.grid import add_grid_noise, grid
 from forethought.rounds.losses import Loss
@@ -132,6 +135,12 @@ class PrivateRounds:
         self._noise = Stream(secrets.noise, "noise")
         self._noise_secret, self.salted = secrets.noise, salted
         self._gaussian = GaussianNoise(self.layout.size)
+        self._correlated: CorrelatedNoise | None = None
+        if salted and any(isinstance(part, Correlated) for part in privacy.mechanism):
+            raise ValueError(
+                "correlated noise cannot be keyed by the weights: later rounds need the earlier "
+                "rounds' noise again. Use independent noise here"
+            )
         self._opened = -1
         if batch_dims is not None and not isinstance(privacy.contribution, Examples):
             raise ValueError(
@@ -204,6 +213,17 @@ class PrivateRounds:
         self.seed_model(chosen.index)
         return self._contributor.add(into, model, records, batch, chosen, self._how)
 
+    def _correlated_noise(self, chosen: Round) -> CorrelatedNoise | None:
+        """The part's noise up to this round, drawn again where a run goes on."""
+        strategy, first = chosen.strategy, chosen.origin
+        if strategy is None:
+            return None
+        kept = self._correlated
+        if kept is None or (kept.strategy, kept.first) != (strategy, first):
+            kept = CorrelatedNoise(self.layout.size, strategy, self._noise, first)
+            self._correlated = kept
+        return kept
+
     def _finish(
         self, chosen: Round, vector: torch.Tensor, norms: torch.Tensor, salt: bytes | None
     ) -> NoisedSum:
@@ -212,9 +232,13 @@ class PrivateRounds:
             noise = Stream(salted_secret(self._noise_secret, salt), "noise")
         generator = noise.at(chosen.index)
         std, counted = chosen.noise_std, chosen.count_noise
-        self.transcript.append(chosen, std, chosen.clip_norm, counted)
+        correlated = self._correlated_noise(chosen)
+        drawn = None if correlated is None else correlated.strategy
+        self.transcript.append(chosen, std, chosen.clip_norm, counted, drawn)
         self.team.add_up(vector)
-        if chosen.noise == "grid":
+        if correlated is not None and std:
+            correlated.add_to(vector, std, chosen.index)
+        elif chosen.noise == "grid":
             add_grid_noise(vector, std, chosen.clip_norm, generator)
         elif std:
             self._gaussian.add_to(vector, std, generator)

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from forethought.mechanism import Adjacency, Mechanism, Rounds
+from forethought.mechanism import Adjacency, Correlated, Mechanism, Rounds
 from forethought.privacy import Round
 from forethought.serialisation import exact_keys
+from forethought.strategies import Strategy
 
 GRADIENTS, COUNTS = "sums of clipped contributions", "counts below the clipping norm"
 # Two releases of one round are accounted as one: joining their noise rounds in the last digits.
@@ -52,9 +53,15 @@ class _Run:
     origin: int
     count: int = 0
 
-    def takes(self, noises: tuple[tuple[str, float], ...], released: Round) -> bool:
+    def takes(
+        self,
+        noises: tuple[tuple[str, float], ...],
+        released: Round,
+        strategy: Strategy | None,
+    ) -> bool:
         return (
             self.noises == noises
+            and getattr(self.like, "strategy", None) == strategy
             and self.origin == released.origin
             and self.like.sampling == released.sampling
             and self.like.clipping == released.contribution.clipping
@@ -74,7 +81,12 @@ class Transcript:
         return self._rounds
 
     def append(
-        self, released: Round, noise_std: float, clip_norm: float, count_std: float | None = None
+        self,
+        released: Round,
+        noise_std: float,
+        clip_norm: float,
+        count_std: float | None = None,
+        strategy: Strategy | None = None,
     ) -> None:
         """Note a round's noised sum, under the name that its contribution gives it.
 
@@ -83,6 +95,7 @@ class Transcript:
             noise_std: standard deviation that the noise on the sum was drawn with.
             clip_norm: what its contributions were clipped to.
             count_std: that of the noise on the count below the norm, where there was one.
+            strategy: what correlated the noise with that of the rounds before, if anything did.
 
         Raises:
             TranscriptError: a round that was released already, or out of order.
@@ -101,8 +114,10 @@ class Transcript:
         if count_std is not None:
             noises += ((COUNTS, 2 * count_std),)  # a contribution moves the count by half
         last = self._runs[-1] if self._runs else None
-        if last is None or not last.takes(noises, released):
+        if last is None or not last.takes(noises, released, strategy):
             like = Rounds(1.0, 1, released.sampling, released.contribution.clipping)
+            if strategy is not None:
+                like = Correlated(1.0, 1, like.sampling, like.clipping, strategy)
             last = _Run(noises, like, released.origin)
             self._runs.append(last)
         last.count += 1
@@ -130,7 +145,7 @@ class Transcript:
         if not self._runs:
             raise TranscriptError("nothing was released")
         parts = (
-            Rounds(_together(run.noises), run.count, run.like.sampling, run.like.clipping)
+            replace(run.like, noise_multiplier=_together(run.noises), count=run.count)
             for run in self._runs
         )
         return Mechanism(*parts, adjacency=adjacency)
@@ -220,7 +235,16 @@ def _together(noises: Iterable[tuple[str, float]]) -> float:
 
 
 def _shapes(mechanism: Mechanism) -> list[tuple[Any, ...]]:
-    return [(part.noise_multiplier, part.count, part.sampling, part.clipping) for part in mechanism]
+    return [
+        (
+            part.noise_multiplier,
+            part.count,
+            part.sampling,
+            part.clipping,
+            getattr(part, "strategy", None),
+        )
+        for part in mechanism
+    ]
 
 
 def _same(one: float, other: float, joined: bool) -> bool:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 
+from forethought.accounting.correlated import all_uncorrelated, named_theorem, uncorrelated
 from forethought.accounting.pld.allocation import Epoch
 from forethought.accounting.pld.hits import Hits, binomial, hypergeometric
 from forethought.accounting.pld.mixtures import EPS
@@ -226,8 +227,10 @@ def theorem(rounds: Rounds, adjacency: Adjacency, group: int = 1) -> str:
     Raises:
         UnsupportedMechanismError: none is known.
     """
-    cell = _cell(rounds, adjacency)
-    return cell.theorem if group == 1 else cell.group_theorem
+    plain = uncorrelated(rounds, group)
+    cell = _cell(plain, adjacency)
+    name = cell.theorem if group == 1 else cell.group_theorem
+    return name if plain is rounds else f"{named_theorem(rounds, group)}; {name}"
 
 
 def parts(mechanism: Mechanism, group: int = 1) -> dict[Pair | Epoch, int]:
@@ -244,7 +247,8 @@ def parts(mechanism: Mechanism, group: int = 1) -> dict[Pair | Epoch, int]:
     """
     counts: dict[Pair | Epoch, int] = {}
     squares: list[float] = []
-    for rounds in chain.from_iterable(map(_whole_epochs, mechanism)):
+    plain = all_uncorrelated(mechanism, group)
+    for rounds in chain.from_iterable(map(_whole_epochs, plain)):
         pair, count = _cell(rounds, mechanism.adjacency).part(rounds, mechanism.adjacency, group)
         if isinstance(pair, Pair) and pair.gaussian:
             squares.append(count * pair.up[0][0] ** 2)
@@ -276,7 +280,8 @@ def unsampled_distance(mechanism: Mechanism, group: int = 1) -> float:
     By joint convexity no sampling makes a run worse.
     """
     shifts = []
-    for rounds in mechanism:
+    # Every turn taken: what a group of correlated rounds is charged.
+    for rounds in all_uncorrelated(mechanism, max(2, group)):
         _cell(rounds, mechanism.adjacency)
         count = releases(rounds)
         shift = group * sensitivity(rounds, mechanism.adjacency) / rounds.noise_multiplier

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
+from forethought.accounting.correlated import all_uncorrelated
 from forethought.mechanism import (
     Adjacency,
     CyclicPoisson,
@@ -303,7 +304,7 @@ def rdp(mechanism: Mechanism, orders: Sequence[float] = ORDERS) -> RenyiCurve:
     """
     grid = tuple(real("order", order, above=1) for order in orders)
     total = RenyiCurve(grid, (0.0,) * len(grid))
-    for part in mechanism:
+    for part in all_uncorrelated(mechanism):
         total = total + _release(part, mechanism.adjacency, grid).times(releases(part))
     return total
 
@@ -330,7 +331,8 @@ def zcdp(mechanism: Mechanism) -> float:
     each shuffled epoch once. Infinite without noise.
     """
     rho = 0.0
-    for part in mechanism:
+    # Every turn of correlated noise taken, since sampling does not count here.
+    for part in all_uncorrelated(mechanism, 2):
         if part.noise_multiplier == 0:
             return math.inf
         shift = sensitivity(part, mechanism.adjacency) / part.noise_multiplier

@@ -1,0 +1,96 @@
+"""Noise that is correlated over rounds: (C⁻¹z)_t, drawn round by round.
+
+Each round's z comes from its own place in the stream, and what it takes from the rounds before is
+kept in as many vectors as C has bands (less one) or buffers. Nothing of it is ever stored: a run
+that goes on draws the earlier rounds' noise again from the secret, bit for bit.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from forethought.rounds.noise import CHUNK
+from forethought.rounds.randomness import Stream
+from forethought.strategies import Banded, BufferedToeplitz, Strategy
+
+Array = NDArray[np.float64]
+
+
+class CorrelatedNoise:
+    """The noise of one part of a mechanism, in order.
+
+    Args:
+        size: numbers in a round's noise.
+        strategy: C. stream: the randomness of noise. first: number of the part's first round.
+    """
+
+    def __init__(self, size: int, strategy: Strategy, stream: Stream, first: int) -> None:
+        self.strategy, self.first = strategy, first
+        self._stream = stream
+        self._memory = (
+            _Bands(strategy, size) if isinstance(strategy, Banded) else _Buffers(strategy, size)
+        )
+        self._present = np.empty(size)
+        self._next = first
+
+    def add_to(self, vector: torch.Tensor, std: float, index: int) -> None:
+        """Add std·(C⁻¹z) of round ``index`` to ``vector`` (one dimension, floating point).
+
+        The numbers are drawn and combined on the CPU in double precision, so that a round's noise
+        does not depend on the device.
+        """
+        if index < self._next - 1:
+            raise ValueError(
+                f"round {index} is before {self._next - 1}: correlated noise is in order"
+            )
+        while self._next <= index:
+            self._step()
+        for start in range(0, vector.shape[0], CHUNK):
+            part = slice(start, start + CHUNK)
+            noise = torch.from_numpy(self._present[part]).to(vector.device)
+            vector[part].add_(noise, alpha=std)
+
+    def _step(self) -> None:
+        generator = self._stream.at(self._next)
+        for start in range(0, self._present.size, CHUNK):
+            # The numbers of uncorrelated noise, in the same order.
+            generator.standard_normal(out=self._present[start : start + CHUNK])
+        self._memory.pass_on(self._present)
+        self._next += 1
+
+
+class _Bands:
+    """y_t = z_t - Σ_i c_i y_{t-i}: the last bands - 1 of them."""
+
+    def __init__(self, strategy: Banded, size: int) -> None:
+        self._coefficients = strategy.coefficients[1:]
+        self._last = np.zeros((len(self._coefficients), size))
+        self._newest = 0
+
+    def pass_on(self, present: Array) -> None:
+        """Turn z_t into y_t, in place, and keep it."""
+        bands = len(self._coefficients)
+        for lag, coefficient in enumerate(self._coefficients):
+            if coefficient:
+                present -= coefficient * self._last[(self._newest + lag) % bands]
+        if bands:
+            self._newest = (self._newest - 1) % bands
+            self._last[self._newest] = present
+
+
+class _Buffers:
+    """y_t = z_t - Σ_j w_j s_j with s_j ← d_j s_j + y_t."""
+
+    def __init__(self, strategy: BufferedToeplitz, size: int) -> None:
+        self._weights, self._decays = strategy.weights, strategy.decays
+        self._sums = np.zeros((len(self._weights), size))
+
+    def pass_on(self, present: Array) -> None:
+        """Turn z_t into y_t, in place, and keep its trace in every buffer."""
+        for weight, buffer in zip(self._weights, self._sums, strict=True):
+            present -= weight * buffer
+        for decay, buffer in zip(self._decays, self._sums, strict=True):
+            buffer *= decay
+            buffer += present
