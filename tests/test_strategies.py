@@ -37,6 +37,9 @@ def test_files_keep_the_strategy_and_prefixes_too(strategy: object) -> None:
     assert mechanism.first(7).rounds == (
         Correlated(2.0, 7, CyclicPoisson(0.5, 6), "example", strategy),  # type: ignore[arg-type]
     )
+    assert mechanism.after(30) == Mechanism(Rounds(1.0, 3, Poisson(0.1)))
+    with pytest.raises(UnsupportedMechanismError, match="earlier ones"):
+        mechanism.after(7)
     # Correlation begins anew with each part, so equal parts are two.
     assert len(Mechanism(part, part).rounds) == 2
     assert part != Rounds(2.0, 30, CyclicPoisson(0.5, 6))

@@ -290,15 +290,19 @@ class Mechanism(Stored):
 
         Raises:
             ValueError: fewer than one round, or none would be left.
+            UnsupportedMechanismError: the cut is inside a part of correlated noise.
         """
         left = whole("rounds", rounds, most=len(self) - 1)
         parts = []
         for part in self.rounds:
             taken = min(left, part.count)
             left -= taken
+            if taken and part.count > taken and isinstance(part, Correlated):
+                raise UnsupportedMechanismError(
+                    "the later rounds of correlated noise are no mechanism without the earlier ones"
+                )
             if part.count > taken:
-                count = part.count - taken
-                parts.append(Rounds(part.noise_multiplier, count, part.sampling, part.clipping))
+                parts.append(replace(part, count=part.count - taken))
         return Mechanism(*parts, adjacency=self.adjacency)
 
     def _values(self) -> dict[str, Any]:

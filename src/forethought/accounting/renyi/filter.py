@@ -30,6 +30,7 @@ from forethought.mechanism import (
     Rounds,
     one_of,
     real,
+    sensitivity,
 )
 
 FILTER_SCHEMA = "forethought/renyi-filter/1"
@@ -139,6 +140,7 @@ class RenyiFilter:
 
         Rounds that cost nothing measurable are capped at 10⁹.
         """
+        sensitivity(rounds, self.adjacency)  # refuses rounds that are no mechanisms one by one
         one = Rounds(rounds.noise_multiplier, 1, rounds.sampling, rounds.clipping)
         cost = self._cost(one).values
         most = 0
