@@ -21,6 +21,8 @@ from forethought.estimators import (
     RangeScaler,
     linear,
 )
+from forethought.estimators.radius import Ball
+from forethought.mechanism import Budget
 
 Array = NDArray[Any]
 FEATURES = 3
@@ -188,12 +190,22 @@ def test_a_pipeline_reads_as_in_scikit_learns_documentation() -> None:
     assert [caveat.code for caveat in pipe[-1].statement_.breaks] == []
 
 
-def test_the_ball_of_linear_regression_follows_from_public_numbers() -> None:
-    given = {"epsilon": 1.0, "feature_bound": 2.0, "target_range": (0, 1)}
-    model = PrivateLinearRegression(**given)
-    shape = {"feature_bound": 2.0, "intercept": 0.0, "l2": 0.0}
-    sizes = [model._radius(np.zeros((n, 4)), shape) for n in (3, 100, 1000, 10_000, 100_000)]
+@pytest.mark.parametrize("ball", [linear.LABELS, linear.TARGETS])
+def test_the_ball_grows_with_what_can_be_heard(ball: Ball) -> None:
+    def radius(records: int, adjacency: Any = "zero-out") -> float:
+        budget = Budget(1.0, 1e-5)
+        return ball.radius(budget, adjacency, records=records, weights=4, bound=2.0)
+
+    sizes = [radius(records) for records in (1, 10, 1000, 100_000)]
     assert sizes == sorted(sizes)
-    assert sizes[0] == linear.LEAST_RADIUS * math.sqrt(4) / 2.0
-    # Any number of records: nothing but their number is read.
-    assert model._radius(np.full((100, 4), 7.0), shape) == sizes[1] > sizes[0]
+    assert sizes[0] == ball.least < sizes[-1]
+    # Twice the records make up for twice the sensitivity.
+    assert radius(2000, "replace-one") == pytest.approx(radius(1000))
+
+
+def test_the_ball_reads_no_value_of_the_data() -> None:
+    model = PrivateLogisticRegression(epsilon=1.0, feature_bound=2.0, classes=[0, 1])
+    shapes = [model._shape(np.full((50, 4), value), linear.LABELS) for value in (0.0, 1e9)]
+    assert shapes[0] == shapes[1]
+    fitted = model.fit(rows(50), labels(rows(50), 2))
+    assert np.linalg.norm(fitted.coef_) <= fitted.plan_.problem.radius

@@ -12,21 +12,22 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from forethought import convex
-from forethought.accounting.gaussian import gaussian_mu
 from forethought.caveats import Caveat
 from forethought.convex.problems import Problem
-from forethought.convex.recipe import signal
 from forethought.estimators import declared
 from forethought.estimators.callers import circumstances
 from forethought.estimators.estimator import PrivateEstimator
-from forethought.mechanism import Adjacency, Budget, FullBatch, Rounds, real, sensitivity
+from forethought.estimators.radius import Ball
+from forethought.mechanism import Adjacency, Budget, real
 
 _FLOATS = (np.float64, np.float32)
 # Linear regression: where residuals, in units of half the targets' range, begin to count by their
-# size and not its square, so that one record's pull is bounded; and the ball for the weights, in
-# units of √d/Z. docs/estimators.md says on which data they were chosen.
+# size and not its square, so that one record's pull is bounded.
 THRESHOLD = 1.0
-RADIUS_SIGNAL, RADIUS_POWER, LEAST_RADIUS = 50.0, 1 / 3, 0.4
+
+
+# Outputs of classifiers are log odds, which separable classes send far; scaled targets are not.
+LABELS, TARGETS = Ball(0.5, 1 / 2, 1.0), Ball(50.0 ** (-1 / 3), 1 / 3, 0.4)
 
 
 class _PrivateLinear(PrivateEstimator):
@@ -56,15 +57,22 @@ class _PrivateLinear(PrivateEstimator):
         X, y = validate_data(self, X, y, dtype=_FLOATS, accept_sparse="csr", **options)
         return X, y
 
-    def _shape(self, features: int) -> dict[str, float]:
-        """What every problem takes: the bound, λ, and a constant column for the intercept.
+    def _shape(self, X: Any, ball: Ball, outputs: int = 1) -> dict[str, float]:
+        """What every problem takes: the bound, λ, a constant column, and the ball.
 
-        The column's value is the root of the mean square of a row of the longest kind, so that the
-        intercept costs the other coefficients one coordinate's share of the bound.
+        The column's value is that of a typical coordinate of a row of the bound's length.
         """
         bound = real("feature_bound", self.feature_bound, above=0)
+        records, features = X.shape
         column = bound / math.sqrt(features) if self.fit_intercept else 0.0
-        return {"feature_bound": bound, "l2": self.l2, "intercept": column}
+        radius = ball.radius(
+            self._budget(X),
+            self.adjacency,
+            records=records,
+            weights=(features + bool(column)) * outputs,
+            bound=math.hypot(bound, column),
+        )
+        return {"feature_bound": bound, "l2": self.l2, "intercept": column, "radius": radius}
 
     def _budget(self, X: Any) -> Budget:
         return declared.budget(self.epsilon, self.delta, self.adjacency, X.shape[0])
@@ -102,7 +110,7 @@ class _PrivateLinearClassifier(ClassifierMixin, _PrivateLinear):
 
     classes: Any
 
-    def _problem(self, features: int) -> Problem:
+    def _problem(self, X: Any) -> Problem:
         raise NotImplementedError
 
     def fit(self, X: Any, y: Any, **refused: Any) -> Self:
@@ -115,7 +123,7 @@ class _PrivateLinearClassifier(ClassifierMixin, _PrivateLinear):
         self._refuse(refused)
         X, y = self._checked(X, y)
         self.classes_, found = declared.classes(self.classes, y)
-        problem = self._problem(X.shape[1])
+        problem = self._problem(X)
         run = self._descend(problem, X, np.searchsorted(self.classes_, y), found)
         self.coef_ = np.atleast_2d(np.asarray(run.weights).T)
         self.intercept_ = np.atleast_1d(np.asarray(run.intercept, dtype=np.float64))
@@ -185,11 +193,11 @@ class PrivateLogisticRegression(_PrivateLinearClassifier):
         self.above = above
         self.random_state = random_state
 
-    def _problem(self, features: int) -> Problem:
-        shape = self._shape(features)
-        if len(self.classes_) == 2:
-            return convex.LogisticRegression(**shape)
-        return convex.SoftmaxRegression(classes=len(self.classes_), **shape)
+    def _problem(self, X: Any) -> Problem:
+        classes = len(self.classes_)
+        if classes == 2:
+            return convex.LogisticRegression(**self._shape(X, LABELS))
+        return convex.SoftmaxRegression(classes=classes, **self._shape(X, LABELS, classes))
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Probability of each class, (n, classes)."""
@@ -252,13 +260,13 @@ class PrivateSVC(_PrivateLinearClassifier):
         tags.classifier_tags.multi_class = False
         return tags
 
-    def _problem(self, features: int) -> Problem:
+    def _problem(self, X: Any) -> Problem:
         if len(self.classes_) > 2:
             raise ValueError(
                 "Only binary classification is supported. There are "
                 f"{len(self.classes_)} classes: use PrivateLogisticRegression, which is one model"
             )
-        return convex.SmoothedHinge(smoothing=self.smoothing, **self._shape(features))
+        return convex.SmoothedHinge(smoothing=self.smoothing, **self._shape(X, LABELS))
 
 
 class PrivateLinearRegression(RegressorMixin, _PrivateLinear):
@@ -313,27 +321,12 @@ class PrivateLinearRegression(RegressorMixin, _PrivateLinear):
         middle, half = declared.target_range(self.target_range)
         X, y = self._checked(X, y, y_numeric=True)
         scaled = (np.asarray(y, dtype=np.float64) - middle) / half
-        shape = self._shape(X.shape[1])
-        problem = convex.HuberRegression(
-            target_bound=1.0, threshold=THRESHOLD, radius=self._radius(X, shape), **shape
-        )
+        shape = self._shape(X, TARGETS)
+        problem = convex.HuberRegression(target_bound=1.0, threshold=THRESHOLD, **shape)
         run = self._descend(problem, X, scaled, ())
         self.coef_ = half * np.asarray(run.weights, dtype=np.float64)
         self.intercept_ = middle + half * float(run.intercept)
         return self
-
-    def _radius(self, X: Any, shape: dict[str, float]) -> float:
-        """Of the ball that weights are kept in, in the scaled targets' units; from public numbers.
-
-        Weights of norm √d/Z and coordinates of size Z/√d predict, in the root mean square, half of
-        the range. Where noise would fill such a ball it is smaller, where it would not, larger.
-        """
-        budget, size = self._budget(X), X.shape[1] + bool(shape["intercept"])
-        moved = sensitivity(Rounds(1.0, 1, FullBatch()), self.adjacency)
-        mu = 2 * gaussian_mu(budget.epsilon, budget.delta) / moved
-        heard = signal(X.shape[0], size, mu)
-        share: float = max(LEAST_RADIUS, (heard / RADIUS_SIGNAL) ** RADIUS_POWER)
-        return share * math.sqrt(size) / math.hypot(shape["feature_bound"], shape["intercept"])
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Predicted numbers, (n,), inside the declared range."""
