@@ -39,6 +39,10 @@ SECURE = ["tests/federated/secure_aggregation"]
 SUMMED = [TESTS + "test_summed.py"]
 DISCRETE = [TESTS + "test_discrete_gaussian.py"]
 VIEWS = ["tests/federated/test_statements.py"]
+ESTIMATORS = "forethought/estimators/"
+DECLARED = ["tests/estimators/test_declared.py"]
+CALLERS = ["tests/estimators/test_callers.py", "-k", "says_so or named"]
+STORING = ["tests/estimators/test_storing.py", "-k", "counts"]
 
 
 PYTEST = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
@@ -235,6 +239,21 @@ MUTANTS = [
     Mutant("views: least noisy clients are known", FEDERATED + "statements.py",
            "hidden = sorted(variances)[: max(0, len(variances) - known)]",
            "hidden = sorted(variances)[known:]", VIEWS),
+    Mutant("estimator: δ from a private number of records", ESTIMATORS + "declared.py",
+           'if adjacency == "add-or-remove":', "if False:", DECLARED),
+    Mutant("estimator: labels outside the declared classes", ESTIMATORS + "declared.py",
+           "    if len(strange):\n", "    if False:\n", DECLARED),
+    Mutant("estimator: classes read and not named", ESTIMATORS + "declared.py",
+           'return found, (Caveat("classes-from-data", ", ".join(map(str, found))),)',
+           "return found, ()", DECLARED),
+    Mutant("estimator: weights taken", ESTIMATORS + "estimator.py",
+           'if "sample_weight" in given:', "if False:", DECLARED),
+    Mutant("estimator: a search not named", ESTIMATORS + "callers.py",
+           'found.append(Caveat("chosen-on-private-data", words))', "pass", CALLERS),
+    Mutant("estimator: a fitted scaler not named", ESTIMATORS + "callers.py",
+           'found.append(Caveat("preparation-from-data", words))', "pass", CALLERS),
+    Mutant("estimator: private counts stored", ESTIMATORS + "estimator.py",
+           "state.pop(name, None)", "pass", STORING),
 ]  # fmt: skip
 
 
