@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from forethought.gradients.rounding import CHARGE
+from forethought.local.known import separable
 from forethought.local_updates import INNER, Local, LocalUpdates
 from forethought.mechanism import (
     FullBatch,
@@ -338,6 +339,26 @@ def test_no_state_outlives_a_group(local: Local, dealt: np.ndarray) -> None:
     other.inputs[dealt == 0] += 1
     _, moved = one_round(model, other, plan_of(local))
     assert torch.equal(norms[1:], moved[1:]) and norms[0] != moved[0]
+
+
+def test_known_networks_run_bare_and_others_enclosed() -> None:
+    """Where nothing of the user's runs, the enclosure has nothing to put back: the same update."""
+    data, model = records(), network()
+    assert separable(model, cross_entropy)
+    assert not separable(model, lambda outputs, targets: cross_entropy(outputs, targets))
+    assert not separable(normalised(), cross_entropy)
+    assert not separable(nn.Sequential(_Counts()), cross_entropy)
+    local = plan_of(Local("adam", 0.1, step=8, passes=2), 3)
+    wanted, _ = one_round(model, data, local)
+    handle = model[0].register_forward_hook(lambda *_: None)
+    assert not separable(model, cross_entropy)
+    found, _ = one_round(model, data, local)
+    handle.remove()
+    assert torch.equal(found, wanted)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        assert not separable(model, cross_entropy)
+        with pytest.raises(ValueError, match="saved tensors"):
+            one_round(model, data, local)
 
 
 def test_no_running_statistics_are_left() -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from forethought.gradients import trees
-from forethought.gradients.fallback import Alone
 from forethought.gradients.trees import Loss
-from forethought.local.enclosure import Enclosure
+from forethought.local.enclosure import Bare, Enclosure
+from forethought.local.known import separable
 from forethought.local.optimizers import Displacement
 from forethought.local_updates import Local, imported
+
+Mode = AbstractContextManager[Any]
 
 
 class OneByOne:
@@ -31,7 +34,11 @@ class OneByOne:
     def __init__(self, model: nn.Module, loss: Loss, local: Local, held: int | None = None) -> None:
         self._function = None if local.function is None else imported(local.function)
         self._loss, self._local, self._held = loss, local, held
-        self._enclosure = Enclosure(model, loss, self._function)
+        self._enclosure: Enclosure | Bare = (
+            Bare(model)
+            if self._function is None and separable(model, loss)
+            else Enclosure(model, loss, self._function)
+        )
 
     def update(self, inputs: Any, targets: Any, seed: int) -> dict[str, Tensor]:
         """Name → weight change that a group's records make, not finite where it overflowed.
@@ -45,7 +52,7 @@ class OneByOne:
         """
         size = trees.batch_size(inputs, targets)
 
-        def work(alone: Alone) -> Mapping[str, Tensor]:
+        def work(alone: Mode) -> Mapping[str, Tensor]:
             if self._function is not None:
                 return self._own(self._function, alone, inputs, targets)
             return self._descend(alone, inputs, targets, size, seed)
@@ -53,7 +60,7 @@ class OneByOne:
         return self._enclosure.run(work, seed)
 
     def _descend(
-        self, alone: Alone, inputs: Any, targets: Any, size: int, seed: int
+        self, alone: Mode, inputs: Any, targets: Any, size: int, seed: int
     ) -> dict[str, Tensor]:
         trained = self._enclosure.trained
         parameters = list(trained.values())
@@ -71,7 +78,7 @@ class OneByOne:
             taken.step([_dense(p.grad) for p in parameters], weights)
         return dict(zip(trained, taken.moved, strict=True))
 
-    def _backward(self, alone: Alone, inputs: Any, targets: Any, size: int) -> None:
+    def _backward(self, alone: Mode, inputs: Any, targets: Any, size: int) -> None:
         piece = self._held or size
         for start in range(0, size, piece):
             count = min(piece, size - start)
@@ -90,7 +97,7 @@ class OneByOne:
                     value.backward()  # type: ignore[no-untyped-call]
 
     def _own(
-        self, function: Callable[..., Any], alone: Alone, inputs: Any, targets: Any
+        self, function: Callable[..., Any], alone: Mode, inputs: Any, targets: Any
     ) -> dict[str, Tensor]:
         with torch.enable_grad(), alone:
             # A copy, which the function may train in place.

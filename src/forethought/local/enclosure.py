@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextvars
 import gc
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,34 @@ from forethought.gradients.fallback import Alone
 from forethought.gradients.state import State
 from forethought.gradients.surroundings import Surroundings
 
-_Value = TypeVar("_Value")
+Work = Callable[[AbstractContextManager[Any]], Mapping[str, Tensor]]
+
+
+class Bare:
+    """A model without user code (:mod:`.known`): nothing but its weights can change in a group.
+
+    Args:
+        model: its trainable parameters are what updates are about.
+
+    Attributes:
+        trained: name → trainable parameter. start: name → its value when the round began.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self.start = {name: p.detach().clone() for name, p in self.trained.items()}
+
+    def run(self, work: Work, seed: int) -> dict[str, Tensor]:
+        """One group's update; see :meth:`Enclosure.run`."""
+        seeded(seed)
+        kept = {name: p.grad for name, p in self.trained.items()}
+        try:
+            return dict(work(nullcontext()))
+        finally:
+            for name, parameter in self.trained.items():
+                parameter.grad = kept[name]
+                parameter.data.copy_(self.start[name])
 
 
 class Enclosure:
@@ -54,7 +82,7 @@ class Enclosure:
         self._state = State(modules)
         self._alone = Alone(model, True)
 
-    def run(self, work: Callable[[Alone], Mapping[str, Tensor]], seed: int) -> dict[str, Tensor]:
+    def run(self, work: Work, seed: int) -> dict[str, Tensor]:
         """One group's update.
 
         Args:

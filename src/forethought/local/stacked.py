@@ -15,22 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from forethought.gradients import chain, refusals
-from forethought.gradients.control import Refused
 from forethought.gradients.draws import seeded
 from forethought.gradients.trees import Loss
 from forethought.local.alone import steps
+from forethought.local.known import separable
 from forethought.local.optimizers import Displacement
 from forethought.local_updates import Local
 
-# No state, no branch, nothing across rows, and a batching rule of torch's own.
-LAYERS: tuple[type[nn.Module], ...] = (
-    *(nn.Sequential, nn.Identity, nn.Flatten, nn.Unflatten),
-    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.GroupNorm, nn.LayerNorm),
-    *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus),
-    *(nn.AvgPool1d, nn.AvgPool2d, nn.MaxPool1d, nn.MaxPool2d, nn.AdaptiveAvgPool2d),
-    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d),
-)
 # On a CPU one call for all groups pays where the work of a step is small beside calling torch.
 SHORT_STEP, SHORT_CONVOLVED_STEP, FEWEST = 16, 4, 4
 # Bytes of stacked weights, gradients and optimizer state held at once.
@@ -52,24 +43,6 @@ def side_by_side(model: nn.Module, loss: Loss, local: Local, count: int) -> bool
         return True
     convolved = any(isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d) for m in model.modules())
     return local.step <= (SHORT_CONVOLVED_STEP if convolved else SHORT_STEP)
-
-
-def separable(model: nn.Module, loss: Loss) -> bool:
-    """Whether the network and the loss are of parts that are known to keep rows apart."""
-    modules = list(model.named_modules())
-    try:
-        refusals.hooked(modules)
-    except Refused:
-        return False
-    known = all(
-        type(module) in LAYERS
-        and "forward" not in vars(module)
-        and not (module._forward_hooks or module._forward_pre_hooks)
-        for _, module in modules
-    )
-    everywhere = nn.modules.module
-    hooks = everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks
-    return known and not hooks and chain.declared_separable(loss)
 
 
 class SideBySide:

@@ -1,0 +1,38 @@
+"""Networks that hold no code of a user's: torch's own layers, of which each keeps rows apart."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from forethought.gradients import boundary, chain, refusals
+from forethought.gradients.control import Refused
+from forethought.gradients.trees import Loss
+
+# No state, no branch, nothing across rows, and a batching rule of torch's own.
+LAYERS: tuple[type[nn.Module], ...] = (
+    *(nn.Sequential, nn.Identity, nn.Flatten, nn.Unflatten),
+    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.GroupNorm, nn.LayerNorm),
+    *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus),
+    *(nn.AvgPool1d, nn.AvgPool2d, nn.MaxPool1d, nn.MaxPool2d, nn.AdaptiveAvgPool2d),
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d),
+)
+
+
+def separable(model: nn.Module, loss: Loss) -> bool:
+    """Whether the network and the loss are of parts that are known to keep rows apart."""
+    modules = list(model.named_modules())
+    try:
+        refusals.hooked(modules)
+    except Refused:
+        return False
+    known = all(
+        type(module) in LAYERS
+        and "forward" not in vars(module)
+        and not (module._forward_hooks or module._forward_pre_hooks)
+        for _, module in modules
+    )
+    everywhere = nn.modules.module
+    hooks = everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks
+    if boundary.saving_hooks_in_force():
+        return False
+    return known and not hooks and chain.declared_separable(loss)
