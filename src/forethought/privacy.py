@@ -53,6 +53,8 @@ class Clip:
         quantile, quantile_rate: target quantile and step of the quantile rule.
         count_noise: standard deviation of the noise on the count of clipped contributions; the
             quantile rule needs it, and its cost is taken from the plan's noise multiplier.
+        final: norm of the last round, to which the norm goes geometrically from the first; a
+            public schedule. None keeps the norm.
         shares: per-layer rule: parameter name → share of C. The squares sum to at most 1.
             None splits evenly.
     """
@@ -64,6 +66,7 @@ class Clip:
     quantile_rate: float = 0.2
     count_noise: float | None = None
     shares: tuple[tuple[str, float], ...] | None = None
+    final: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "norm", real("clip_norm", self.norm, above=0))
@@ -75,6 +78,10 @@ class Clip:
             raise ValueError("count_noise goes with the clip rule 'quantile', and only with it")
         if self.count_noise is not None:
             real("count_noise", self.count_noise, above=0)
+        if self.final is not None:
+            if self.rule == "quantile":
+                raise ValueError("the clip rule 'quantile' moves the norm by itself: drop final")
+            object.__setattr__(self, "final", real("final clip norm", self.final, above=0))
         if self.shares is not None:
             if self.rule != "per-layer":
                 raise ValueError("shares go with the clip rule 'per-layer' only")
@@ -85,6 +92,12 @@ class Clip:
             object.__setattr__(self, "shares", shares)
             if math.fsum(share**2 for _, share in shares) > 1 + 1e-12:
                 raise ValueError("the squares of the per-layer shares must sum to at most 1")
+
+    def at(self, index: int, rounds: int) -> float:
+        """The norm of round ``index`` of so many, as planned."""
+        if self.final is None or rounds == 1:
+            return self.norm
+        return self.norm * math.pow(self.final / self.norm, index / (rounds - 1))
 
     def gradient_noise(self, noise_multiplier: float) -> float:
         """Noise multiplier left for the gradients when the round's total is ``noise_multiplier``.
@@ -337,9 +350,9 @@ class Privacy:
             IndexError: no such round. ValueError: ``clip_norm`` under another rule.
         """
         part, origin = self.part(index)
-        if clip_norm is None:
-            clip_norm = self.clip.norm
-        elif clip_norm != self.clip.norm:
+        if clip_norm is None or clip_norm == self.clip.norm:
+            clip_norm = self.clip.at(index, self.rounds)
+        else:
             if self.clip.rule != "quantile":
                 raise ValueError(
                     f"the clip rule {self.clip.rule!r} keeps its norm of {self.clip.norm}: only "
@@ -383,6 +396,8 @@ class Privacy:
         values = {field.name: plain(getattr(self, field.name)) for field in fields(self)}
         shares = self.clip.shares
         values["clip"]["shares"] = None if shares is None else dict(shares)
+        if self.clip.final is None:  # as plans were before there was any
+            del values["clip"]["final"]
         values["contribution"] = {"kind": self.contribution.kind, **values["contribution"]}
         if self.preparation is None:  # as plans were before there was any
             del values["preparation"]
@@ -396,7 +411,7 @@ class Privacy:
         if known["preparation"] is not None:
             known["preparation"] = build(Preparation, known["preparation"])
         known["mechanism"] = Mechanism.from_dict(known["mechanism"])
-        known["clip"] = build(Clip, known["clip"])
+        known["clip"] = build(Clip, {"final": None, **known["clip"]})
         contribution = dict(known["contribution"])
         kind = contribution.pop("kind", None)
         one_of("contribution", kind, tuple(CONTRIBUTIONS))

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from forethought.mechanism import one_of, real, whole
 from forethought.serialisation import build, exact_keys, plain
 
-ScheduleKind = Literal["constant", "inverse", "inverse-sqrt", "cosine"]
+ScheduleKind = Literal["constant", "inverse", "inverse-sqrt", "cosine", "drops"]
 AveragingKind = Literal["none", "exponential", "tail"]
 
 
@@ -21,7 +21,9 @@ class Schedule:
     """Step size as a function of time t, counted in ``unit`` and starting at 0.
 
     ``constant`` η₀; ``inverse`` η₀/(1 + decay·t); ``inverse-sqrt`` η₀/(1 + decay·√t); ``cosine``
-    from η₀ to 0 over the run. Over the first ``warmup`` rounds η grows linearly to its value.
+    from η₀ to 0 over the run; ``drops`` multiplies by ``decay`` (0.9, say) after every epoch in
+    which accuracy on held-out records fell, which must then be public. Over the first ``warmup``
+    rounds η grows linearly to its value.
     """
 
     kind: ScheduleKind = "constant"
@@ -32,6 +34,10 @@ class Schedule:
     def __post_init__(self) -> None:
         one_of("schedule", self.kind, get_args(ScheduleKind))
         object.__setattr__(self, "decay", real("decay", self.decay, least=0))
+        if self.kind == "drops" and not 0 < self.decay < 1:
+            raise ValueError(
+                f"the schedule 'drops' multiplies by decay: above 0 and below 1, not {self.decay:g}"
+            )
         object.__setattr__(self, "warmup", whole("warmup", self.warmup, least=0))
         one_of("schedule unit", self.unit, ("rounds", "examples"))
 

@@ -105,7 +105,7 @@ def dry_run(plan: Plan, seed: int | None = None) -> DryRun:
         members.append(found)
         values.append(total[found])
 
-    moving = plan.clip.rule == "quantile"
+    moving = plan.clip.rule == "quantile" or plan.clip.final is not None
     run = observe(plan, records, see, seed=seed, log_every=1 if moving else plan.rounds)
     norms = [row.clip_norm for row in run.history] if moving else [norm] * plan.rounds
     return DryRun(plan, tuple(members), tuple(values), tuple(norms))

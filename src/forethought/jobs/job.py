@@ -44,6 +44,7 @@ _PLAN_KEYS = (
     "groups",
     "local",
     "clip_norm",
+    "final_clip_norm",
     "clip_rule",
     "quantile",
     "count_noise",
@@ -199,13 +200,14 @@ class TrainingSection(_Section):
     groups: _Int | None = Field(default=None, ge=1)
     local: str | dict[str, Any] | None = None
     clip_norm: _Float | None = Field(default=None, gt=0)
+    final_clip_norm: _Float | None = Field(default=None, gt=0)
     clip_rule: Literal["flat", "automatic", "per-layer", "quantile"] | None = None
     quantile: _Float | None = Field(default=None, gt=0, lt=1)
     count_noise: _Float | None = Field(default=None, gt=0)
     optimizer: str = "sgd"
     learning_rate: _Float | None = Field(default=None, gt=0, le=MOST_STEP_SIZE)
     options: dict[str, Any] | None = None
-    schedule: Literal["constant", "inverse", "inverse-sqrt", "cosine"] | None = None
+    schedule: Literal["constant", "inverse", "inverse-sqrt", "cosine", "drops"] | None = None
     decay: _Float | None = Field(default=None, ge=0)
     warmup: _Int | None = Field(default=None, ge=0)
     schedule_unit: Literal["rounds", "examples"] | None = None

@@ -69,6 +69,17 @@ _GIVEN_ANYWAY = (
 )
 
 
+# Appendix D of van Dijk et al. 2022 keeps each group with probability 1/2. A record then takes part
+# with probability kept · rate, and two neighbouring rounds share all but that: the combined curve
+# at distance 2 (Balle, Barthe and Gaboardi 2018, Theorem 2).
+NO_FILTER = (
+    "a probabilistic filter of groups is not offered: keeping each group with probability p of a "
+    "batch at rate q amplifies as batches at rate p·q do, has a larger ε, since what is left out "
+    "is no longer the same in both directions, and throws away the updates it computed. Use "
+    "sampling='poisson' with batch= p times as large"
+)
+
+
 class PlanError(ValueError):
     """A request that no plan fulfils: over- or under-determined, or out of reach."""
 
@@ -100,6 +111,7 @@ class PlanKeywords(TypedDict, total=False):
     local: Local | str | Mapping[str, Any] | None
     preparation: Preparation | None
     clip_norm: float | None
+    final_clip_norm: float | None
     clip_rule: ClipRule | None
     quantile: float | None
     count_noise: float | None
@@ -188,6 +200,7 @@ class PlanRequest:
     local: Local | str | Mapping[str, Any] | None = None
     preparation: Preparation | None = None
     clip_norm: float | None = None
+    final_clip_norm: float | None = None
     clip_rule: ClipRule | None = None
     quantile: float | None = None
     count_noise: float | None = None
@@ -311,6 +324,8 @@ class PlanRequest:
         """
         given = _opened(keywords)
         known = [field.name for field in fields(cls)]
+        if "filter" in given:
+            raise PlanError(NO_FILTER)
         for name in given:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)

@@ -75,6 +75,7 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
             :mod:`forethought.planning.noise_schedules`.
         preparation: what is released of the data first, and paid for (`forethought.Preparation`);
             by default with so much noise as costs next to nothing.
+        final_clip_norm: norm of the last round; the norm goes to it geometrically.
         clip_norm, clip_rule, quantile, count_noise: see `forethought.Clip`. Default: automatic
             normalisation; flat clipping when a clip norm is given.
         optimizer, learning_rate, options, schedule, averaging: see `forethought.Optimizer`,
@@ -210,6 +211,7 @@ def _clip(request: PlanRequest, mechanism: Mechanism, why: dict[str, str]) -> Cl
         rule=rule,
         count_noise=count_noise,
         quantile=0.5 if request.quantile is None else request.quantile,
+        final=request.final_clip_norm,
     )
 
 

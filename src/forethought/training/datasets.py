@@ -27,6 +27,23 @@ def opened(data: object, held_out: object | None) -> tuple[object, object | None
     return (data.train.inputs, data.train.targets), held_out, data.caveats
 
 
+def steered(plan: Plan, held_out: object | None) -> tuple[Caveat, ...]:
+    """What the Statement must say where accuracy on held-out records sets the step sizes.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if plan.schedule.kind != "drops":
+        return ()
+    if held_out is None:
+        raise ValueError(
+            "the schedule 'drops' looks at accuracy after every epoch: give public records as "
+            "test=, or another schedule. Private ones would have to be paid for (forethought.tune "
+            "scores with noise)"
+        )
+    return (Caveat("public-test"),)
+
+
 def require_prepared(plan: Plan, prepared: Prepared | None) -> None:
     """Refuse a run whose first releases are not those that its plan accounts for.
 

@@ -108,6 +108,7 @@ class Loop:
         # Counted here since the last time that all processes added up, and by all before.
         self._own_non_finite = torch.zeros((), dtype=torch.int64, device=rounds.layout.device)
         self._non_finite = 0
+        self._slowed, self._last_accuracy = 1.0, 0.0  # of the schedule "drops"
 
     def rounds(self) -> Iterator[int]:
         """Compute what is left; yields the number of rounds done after each."""
@@ -125,15 +126,39 @@ class Loop:
             loss = self._batch_loss(total.indices)
         total.add(self.model, self._records)
         noised = total.release()
-        step_size = self._step_size(index)
+        step_size = self._step_size(index) * self._slowed
         self.descent.step(noised, step_size)
         self.average.update(index + 1)
+        if self.plan.schedule.kind == "drops":
+            self._slow_down(index + 1)
         if self._diagnostics:
             # Not a number counts too.
             self._own_non_finite += (total.norms < math.inf).logical_not_().sum()
         if logged:
             norms = self.private.team.gathered(total.norms) if self._diagnostics else total.norms
             self._log(index + 1, step_size, noised.round.clip_norm, loss, norms)
+
+    def _slow_down(self, done: int) -> None:
+        """Smaller steps after an epoch in which accuracy on public records fell."""
+        before = self.plan.privacy.examples_before(done - 1) // self.plan.examples
+        if self._test is None or self.plan.privacy.examples_before(done) < self.plan.examples * (
+            before + 1
+        ):
+            return
+        accuracy = self._evaluated(self._test)[1] or 0.0
+        if accuracy < self._last_accuracy:
+            self._slowed *= self.plan.schedule.decay
+        self._last_accuracy = accuracy
+
+    def _evaluated(self, records: Records) -> tuple[float, float | None]:
+        return evaluate(
+            self.model,
+            self.average.values,
+            self._loss,
+            records,
+            self._dims,
+            self.public_inputs,
+        )
 
     def _batch_loss(self, indices: Indices) -> float | None:
         if len(indices) < 1 + bool(mixing_layers(self.model)):
@@ -154,14 +179,7 @@ class Loop:
     ) -> None:
         test_loss, accuracy = None, None
         if self._test is not None:
-            test_loss, accuracy = evaluate(
-                self.model,
-                self.average.values,
-                self._loss,
-                self._test,
-                self._dims,
-                self.public_inputs,
-            )
+            test_loss, accuracy = self._evaluated(self._test)
         clipped, non_finite = None, None
         if self._diagnostics:
             clipped = float((norms > bound).double().mean()) if len(norms) else None
@@ -206,6 +224,7 @@ class Loop:
                 "clip_norm": self.private.clip_norm,
                 "transcript": self.private.transcript.to_values(),
                 "non_finite": self._non_finite,
+                "slowed": [self._slowed, self._last_accuracy],
             },
         )
 
@@ -222,6 +241,7 @@ class Loop:
         self.private.clip_norm = saved.values["clip_norm"]
         self.private.transcript = Transcript.from_values(saved.values["transcript"])
         self._non_finite = saved.values["non_finite"]
+        self._slowed, self._last_accuracy = saved.values.get("slowed", (1.0, 0.0))
         self.done = saved.round
 
 

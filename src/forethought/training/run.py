@@ -29,6 +29,7 @@ from forethought.training.coincidence import CoincidingRecordsError, coincide
 from forethought.training.datasets import (
     opened,
     require_prepared,
+    steered,
     with_caveats,
     with_preparation,
 )
@@ -161,9 +162,8 @@ def train(
             examples are (``forethought.gradients.BatchDims``). The Statement names it as an
             assumption, and every round recomputes one random example alone.
         test: held-out records, in the same forms. Default: those of a ``forethought.data.Dataset``.
-        public_inputs: public records, batch first, whose statistics layers of batch normalisation
-            use in evaluation and keep in the end; groups' own are never kept. Default: evaluation
-            uses those of the records that are evaluated, 512 at a time.
+        public_inputs: public records whose statistics batch normalisation uses in evaluation and
+            keeps in the end. Default: those of the records evaluated, at most 512 at a time.
         prepared: what :func:`forethought.prepare` released for this plan, where it pays for that;
             ``data`` and ``test`` hold the inputs as prepared.
         out: run folder: plan, statement, model, metrics, and checkpoints to resume from. Until
@@ -276,7 +276,7 @@ def opened_task(
         require_fit(model, chosen, held_out, "test", batch_dims)
     check_loss(model, chosen, records, batch_dims, plan.contribution)
     same = held_out is not None and coincide(records, held_out)
-    caveats = [COINCIDE] if same else []
+    caveats = [*steered(plan, held_out), *([COINCIDE] if same else [])]
     if batch_dims is not None:
         where = f"inputs {batch_dims.inputs}, outputs {batch_dims.outputs}"
         caveats.append(Caveat("batch-dims", where))

@@ -16,6 +16,7 @@ SHAPES: dict[ScheduleKind, Callable[[float, float, float], float]] = {
     "constant": lambda t, end, decay: 1.0,
     "inverse": lambda t, end, decay: 1 / (1 + decay * t),
     "inverse-sqrt": lambda t, end, decay: 1 / (1 + decay * math.sqrt(t)),
+    "drops": lambda t, end, decay: 1.0,
     "cosine": lambda t, end, decay: (1 + math.cos(math.pi * t / end)) / 2,
 }
 
