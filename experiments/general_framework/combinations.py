@@ -1,4 +1,4 @@
-"""At equal exact ε, which combination wins? Individual, mixed and batch clipping, SGD and Adam inside.
+"""At equal exact ε, which combination wins: individual, mixed or batch clipping, and what inside?
 
 Every combination is planned by ``forethought.plan`` from the budget alone, with the same number of
 gradient computations, and nothing is tuned on the data. Results are kept in a file as they come, so
@@ -78,7 +78,7 @@ def pooled(part: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def accuracy_of(
     data: str, loaded: Any, combination: tuple[str, str, bool], epsilon: float, seed: int
 ) -> dict[str, Any]:
-    """One run: test accuracy and processor seconds. Weights are seeded; batches and noise are not."""
+    """One run: test accuracy and processor seconds. Only the initial weights are seeded."""
     clipping, inside, normalised = combination
     torch.manual_seed(seed)
     model = network(normalised)
