@@ -56,6 +56,8 @@ class Frame:
         kind: below 256. run: 32 bytes. sender, recipient: places in the roster.
         round, base: see the module.
         payload: not looked at yet.
+        digest: 16 bytes of the hash of what is signed, by which the same frame is recognised;
+            b"" where it is about to be sealed.
     """
 
     kind: int
@@ -64,11 +66,20 @@ class Frame:
     recipient: int
     round: int
     base: int
-    payload: bytes
+    payload: bytes | memoryview
+    digest: bytes = b""
 
 
-def seal(frame: Frame, key: Ed25519PrivateKey) -> bytes:
+def hashed(payload: bytes | memoryview) -> bytes:
+    """What stands in for a payload in its signature."""
+    return blake3(payload).digest()
+
+
+def seal(frame: Frame, key: Ed25519PrivateKey, payload_hash: bytes | None = None) -> bytes:
     """The frame's bytes, signed. The same frame and key give the same bytes.
+
+    Args:
+        payload_hash: :func:`hashed` of the payload, where the same goes to several recipients.
 
     Raises:
         ValueError: a field of the wrong size.
@@ -90,7 +101,7 @@ def seal(frame: Frame, key: Ed25519PrivateKey) -> bytes:
         )
     except struct.error as error:
         raise ValueError(f"a number does not fit into a frame's header: {error}") from None
-    signature = key.sign(_signed(header, frame.payload))
+    signature = key.sign(_signed(header, payload_hash or hashed(frame.payload)))
     return b"".join((header, frame.payload, signature))
 
 
@@ -145,9 +156,10 @@ def open_frame(
     if sender not in senders:
         raise ForgeryError(f"unknown sender {sender}: nobody in the roster who may send to us")
     view = memoryview(data)
-    header, payload = view[:HEADER_BYTES], view[HEADER_BYTES : HEADER_BYTES + size]
+    payload = view[HEADER_BYTES : HEADER_BYTES + size]
+    signed = _signed(view[:HEADER_BYTES], hashed(payload))
     try:
-        _public(senders[sender]).verify(bytes(view[-SIGNATURE_BYTES:]), _signed(header, payload))
+        _public(senders[sender]).verify(bytes(view[-SIGNATURE_BYTES:]), signed)
     except InvalidSignature:
         raise ForgeryError(
             f"the signature is not that of {sender}: forged, or changed on its way"
@@ -156,7 +168,9 @@ def open_frame(
         raise FrameError(f"it belongs to run {its_run.hex()[:16]}, this is {run.hex()[:16]}")
     if recipient != me:
         raise FrameError(f"it is for {recipient}, not for {me}")
-    return Frame(kind, its_run, sender, recipient, round_, base, bytes(payload))
+    return Frame(
+        kind, its_run, sender, recipient, round_, base, payload, blake3(signed).digest(length=16)
+    )
 
 
 def read_frame(read: Callable[[int], bytes], limits: Mapping[int, int]) -> bytes:
@@ -184,8 +198,8 @@ def _exactly(read: Callable[[int], bytes], count: int) -> bytes:
     return b"".join(parts)
 
 
-def _signed(header: bytes | memoryview, payload: bytes | memoryview) -> bytes:
-    return b"".join((_CONTEXT, header, blake3(payload).digest()))
+def _signed(header: bytes | memoryview, payload_hash: bytes) -> bytes:
+    return b"".join((_CONTEXT, header, payload_hash))
 
 
 @lru_cache(maxsize=4096)

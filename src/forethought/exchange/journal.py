@@ -15,7 +15,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from forethought.exchange.codec import DecodeError, decode, encode
+from forethought.exchange.codec import DecodeError, decode, encode, parts_of
 from forethought.exchange.log import RecordLog
 from forethought.exchange.storing import ENTRIES, Entry, ServerSnapshot, Storage
 
@@ -77,7 +77,7 @@ class ServerJournal:
         """
         for number, kind in ENTRIES.items():
             if kind is type(entry):
-                self._log.append(bytes([number]) + encode(entry))
+                self._log.append(bytes([number]), *parts_of(entry))
                 return
         raise ValueError(f"{type(entry).__name__} is no registered entry of a journal")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from blake3 import blake3
 
-from forethought.exchange.codec import DecodeError, decode, encode
+from forethought.exchange.codec import DecodeError, decode, encode, parts_of
 from forethought.exchange.events import Release
 from forethought.exchange.log import RecordLog
 from forethought.exchange.messages import SERVER, Update
@@ -139,7 +139,7 @@ class ClientLedger:
                 f"update {release.round} after {release.rounds} private rounds cannot be released: "
                 f"the ledger holds {due} updates of {self._rounds} rounds"
             )
-        self._log.append(_bytes(new))
+        self._log.append(bytes([_RECORDS.index(_Released)]), *parts_of(new))
         self._unwritten = b""
         self._take(new)
         if self._stale > max(_SLACK, self._log.size - self._stale):

@@ -9,7 +9,7 @@ what it left is forgotten. Damage anywhere else stops the reader.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from blake3 import blake3
 
@@ -51,8 +51,8 @@ class RecordLog:
         found, self._found = self._found, []
         return found
 
-    def append(self, record: bytes) -> None:
-        """Put a record behind the others; once this returns it survives a crash.
+    def append(self, *record: bytes | memoryview) -> None:
+        """Put a record (its parts) behind the others; once this returns it survives a crash.
 
         Raises:
             OSError: cannot be written.
@@ -69,22 +69,25 @@ class RecordLog:
         """
         parts, chain = [], _START
         for record in records:
-            written, chain = _written(record, chain)
+            written, chain = _written((record,), chain)
             parts.append(written)
         whole = b"".join(parts)
         self._storage.replace(self._name, whole)
         self._chain, self.size = chain, len(whole)
 
 
-def _sums(chain: bytes, length: bytes, record: bytes | memoryview) -> tuple[bytes, bytes]:
+def _sums(chain: bytes, length: bytes, record: Iterable[bytes | memoryview]) -> tuple[bytes, bytes]:
     of_length = blake3(chain + length).digest(length=_SUM_BYTES)
-    return of_length, blake3(record, key=blake3(of_length).digest()).digest(length=_SUM_BYTES)
+    state = blake3(key=blake3(of_length).digest())
+    for part in record:
+        state.update(part)
+    return of_length, state.digest(length=_SUM_BYTES)
 
 
-def _written(record: bytes, chain: bytes) -> tuple[bytes, bytes]:
-    length = _LENGTH.pack(len(record))
+def _written(record: Sequence[bytes | memoryview], chain: bytes) -> tuple[bytes, bytes]:
+    length = _LENGTH.pack(sum(map(len, record)))
     of_length, of_record = _sums(chain, length, record)
-    return b"".join((length, of_length, of_record, record)), of_record
+    return b"".join((length, of_length, of_record, *record)), of_record
 
 
 def _records(kept: bytes, name: str) -> tuple[list[bytes], bytes, int]:
@@ -97,7 +100,7 @@ def _records(kept: bytes, name: str) -> tuple[list[bytes], bytes, int]:
         (length,) = _LENGTH.unpack(length_bytes)
         end = at + _HEAD_BYTES + length
         record = view[at + _HEAD_BYTES : min(end, len(view))]
-        of_length, of_record = _sums(chain, length_bytes, record)
+        of_length, of_record = _sums(chain, length_bytes, (record,))
         if sums[:_SUM_BYTES] != of_length:
             if not any(view[at:]):
                 break  # the file had grown, its content had not arrived

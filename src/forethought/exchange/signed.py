@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from forethought.exchange.codec import DecodeError, decode, encode, largest, layout
-from forethought.exchange.frame import OVERHEAD, Frame, length_of, open_frame, seal
+from forethought.exchange.frame import OVERHEAD, Frame, hashed, length_of, open_frame, seal
 from forethought.exchange.messages import (
     KINDS,
     SERVER,
@@ -44,7 +43,7 @@ def _anything(sender: int, message: Any) -> float:
 class Opened(NamedTuple):
     """A frame that was verified, decoded and judged.
 
-    ``digest``: 16 bytes of its BLAKE3 hash, by which the same frame is recognised.
+    ``digest``: 16 bytes by which the same frame is recognised.
     """
 
     sender: int
@@ -71,6 +70,7 @@ class Endpoint:
     public_keys: Mapping[int, bytes]
     parameters: int
     largest: Callable[[int, Any], float] = _anything
+    _last: dict[str, tuple[Any, bytes, bytes]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def limits(self) -> dict[int, int]:
@@ -96,9 +96,20 @@ class Endpoint:
         number = next((number for number, kind in KINDS.items() if type(message) is kind), None)
         if number is None:
             raise ValueError(f"{type(message).__name__} is no registered message: see register()")
-        payload = encode(message, _IN_HEADER)
+        payload, payload_hash = self._payload(message)
         frame = Frame(number, self.run_id, self.me, to, message.round, message.base, payload)
-        return seal(frame, self.key)
+        return seal(frame, self.key, payload_hash)
+
+    def _payload(self, message: Any) -> tuple[bytes, bytes]:
+        """Payload and hash; of a model they are kept, for it goes to one client after the other."""
+        if not isinstance(message, Model | Finished):
+            payload = encode(message, _IN_HEADER)
+            return payload, hashed(payload)
+        kept = self._last.get("model")
+        if kept is None or kept[0] is not message.vector:
+            payload = encode(message, _IN_HEADER)
+            kept = self._last["model"] = (message.vector, payload, hashed(payload))
+        return kept[1], kept[2]
 
     def judge_length(self, header: bytes | memoryview) -> int:
         """Length of the frame that begins so; see :func:`~forethought.exchange.frame.length_of`."""
@@ -123,7 +134,7 @@ class Endpoint:
                 self._judge(
                     frame.sender, message, f"{kind.__name__}.{name}", getattr(message, name)
                 )
-        return Opened(frame.sender, message, blake3(data).digest(length=16))
+        return Opened(frame.sender, message, frame.digest)
 
     def reopen(self, data: bytes, to: int) -> Any:
         """The message of a frame that this member sealed itself.
