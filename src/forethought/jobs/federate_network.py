@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forethought.exchange.keys import Keys
 from forethought.exchange.roster import Identity, Roster
@@ -14,14 +14,13 @@ from forethought.jobs.federate import agreed, federation_of, section_of, speeds_
 from forethought.jobs.job import JobError
 from forethought.jobs.load import Loaded, load_job
 from forethought.jobs.request import Request
-from forethought.network.serving import Served, serve, with_roster
+from forethought.network.serving import Carry, Served, over_grpc, serve, with_roster
 from forethought.planning import defaults
 
 if TYPE_CHECKING:
     from forethought.data.dataset import Split
     from forethought.federated.trainer import SharedModel
-    from forethought.network.driving import ClientDriver
-    from forethought.network.status import Status
+    from forethought.network import taking_part
     from forethought.network.taking_part import TookPart
 
 ROSTER, FEDERATION, MODEL = "roster.json", "federation.json", "model.safetensors"
@@ -134,15 +133,16 @@ def serve_job(
     *,
     address: str | None = None,
     data_dir: Path | None = None,
-    page: int | None = None,
-    began: Callable[[int, int | None], None] | None = None,
-    look: Callable[[Status], None] | None = None,
+    carry: Carry | None = None,
+    **options: Any,
 ) -> tuple[Served, float | None]:
     """Serve a job's federation; leave the model in ``out`` when it is finished.
 
     Args:
         folder: the server's keys, with roster and federation. out: journal and results.
-        data_dir, page, began, look: see :func:`forethought.network.serving.serve`.
+        address: host:port to listen on; the job's by default.
+        carry: another way than gRPC to take frames to the clients and back.
+        options: of :func:`forethought.network.serving.over_grpc`.
 
     Returns:
         What came of it, and the model's accuracy on the job's held-out data if it has any.
@@ -164,15 +164,12 @@ def serve_job(
         member.keys,
         shared.read(),
         out,
-        address or section_of(request.job).address or DEFAULT_ADDRESS,
+        carry or over_grpc(member.roster, member.keys, _address(request, address), **options),
         average=(
             None
             if federation.averaging.kind == "none"
             else lambda first: ReportedAverage(federation, shared.layout, first)
         ),
-        page=page,
-        began=began,
-        look=look,
     )
     if not served.finished:
         return served, None
@@ -189,8 +186,8 @@ def take_part_in_job(
     policy: Policy | None = None,
     address: str | None = None,
     data_dir: Path | None = None,
-    leave: bool = False,
-    look: Callable[[ClientDriver, bool], None] | None = None,
+    carry: taking_part.Carry | None = None,
+    **options: Any,
 ) -> TookPart:
     """Take part in a job's federation; leave statement and model in ``out``.
 
@@ -198,10 +195,13 @@ def take_part_in_job(
         folder: the client's keys, with roster and federation. out: ledger, secrets and results.
         policy: the most that this client allows; the job's budget by default.
         data_dir: where the job's data is: this client's own, or what all deal out alike.
-        leave, look: see :func:`forethought.network.taking_part.take_part`.
+        address: host:port of the server; the job's by default.
+        carry: another way than gRPC to take frames to the server and back.
+        options: of :func:`forethought.network.taking_part.over_grpc`.
     """
     from forethought.federated.trainer import SharedModel
     from forethought.network.taking_part import Share, end, take_part
+    from forethought.network.taking_part import over_grpc as grpc_client
     from forethought.rounds.losses import default_loss
     from forethought.rounds.randomness import Seeds
     from forethought.rounds.records import as_records, blank
@@ -232,10 +232,9 @@ def take_part_in_job(
         shared,
         share,
         out,
-        address or section_of(request.job).address or DEFAULT_ADDRESS,
-        leave=leave,
+        carry
+        or grpc_client(member.roster, member.keys, _address(request, address), **options),
         stated=replace(federation, plans=plans),
-        look=look,
     )
     if took.statement is not None:
         took.statement.save(out)
@@ -275,6 +274,10 @@ def _policy(request: Request, federation: Federation, me: int) -> Policy:
         raise JobError("a client needs a policy: epsilon in [budget], or --epsilon")
     delta = request.job.budget.delta or defaults.default_delta(federation.plan(me).examples)
     return Policy(epsilon, delta)
+
+
+def _address(request: Request, address: str | None) -> str:
+    return address or section_of(request.job).address or DEFAULT_ADDRESS
 
 
 def _accuracy(loaded: Loaded, shared: SharedModel) -> float | None:

@@ -78,18 +78,27 @@ class Driver:
             self.wake_at = None
             self.handle(on.Woken(self.clock()))
 
-    def received(self, data: bytes, peer: int) -> None:
-        """A frame came over the connection of ``peer``; a bad one raises an alarm, no exception."""
+    def received(self, data: bytes, peer: int | None = None) -> int | None:
+        """A frame came; a bad one raises an alarm, no exception.
+
+        Args:
+            peer: whose connection it came over; None: it came over nobody's in particular.
+
+        Returns:
+            Its sender; None: it was refused.
+        """
         try:
             opened: Opened = self.endpoint.open(data)
         except (FrameError, DecodeError) as error:
-            self.alarm(type(error).__name__, f"a frame from {peer} was refused: {error}")
-            return
-        if opened.sender != peer:
+            whose = "somebody" if peer is None else peer
+            self.alarm(type(error).__name__, f"a frame from {whose} was refused: {error}")
+            return None
+        if peer not in (None, opened.sender):
             text = f"{peer}'s connection brought a frame of {opened.sender}: refused"
             self.alarm("ForgeryError", text)
-            return
+            return None
         self.handle(on.Received(opened.sender, opened.message, self.clock(), opened.digest))
+        return opened.sender
 
     def handle(self, event: on.Event) -> None:
         """Let the machine handle an event, and do what it wants done, in order."""

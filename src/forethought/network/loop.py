@@ -28,7 +28,7 @@ class Guarded:
         self._over = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
-    def do(self, step: Callable[[], None]) -> None:
+    def do(self, step: Callable[[], object]) -> None:
         """One step of the driver; nothing once a step has failed."""
         if self._failure is not None:
             return

@@ -6,7 +6,6 @@ What does not fit is dropped: everything that matters is sent again until it is 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from typing import Any
 
 from forethought.exchange.messages import Finished, Model
@@ -14,23 +13,24 @@ from forethought.exchange.messages import Finished, Model
 MOST = 256
 
 
+def queued(frames: list[tuple[Any, bytes]], message: Any, frame: bytes) -> list[tuple[Any, bytes]]:
+    """A queue with one more frame, without what it makes old."""
+    if isinstance(message, Model | Finished):
+        frames = [entry for entry in frames if not isinstance(entry[0], Model | Finished)]
+    return [*frames, (message, frame)][-MOST:]
+
+
 class Outbox:
     """A queue with one reader."""
 
     def __init__(self) -> None:
-        self._frames: deque[tuple[bool, bytes]] = deque()
+        self._frames: list[tuple[Any, bytes]] = []
         self._something = asyncio.Event()
         self._closed = False
 
     def put(self, message: Any, frame: bytes) -> None:
         """Queue a frame behind the others."""
-        model = isinstance(message, Model | Finished)
-        if model:
-            kept = [entry for entry in self._frames if not entry[0]]
-            self._frames = deque(kept)
-        self._frames.append((model, frame))
-        while len(self._frames) > MOST:
-            self._frames.popleft()
+        self._frames = queued(self._frames, message, frame)
         self._something.set()
 
     def close(self) -> None:
@@ -45,4 +45,4 @@ class Outbox:
                 return None
             self._something.clear()
             await self._something.wait()
-        return self._frames.popleft()[1]
+        return self._frames.pop(0)[1]

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -20,15 +20,18 @@ from forethought.exchange.signed import Endpoint
 from forethought.exchange.storage import FolderStorage
 from forethought.federated.federation import Federation, FederationError
 from forethought.federated.server import Average, ServerMachine
-from forethought.network.driving import ServerDriver
+from forethought.network.driving import Out, ServerDriver
 from forethought.network.server import LINGER, FederationServer
 from forethought.network.signals import stop_on_signals
-from forethought.network.status import ClientStatus, Status, StatusPage
+from forethought.network.status import ClientStatus, Heard, Status, StatusPage
 from forethought.training.lock import locked
 
 START = "start.npy"
 # Seconds between two looks at the status.
 LOOK = 0.25
+
+
+Carry: TypeAlias = Callable[[ServerMachine, Callable[[Out], ServerDriver]], Status]
 
 
 @dataclass(frozen=True)
@@ -51,23 +54,18 @@ def serve(
     keys: Keys,
     weights: Vector,
     folder: Path,
-    address: str,
+    carry: Carry,
     *,
     average: Callable[[Vector], Average] | None = None,
-    page: int | None = None,
-    began: Callable[[int, int | None], None] | None = None,
-    look: Callable[[Status], None] | None = None,
-    linger: float = LINGER,
 ) -> Served:
-    """Serve a federation until it is finished, or until SIGINT or SIGTERM; then it can go on.
+    """Serve a federation for as long as ``carry`` does: to the end, or until it is stopped.
 
     Args:
         weights: the first model; once the folder has one, that one is taken.
         folder: of the journal; a folder with one goes on where it was.
-        address: host:port to listen on. average: of the models, made from the first one.
-        page: port of the status page on 127.0.0.1; 0: any free one; None: no page.
-        began: called with the port and the page's. look: called with the status now and then.
-        linger: seconds that clients have to fetch the last model.
+        carry: takes frames to the clients and back, given the machine and how to make its driver;
+            see :func:`over_grpc`. Returns the last status.
+        average: of the models, made from the first one.
 
     Raises:
         FederationError: roster or keys of another federation. JournalError, LogError: the journal
@@ -85,49 +83,56 @@ def serve(
         endpoint = Endpoint(
             federation.run_id, SERVER, keys.signing, roster.public_keys, federation.parameters
         )
-        return asyncio.run(
-            _serve(machine, journal, endpoint, roster, keys, address, page, began, look, linger)
+        status = carry(
+            machine, lambda out: ServerDriver(machine, journal, endpoint, out, machine.snapshot)
         )
+        if not machine.finished:
+            journal.snapshot(machine.snapshot())
+        return Served(machine.finished, machine.reported, status)
 
 
-async def _serve(
-    machine: ServerMachine,
-    journal: ServerJournal,
-    endpoint: Endpoint,
+def over_grpc(
     roster: Roster,
     keys: Keys,
     address: str,
-    page: int | None,
-    began: Callable[[int, int | None], None] | None,
-    look: Callable[[Status], None] | None,
-    linger: float,
-) -> Served:
-    server = FederationServer(
-        roster,
-        keys,
-        lambda out: ServerDriver(machine, journal, endpoint, out, machine.snapshot),
-        machine,
-        linger,
-    )
-    begin = time.monotonic()
+    *,
+    page: int | None = None,
+    began: Callable[[int, int | None], None] | None = None,
+    look: Callable[[Status], None] | None = None,
+    linger: float = LINGER,
+) -> Carry:
+    """Over connections that clients open, until the run is finished, or SIGINT or SIGTERM.
 
-    def status() -> Status:
-        return status_of(machine, server, time.monotonic() - begin)
+    Args:
+        address: host:port to listen on.
+        page: port of the status page on 127.0.0.1; 0: any free one; None: no page.
+        began: called with the port and the page's. look: called with the status now and then.
+        linger: seconds that clients have to fetch the last model.
+    """
 
-    stop = asyncio.Event()
-    async with stop_on_signals(stop), _watched(status, look):
-        port = await server.start(address)
-        shown = StatusPage(status)
-        page_port = None if page is None else await shown.start(page)
-        if began is not None:
-            began(port, page_port)
-        try:
-            await server.run(stop)
-        finally:
-            await shown.stop()
-        if not machine.finished:
-            journal.snapshot(machine.snapshot())
-    return Served(machine.finished, machine.reported, status())
+    async def serve_until_done(
+        machine: ServerMachine, make: Callable[[Out], ServerDriver]
+    ) -> Status:
+        server = FederationServer(roster, keys, make, machine, linger)
+        begin = time.monotonic()
+
+        def status() -> Status:
+            return status_of(machine, server.driver, server.heard, time.monotonic() - begin)
+
+        stop = asyncio.Event()
+        async with stop_on_signals(stop), _watched(status, look):
+            port = await server.start(address)
+            shown = StatusPage(status)
+            page_port = None if page is None else await shown.start(page)
+            if began is not None:
+                began(port, page_port)
+            try:
+                await server.run(stop)
+            finally:
+                await shown.stop()
+        return status()
+
+    return lambda machine, make: asyncio.run(serve_until_done(machine, make))
 
 
 @contextlib.asynccontextmanager
@@ -150,9 +155,9 @@ async def _watched(
         look(status())
 
 
-def status_of(machine: ServerMachine, server: FederationServer, seconds: float) -> Status:
+def status_of(machine: ServerMachine, driver: ServerDriver, heard: Heard, seconds: float) -> Status:
     """What a server shows of itself."""
-    federation, heard = machine.federation, server.heard
+    federation = machine.federation
     clients = tuple(
         ClientStatus(
             member.name,
@@ -172,8 +177,8 @@ def status_of(machine: ServerMachine, server: FederationServer, seconds: float) 
         machine.finished,
         seconds,
         clients,
-        dict(server.driver.counts),
-        tuple(f"{raised.code}: {raised.text}" for raised in list(server.driver.alarms)[-10:]),
+        dict(driver.counts),
+        tuple(f"{raised.code}: {raised.text}" for raised in list(driver.alarms)[-10:]),
     )
 
 

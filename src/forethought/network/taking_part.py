@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from forethought.accounting.assumptions import Randomness
 from forethought.accounting.statement import Statement
@@ -25,7 +26,7 @@ from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Federation, FederationError, Policy
 from forethought.federated.statements import client_statement
 from forethought.federated.trainer import ClientTrainer, Holder, SharedModel, released
-from forethought.network.client import FederationClient
+from forethought.network.client import Begin, FederationClient, Send
 from forethought.network.driving import ClientDriver, Raised
 from forethought.network.serving import LOOK, require_member, require_roster
 from forethought.network.signals import stop_on_signals
@@ -34,6 +35,10 @@ from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import Records
 from forethought.training.keys import KEYS, Keys, wipe
 from forethought.training.lock import locked
+
+Carry: TypeAlias = Callable[
+    [Callable[[Send, Begin], ClientDriver], Callable[[Compute], Computed]], ClientDriver
+]
 
 
 @dataclass(frozen=True)
@@ -78,21 +83,18 @@ def take_part(
     shared: SharedModel,
     share: Share,
     folder: Path,
-    address: str,
+    carry: Carry,
     *,
-    leave: bool = False,
     stated: Federation | None = None,
-    look: Callable[[ClientDriver, bool], None] | None = None,
 ) -> TookPart:
-    """Take part until the federation is finished, the plan is used up, or SIGINT or SIGTERM.
+    """Take part for as long as ``carry`` does: to the end, or until it is stopped.
 
     Args:
         shared: the model. share: records and policy.
         folder: of ledger and secrets; a folder with a ledger goes on where it was.
-        address: host:port of the server.
-        leave: say goodbye for good; the server goes on without this client.
+        carry: takes frames to the server and back, given how to make the driver and how to
+            compute an update; see :func:`over_grpc`. Returns the driver.
         stated: the federation that the statement is made from, where loading found more to say.
-        look: called with the driver and whether it is connected, now and then.
 
     Raises:
         FederationError: a plan beyond the policy (before anything is connected), other records,
@@ -137,14 +139,10 @@ def take_part(
                 now,
             )
 
-        client = FederationClient(
-            roster,
-            keys,
-            lambda out, begin: ClientDriver(machine, ledger, endpoint, out, begin),
-            compute,
+        driver = carry(
+            lambda out, begin: ClientDriver(machine, ledger, endpoint, out, begin), compute
         )
-        asyncio.run(_until_done(client, address, leave, look))
-        driver, state = client.driver, ledger.read()
+        state = ledger.read()
         transcript = released(state.state)
         randomness = Randomness(
             seeded_noise=own.secrets.seeded_noise,
@@ -159,6 +157,32 @@ def take_part(
         return TookPart(
             driver.done, state.updates, statement, machine.weights, tuple(driver.alarms)
         )
+
+
+def over_grpc(
+    roster: Roster,
+    keys: MemberKeys,
+    address: str,
+    *,
+    leave: bool = False,
+    look: Callable[[ClientDriver, bool], None] | None = None,
+) -> Carry:
+    """Over a connection of one's own, until the machine is done, or SIGINT or SIGTERM.
+
+    Args:
+        address: host:port of the server.
+        leave: say goodbye for good; the server goes on without this client.
+        look: called with the driver and whether it is connected, now and then.
+    """
+
+    def carry(
+        make: Callable[[Send, Begin], ClientDriver], compute: Callable[[Compute], Computed]
+    ) -> ClientDriver:
+        client = FederationClient(roster, keys, make, compute)
+        asyncio.run(_until_done(client, address, leave, look))
+        return client.driver
+
+    return carry
 
 
 def end(folder: Path) -> None:

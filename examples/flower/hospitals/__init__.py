@@ -1,0 +1,1 @@
+"""A Flower app: a forethought federation, carried by Flower."""

@@ -1,0 +1,295 @@
+"""Flower as the engine: the same ledgers and statements as over gRPC, in an environment of its own.
+
+The smoke test makes that environment under a temporary folder, which takes PyPI; or give one in
+FORETHOUGHT_FLOWER_ENV. Without either it is skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from forethought.accounting.statement import Statement
+from forethought.exchange.log import RecordLog
+from forethought.exchange.storage import FolderStorage
+from forethought.federated.server import ServerMachine
+from forethought.jobs import federate_network as jobs
+from forethought.jobs.flower import answered
+from forethought.jobs.job import JobError
+from forethought.jobs.request import from_file
+from forethought.network.driving import Out, ServerDriver
+from forethought.network.serving import status_of
+from forethought.network.status import Status
+from forethought.network.turns import ServerTurns
+
+ROOT = Path(__file__).parents[2]
+APP = ROOT / "examples" / "flower"
+CLIENTS = ("a", "b")
+PATIENCE = 300.0
+# Seeds, so that two runs can be compared bit for bit.
+JOB = """
+[data]
+source = "digits"
+[model]
+name = "linear"
+[budget]
+epsilon = 4.0
+[training]
+rounds = 12
+[run]
+seed = 1
+noise_seed = 2
+[federation]
+local_rounds = 4
+rounds = 3
+[[federation.client]]
+name = "a"
+[[federation.client]]
+name = "b"
+"""
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("job") / "job.toml"
+    path.write_text(JOB)
+    jobs.make_everybody(from_file(path), path.parent / "keys")
+    return path
+
+
+def node_config(job: Path, out: Path, name: str) -> dict[str, str]:
+    return {"job": str(job), "keys": str(job.parent / "keys" / name), "out": str(out / name)}
+
+
+def in_turns(job: Path, out: Path, lose: Callable[[int], bool] = lambda number: False) -> None:
+    """What the ServerApp does, with a function call for a message; some replies get lost."""
+
+    def carry(machine: ServerMachine, make: Callable[[Out], ServerDriver]) -> Status:
+        clock, count = [0.0], 0
+        turns = ServerTurns(make, len(CLIENTS), lambda: clock[0])
+        nodes = {number: number % len(CLIENTS) for number in (10, 11)}
+        turns.driver.connected()
+        while len(turns.told) < len(CLIENTS):
+            clock[0] += 1.0
+            for node, place in list(nodes.items()):
+                frames = turns.request(node)
+                if frames is None:
+                    continue
+                count += 1
+                replies = answered(node_config(job, out, CLIENTS[place]), frames)
+                if lose(count):
+                    turns.failed(node)
+                    nodes[node + 10] = nodes.pop(node)  # it comes back under another number
+                else:
+                    turns.replied(node, replies)
+            assert count < 100
+        return status_of(machine, turns.driver, turns.heard, 0.0)
+
+    served, accuracy = jobs.serve_job(
+        from_file(job), job.parent / "keys" / "server", out / "server", carry=carry
+    )
+    assert served.finished and accuracy is not None and not served.status.alarms
+    assert [one.updates for one in served.status.clients] == [3, 3]
+
+
+def releases(out: Path, name: str) -> list[bytes]:
+    """What a client's ledger holds of its releases: frames and inputs are hashed in there."""
+    kept = RecordLog(FolderStorage(out / name), "ledger").replay()[1:]
+    # round, base, private rounds, hash of the input weights, hash of the frame
+    return [record[: 1 + 3 * 9 + 2 * 41] for record in kept]
+
+
+@pytest.fixture(scope="module")
+def reference(job: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("reference")
+    in_turns(job, out)
+    return out
+
+
+def same_outcome(one: Path, other: Path) -> None:
+    models = [load_file(path / "server" / "model.safetensors") for path in (one, other)]
+    assert all(np.array_equal(models[0][name], models[1][name]) for name in models[0])
+    for name in CLIENTS:
+        assert len(releases(one, name)) == 3 and releases(one, name) == releases(other, name)
+        statements = [Statement.load(path / name / "statement.json") for path in (one, other)]
+        assert statements[0] == statements[1] and len(statements[0].mechanism) == 12
+
+
+@pytest.mark.slow
+def test_in_turns_with_lost_replies_and_new_nodes_as_without(
+    job: Path, reference: Path, tmp_path: Path
+) -> None:
+    in_turns(job, tmp_path, lambda number: number % 3 == 0)
+    same_outcome(reference, tmp_path)
+
+
+@pytest.mark.slow
+def test_over_grpc_as_in_turns(job: Path, reference: Path, tmp_path: Path) -> None:
+    """Whoever carries the frames: identical ledgers, statements and model."""
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    request, keys = from_file(job), job.parent / "keys"
+    threads = [
+        threading.Thread(
+            target=lambda: jobs.serve_job(
+                request, keys / "server", tmp_path / "server", address=address
+            ),
+            daemon=True,
+        )
+    ]
+    threads += [
+        threading.Thread(
+            target=lambda name=name: jobs.take_part_in_job(
+                request, keys / name, tmp_path / name, address=address
+            ),
+            daemon=True,
+        )
+        for name in CLIENTS
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    same_outcome(reference, tmp_path)
+
+
+def test_a_node_without_a_configuration_is_told_what_it_lacks() -> None:
+    with pytest.raises(JobError, match="lacks job, keys, out"):
+        answered({}, [])
+
+
+def test_the_app_and_the_extra_name_the_tested_version() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert re.fullmatch(r"flwr==\d+\.\d+\.\d+", extras["flower"][0])
+    app = tomllib.loads((APP / "pyproject.toml").read_text())
+    assert set(app["tool"]["flwr"]["app"]["config"]) == {"job", "keys", "out"}
+
+
+@pytest.fixture(scope="module")
+def flower(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment with Flower, which finds everything else in this one."""
+    given = os.environ.get("FORETHOUGHT_FLOWER_ENV")
+    if given:
+        return Path(given) / "bin"
+    folder = tmp_path_factory.mktemp("flower") / "environment"
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    try:
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=PATIENCE)
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+        subprocess.run([*pip, *extras["flower"]], check=True, timeout=PATIENCE)
+    except (subprocess.SubprocessError, OSError) as error:
+        pytest.skip(f"Flower's own environment could not be made (no PyPI?): {error}")
+    return folder / "bin"
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts processes, each the leader of its own group, and ends them all."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def start(command: list[str], log: Path, **options: Any) -> subprocess.Popen[bytes]:
+        with log.open("ab") as file:
+            process = subprocess.Popen(
+                command, stdout=file, stderr=file, start_new_session=True, **options
+            )
+        running.append(process)
+        return process
+
+    yield start
+    for process in reversed(running):
+        # Flower starts processes of its own; they are in the group that we made.
+        try:
+            os.killpg(process.pid, 9)
+        except ProcessLookupError:
+            continue
+        process.wait(30)
+
+
+@pytest.mark.slow
+def test_superlink_and_two_supernodes(
+    job: Path,
+    reference: Path,
+    flower: Path,
+    started: Callable[..., subprocess.Popen[bytes]],
+    tmp_path: Path,
+) -> None:
+    """Everything through Flower's processes gives the same ledgers, statements and model."""
+    link, *own = free_ports(1 + len(CLIENTS))
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "config.toml").write_text(
+        '[superlink]\ndefault = "here"\n\n'
+        f'[superlink.here]\naddress = "127.0.0.1:{link}"\ninsecure = true\n'
+    )
+    paths = [str(ROOT / "src"), *(path for path in sys.path if path.endswith("site-packages"))]
+    site = next((flower.parent / "lib").glob("python*/site-packages"))
+    (site / "forethought-tested.pth").write_text("\n".join(paths) + "\n")
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environment |= {
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "PATH": f"{flower}:{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",
+    }
+    options = {"env": environment, "cwd": tmp_path}
+    logs = {name: tmp_path / f"log-{name}" for name in ("link", *CLIENTS, "run")}
+    started(
+        [
+            str(flower / "flower-superlink"),
+            "--insecure",
+            "--disable-runtime-dependency-installation",
+            *("--host", "127.0.0.1", "--port", str(link)),
+        ],
+        logs["link"],
+        **options,
+    )
+    for name, port in zip(CLIENTS, own, strict=True):
+        config = " ".join(f'{k}="{v}"' for k, v in node_config(job, tmp_path, name).items())
+        started(
+            [
+                str(flower / "flower-supernode"),
+                "--insecure",
+                *("--superlink", f"127.0.0.1:{link}", "--host", "127.0.0.1"),
+                *("--port", str(port), "--node-config", config),
+            ],
+            logs[name],
+            **options,
+        )
+    config = " ".join(f'{k}="{v}"' for k, v in node_config(job, tmp_path, "server").items())
+    command = [str(flower / "flwr"), "run", str(APP), "here", "--run-config", config]
+    begin = time.monotonic()
+    while started(command, logs["run"], **options).wait(PATIENCE):  # until the SuperLink listens
+        assert time.monotonic() - begin < PATIENCE / 4, logs["run"].read_text()[-3000:]
+        time.sleep(1.0)
+    wanted = [tmp_path / "server" / "model.safetensors"]
+    wanted += [tmp_path / name / "model.safetensors" for name in CLIENTS]
+    while not all(path.exists() for path in wanted):
+        said = "".join(f"== {name}\n{path.read_text()[-2500:]}" for name, path in logs.items())
+        assert time.monotonic() - begin < PATIENCE and "Traceback" not in said, said
+        time.sleep(0.2)
+    same_outcome(reference, tmp_path)
