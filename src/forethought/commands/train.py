@@ -115,9 +115,10 @@ def train(
     seconds = time.perf_counter() - start
     if not leads():
         return
-    draw_run(RunSummary.load(folder), folder / "figures")
+    summary = RunSummary.load(folder)
+    draw_run(summary, folder / "figures")
     accuracy = run.accuracy
-    terminal.show_result(console, run.statement, accuracy, seconds, folder)
+    terminal.show_result(console, run.statement, accuracy, seconds, folder, summary.results)
     terminal.show_phases(console, run)
     if as_json:
         print_json(

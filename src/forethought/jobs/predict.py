@@ -24,9 +24,8 @@ from forethought.models.zoo import importable_from
 from forethought.preparing.constants import Constants
 from forethought.preparing.prepare import Prepared
 from forethought.training.folder import STATEMENT, RunFolder
+from forethought.training.results import outputs_of
 
-# Rows whose outputs are computed at once: fast, and small beside any model's activations.
-_ROWS = 4096
 _ENDINGS: dict[str, Kind] = {
     **dict.fromkeys((".parquet", ".pq"), KINDS[1]),
     **dict.fromkeys((".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"), KINDS[2]),
@@ -169,18 +168,9 @@ class Predictor:
             first += len(frame)
 
     def _outputs(self, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
-        like = next(self.model.parameters())
         if not len(inputs):
             return np.empty((0, self.card.classes or 1), np.float32)
-        with torch.no_grad():
-            found = [
-                self.model(self.constants.apply(inputs[start : start + _ROWS]).to(like))
-                .float()
-                .cpu()
-                for start in range(0, len(inputs), _ROWS)
-            ]
-        outputs: NDArray[np.float32] = torch.cat(found).numpy()
-        return outputs
+        return outputs_of(self.model, self.constants.apply(inputs))
 
 
 def load(folder: str | Path) -> Predictor:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from forethought.jobs.card import CARD_NAME, PREPARED
 from forethought.jobs.job import JobError
 from forethought.jobs.load import Loaded, load_job
@@ -148,6 +150,7 @@ def run(
     """Train what was prepared and leave a run folder."""
     from forethought.training.phases import train_until
     from forethought.training.run import train
+    from forethought.training.together import leads
 
     loaded = prepared.loaded
     settings = loaded.request.job.run
@@ -168,5 +171,32 @@ def run(
     # Bare arrays: the plan has the caveats of loading already, in the words of when it was made.
     pair = _standardised(prepared, (data.inputs, data.targets), folder, options)
     if prepared.until is None:
-        return train(loaded.model, pair, prepared.plan, **options)
-    return train_until(loaded.model, pair, prepared.plan, accuracy=prepared.until, **options)
+        found = train(loaded.model, pair, prepared.plan, **options)
+    else:
+        found = train_until(loaded.model, pair, prepared.plan, accuracy=prepared.until, **options)
+    if leads():
+        _keep_results(loaded, found, options["test"], folder)
+    return found
+
+
+def _keep_results(loaded: Loaded, found: Run, test: tuple[Any, Any] | None, folder: Path) -> None:
+    """Write what the model is worth on held-out records beside it."""
+    from forethought.training.checkpoint import replace_file
+    from forethought.training.folder import RESULTS
+    from forethought.training.normalisation import mixing_layers
+    from forethought.training.results import measured, outputs_of
+
+    # What layers that mix records would be evaluated with is not for a file of results to choose.
+    if test is None or any(mixing_layers(found.model)):
+        return
+    encoder, classes = loaded.dataset.encoder, loaded.dataset.classes
+    outputs, targets = outputs_of(found.model, test[0]), np.asarray(test[1])
+    if classes is None:
+        values = outputs.reshape(len(outputs), -1)[:, 0].astype(np.float64)
+        if encoder is not None:
+            values, targets = encoder.restored(values), encoder.restored(targets)
+        results = measured(values, targets, None)
+    else:
+        names = None if encoder is None else encoder.classes
+        results = measured(outputs, targets, names or range(classes))
+    replace_file(folder / RESULTS, results.to_json().encode())

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from forethought.planning.neighbours import Neighbour
     from forethought.planning.pareto import Front
     from forethought.published.comparison import Row
+    from forethought.training.results import Results
     from forethought.training.run import Run
     from forethought.training.summary import RunSummary, UnfinishedRun
     from forethought.utility.graph import UtilityGraph
@@ -153,17 +154,33 @@ def show_result(
     accuracy: float | None,
     seconds: float | None,
     folder: Path | None,
+    results: Results | None = None,
 ) -> None:
     """Print the result, the statement in three sentences, and where the run folder is."""
-    parts = [] if accuracy is None else [f"accuracy on held-out data {accuracy:.1%}"]
+    parts = (
+        []
+        if accuracy is None or results is not None
+        else [f"accuracy on held-out data {accuracy:.1%}"]
+    )
     parts += [] if seconds is None else [f"trained in {seconds:.1f} s"]
     if parts:
         console.print(f"\n[bold]Result[/bold]  {', '.join(parts)}")
+    show_figures(console, results)
     console.print("\n[bold]Statement[/bold]")
     for sentence in statement.sentences():
         console.print(f"  {sentence}")
     if folder is not None:
         console.print(f"\n[bold]Run folder[/bold]  {folder}")
+
+
+def show_figures(console: Console, results: Results | None) -> None:
+    """Print what the model is worth on held-out records, its baseline beside it."""
+    if results is None:
+        return
+    *others, last = results.sentences()
+    for sentence in others:
+        console.print(f"  {sentence}")
+    console.print(f"  {last}", style="yellow" if results.weak else None)
 
 
 def show_phases(console: Console, run: Run) -> None:
@@ -246,6 +263,7 @@ def show_summary(console: Console, summary: RunSummary) -> None:
         last = summary.metrics[-1]
         parts = ", ".join(f"{name} {value}" for name, value in last.items() if value)
         console.print(f"\n[bold]Last record[/bold]  {parts}")
+    show_figures(console, summary.results)
     console.print("\n[bold]Statement[/bold]")
     for sentence in summary.statement.sentences():
         console.print(f"  {sentence}")

@@ -23,11 +23,12 @@ from forethought.training.metrics import PRIVATE, PUBLIC, Metrics, as_csv, from_
 CHECKPOINT, FIGURES = "checkpoint", "figures"
 PLAN, MODEL = "plan.json", "model.safetensors"
 STATEMENT, STATEMENT_TEXT = "statement.json", "statement.md"
-METRICS, DIAGNOSTICS = "metrics.csv", "diagnostics.csv"
+METRICS, DIAGNOSTICS, RESULTS = "metrics.csv", "diagnostics.csv", "results.json"
 TRANSCRIPT, TRANSCRIPT_SCHEMA = "transcript.json", "forethought/transcript/1"
 # A run in phases has a run folder for each, until it ends, and then a record of them.
 PHASES, RECORD = "phases", "phases.json"
-WRITTEN = (PLAN, MODEL, STATEMENT, STATEMENT_TEXT, METRICS, DIAGNOSTICS, TRANSCRIPT, RECORD)
+_OF_RESULTS = (METRICS, DIAGNOSTICS, RESULTS, TRANSCRIPT)
+WRITTEN = (PLAN, MODEL, STATEMENT, STATEMENT_TEXT, *_OF_RESULTS, RECORD)
 
 
 class RunFolderExistsError(ValueError):

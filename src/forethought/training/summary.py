@@ -12,6 +12,7 @@ from typing import Any
 from forethought.accounting.exact import epsilon
 from forethought.accounting.statement import Statement
 from forethought.plans import Plan
+from forethought.training.results import Results
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class RunSummary:
         plan: what was run. statement: what was guaranteed.
         metrics: the rows of metrics.csv, as text.
         figures: the pictures in the folder.
+        results: what the model is worth on held-out records, where a job measured it.
     """
 
     folder: Path
@@ -30,6 +32,7 @@ class RunSummary:
     statement: Statement
     metrics: tuple[Mapping[str, str], ...]
     figures: tuple[Path, ...]
+    results: Results | None = None
 
     @classmethod
     def load(cls, folder: Path) -> RunSummary:
@@ -51,6 +54,7 @@ class RunSummary:
             Statement.load(folder / "statement.json"),
             metrics,
             tuple(sorted((folder / "figures").glob("*.png"))),
+            Results.load(folder / "results.json"),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -61,6 +65,7 @@ class RunSummary:
             "statement": json.loads(self.statement.to_json()),
             "metrics": [dict(row) for row in self.metrics],
             "figures": [str(path) for path in self.figures],
+            "results": None if self.results is None else json.loads(self.results.to_json()),
         }
 
 
