@@ -23,8 +23,8 @@ from forethought.accounting.gaussian import gaussian_mu
 from forethought.convex.problems import Problem
 from forethought.convex.recipe import CONSTANTS, Constants, Recipe, recipe
 
-EPSILONS = (0.1, 0.5, 2.0, 10.0)
-RIDGES = (0.0, 0.01, 0.1)
+EPSILONS = (0.1, 1.0, 10.0)
+RIDGES = (0.0, 0.1)
 VARIED = {
     "radius": (1.0, 2.0, 8.0, 16.0),
     "fall": (1.0, 2.0, 6.0),
@@ -83,6 +83,7 @@ def main() -> None:
         for name, value, constants in ways:
             other = excess(task, problem, budget, constants, given.repetitions) - least
             logs[name, value].append(math.log(other / base))
+        print(f"{task.name}, λ = {problem.l2:g}, ε = {budget.epsilon:g}: {base:.3g}", flush=True)
     print(
         "| constant | value | default | excess risk | least, most |\n"
         "| --- | --- | --- | --- | --- |"

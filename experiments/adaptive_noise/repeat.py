@@ -32,12 +32,14 @@ class Way:
     Args:
         sigma: noise on the mean gradient. step: η, the same throughout.
         clip_norm: C; None: nothing is clipped. accelerated: Nesterov's momentum.
+        rate: every repetition draws a Poisson batch of its own at this rate each round.
     """
 
     sigma: Sigma
     step: float
     clip_norm: float | None = None
     accelerated: bool = False
+    rate: float = 1.0
 
 
 def paths(
@@ -55,7 +57,7 @@ def paths(
     t = 0
     while True:
         place = path.place(t + 1)
-        gradient = _gradient(task, functions, place, norms, way.clip_norm)
+        gradient = _gradient(task, functions, place, norms, way, generator)
         whole = gradient + problem.l2 * place
         yield t, path.weights, whole
         t += 1
@@ -64,17 +66,24 @@ def paths(
 
 
 def _gradient(
-    task: Task, functions: LossAndSlope, weights: Tensor, norms: Tensor, clip_norm: float | None
+    task: Task,
+    functions: LossAndSlope,
+    weights: Tensor,
+    norms: Tensor,
+    way: Way,
+    generator: torch.Generator,
 ) -> Tensor:
     total = torch.zeros_like(weights)
     for at in range(0, len(task.features), ROWS):
         rows, labels = task.features[at : at + ROWS], task.targets[at : at + ROWS]
         slopes = functions.slope(rows @ weights, labels)
-        if clip_norm is not None:
-            most = clip_norm / norms[at : at + ROWS].clamp(min=1e-30)
+        if way.clip_norm is not None:
+            most = way.clip_norm / norms[at : at + ROWS].clamp(min=1e-30)
             slopes = torch.maximum(torch.minimum(slopes, most), -most)
+        if way.rate < 1:
+            slopes *= torch.rand(slopes.shape, generator=generator) < way.rate
         total.addmm_(rows.T, slopes)
-    return total / len(task.features)
+    return total / (way.rate * len(task.features))
 
 
 def risks(task: Task, problem: Problem, weights: Tensor) -> Tensor:
