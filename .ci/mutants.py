@@ -43,6 +43,12 @@ ESTIMATORS = "forethought/estimators/"
 DECLARED = ["tests/estimators/test_declared.py"]
 CALLERS = ["tests/estimators/test_callers.py", "-k", "says_so or named"]
 STORING = ["tests/estimators/test_storing.py", "-k", "counts"]
+DESCENT = [
+    "tests/convex/test_descent.py", "-k", "general_way or moves or budgets or without_noise"
+]
+PROBLEMS = ["tests/convex/test_problems.py", "-k", "slopes"]
+HORIZON = ["tests/convex/test_schedules.py", "-k", "last_that_fits"]
+STEERED = ["tests/convex/test_steered.py"]
 
 
 PYTEST = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
@@ -254,6 +260,21 @@ MUTANTS = [
            'found.append(Caveat("preparation-from-data", words))', "pass", CALLERS),
     Mutant("estimator: private counts stored", ESTIMATORS + "estimator.py",
            "state.pop(name, None)", "pass", STORING),
+    Mutant("descent: a linear model's norms too small", "forethought/rounds/linear.py",
+           "return Bounds(slopes * self.measured,", "return Bounds(slopes * self.measured / 2,",
+           DESCENT),
+    Mutant("descent: rows longer than their bound", "forethought/convex/rows.py",
+           "few * (bound / torch", "few * (2 * bound / torch", DESCENT),
+    Mutant("descent: noise of half the sensitivity", "forethought/convex/planning.py",
+           "_scaled(found, budget, moved * C / N)", "_scaled(found, budget, C / N)", DESCENT),
+    Mutant("descent: one round too many", "forethought/convex/schedules.py",
+           "if total > allowed:", "if spent > allowed:", HORIZON),
+    Mutant("descent: a gradient bound too small", "forethought/convex/problems.py",
+           "return math.sqrt(2) * self.row_bound", "return self.row_bound", PROBLEMS),
+    Mutant("descent: a round that the filter is not charged for", "forethought/convex/steered.py",
+           "ledger.spend(part)", "ledger.would_exceed(part)", STEERED),
+    Mutant("descent: rounds that share their noise", "forethought/convex/steered.py",
+           "Secrets.draw(self.seeds.part(index))", "Secrets.draw(self.seeds)", STEERED),
 ]  # fmt: skip
 
 

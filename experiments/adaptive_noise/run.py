@@ -48,7 +48,9 @@ def main() -> None:
     (given.out / "results.md").write_text(text, encoding="utf-8")
     draw(results, given.out)
     print(text)
-    print(f"{time.time() - begun:.0f} s with {given.processes} processes")
+    used = sum(result.seconds for result in results)
+    passed = time.time() - begun
+    print(f"{used:.0f} s of processor time, {passed:.0f} s with {given.processes} processes")
 
 
 if __name__ == "__main__":

@@ -30,13 +30,16 @@ class Constants:
         clip_scale, clip_power, clip_least: C = L·clip((s/scale)^power, least, 1) at a signal of s.
         radius: R in units of √d/Z where none is declared: how far the best weights may be expected.
         fall: of the noise from the first to the last accelerated round.
+        plain: λu from which steps are plain, if :data:`MOST` of them suffice: what is left then
+            shrinks by e^(−λu), without what momentum adds to late noise.
     """
 
-    clip_scale: float = 500.0
+    clip_scale: float = 1500.0
     clip_power: float = 0.4
     clip_least: float = 0.5
     radius: float = 4.0
     fall: float = 3.0
+    plain: float = 0.5
 
 
 CONSTANTS = Constants()
@@ -107,8 +110,7 @@ def recipe(
     M = problem.smoothness
     low, high = math.log(1e-3 / M), math.log(MOST**2 / (8 * M))
     u = math.exp(float(minimize_scalar(risk, bounds=(low, high), method="bounded").x))
-    # What is left shrinks by e^(−λu) where that is less than what flat directions leave.
-    shrinking = strong * u >= 0.5
+    shrinking = strong * u >= constants.plain and u * M <= MOST
     if shrinking:
         rounds = min(MOST, max(1, math.ceil(u * M)))
         step = min(u / rounds, 1 / M)
