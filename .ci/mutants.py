@@ -43,9 +43,7 @@ ESTIMATORS = "forethought/estimators/"
 DECLARED = ["tests/estimators/test_declared.py"]
 CALLERS = ["tests/estimators/test_callers.py", "-k", "says_so or named"]
 STORING = ["tests/estimators/test_storing.py", "-k", "counts"]
-DESCENT = [
-    "tests/convex/test_descent.py", "-k", "general_way or moves or budgets or without_noise"
-]
+DESCENT = ["tests/convex/test_descent.py", "-k", "general_way or moves or budgets or without_noise"]
 PROBLEMS = ["tests/convex/test_problems.py", "-k", "slopes"]
 HORIZON = ["tests/convex/test_schedules.py", "-k", "last_that_fits"]
 STEERED = ["tests/convex/test_steered.py"]
