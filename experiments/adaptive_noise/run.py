@@ -28,6 +28,9 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=HERE)
     parser.add_argument("--repetitions", type=int, default=120)
+    parser.add_argument(
+        "--mnist-repetitions", type=int, help="fewer, where processors are busy; default: the same"
+    )
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--smoke", action="store_true", help="two small data sets, 8 repetitions")
     given = parser.parse_args()
@@ -36,7 +39,11 @@ def main() -> None:
     begun = time.time()
     results: list[Result] = []
     with ProcessPoolExecutor(given.processes, mp_context=get_context("spawn")) as pool:
-        futures = [pool.submit(run, job, given.data_dir, repetitions) for job in jobs(names)]
+        count = {"mnist": given.mnist_repetitions or repetitions}
+        futures = [
+            pool.submit(run, job, given.data_dir, count.get(job.name, repetitions))
+            for job in jobs(names)
+        ]
         for future in as_completed(futures):
             results.append(future.result())
             done = results[-1].job
@@ -44,7 +51,7 @@ def main() -> None:
                 f"{time.time() - begun:6.0f} s  {len(results)}/{len(futures)}  {done}", flush=True
             )
     given.out.mkdir(parents=True, exist_ok=True)
-    text = markdown(results, repetitions)
+    text = markdown(results, repetitions, count["mnist"])
     (given.out / "results.md").write_text(text, encoding="utf-8")
     draw(results, given.out)
     print(text)
