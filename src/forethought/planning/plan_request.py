@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypedDict, Unpack, get_args
+from typing import Any, Literal, Unpack, get_args
 
 from forethought.caveats import Caveat
 from forethought.local_updates import Local
@@ -32,6 +32,7 @@ from forethought.mechanism import (
 from forethought.planning import correlation, defaults
 from forethought.planning.limits import LEAST_DELTA, MOST_STEP_SIZE
 from forethought.planning.noise_schedules import FALL, NoiseScheduleName
+from forethought.planning.plan_keywords import PlanKeywords as PlanKeywords
 from forethought.plans import Averaging, ClipRule, Schedule
 from forethought.preparation import Preparation
 from forethought.privacy import LEAST_NOISE, NOISES, NoiseKind
@@ -82,47 +83,6 @@ NO_FILTER = (
 
 class PlanError(ValueError):
     """A request that no plan fulfils: over- or under-determined, or out of reach."""
-
-
-class PlanKeywords(TypedDict, total=False):
-    """The keywords of :func:`forethought.plan`: the fields of a :class:`PlanRequest`, and two more.
-
-    ``data``, a loaded :class:`forethought.data.Dataset`, stands for its number of training records
-    and its caveats; ``model``, a torch module, for its number of trained parameters.
-    """
-
-    data: Any
-    model: Any
-    examples: int
-    budget: Budget | None
-    delta: float | None
-    epochs: float | None
-    rounds: int | None
-    batch: int | None
-    noise_multiplier: float | None
-    noise: RequestedNoise
-    noise_schedule: NoiseScheduleName
-    noise_fall: float | None
-    sampling: SamplingName
-    parts: int | None
-    adjacency: Adjacency | None
-    clipping: Clipping
-    groups: int | None
-    local: Local | str | Mapping[str, Any] | None
-    preparation: Preparation | None
-    clip_norm: float | None
-    final_clip_norm: float | None
-    clip_rule: ClipRule | None
-    quantile: float | None
-    count_noise: float | None
-    optimizer: str
-    learning_rate: float | None
-    options: Mapping[str, Any] | None
-    schedule: Schedule | None
-    averaging: Averaging | None
-    hyperparameters: Caveat | str | None
-    not_covered: tuple[Caveat | str, ...]
-    parameters: int | None
 
 
 def _opened(keywords: Mapping[str, Any]) -> dict[str, Any]:

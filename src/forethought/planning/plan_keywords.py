@@ -1,0 +1,57 @@
+"""The keywords of :func:`forethought.plan`, by their types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from forethought.caveats import Caveat
+from forethought.local_updates import Local
+from forethought.mechanism import Adjacency, Budget, Clipping
+from forethought.planning.noise_schedules import NoiseScheduleName
+from forethought.plans import Averaging, ClipRule, Schedule
+from forethought.preparation import Preparation
+
+if TYPE_CHECKING:  # which reads the keywords
+    from forethought.planning.plan_request import RequestedNoise, SamplingName
+
+
+class PlanKeywords(TypedDict, total=False):
+    """The keywords of :func:`forethought.plan`: the fields of a :class:`PlanRequest`, and two more.
+
+    ``data``, a loaded :class:`forethought.data.Dataset`, stands for its number of training records
+    and its caveats; ``model``, a torch module, for its number of trained parameters.
+    """
+
+    data: Any
+    model: Any
+    examples: int
+    budget: Budget | None
+    delta: float | None
+    epochs: float | None
+    rounds: int | None
+    batch: int | None
+    noise_multiplier: float | None
+    noise: RequestedNoise
+    noise_schedule: NoiseScheduleName
+    noise_fall: float | None
+    sampling: SamplingName
+    parts: int | None
+    adjacency: Adjacency | None
+    clipping: Clipping
+    groups: int | None
+    local: Local | str | Mapping[str, Any] | None
+    preparation: Preparation | None
+    clip_norm: float | None
+    final_clip_norm: float | None
+    clip_rule: ClipRule | None
+    quantile: float | None
+    count_noise: float | None
+    optimizer: str
+    learning_rate: float | None
+    options: Mapping[str, Any] | None
+    schedule: Schedule | None
+    averaging: Averaging | None
+    hyperparameters: Caveat | str | None
+    not_covered: tuple[Caveat | str, ...]
+    parameters: int | None
