@@ -39,7 +39,7 @@ class Times:
     """How long everything takes.
 
     Args:
-        compute: each client's seconds for one update.
+        compute: each client's seconds for one update; for the mean one, where sample sizes change.
         way: of every message.
         straggling: σ of a lognormal factor on every single computation.
         outages: when clients are away.
@@ -122,6 +122,7 @@ class Simulator:
         self._jittered = times.way.jitter > 0
         self._rounds = np.zeros(members, dtype=np.int64)
         self._busy = np.zeros(members)
+        self._varies = [len(plan.mechanism.rounds) > 1 for plan in federation.plans]
         self._messages = self._bytes = 0
         self._alarms: list[tuple[str, str]] = []
         self._timeline: list[tuple[int, float, float]] | None = [] if timeline else None
@@ -210,6 +211,8 @@ class Simulator:
                 self._send(_TO_SERVER, client, effect.message)
             elif isinstance(effect, Compute):
                 seconds = self.times.compute[client] * self._factor()
+                if self._varies[self.federation.members[client].plan]:
+                    seconds *= self._size(client, effect.round)
                 self._busy[client] += seconds
                 if self._timeline is not None:
                     self._timeline.append((client, now, now + seconds))
@@ -241,6 +244,13 @@ class Simulator:
                 self._alarms.append((effect.code, effect.text))
             elif isinstance(effect, on.Done):
                 self._done = True
+
+    def _size(self, client: int, round: int) -> float:
+        """An update's expected records over the mean of all updates of the client's plan."""
+        plan, local = self.federation.plan(client), self.federation.local_rounds
+        before = plan.privacy.examples_before
+        own = before((round + 1) * local) - before(round * local)
+        return own * plan.rounds / (before(plan.rounds) * local)
 
     def _send(self, kind: int, client: int, message: object) -> None:
         vector = getattr(message, "vector", None)

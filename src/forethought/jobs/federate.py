@@ -23,6 +23,7 @@ from forethought.jobs.load import Loaded, load_job
 from forethought.jobs.request import Request
 from forethought.mechanism import Budget
 from forethought.planning import defaults
+from forethought.planning.growing import growing
 from forethought.plans import Plan
 from forethought.simulation.speeds import Way, lognormal_speeds, slow_ones
 
@@ -216,7 +217,8 @@ def agreed(
         key = (size, batch, budgets[client])
         if key not in plans:
             plans[key] = len(made)
-            made.append(_plan(job, lead, *key, rounds * local, parameters))
+            found = _plan(job, lead, *key, rounds * local, parameters)
+            made.append(growing(found, section.growth, local))
         name = section.client[client].name if section.client else f"client-{client}"
         weight = float(size if section.weights == "size" else 1)
         members.append(

@@ -58,9 +58,9 @@ class FederationSection(_Table):
 
     ``rounds`` are global rounds (of each client, where updates are asynchronous); ``local_rounds``
     are private rounds (steps) in one of them, ``local_epochs`` the same in passes over the
-    client's own records. ``speeds`` (records a second against the others' 1, or "lognormal:0.5"),
-    ``slow`` clients of ``slow_factor``, ``record_seconds``, ``latency``, ``bandwidth`` and
-    ``straggling`` are of simulations.
+    client's own records. ``growth`` is the last sample size over the first. ``speeds`` (records a
+    second against the others' 1, or "lognormal:0.5"), ``slow`` clients of ``slow_factor``,
+    ``record_seconds``, ``latency``, ``bandwidth`` and ``straggling`` are of simulations.
     """
 
     clients: _Int | None = Field(default=None, ge=1)
@@ -76,6 +76,7 @@ class FederationSection(_Table):
     deadline: _Float | None = Field(default=None, gt=0)
     absence: _Float | None = Field(default=None, gt=0)
     resend: _Float = Field(default=5.0, gt=0)
+    growth: _Float = Field(default=1.0, ge=1, le=1000)
     delay: DelayTable = DelayTable()
     server: ServerTable = ServerTable()
     robust: RobustTable = RobustTable()

@@ -13,6 +13,7 @@ from forethought.report.figures import BLUE, GREY, ORANGE, new_axes
 
 if TYPE_CHECKING:
     from forethought.federated.federation import Federation
+    from forethought.plans import Plan
 
 # More rows than this nobody reads.
 SHOWN = 20
@@ -30,13 +31,23 @@ def show_federation(console: Console, federation: Federation) -> None:
         table.add_row(
             member.name,
             f"{plan.examples:,}",
-            f"{plan.batch:.4g}",
-            f"{plan.noise_multiplier:.4g}",
+            _batch(plan),
+            f"{plan.mechanism.rounds[0].noise_multiplier:.4g}",
             budget,
         )
     if len(federation.members) > SHOWN:
         table.add_row(f"… {len(federation.members) - SHOWN} more", "", "", "", "")
     console.print(table)
+
+
+def _batch(plan: Plan) -> str:
+    """Expected batch sizes: one, or from first to last."""
+    last = plan.rounds
+    first, final = (
+        plan.privacy.examples_before(end) - plan.privacy.examples_before(end - 1)
+        for end in (1, last)
+    )
+    return f"{first:.4g}" if first == final else f"{first:.4g} to {final:.4g}"
 
 
 def show_simulated(console: Console, summary: Mapping[str, Any]) -> None:
