@@ -7,7 +7,8 @@ the last one only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from forethought.exchange.messages import Vector
 from forethought.federated.work import Result, Trainers, Work
 
 RECORD = "updates"
+_LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +79,13 @@ class Recorded:
         self._known: dict[tuple[int, int], _Computed] = {}
         states: dict[int, bytes] = {}
         for record in self._log.replay():
-            found: _Computed = decode(_Computed, memoryview(record))
-            self._known[found.client, found.round] = found
-            states[found.client] = found.state
+            for part in _split(record):
+                found: _Computed = decode(_Computed, part)
+                self._known[found.client, found.round] = found
+                states[found.client] = found.state
         self.trainers = make(states)
         self._works: dict[int, Work] = {}
+        self._kept: set[tuple[int, int]] = set()
 
     @property
     def known(self) -> int:
@@ -102,8 +106,45 @@ class Recorded:
             vector = np.array(known.vector, dtype=np.float32)
             return Result(vector, known.rounds, known.input_hash, known.state)
         done = self.trainers.result(client)
-        kept = _Computed(
-            client, work.round, work.base, done.rounds, done.input_hash, done.state, done.vector
-        )
-        self._log.append(encode(kept))
+        if (client, work.round) in self._kept:
+            self._kept.discard((client, work.round))
+            return done
+        # Everything that was computed with it is one record: a simulation that goes on computes
+        # all of it again or none, in the same company, and so to the same bits.
+        others = self.trainers.done()
+        along = [self._works[one] for one in sorted(others)]
+        new = [other for other in along if (other.client, other.round) not in self._kept]
+        all_of_it = [(work, done), *((other, others[other.client]) for other in new)]
+        self._kept |= {(other.client, other.round) for other, _ in all_of_it[1:]}
+        self._log.append(_joined([_encoded(*pair) for pair in all_of_it]))
         return done
+
+    def done(self) -> dict[int, Result]:
+        """Nothing that is not in the record."""
+        return {}
+
+
+def _encoded(work: Work, done: Result) -> bytes:
+    kept = _Computed(
+        work.client,
+        work.round,
+        work.base,
+        done.rounds,
+        done.input_hash,
+        done.state,
+        done.vector,
+    )
+    return encode(kept)
+
+
+def _joined(parts: Sequence[bytes]) -> bytes:
+    return b"".join(_LENGTH.pack(len(part)) + part for part in parts)
+
+
+def _split(record: bytes) -> Iterator[memoryview]:
+    view, at = memoryview(record), 0
+    while at < len(view):
+        (length,) = _LENGTH.unpack_from(view, at)
+        at += _LENGTH.size
+        yield view[at : at + length]
+        at += length

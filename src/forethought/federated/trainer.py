@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,9 +24,10 @@ from forethought.federated.work import Result
 from forethought.plans import Plan
 from forethought.rounds.flat import Layout
 from forethought.rounds.losses import Loss
-from forethought.rounds.private_sum import PrivateRounds, input_hash
+from forethought.rounds.private_sum import PrivateRounds, PrivateSum
 from forethought.rounds.randomness import Secrets
 from forethought.rounds.records import Records
+from forethought.rounds.together import add_together
 from forethought.rounds.transcript import Transcript
 from forethought.training.checkpoint import optimizer_state, restore_optimizer
 from forethought.training.descent import Descent
@@ -115,6 +117,7 @@ class ClientTrainer:
         state: of an earlier trainer; b"": the beginning.
 
     Attributes:
+        shared, holder, local_rounds: see above.
         transcript: what was computed, and so far as the ledger has it released.
     """
 
@@ -127,8 +130,8 @@ class ClientTrainer:
         gradients: bool = False,
         state: bytes = b"",
     ) -> None:
-        self._shared, self._holder = shared, holder
-        self._local, self._gradients = local_rounds, gradients
+        self.shared, self.holder = shared, holder
+        self.local_rounds, self._gradients = local_rounds, gradients
         self._step_size = step_sizes(holder.plan)
         parameters = shared.parameters
         optimizer = make_optimizer(holder.plan.optimizer, parameters.values())
@@ -155,24 +158,25 @@ class ClientTrainer:
         Raises:
             RoundError: out of order.
         """
-        shared, holder = self._shared, self._holder
-        shared.write(weights)
-        hashed = input_hash(shared.model)
-        vector: Vector | None = None
-        first = round * self._local
-        with self.private:
-            for index in range(first, first + self._local):
-                total = self.private.open(index)
-                total.add(shared.model, holder.records)
-                noised = total.release()
-                if self._gradients:
-                    vector = noised.mean().to(torch.float32).cpu().numpy()
-                else:
-                    self._descent.step(noised, self._step_size(index))
-        self._descent.clear()
-        if vector is None:
+        return compute_together([self], [round], weights)[0]
+
+    def finished(self, round: int, total: PrivateSum, weights: Vector) -> Result:
+        """An update from its first private sum, to which everything was added."""
+        shared = self.shared
+        hashed, first = total.input_hash, round * self.local_rounds
+        noised = total.release()
+        if self._gradients:
+            vector = noised.mean().to(torch.float32).cpu().numpy()
+        else:
+            shared.write(weights)
+            self._descent.step(noised, self._step_size(first))
+            for index in range(first + 1, first + self.local_rounds):
+                later = self.private.open(index)
+                later.add(shared.model, self.holder.records)
+                self._descent.step(later.release(), self._step_size(index))
+            self._descent.clear()
             vector = shared.read()
-        return Result(vector, first + self._local, hashed, self.state())
+        return Result(vector, first + self.local_rounds, hashed, self.state())
 
     def state(self) -> bytes:
         """What a later trainer goes on from: transcript, clipping norm, the optimizer's state."""
@@ -192,6 +196,32 @@ class ClientTrainer:
         self.private.transcript = Transcript.from_values(held["transcript"])
         self.private.clip_norm = float(held["clip_norm"])
         restore_optimizer(self._descent.optimizer, tensors, held["optimizer"])
+
+
+def compute_together(
+    trainers: Sequence[ClientTrainer], rounds: Sequence[int], weights: Vector
+) -> list[Result]:
+    """One update of several clients that share a model, on the same weights.
+
+    Their first rounds share the passes over all their examples; each has its own batch, noise and
+    transcript.
+
+    Raises:
+        RoundError: an update out of order.
+    """
+    lead = trainers[0]
+    shared = lead.shared
+    shared.write(weights)
+    with lead.private:
+        sums = [
+            one.private.open(round * one.local_rounds)
+            for one, round in zip(trainers, rounds, strict=True)
+        ]
+        add_together(sums, shared.model, [one.holder.records for one in trainers])
+        return [
+            one.finished(round, total, weights)
+            for one, round, total in zip(trainers, rounds, sums, strict=True)
+        ]
 
 
 def values_of(state: bytes) -> dict[str, Any]:

@@ -47,6 +47,10 @@ class Trainers(Protocol):
         """What came of a client's work; waits until it is done."""
         ...
 
+    def done(self) -> dict[int, Result]:
+        """What else was computed and not asked for yet, by client."""
+        ...
+
 
 Rehearsed = Callable[[Work], Vector]
 
@@ -70,6 +74,10 @@ class NoTraining:
         work = self._works.pop(client)
         vector = work.weights if self._vector is None else self._vector(work)
         return Result(vector, (work.round + 1) * self._rounds, b"", b"")
+
+    def done(self) -> dict[int, Result]:
+        """Nothing: every update is made when it is asked for."""
+        return {}
 
 
 def no_gradients(parameters: int) -> Rehearsed:

@@ -13,9 +13,8 @@ from concurrent.futures import Future, ProcessPoolExecutor
 
 import torch
 
-from forethought.exchange.messages import Vector
 from forethought.federated.federation import FederationError
-from forethought.federated.in_process import InProcess
+from forethought.federated.in_process import InProcess, block_of, groups_of
 from forethought.federated.trainer import Holder, SharedModel
 from forethought.federated.work import Result, Work
 
@@ -45,13 +44,22 @@ class Workers:
         states: Mapping[int, bytes] | None = None,
     ) -> None:
         self._pools: list[ProcessPoolExecutor] = []
-        self._futures: dict[int, Future[Result]] = {}
+        self._futures: dict[int, Future[dict[int, Result]]] = {}
+        self._works: dict[int, Work] = {}
+        self._results: dict[int, Result] = {}
+        self._clients = len(holders)
         context = multiprocessing.get_context("spawn")
         for rank in range(count):
-            own = {client: one for client, one in enumerate(holders) if client % count == rank}
+            own = {
+                client: one
+                for client, one in enumerate(holders)
+                if block_of(client, len(holders)) % count == rank
+            }
             known = {client: state for client, state in (states or {}).items() if client in own}
             try:
-                packed = pickle.dumps((shared.model, own, local_rounds, gradients, known))
+                packed = pickle.dumps(
+                    (shared.model, own, local_rounds, gradients, known, len(holders))
+                )
             except (pickle.PicklingError, AttributeError, TypeError) as error:
                 raise FederationError(
                     f"model, loss or records cannot be sent to a worker process ({error}): define "
@@ -69,26 +77,50 @@ class Workers:
             pool.shutdown(cancel_futures=True)
 
     def begin(self, work: Work) -> None:
-        """Hand the work to the client's process."""
-        pool = self._pools[work.client % len(self._pools)]
-        self._futures[work.client] = pool.submit(
-            _compute, work.client, work.round, work.base, work.weights
-        )
+        """Remember the work."""
+        self._works[work.client] = work
 
     def result(self, client: int) -> Result:
-        """Wait for what came of it."""
-        return self._futures.pop(client).result()
+        """Hand all work that is there to the processes; wait for this."""
+        if client not in self._futures and client not in self._results:
+            works, self._works = list(self._works.values()), {}
+            for group in groups_of(works, self._clients):
+                block = block_of(group[0].client, self._clients)
+                future = self._pools[block % len(self._pools)].submit(_compute, group)
+                for work in group:
+                    self._futures[work.client] = future
+        if client in self._futures:
+            # All of a group come at once.
+            for one, result in self._futures.pop(client).result().items():
+                self._results[one] = result
+                self._futures.pop(one, None)
+        return self._results.pop(client)
+
+    def done(self) -> dict[int, Result]:
+        """What was computed and not asked for yet; waits for all that was handed out."""
+        for future in {id(f): f for f in self._futures.values()}.values():
+            self._results |= future.result()
+        self._futures.clear()
+        return self._results
 
 
 def _begin(packed: bytes) -> None:
     global _own
     torch.set_num_threads(1)
-    model, holders, local_rounds, gradients, states = pickle.loads(packed)
-    _own = InProcess(SharedModel(model), holders, local_rounds, gradients=gradients, states=states)
+    model, holders, local_rounds, gradients, states, clients = pickle.loads(packed)
+    _own = InProcess(
+        SharedModel(model),
+        holders,
+        local_rounds,
+        gradients=gradients,
+        states=states,
+        clients=clients,
+    )
 
 
-def _compute(client: int, round: int, base: int, weights: Vector) -> Result:
+def _compute(group: list[Work]) -> dict[int, Result]:
     if _own is None:
         raise RuntimeError("this worker process was not begun")
-    _own.begin(Work(client, round, base, weights))
-    return _own.result(client)
+    found = _own.compute(group)
+    _own.done().clear()
+    return found

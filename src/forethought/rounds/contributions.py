@@ -222,6 +222,11 @@ def _one_group(
 
 
 def accumulate(into: Mapping[str, torch.Tensor], sums: Mapping[str, torch.Tensor]) -> None:
+    """Add sums to those that a round has so far.
+
+    Raises:
+        ValueError: about other parameters.
+    """
     """Add sums by parameter to ``into``.
 
     Raises:

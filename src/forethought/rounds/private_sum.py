@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from blake3 import blake3
 
-from forethought.gradients import BatchDims
+from forethought.gradients import BatchDims, ClippingRule
 from forethought.gradients import rule as clipping_rule
 from forethought.gradients.clipping import centred_count_below
 from forethought.mechanism import Correlated
 from forethought.privacy import Examples, Privacy, Round
 from forethought.rounds.clip_norm import next_norm, noised_share
-from forethought.rounds.contributions import Batch, Gradients, part_of, share_of
+from forethought.rounds.contributions import Batch, Gradients, accumulate, part_of, share_of
 from forethought.rounds.contributors import CONTRIBUTORS
 from forethought.rounds.correlated_noise import CorrelatedNoise
 from forethought.rounds.flat import Layout
@@ -192,11 +192,34 @@ class PrivateRounds:
         batch = self._contributor.deal(chosen.contribution, indices, chosen, self._groups)
         return PrivateSum(self, chosen, share_of(batch, self.team), indices)
 
+    @property
+    def loss(self) -> Loss:
+        """One value per example."""
+        return self._how.loss
+
+    @property
+    def rule(self) -> ClippingRule:
+        """What turns norms into factors."""
+        return self._how.rule
+
+    @property
+    def whole_batches(self) -> bool:
+        """Whether a batch is computed by this process alone, at once, in the plain form."""
+        how = self._how
+        return how.micro_batch is None and how.batch_dims is None and self.team.size == 1
+
     def seed_model(self, index: int) -> None:
         """Set the generator that dropout draws from to a round's own beginning."""
         # Whether a round is logged must not move its dropout masks: both passes begin alike.
         purpose = "model" if self.team.leads else f"model {self.team.rank}"
         self._generator.manual_seed(seed_of(self._secret, purpose, index))
+
+    def require_size(self, records: Records, chosen: Round) -> None:
+        """Refuse data of another size than the round's. Raises RoundError."""
+        if len(records) != chosen.examples:
+            raise RoundError(
+                f"the plan is for {chosen.examples} examples, the data has {len(records)}"
+            )
 
     def _contribute(
         self,
@@ -206,10 +229,7 @@ class PrivateRounds:
         batch: Batch,
         chosen: Round,
     ) -> torch.Tensor:
-        if len(records) != chosen.examples:
-            raise RoundError(
-                f"the plan is for {chosen.examples} examples, the data has {len(records)}"
-            )
+        self.require_size(records, chosen)
         self.seed_model(chosen.index)
         return self._contributor.add(into, model, records, batch, chosen, self._how)
 
@@ -265,18 +285,21 @@ class PrivateSum:
         round: the round it was opened for.
         indices: the records of its batch, int64, shape (batch,); of which a process of a team
             adds its share.
+        rounds: what opened it.
+        input_hash: names the model that was added last, where the noise is salted with it.
     """
 
     def __init__(
         self, rounds: PrivateRounds, chosen: Round, batch: Batch, indices: Indices
     ) -> None:
-        self.round, self.indices = chosen, indices
-        self._rounds, self._batch = rounds, batch
+        self.round, self.indices, self.rounds = chosen, indices, rounds
+        self._batch = batch
         self._left = batch.indices
         self._norms: list[torch.Tensor] = []
         self._vector: torch.Tensor | None = rounds.layout.zeros()
         self._views = rounds.layout.views(self._vector)
         self._salt = blake3() if rounds.salted else None
+        self.input_hash = b""
 
     def add(self, model: torch.nn.Module, records: Records, indices: Indices | None = None) -> None:
         """Add clipped contributions at the model's present weights. ``.grad`` is never touched.
@@ -294,7 +317,8 @@ class PrivateSum:
         if self._vector is None:
             raise RoundError(f"round {self.round.index} is closed: it takes nothing more")
         if self._salt is not None:
-            self._salt.update(input_hash(model))
+            self.input_hash = input_hash(model)
+            self._salt.update(self.input_hash)
         batch = self._batch
         if indices is None and self._left is batch.indices:
             self._left = self._left[:0]
@@ -307,18 +331,47 @@ class PrivateSum:
         if not len(batch.indices):
             return
         try:
-            found = self._rounds._contribute(self._views, model, records, batch, self.round)
+            found = self.rounds._contribute(self._views, model, records, batch, self.round)
         except BaseException:
             self._vector = None  # a part may have been added: nothing may come of it
             raise
         self._norms.append(found)
+
+    def _taken(self, hashed: bytes, records: Records) -> Indices:
+        """The whole batch, for :func:`forethought.rounds.together.add_together` to compute.
+
+        Raises:
+            RoundError: closed, or added to before, or data of another size.
+        """
+        if self._vector is None or self._left is not self._batch.indices:
+            raise RoundError(f"round {self.round.index} is closed, or was added to before")
+        self.rounds.require_size(records, self.round)
+        if self._salt is not None:
+            self.input_hash = hashed
+            self._salt.update(hashed)
+        self._left = self._left[:0]
+        return self._batch.indices
+
+    def _took(self, sums: Mapping[str, torch.Tensor], norms: torch.Tensor) -> None:
+        """What came of :meth:`_taken`: the clipped sum of exactly these records, and the norms.
+
+        Only :func:`forethought.rounds.together.add_together` calls it.
+        """
+        if self._vector is None:
+            raise RoundError(f"round {self.round.index} is closed: it takes nothing more")
+        accumulate(self._views, sums)
+        self._norms.append(norms)
+
+    def _spoil(self) -> None:
+        """Close the round: a part may have been added, and nothing may come of it."""
+        self._vector = None
 
     @property
     def norms(self) -> torch.Tensor:
         """Norms before clipping of what was added. Private: for the operator, never released."""
         if not self._norms:
             empty = 0 if self._batch.member_of is None else self._batch.count
-            return torch.zeros(empty, device=self._rounds.layout.device)
+            return torch.zeros(empty, device=self.rounds.layout.device)
         return self._norms[0] if len(self._norms) == 1 else torch.cat(self._norms)
 
     def release(self) -> NoisedSum:
@@ -339,7 +392,7 @@ class PrivateSum:
             )
         vector, self._vector, self._views = self._vector, None, {}
         salt = None if self._salt is None else self._salt.digest()
-        return self._rounds._finish(self.round, vector, self.norms, salt)
+        return self.rounds._finish(self.round, vector, self.norms, salt)
 
 
 def input_hash(model: torch.nn.Module) -> bytes:

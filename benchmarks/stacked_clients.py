@@ -1,0 +1,146 @@
+"""What a thousand small clients cost against one machine that trains on the same examples.
+
+    python benchmarks/stacked_clients.py            # the table of docs/federation.md; minutes
+    python benchmarks/stacked_clients.py --smoke    # the same with fewer clients; seconds
+
+Processor seconds of one thread for the same number of clipped gradients, side by side: synchronous
+rounds of E = 1 over all clients (machines, private rounds and noise of every client included), and
+rounds of one machine whose batch is all clients' batches together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+from torch import nn
+
+import forethought as ft
+from forethought.federated.federation import Federation, Member
+from forethought.federated.in_process import InProcess
+from forethought.federated.simulator import Simulator, Times
+from forethought.federated.trainer import ClientTrainer, Holder, SharedModel
+from forethought.federated.work import Work
+from forethought.models import build
+from forethought.rounds.losses import default_loss
+from forethought.rounds.private_sum import PrivateRounds
+from forethought.rounds.randomness import Secrets, Seeds
+from forethought.rounds.records import TensorRecords
+from forethought.training.descent import Descent
+
+EXAMPLES = 60
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.Tanh(), nn.Linear(32, 10))
+
+
+def lenet() -> nn.Module:
+    return build("lenet5", inputs=(1, 28, 28), classes=10)
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"MLP 784-32-10": mlp, "LeNet-5": lenet}
+
+
+def plan(examples: int, rounds: int, batch: int) -> ft.Plan:
+    return ft.Plan(
+        ft.Mechanism(ft.Rounds(1.0, rounds, ft.Poisson(batch / examples))),
+        examples,
+        1e-6,
+        optimizer=ft.Optimizer("sgd", 0.1, ()),
+    )
+
+
+class Alone(InProcess):
+    """Every client by itself, for comparison."""
+
+    def result(self, client: int):  # type: ignore[no-untyped-def]
+        work: Work = self._works.pop(client)
+        trainer: ClientTrainer = self._trainer(client)
+        return trainer.compute(work.round, work.weights)
+
+
+def clients_seconds(
+    kind: type[InProcess], model: nn.Module, data: torch.Tensor, labels: torch.Tensor, batch: int
+) -> float:
+    """Processor seconds of the second of two global rounds."""
+    count = len(data) // EXAMPLES
+    own = plan(EXAMPLES, 2, batch)
+    shared = SharedModel(model)
+    loss = default_loss(labels)
+    holders = [
+        Holder(
+            own,
+            TensorRecords(data[k * EXAMPLES :][:EXAMPLES], labels[k * EXAMPLES :][:EXAMPLES]),
+            loss,
+            Secrets.draw(Seeds(k, k)),
+        )
+        for k in range(count)
+    ]
+    agreed = Federation(
+        tuple(Member(str(k)) for k in range(count)),
+        (own,),
+        shared.layout.size,
+        shared.architecture,
+        2,
+        exchanged="gradients",
+    )
+    times: list[float] = []
+    Simulator(
+        agreed,
+        shared.read(),
+        kind(shared, holders, gradients=True),
+        Times([1.0] * count),
+        versions=lambda *_: times.append(time.process_time()),
+    ).run()
+    return times[1] - times[0]
+
+
+def machine_seconds(
+    model: nn.Module, data: torch.Tensor, labels: torch.Tensor, batch: int
+) -> float:
+    """Processor seconds of one round on the batches of all clients together."""
+    whole = plan(len(data), 4, batch * (len(data) // EXAMPLES))
+    parameters = dict(model.named_parameters())
+    descent = Descent(parameters, torch.optim.SGD(parameters.values(), lr=0.1))
+    records = TensorRecords(data, labels)
+    rounds = PrivateRounds(
+        whole.privacy, parameters, default_loss(labels), Secrets.draw(Seeds(1, 1)), micro_batch=512
+    )
+    spent = []
+    for index in range(4):
+        begin = time.process_time()
+        total = rounds.open(index)
+        total.add(model, records)
+        descent.step(total.release(), 0.1)
+        spent.append(time.process_time() - begin)
+    return median(spent[1:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--smoke", action="store_true")
+    smoke = parser.parse_args().smoke
+    torch.set_num_threads(1)
+    clients = 256 if smoke else 1000
+    torch.manual_seed(0)
+    data = torch.randn(clients * EXAMPLES, 1, 28, 28)
+    labels = torch.randint(0, 10, (len(data),))
+    head = f"{clients:,} clients of {EXAMPLES} examples; times one machine:"
+    print(f"{head:52} {'together':>9} {'apart':>9} {'a client, together':>20}")
+    for name, make in MODELS.items():
+        for batch in (6, 30):
+            torch.manual_seed(1)
+            one = machine_seconds(make(), data, labels, batch)
+            stacked = clients_seconds(InProcess, make(), data, labels, batch)
+            apart = clients_seconds(Alone, make(), data, labels, batch)
+            words = f"{name}, batch {batch} each ({one:.3g} s)"
+            each = 1e3 * stacked / clients
+            print(f"{words:52} {stacked / one:8.2f}x {apart / one:8.2f}x {each:17.2f} ms")
+
+
+if __name__ == "__main__":
+    main()
