@@ -34,6 +34,13 @@ VERIFY = [TESTS + "test_verification.py", "-k", "not every_edit"]
 KNOWN = [TESTS + "test_accountants.py"]
 RELEASES = [TESTS + "test_releases.py"]
 SIGNING = ["tests/test_signing.py"]
+ALLOCATION = [
+    TESTS + "pld/test_allocation.py",
+    *("-k", "two_rounds or mean_one or one_used or clipping"),
+]
+TURNS = [TESTS + "test_exact.py", "-k", "turns"]
+CORRELATED = [TESTS + "test_correlated.py"]
+CORRELATED_NOISE = ["tests/rounds/test_correlated_noise.py"]
 FEDERATED = "forethought/federated/"
 SECURE = ["tests/federated/secure_aggregation"]
 SUMMED = [TESTS + "test_summed.py"]
@@ -273,6 +280,39 @@ MUTANTS = [
            "ledger.spend(part)", "ledger.would_exceed(part)", STEERED),
     Mutant("descent: rounds that share their noise", "forethought/convex/steered.py",
            "Secrets.draw(self.seeds.part(index))", "Secrets.draw(self.seeds)", STEERED),
+    Mutant("allocation: values spread to the right only", PLD + "allocation.py",
+           "out[m : m + n - d] += left[d] * pairs", "out[m : m + n - d] += 0 * pairs", ALLOCATION),
+    Mutant("allocation: pairs counted once", PLD + "allocation.py",
+           "pairs = q[: n - d] * q[d:] * (2.0 if d else 1.0)", "pairs = q[: n - d] * q[d:]",
+           ALLOCATION),
+    Mutant("allocation: rounds that were not released", PLD + "allocation.py",
+           "share = t / epoch.rounds", "share = 1.0", ALLOCATION),
+    Mutant("allocation: a law below taken for one above", ACCOUNTING + "epochs.py",
+           "(_with_laws(counts, fineness, end) for end in (0, 1))",
+           "(_with_laws(counts, fineness, end) for end in (1, 0))", ALLOCATION),
+    Mutant("allocation: radius of group clipping", PLD + "pairs.py",
+           "distance = sensitivity(rounds, adjacency) / rounds.noise_multiplier\n    used",
+           "distance = 1.0 / rounds.noise_multiplier\n    used", ALLOCATION),
+    Mutant("turns: the part that has fewest", "forethought/mechanism.py",
+           "return -(-rounds.count // epoch_length(rounds.sampling))",
+           "return max(1, rounds.count // epoch_length(rounds.sampling))", TURNS),
+    Mutant("correlated: turns do not add up", ACCOUNTING + "correlated.py",
+           ".cumsum(axis=0)", "", CORRELATED),
+    Mutant("correlated: sampled turns may overlap", ACCOUNTING + "correlated.py",
+           "if rounds.strategy.bands > sampling.parts:", "if False:", CORRELATED),
+    Mutant("correlated: groups are amplified", ACCOUNTING + "correlated.py",
+           "if group == 1 and isinstance", "if isinstance", CORRELATED),
+    Mutant("correlated: negative coefficients", ACCOUNTING + "correlated.py",
+           "if strategy.bands > separation and not strategy.nonnegative:", "if False:", CORRELATED),
+    Mutant("correlated: known batches keep their rate", ACCOUNTING + "accountants.py",
+           "CyclicPoisson(1.0, part.sampling.parts)", "part.sampling", CORRELATED),
+    Mutant("correlated: parts merge", "forethought/mechanism.py",
+           "if isinstance(one, Correlated) or isinstance(other, Correlated):", "if False:",
+           ["tests/test_strategies.py"]),
+    Mutant("correlated: a lag of the noise", "forethought/rounds/correlated_noise.py",
+           "(self._newest + lag) % bands", "self._newest", CORRELATED_NOISE),
+    Mutant("correlated: the transcript forgets the strategy", "forethought/rounds/transcript.py",
+           'getattr(part, "strategy", None),', "None,", CORRELATED_NOISE),
 ]  # fmt: skip
 
 
