@@ -2,8 +2,8 @@
 
     python experiments/correlated_noise/run.py --data ../shared/data    # ten minutes of one core
 
-A linear model on pixels, trained by `ft.train` at (ε, δ) = (1, 1e-6) with momentum 0.9: 120 rounds a
-pass, batches of 500 of 60,000 records. Four ways to take part and to add noise, each planned by
+A linear model on pixels, trained by `ft.train` at (ε, δ) = (1, 1e-6) with momentum 0.9: 120 rounds
+a pass, batches of 500 of 60,000 records. Four ways to take part and to add noise, each planned by
 `ft.plan`. Step sizes: the planner's, and the best of the planner's times 1/2, 1 and 2 on the *test*
 set with a seed of its own, which is a yardstick and no method. Writes results.csv beside it.
 """
