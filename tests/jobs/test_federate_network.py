@@ -26,6 +26,7 @@ from forethought.cli import app
 from forethought.exchange.keys import Keys
 from forethought.federated.federation import Federation, FederationError, Policy
 from forethought.jobs import federate_network as jobs
+from forethought.jobs.federate import federation_of
 from forethought.jobs.job import JobError
 from forethought.jobs.request import from_file
 from forethought.training.keys import KEYS
@@ -193,6 +194,28 @@ def test_a_federation_in_three_threads_leaves_statements_and_one_model(
         assert (tmp_path / name / "ledger").stat().st_mode & 0o077 == 0
     with pytest.raises(FederationError, match="a part that has ended"):
         jobs.take_part_in_job(request, keys / "a", tmp_path / "a", address=address)
+
+
+def test_secure_aggregation_is_refused_on_all_sides(keys: Path, tmp_path: Path) -> None:
+    """Its plans have a share of the noise only: what they release must not leave unmasked."""
+    path = tmp_path / "job.toml"
+    path.write_text(JOB.replace("rounds = 6", "rounds = 6\nsecure = { dropouts = 0 }"))
+    secured = from_file(path)
+    with pytest.raises(FederationError, match="in simulation only"):
+        jobs.make_everybody(secured, tmp_path / "keys")
+    assert not (tmp_path / "keys").exists()
+    federation = federation_of(secured).federation
+    assert federation.secure is not None
+    for name in ("server", "a"):
+        folder = tmp_path / name
+        folder.mkdir()
+        for file in (keys / name).iterdir():
+            (folder / file.name).write_bytes(file.read_bytes())
+        federation.save(folder / "federation.json")
+    with pytest.raises(FederationError, match="in simulation only"):
+        jobs.serve_job(secured, tmp_path / "server", tmp_path / "run")
+    with pytest.raises(FederationError, match="in simulation only"):
+        jobs.take_part_in_job(secured, tmp_path / "a", tmp_path / "run")
 
 
 class Shell:

@@ -14,7 +14,14 @@ from forethought.jobs.federate import agreed, federation_of, section_of, speeds_
 from forethought.jobs.job import JobError
 from forethought.jobs.load import Loaded, load_job
 from forethought.jobs.request import Request
-from forethought.network.serving import Carry, Served, over_grpc, serve, with_roster
+from forethought.network.serving import (
+    Carry,
+    Served,
+    over_grpc,
+    require_unmasked,
+    serve,
+    with_roster,
+)
 from forethought.planning import defaults
 
 if TYPE_CHECKING:
@@ -48,7 +55,7 @@ class Membership:
             OSError: something is missing. ValueError: something is damaged, or a federation that
                 no process can run.
         """
-        federation = _without_masks(Federation.load(folder / FEDERATION))
+        federation = require_unmasked(Federation.load(folder / FEDERATION))
         return cls(Keys.load(folder), Roster.load(folder / ROSTER), federation)
 
 
@@ -105,7 +112,7 @@ def planned(request: Request, data_dir: Path | None = None) -> Federation:
     from the data at hand, which may be a public sample; else the data is dealt out.
     """
     if not _brings_own(request):
-        return _without_masks(federation_of(request, data_dir).federation)
+        return require_unmasked(federation_of(request, data_dir).federation)
     from forethought.federated.trainer import SharedModel
 
     section = section_of(request.job)
@@ -113,17 +120,7 @@ def planned(request: Request, data_dir: Path | None = None) -> Federation:
     shared = SharedModel(load_job(request, data_dir).model)
     speeds = speeds_of(section, len(sizes))
     found = agreed(request.job, sizes, speeds, shared.layout.size, shared.architecture)[0]
-    return _without_masks(found)
-
-
-def _without_masks(federation: Federation) -> Federation:
-    """The federation, refused where its noise is shared: nothing here would hide single sums."""
-    if federation.secure is not None:
-        raise FederationError(
-            "secure aggregation runs in simulation only so far (federate simulate): leave secure "
-            "out of [federation], and every client adds all of its noise itself"
-        )
-    return federation
+    return require_unmasked(found)
 
 
 def serve_job(

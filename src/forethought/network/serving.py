@@ -186,8 +186,10 @@ def with_roster(federation: Federation, roster: Roster) -> Federation:
     """The federation with its members' keys, its server's and the nonce in it.
 
     Raises:
-        FederationError: other names, or another order.
+        FederationError: other names, or another order; or secure aggregation, whose sums would be
+            kept and sent again without their masks.
     """
+    require_unmasked(federation)
     names = [member.name for member in federation.members]
     if names != [identity.name for identity in roster.clients]:
         raise FederationError(
@@ -203,11 +205,27 @@ def with_roster(federation: Federation, roster: Roster) -> Federation:
     )
 
 
+def require_unmasked(federation: Federation) -> Federation:
+    """Refuse secure aggregation: its plans have a share of the noise only.
+
+    Its sums would be kept, and sent again, without masks.
+
+    Raises:
+        FederationError: the federation has it.
+    """
+    if federation.secure is not None:
+        raise FederationError(
+            "secure aggregation runs in simulation only so far (federate simulate): leave secure "
+            "out of [federation], and every client adds all of its noise itself"
+        )
+    return federation
+
+
 def require_roster(federation: Federation, roster: Roster) -> None:
     """Refuse a roster that is not the federation's.
 
     Raises:
-        FederationError: names or keys differ.
+        FederationError: names or keys differ, or secure aggregation.
     """
     if with_roster(federation, roster) != federation:
         raise FederationError(
