@@ -156,6 +156,7 @@ def client(
 ) -> None:
     """Take part in a federation; Ctrl-C pauses, the same command goes on."""
     from forethought.exchange.keys import Keys
+    from forethought.exchange.roster import Roster
     from forethought.jobs import federate_network as jobs
     from forethought.jobs.request import from_file
 
@@ -163,7 +164,9 @@ def client(
     name = Keys.load(key_folder).identity.name
     folder = out or Path("runs") / f"{request.name}-{name}"
     console = console_for(quiet or as_json)
+    roster = Roster.load(key_folder / jobs.ROSTER)
     console.print(f"{name}: ledger and secrets in {folder} (keep it; it is yours alone)")
+    console.print(f"roster {roster.fingerprint} (compare it with the others)")
     took = jobs.take_part_in_job(
         request,
         key_folder,

@@ -66,7 +66,10 @@ class FederationServer:
             OSError: the address cannot be listened on.
         """
         most = self.driver.endpoint.most_bytes
-        server = grpc.aio.server(options=channel_options(most), maximum_concurrent_rpcs=None)
+        most_streams = 8 + 4 * len(self.roster.clients)  # old ones are closed when found dead
+        server = grpc.aio.server(
+            options=channel_options(most), maximum_concurrent_rpcs=most_streams
+        )
         handler = grpc.stream_stream_rpc_method_handler(self._exchange)
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
