@@ -54,6 +54,10 @@ DESCENT = ["tests/convex/test_descent.py", "-k", "general_way or moves or budget
 PROBLEMS = ["tests/convex/test_problems.py", "-k", "slopes"]
 HORIZON = ["tests/convex/test_schedules.py", "-k", "last_that_fits"]
 STEERED = ["tests/convex/test_steered.py"]
+EXCHANGE = "forethought/exchange/"
+FRAME, LOG = ["tests/exchange/test_frame.py"], ["tests/exchange/test_log.py"]
+LEDGER = ["tests/exchange/test_ledger.py"]
+DRIVING = ["tests/network/test_driving.py"]
 
 
 PYTEST = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
@@ -313,6 +317,31 @@ MUTANTS = [
            "(self._newest + lag) % bands", "self._newest", CORRELATED_NOISE),
     Mutant("correlated: the transcript forgets the strategy", "forethought/rounds/transcript.py",
            'getattr(part, "strategy", None),', "None,", CORRELATED_NOISE),
+    Mutant("frame: the sender's claim believed", EXCHANGE + "frame.py",
+           "_public(senders[sender]).verify(bytes(view[-SIGNATURE_BYTES:]), signed)", "pass",
+           FRAME),
+    Mutant("frame: another run taken", EXCHANGE + "frame.py",
+           "if its_run != run:", "if False:", FRAME),
+    Mutant("frame: somebody else's frame taken", EXCHANGE + "frame.py",
+           "if recipient != me:", "if False:", FRAME),
+    Mutant("frame: any length allocated", EXCHANGE + "frame.py",
+           "if length > limits[kind]:", "if False:", FRAME),
+    Mutant("frame: the payload not signed", EXCHANGE + "frame.py",
+           "return blake3(payload).digest()", "return bytes(32)", FRAME),
+    Mutant("decode: NaN taken", EXCHANGE + "signed.py",
+           'raise DecodeError(f"{what} holds NaN or ∞")', "return", FRAME),
+    Mutant("decode: another shape taken", EXCHANGE + "signed.py",
+           "if len(vector) != self.parameters:", "if False:", FRAME),
+    Mutant("log: a torn record read as whole", EXCHANGE + "log.py",
+           "if sums[_SUM_BYTES:] != of_record:", "if False:", LOG),
+    Mutant("ledger: two contents for a round", EXCHANGE + "ledger.py",
+           "if self._released[release.round].digest != new.digest:", "if False:", LEDGER),
+    Mutant("ledger: another data set", EXCHANGE + "ledger.py",
+           "elif records[0] != self._opening:", "elif False:", LEDGER),
+    Mutant("client: sent before it is written", "forethought/network/driving.py",
+           "            if kept is None:\n", "            if kept is None and False:\n", DRIVING),
+    Mutant("server: another member's connection", "forethought/network/driving.py",
+           "if peer not in (None, opened.sender):", "if False:", DRIVING),
 ]  # fmt: skip
 
 

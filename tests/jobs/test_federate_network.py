@@ -242,6 +242,8 @@ def test_the_readme_as_a_newcomer_runs_it(tmp_path: Path) -> None:
     """Its commands, word for word, but for the port; one client is killed and started again."""
     text = (EXAMPLE / "README.md").read_text()
     commands = [shlex.split(line) for line in re.findall(r"^forethought .*$", text, re.M)][:4]
+    first_page = (ROOT / "README.md").read_text()
+    assert all(shlex.join(command) in first_page for command in commands)
     port = free_port()
     job = (EXAMPLE / "job.toml").read_text().replace(":8750", f":{port}")
     (tmp_path / "job.toml").write_text(job)
