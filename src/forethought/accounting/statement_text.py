@@ -32,6 +32,12 @@ def records(statement: Statement) -> str:
     return "one record" if statement.group == 1 else f"any {statement.group} records together"
 
 
+def protected(statement: Statement) -> str:
+    """What the neighbours of the data are that cannot be told apart."""
+    who = "" if statement.group == 1 else f", for {records(statement)}"
+    return _PROTECTED[statement.adjacency] + who
+
+
 def sentences(statement: Statement) -> tuple[str, str, str]:
     """The guarantee in three plain sentences: what, what it means, what it does not cover."""
     if not statement.private:
@@ -176,10 +182,8 @@ def markdown(statement: Statement) -> str:
     lines += [
         "## What is protected, and against whom",
         "",
-        f"- Protected: {_PROTECTED[s.adjacency]}"
-        + ("" if s.group == 1 else f", for {records(s)}")
-        + ". If one person contributes more records, ask for the statement for a group of that "
-        "size.",
+        f"- Protected: {protected(s)}. If one person contributes more records, ask for the "
+        "statement for a group of that size.",
         f"- The attacker {s.adversary}.",
         *(f"- {text[:1].upper()}{text[1:]}." for text in map(str, s.facts)),
         "",

@@ -25,6 +25,7 @@ def report(
     """Show a run's result and statement and draw its figures again, or say how far it came."""
     from forethought.report import terminal
     from forethought.report.figures import draw_run
+    from forethought.report.page import write_pages
     from forethought.training.summary import RunSummary, UnfinishedRun
 
     if not (folder / "statement.json").is_file():
@@ -36,6 +37,7 @@ def report(
         return
     draw_run(RunSummary.load(folder), folder / "figures")
     summary = RunSummary.load(folder)
+    write_pages(summary)
     if as_json:
         print_json(summary.to_dict())
     else:

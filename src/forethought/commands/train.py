@@ -64,6 +64,7 @@ def train(
     from forethought.jobs.request import from_file, overridden, resumed, without_none
     from forethought.report import terminal
     from forethought.report.figures import draw_run
+    from forethought.report.page import write_pages
     from forethought.training.summary import RunSummary
     from forethought.training.together import launched, leads
 
@@ -117,6 +118,7 @@ def train(
         return
     summary = RunSummary.load(folder)
     draw_run(summary, folder / "figures")
+    write_pages(summary)
     accuracy = run.accuracy
     terminal.show_result(console, run.statement, accuracy, seconds, folder, summary.results)
     terminal.show_phases(console, run)

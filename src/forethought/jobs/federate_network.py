@@ -229,8 +229,7 @@ def take_part_in_job(
         shared,
         share,
         out,
-        carry
-        or grpc_client(member.roster, member.keys, _address(request, address), **options),
+        carry or grpc_client(member.roster, member.keys, _address(request, address), **options),
         stated=replace(federation, plans=plans),
     )
     if took.statement is not None:

@@ -51,9 +51,7 @@ def server_app() -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         job, keys, out = _places(context.run_config)
 
-        def carry(
-            machine: ServerMachine, make: Callable[[Out], ServerDriver]
-        ) -> Status:
+        def carry(machine: ServerMachine, make: Callable[[Out], ServerDriver]) -> Status:
             return _carry(grid, machine, make)
 
         served, accuracy = serve_job(from_file(job), keys, out, carry=carry)

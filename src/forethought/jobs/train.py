@@ -197,6 +197,7 @@ def _keep_results(loaded: Loaded, found: Run, test: tuple[Any, Any] | None, fold
             values, targets = encoder.restored(values), encoder.restored(targets)
         results = measured(values, targets, None)
     else:
-        names = None if encoder is None else encoder.classes
-        results = measured(outputs, targets, names or range(classes))
+        # Labels that were found in the data are not for a page that is handed on.
+        declared = loaded.request.job.data.classes
+        results = measured(outputs, targets, declared or [f"class {n}" for n in range(classes)])
     replace_file(folder / RESULTS, results.to_json().encode())

@@ -28,7 +28,8 @@ TRANSCRIPT, TRANSCRIPT_SCHEMA = "transcript.json", "forethought/transcript/1"
 # A run in phases has a run folder for each, until it ends, and then a record of them.
 PHASES, RECORD = "phases", "phases.json"
 _OF_RESULTS = (METRICS, DIAGNOSTICS, RESULTS, TRANSCRIPT)
-WRITTEN = (PLAN, MODEL, STATEMENT, STATEMENT_TEXT, *_OF_RESULTS, RECORD)
+PAGES = ("report.html", "statement.html")
+WRITTEN = (PLAN, MODEL, STATEMENT, STATEMENT_TEXT, *_OF_RESULTS, RECORD, *PAGES)
 
 
 class RunFolderExistsError(ValueError):

@@ -1,0 +1,231 @@
+"""The pages that people are shown: a statement for a data-protection officer, a report of a run.
+
+Each is one file of HTML that needs nothing else: no network, no fonts, no libraries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from importlib import resources
+from typing import TYPE_CHECKING
+
+from forethought.accounting.releases import rows
+from forethought.accounting.statement_text import protected, records
+from forethought.report import charts
+from forethought.report.terminal import plan_rows
+
+if TYPE_CHECKING:
+    from forethought.accounting.statement import Statement
+    from forethought.training.results import Results
+    from forethought.training.summary import RunSummary
+
+# What others have promised in public, each for its own unit of protection.
+PUBLISHED = (
+    (1.0, "Wikimedia page views 2023, one reader and day"),
+    (2.64, "Google mobility reports 2020, one user and day"),
+    (9.98, "Israel's birth registry 2024, one birth"),
+    (19.61, "United States census 2020 (redistricting), one person"),
+)
+_CURVE = 101
+
+
+def statement_page(statement: Statement, title: str = "Privacy statement") -> str:
+    """The page for a data-protection officer: plain words first, a technical annex behind."""
+    s = statement
+    first, second, _ = s.sentences()
+    body = [f"<h1>{escape(title)}</h1>", *_head(s, first, second)]
+    if s.breaks:
+        body += ["<h2>Why there is no guarantee</h2>"]
+        body.append(_list(f"{text}: {text.kind.reason}." for text in s.breaks))
+    if s.private:
+        body += ["<h2>How strong it is</h2>", *_strength(s)]
+    body += [
+        "<h2>What was protected, and against whom</h2>",
+        _list(
+            [
+                f"Protected: {protected(s)}.",
+                "If one person has several records in the data, ask for the statement for as many "
+                "records together: this one is about "
+                + ("a single record." if s.group == 1 else f"{records(s)}."),
+                f"The attacker {s.adversary}.",
+                *(f"{text[:1].upper()}{text[1:]}." for text in map(str, s.facts)),
+            ]
+        ),
+        "<h2>What is not covered</h2>",
+        _list([f"{text}." for text in s.not_covered] or ["Nothing was named."]),
+        "<h2>What it rests on</h2>",
+        _list(f"{text[:1].upper()}{text[1:]}." for text in map(str, s.assumptions)),
+        "<h2>Who chose the numbers</h2>",
+        f"<p>Hyperparameters: {escape(str(s.hyperparameters))}.</p>",
+        "<h2>Technical annex</h2>",
+        *_annex(s),
+    ]
+    return _page(title, body)
+
+
+def report_page(summary: RunSummary) -> str:
+    """One file about a run: result beside its baseline, curves, plan, statement in short."""
+    s = summary.statement
+    first, second, third = s.sentences()
+    body = [f"<h1>Run {escape(summary.folder.resolve().name)}</h1>", *_head(s, first, second)]
+    if summary.results is not None:
+        body += ["<h2>What the model is worth</h2>", *_result(summary.results)]
+    pictures = _curves(summary)
+    if pictures:
+        body += ["<h2>How it went</h2>", f'<div class="charts">{"".join(pictures)}</div>']
+    body += ["<h2>The plan</h2>", _table(("", ""), plan_rows(summary.plan), head=False)]
+    body += ["<h2>The promise</h2>", f"<p>{escape(third)}</p>"]
+    body += ["<h3>Not covered</h3>", _list(f"{text}." for text in s.not_covered)]
+    body.append(
+        '<p>The whole statement: <a href="statement.html">statement.html</a> for people, '
+        "<code>statement.json</code> for <code>forethought account --verify</code>.</p>"
+    )
+    return _page(f"Run {summary.folder.resolve().name}", body)
+
+
+def write_pages(summary: RunSummary) -> None:
+    """Leave ``report.html`` and ``statement.html`` in the run folder."""
+    title = f"Privacy statement of {summary.folder.resolve().name}"
+    for name, text in (
+        ("statement.html", statement_page(summary.statement, title)),
+        ("report.html", report_page(summary)),
+    ):
+        (summary.folder / name).write_text(text, encoding="utf-8")
+
+
+def _head(s: Statement, first: str, second: str) -> list[str]:
+    kind = "promise" if s.private else "promise broken"
+    return [f'<div class="{kind}"><p>{escape(first)}</p><p>{escape(second)}</p></div>']
+
+
+def _strength(s: Statement) -> list[str]:
+    table = [(f"{rate:.1%}", f"{power:.2%}") for rate, power in s.attack]
+    return [
+        f"<figure>{charts.scale(s.epsilon.upper, PUBLISHED)}<figcaption>Smaller is stronger. The "
+        "published figures protect other things in other settings (some one day of a person, some "
+        "one row) and do not compare exactly; they show what others thought right."
+        "</figcaption></figure>",
+        "<p>In words: whatever test an attacker uses to tell whether "
+        f"{escape(records(s))} was used, this is the best they can do. Guessing blindly gives as "
+        "many detections as false alarms.</p>",
+        _table(("false alarms accepted", "detections, at most"), table),
+    ]
+
+
+def _annex(s: Statement) -> list[str]:
+    numbers = [
+        ("ε, certified upper end (the guarantee)", f"{s.epsilon.upper:.6g}"),
+        ("ε, certified lower end", f"{s.epsilon.lower:.6g}"),
+        ("δ", f"{s.delta:g}"),
+        ("adjacency", s.adjacency),
+        ("records protected together", f"{s.group}"),
+        ("records in the data", "not stated" if s.examples is None else f"{s.examples:,}"),
+        (s.way.rounds, f"{len(s.mechanism):,}"),
+        ("accountant", f"{s.accountant['kind']}, forethought {s.version}"),
+    ]
+    released = [(name, f"{count:,}", str(noise)) for name, count, noise in rows(s.releases)]
+    parts = [_table(("", ""), numbers, head=False)]
+    if released:
+        parts.append(_table(("released", "times", "noise multiplier"), released))
+    parts.append(_list(f"Theorem: {text}" for text in s.theorems))
+    parts.append(
+        "<p><code>forethought account --verify statement.json</code> recomputes what follows from "
+        "the mechanism in that file, and says what cannot be recomputed.</p>"
+    )
+    return parts
+
+
+def _result(results: Results) -> list[str]:
+    figures = [
+        (
+            name,
+            f"{figure.value:.3f}",
+            "" if figure.low is None else f"{figure.low:.3f} to {figure.high:.3f}",
+            f"{results.baseline[name]:.3f}" if name in results.baseline else "",
+        )
+        for name, figure in results.figures.items()
+    ]
+    parts = []
+    if results.weak:
+        parts.append(f'<p class="warning">{escape(results.sentences()[-1])}.</p>')
+    heads = ("figure", f"on {results.examples:,} held-out records", "95 % interval", "no model")
+    parts.append(_table(heads, figures))
+    if results.classes and len(results.classes) <= 20:
+        table = [
+            (name, *(f"{n:,}" for n in row), "" if recall is None else f"{recall:.1%}")
+            for name, row, recall in zip(
+                results.classes, results.confusion, results.recall, strict=True
+            )
+        ]
+        columns = ("true class", *(f"predicted {name}" for name in results.classes), "found")
+        parts += ["<h3>Which classes it takes for which</h3>", _table(columns, table)]
+    return parts
+
+
+def _curves(summary: RunSummary) -> list[str]:
+    found = []
+    for name, title, shown in (
+        ("accuracy", "accuracy on held-out records", charts.percent),
+        ("epsilon", f"ε at δ = {summary.statement.delta:.2g}", charts.short),
+    ):
+        points = _column(summary.metrics, name)
+        if len(points) > 1:
+            drawn = charts.curve(points, "round", title, shown=shown)
+            found.append(f"<figure>{drawn}<figcaption>{escape(title)}</figcaption></figure>")
+    attack = _attack(summary.statement)
+    if attack:
+        blind = [(a / 10, a / 10) for a in range(11)]
+        drawn = charts.curve(
+            attack,
+            "false alarms accepted",
+            "detections, at most",
+            shown=charts.percent,
+            reference=blind,
+            reference_name="blind guessing",
+            lowest=0.0,
+            highest=1.0,
+        )
+        found.append(f"<figure>{drawn}<figcaption>what an attacker can reach</figcaption></figure>")
+    return found
+
+
+def _attack(s: Statement) -> list[tuple[float, float]]:
+    composed = s.way.composed
+    if composed is None or not s.private:
+        return []
+    from forethought.accounting.tradeoff import tradeoff
+
+    best = tradeoff(composed(s.mechanism), group=s.group)
+    alarms = [number / (_CURVE - 1) for number in range(_CURVE)]
+    return [(alarm, 1 - float(best(alarm))) for alarm in alarms]
+
+
+def _column(metrics: Sequence[Mapping[str, str]], name: str) -> list[tuple[float, float]]:
+    return [(float(row["round"]), float(row[name])) for row in metrics if row.get(name)]
+
+
+def _list(texts: Iterable[str]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>"
+
+
+def _table(heads: Sequence[str], body: Iterable[Sequence[str]], *, head: bool = True) -> str:
+    names = f"<tr>{''.join(f'<th>{escape(text)}</th>' for text in heads)}</tr>" if head else ""
+    lines = (
+        f"<tr><th>{escape(first)}</th>{''.join(f'<td>{escape(text)}</td>' for text in rest)}</tr>"
+        for first, *rest in body
+    )
+    return f'<div class="wide"><table>{names}{"".join(lines)}</table></div>'
+
+
+def _page(title: str, body: Iterable[str]) -> str:
+    own = resources.files("forethought.report")
+    style, script = (
+        own.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{style}</style></head>"
+        f"<body><main>{''.join(body)}</main><script>{script}</script></body></html>\n"
+    )

@@ -1,0 +1,164 @@
+"""The pages: nothing from elsewhere, nothing unescaped, every number of the run; a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import forethought as ft
+from forethought.mechanism import Mechanism, Poisson, Rounds
+from forethought.plans import Plan
+from forethought.report import charts
+from forethought.report.page import report_page, statement_page, write_pages
+from forethought.training.results import measured
+from forethought.training.summary import RunSummary
+
+HOSTILE = "<script>alert(1)</script>&\"'"
+TARGETS = np.array([0, 1, 1] * 20)
+VOID = {"meta", "line", "circle", "rect", "path", "stop", "br"}
+
+
+class Page(HTMLParser):
+    """Collects text and attributes, and fails on elements that do not close."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.addresses: list[str] = []
+        self.points: list[list[object]] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        values = dict(attrs)
+        self.addresses += [values[name] for name in ("src", "href") if name in values]
+        if "data-points" in values:
+            self.points.append(json.loads(values["data-points"]))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        assert tag in VOID
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in ("style", "script"):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.words)
+
+
+def summary(folder: Path, **options) -> RunSummary:
+    plan = Plan(Mechanism(Rounds(1.2, 30, Poisson(0.1)), adjacency="add-or-remove"), 1000, 1e-5)
+    rows = tuple(
+        {"round": str(n), "accuracy": str(0.5 + n / 100), "epsilon": str(n / 10)}
+        for n in (10, 20, 30)
+    )
+    return RunSummary(folder, plan, ft.account(plan), rows, (), **options)
+
+
+def test_a_report_has_every_number_of_the_run(tmp_path):
+    results = measured(
+        np.array([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0]] * 20), TARGETS, (HOSTILE, "yes")
+    )
+    text = report_page(summary(tmp_path, results=results))
+    page = Page(text)
+    assert "<script>alert" not in text and HOSTILE in page.text
+    for figure in results.figures.values():
+        assert f"{figure.value:.3f}" in page.text
+    assert [point[2] for point in page.points[0]] == [
+        "round 10: 60.0%",
+        "round 20: 70.0%",
+        "round 30: 80.0%",
+    ]
+    # The attacker's curve: detections at most, never below blind guessing, ends at 1.
+    drawn = [float(point[2].rpartition(" ")[2].rstrip("%")) for point in page.points[2]]
+    assert drawn == sorted(drawn) and drawn[-1] == 100
+    assert all(value >= number - 0.06 for number, value in enumerate(drawn))
+    assert set(page.addresses) == {"statement.html"}
+    assert not re.search(r"https?://|url\(|@import", text)
+
+
+def test_a_statement_says_what_the_markdown_says(tmp_path):
+    statement = summary(tmp_path).statement
+    page = Page(statement_page(statement, HOSTILE))
+    for sentence in statement.sentences()[:2]:
+        assert sentence in page.text
+    for text in (*statement.assumptions, *statement.not_covered):
+        assert str(text)[1:] in page.text
+    for rate, power in statement.attack:
+        assert f"{rate:.1%}" in page.text and f"{power:.2%}" in page.text
+    assert f"{statement.epsilon.upper:.6g}" in page.text
+    assert page.addresses == []
+
+
+def test_a_statement_without_a_guarantee_has_no_scale(tmp_path):
+    plan = Plan(Mechanism(Rounds(0.0, 3, Poisson(0.1)), adjacency="add-or-remove"), 1000, 1e-5)
+    text = statement_page(ft.account(plan))
+    page = Page(text)
+    assert "not differentially private" in page.text and "Why there is no guarantee" in page.text
+    assert "<svg" not in text
+
+
+@pytest.mark.parametrize("epsilon", [1e-4, 0.1, 1.0, 2.999, 50, 1e6])
+def test_the_scale_keeps_every_value_on_it(epsilon):
+    drawn = charts.scale(epsilon, ((1.0, "one"), (19.61, "two")))
+    places = [float(x) for x in re.findall(r'\bx="([-\d.]+)"', drawn)]
+    assert all(0 <= x <= 760 for x in places)
+    assert f"ε = {epsilon:.3g}" in drawn
+
+
+@pytest.mark.parametrize(
+    "points",
+    [[(1, 0.5), (2, 0.5)], [(1, -3.0), (2, 1e9)], [(0, 0), (1e-9, 1e-9)], [(5, 7), (5, 7)]],
+)
+def test_any_curve_is_drawn_inside_its_frame(points):
+    page = Page(f"<p>{charts.curve(points, 'a', 'b')}</p>")
+    for x, y, _ in page.points[0]:
+        assert 0 <= x <= charts.WIDTH and 0 <= y <= charts.HEIGHT
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="Debian's chromium is not installed")
+def test_a_browser_shows_the_pages_without_an_error(tmp_path):
+    write_pages(summary(tmp_path))
+    script = """<script>
+      const chart = document.querySelector("svg.chart");
+      chart.dispatchEvent(new PointerEvent("pointermove", {clientX: -1e6}));
+      document.title = `${window.faults} faults, ${chart.querySelector(".tip").textContent}`;
+    </script>"""
+    page = tmp_path / "report.html"
+    watch = "<script>window.faults = 0; window.onerror = () => { window.faults++ }</script>"
+    text = page.read_text(encoding="utf-8").replace("<body>", f"<body>{watch}")
+    page.write_text(text.replace("</body>", f"{script}</body>"), encoding="utf-8")
+    quiet = ("sync", "background-networking", "component-update", "quic", "gpu")
+    done = subprocess.run(
+        [
+            "chromium",
+            "--headless",
+            "--no-sandbox",
+            "--no-first-run",
+            *(f"--disable-{name}" for name in quiet),
+            f"--user-data-dir={tmp_path / 'profile'}",
+            "--dump-dom",
+            page.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert "<title>0 faults, round 10: 60.0%</title>" in done.stdout
