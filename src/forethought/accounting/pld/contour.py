@@ -22,6 +22,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import erfcx, ndtri_exp
 
 from forethought.accounting.pld.charges import Charges
@@ -38,6 +39,8 @@ _MOST_WORK = 7e8
 _FACTORS = np.array([1.02, 1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 9.0, 15.0])
 # Where the transform has fallen to e^-this, what is left of the line needs little accuracy.
 _DEEP = 60.0
+# So many tilts are tried for a bound on what lies beyond the window.
+_MOST_BEYOND = 5
 # Rounds of one rate that are worth a table of their own.
 _SEVERAL = 3
 # How far a line keeps from the pole, in standard deviations, and how much it may lose by that.
@@ -242,16 +245,8 @@ class Total:
         """
         c, epsilon, log_delta, slack = place
         small = log_delta + math.log(accuracy)
-        tilts = c * _FACTORS
-        moments = self.cumulant(tilts)
-        peaks = tilts * np.log(tilts / (tilts + 1)) - np.log1p(tilts)
-        nearest = epsilon * (1 - slack)
-        needs = (moments + peaks - tilts * nearest - small + 1) / (tilts - c)
-        # Moments that leave the range of a double bound nothing.
-        needs[moments > 400 * max(self.count, 1.0)] += 1e6 / c
-        at = int(np.nanargmin(needs))
-        beyond = float(tilts[at])
-        width = max((1 - small) / c, float(needs[at]))
+        beyond, need, bound = self._beyond(c, epsilon * (1 - slack), small)
+        width = max((1 - small) / c, need)
         # How much larger the line's first value is than the answer: all errors count for more.
         excess = max(0.0, float(self.cumulant(np.array([c]))[0]) - c * epsilon - log_delta)
         if not excess < 500:
@@ -263,8 +258,43 @@ class Total:
         if points > _MOST_POINTS:
             raise UnresolvedError(f"{points} points on the line")
         line = self._line(c, step, points, accuracy * math.exp(-excess))
-        bound = self._moment_above(beyond)
         return Integral(c, step, smoothing, line, beyond, bound)
+
+    def _beyond(self, tilt: float, nearest: float, small: float) -> tuple[float, float, float]:
+        """A tilt beyond ``tilt``, the window that Chernoff's bound there asks for, and that bound.
+
+        Beyond the window what is left of δ at ``nearest`` is then below e^``small``.
+        """
+        tilts = tilt * _FACTORS
+        moments = self.cumulant(tilts)
+        # Moments that leave the range of a double bound nothing.
+        moments[~(moments <= 400 * max(self.count, 1.0))] = np.inf
+
+        def needs(at: NDArray[np.intp], moments: Array) -> Array:
+            peaks = tilts[at] * np.log(tilts[at] / (tilts[at] + 1)) - np.log1p(tilts[at])
+            return np.asarray(
+                (moments + peaks - tilts[at] * nearest - small + 1) / (tilts[at] - tilt)
+            )
+
+        everything = np.arange(tilts.size)
+        about = needs(everything, moments)
+        best: tuple[float, float, float] | None = None
+        failed = UnresolvedError("no moment beyond the line")
+        for at in np.argsort(about)[:_MOST_BEYOND]:
+            try:
+                moment = self._moment_above(float(tilts[at]))
+            except UnresolvedError as error:
+                failed = error
+                continue
+            # The estimate may be far below what is certain.
+            need = float(needs(everything[at : at + 1], np.array([moment]))[0])
+            if best is None or need < best[1]:
+                best = (float(tilts[at]), need, moment)
+            if need <= 1.2 * about[at]:
+                break
+        if best is None:
+            raise failed
+        return best
 
     def _line(self, tilt: float, step: float, points: int, accuracy: float) -> Line:
         # In bands: the further out, the finer the panels, and the smaller what the transform of

@@ -121,7 +121,7 @@ class Search:
             if self.place and abs(self.upper - place.epsilon) <= 0.01 * self.upper:
                 self.place = place._replace(slack=0.02)
             else:
-                slack = 0.3 if self._blind else 0.1
+                slack = 1.0 if self._blind else 0.1
                 self._truncate(math.log(self.delta), self.upper)
                 found = self.total.locate(epsilon=self.upper)
                 self.place = Place(found.tilt, self.upper, math.log(self.delta), slack)
