@@ -28,6 +28,7 @@ LINE = [TESTS + "pld/test_integral.py"]
 TRANSFORM = [TESTS + "pld/test_transform.py"]
 HITS = [TESTS + "pld/test_hits.py"]
 CURVES = [TESTS + "pld/test_privacy_loss.py", "-k", "curves"]
+FILTER = [TESTS + "test_gaussian_filter.py"]
 LIMITS = [TESTS + "test_limits.py"]
 COMPARISON = ["tests/published/test_comparison.py"]
 VERIFY = [TESTS + "test_verification.py", "-k", "not every_edit"]
@@ -187,6 +188,13 @@ MUTANTS = [
            "return np.asarray(0.3 * np.sqrt((moment + error[0]) * square))", TRANSFORM),
     Mutant("charge: the variance of a shared base", PLD + "quadrature.py",
            "size = size + tall * tall / (2 * base.variance)", "size = size + 0.0", TRANSFORM),
+    Mutant("filter: half of what a round costs", ACCOUNTING + "gaussian_filter.py",
+           "return 2 * zcdp(rounds) * _ROUNDING", "return zcdp(rounds)", FILTER),
+    Mutant("filter: charged although it does not fit", ACCOUNTING + "gaussian_filter.py",
+           "        if not total <= self._limit:\n", "        if False:\n", FILTER),
+    Mutant("filter: charged for other rounds than the stated", ACCOUNTING + "adaptive.py",
+           "if len(charged) != len(spent) or not np.allclose(charged, spent, rtol=_SAME, atol=0):",
+           "if len(charged) != len(spent):", FILTER),
     Mutant("crossing: clipped instead of reported", ACCOUNTING + "exact.py",
            "if found.lower > found.upper:", "if False:", SEARCH),
     Mutant("strong adversary: distance without replacement",

@@ -341,12 +341,12 @@ KINDS: dict[str, Kind] = {
     "phases-by-results": Kind(
         "choice",
         "the phases after the first were chosen by the accuracy of those before: {detail}",
-        "Feldman and Zrnic 2021, Theorem 4.3",
+        "Feldman and Zrnic 2021, Theorem 4.3; Smith and Thakurta 2022",
     ),
     "noise-by-releases": Kind(
         "choice",
         "the noise of every round followed from the noised sums before it: {detail}",
-        "Feldman and Zrnic 2021, Theorem 4.3",
+        "Smith and Thakurta 2022",
     ),
     "utility-graph": Kind(
         "choice",

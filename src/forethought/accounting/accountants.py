@@ -9,6 +9,7 @@ from typing import Any
 from forethought.accounting import exact
 from forethought.accounting.adaptive import (
     FILTER,
+    GAUSSIAN_FILTER,
     SELECTION,
     filter_interval,
     selection_interval,
@@ -193,6 +194,15 @@ def _search(details: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
+def _gaussian_filtered(details: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        "Rounds were chosen adaptively, after seeing results. A Gaussian filter with a budget of "
+        f"ε = {details['epsilon']:g} at δ = {details['delta']:g}, set before the first round, was "
+        "charged before each release as if it held every record; ε is that budget, whatever would "
+        "have been chosen",
+    )
+
+
 def _filtered(details: Mapping[str, Any]) -> tuple[str, ...]:
     orders = ", ".join(f"{order:g}" for order in details["orders"])
     return (
@@ -261,6 +271,18 @@ ACCOUNTANTS: dict[str, Accountant] = {
         hidden=_sampled,
         done=_filtered,
         details=("epsilon", "delta", "orders", "spent"),
+    ),
+    GAUSSIAN_FILTER: Accountant(
+        interval=filter_interval,
+        theorems=lambda _mechanism, _group: (
+            "Gaussian mechanism (Balle and Wang 2018, Theorem 8)",
+            "Gaussian filter (Smith and Thakurta 2022)",
+        ),
+        covered="everything the run released, whatever its results would have made it do",
+        rounds="rounds released",
+        hidden=lambda _mechanism: "",
+        done=_gaussian_filtered,
+        details=("epsilon", "delta", "spent"),
     ),
     AGGREGATE: Accountant(
         interval=aggregate_interval,

@@ -3,7 +3,7 @@
 Both are recomputed from a mechanism and a few public details, so that a Statement can hold them:
 ``selection_interval`` and ``filter_interval`` are accountants of
 :mod:`forethought.accounting.statement`. Sources: Papernot and Steinke 2022, Theorems 2 and 6;
-Feldman and Zrnic 2021, Theorem 4.3.
+Feldman and Zrnic 2021, Theorem 4.3; Smith and Thakurta 2022.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from forethought.accounting import exact
+from forethought.accounting.gaussian_filter import GAUSSIAN_FILTER_SCHEMA, GaussianFilter
 from forethought.accounting.interval import Interval
 from forethought.accounting.renyi.curves import RenyiCurve, canonne_epsilon, rdp
-from forethought.accounting.renyi.filter import RenyiFilter
+from forethought.accounting.renyi.filter import FILTER_SCHEMA, RenyiFilter, best_order
 from forethought.accounting.renyi.selection import (
     NegativeBinomialTrials,
     PoissonTrials,
@@ -27,15 +28,18 @@ from forethought.accounting.renyi.selection import (
 )
 from forethought.caveats import Caveat
 from forethought.mechanism import (
+    Budget,
     FullBatch,
     Mechanism,
     Rounds,
+    Shuffled,
     UnsupportedMechanismError,
     real,
 )
 from forethought.serialisation import exact_keys
 
-SELECTION, FILTER = "selection", "renyi-filter"
+SELECTION, FILTER, GAUSSIAN_FILTER = "selection", "renyi-filter", "gaussian-filter"
+Filter = RenyiFilter | GaussianFilter
 SEARCH_ALONE, PHASES_ALONE = Caveat("search"), Caveat("chosen-phases")
 _SAME = 1e-9
 # By how much a search's ε may differ when it is recomputed, by another version for example.
@@ -210,8 +214,35 @@ def selection_interval(
     return Interval(0.0, upper)
 
 
-def filter_details(ledger: RenyiFilter) -> dict[str, Any]:
+def suited_filter(foreseen: Mechanism, budget: Budget) -> Filter:
+    """The filter that affords most of what is foreseen; any run that departs from it is safe.
+
+    A Gaussian filter where no round is sampled, else a Rényi filter at the one best order.
+
+    Raises:
+        ValueError: the budget leaves the order nothing to spend.
+    """
+    if all(isinstance(part.sampling, FullBatch | Shuffled) for part in foreseen):
+        return GaussianFilter(budget, foreseen.adjacency)
+    return RenyiFilter(budget, foreseen.adjacency, (best_order(foreseen, budget.delta),))
+
+
+def filter_from_state(state: Mapping[str, Any]) -> Filter:
+    """The filter that a ``state_dict`` is of."""
+    if state.get("schema") == GAUSSIAN_FILTER_SCHEMA:
+        return GaussianFilter.from_state(state)
+    return RenyiFilter.from_state(state)
+
+
+def filter_details(ledger: Filter) -> dict[str, Any]:
     """What a Statement has to hold of a filter that a run kept to."""
+    if isinstance(ledger, GaussianFilter):
+        return {
+            "kind": GAUSSIAN_FILTER,
+            "epsilon": ledger.budget.epsilon,
+            "delta": ledger.budget.delta,
+            "spent": ledger.spent,
+        }
     return {
         "kind": FILTER,
         "epsilon": ledger.budget.epsilon,
@@ -224,7 +255,7 @@ def filter_details(ledger: RenyiFilter) -> dict[str, Any]:
 def filter_interval(
     mechanism: Mechanism, delta: float, group: int, details: Mapping[str, Any]
 ) -> Interval:
-    """ε of a run whose rounds were chosen by results, within a Rényi filter.
+    """ε of a run whose rounds were chosen by results, within a filter.
 
     Args:
         mechanism: what was released in the end.
@@ -242,10 +273,17 @@ def filter_interval(
     """
     if group != 1:
         raise UnsupportedMechanismError(
-            "a Rényi filter keeps its budget for one record: account with group=1"
+            "a filter keeps its budget for one record: account with group=1"
         )
-    state = {**details, "schema": "forethought/renyi-filter/1", "adjacency": mechanism.adjacency}
-    ledger = RenyiFilter.from_state({**state, "spent": [0.0] * len(details["orders"])})
+    state = {key: value for key, value in details.items() if key != "kind"}
+    state["adjacency"] = mechanism.adjacency
+    ledger: Filter
+    if "orders" in details:
+        unspent = [0.0] * len(details["orders"])
+        ledger = RenyiFilter.from_state({**state, "schema": FILTER_SCHEMA, "spent": unspent})
+    else:
+        state |= {"schema": GAUSSIAN_FILTER_SCHEMA, "spent": 0.0}
+        ledger = GaussianFilter.from_state(state)
     budget = ledger.budget
     if delta < budget.delta:
         raise ValueError(
@@ -257,8 +295,13 @@ def filter_interval(
             f"the stated rounds do not fit into a filter of epsilon {budget.epsilon:g} at delta "
             f"{budget.delta:g}"
         )
-    spent = rdp(mechanism, ledger.orders).values
-    charged = [real("spent", value, least=0) for value in details["spent"]]
+    if isinstance(ledger, GaussianFilter):
+        ledger.spend(mechanism)
+        spent: tuple[float, ...] = (ledger.spent,)
+        charged = [real("spent", details["spent"], least=0)]
+    else:
+        spent = rdp(mechanism, ledger.orders).values
+        charged = [real("spent", value, least=0) for value in details["spent"]]
     if len(charged) != len(spent) or not np.allclose(charged, spent, rtol=_SAME, atol=0):
         raise ValueError("the filter was charged for other rounds than the stated ones")
     return Interval(0.0, budget.epsilon)

@@ -4,7 +4,8 @@ Proposition 1 makes the noise proportional to the gradient, σ_t = ‖∇F(θ_t)
 that leaks, so :func:`descend_unprotected` is for comparison and its statement says that there is no
 guarantee. :func:`descend_steered` estimates the norm from what was released anyway: a noised
 gradient g̃ has E‖g̃‖² = ‖∇F‖² + dσ², so ‖g̃‖² − dσ² costs nothing. The noise then depends on outputs,
-which composition with fixed parameters does not cover: a Rényi filter is charged before each round.
+which composition with fixed parameters does not cover: a Gaussian filter is charged before each
+round, exactly.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 from forethought.accounting.adaptive import filter_details
 from forethought.accounting.assumptions import Randomness
 from forethought.accounting.gaussian import gaussian_mu
-from forethought.accounting.renyi.filter import RenyiFilter, best_order
+from forethought.accounting.gaussian_filter import GaussianFilter
 from forethought.accounting.statement import account
 from forethought.caveats import Caveat
 from forethought.convex.descent import (
@@ -125,7 +126,7 @@ def descend_steered(
     Args:
         problem, features, targets, above, seeds, slope: as in
             :func:`forethought.convex.descend`.
-        budget: (ε, δ), which a Rényi filter keeps.
+        budget: (ε, δ), which a Gaussian filter keeps.
         rounds: at most so many.
         adjacency: what a neighbour is.
 
@@ -133,7 +134,7 @@ def descend_steered(
         The weights; the statement's accountant is the filter.
 
     Raises:
-        ValueError, TypeError: data that do not fit, or a budget that pays for no round.
+        ValueError, TypeError: data that do not fit. Any budget pays for a few rounds.
     """
     if not isinstance(budget, Budget):
         raise TypeError(f"budget must be a Budget(epsilon, delta), not {budget!r}")
@@ -141,11 +142,8 @@ def descend_steered(
     run = _begun(problem, features, targets, budget.delta, adjacency, above, seeds, slope)
     N, d = len(run.records.records), run.model.weight.numel()
     moved = sensitivity(Rounds(1.0, 1, FullBatch()), adjacency)
-    # What is foreseen: the whole budget as one Gaussian release. It only chooses the order.
     mu = gaussian_mu(budget.epsilon, budget.delta)
-    foreseen = Mechanism(Rounds(moved / mu, 1, FullBatch()), adjacency=adjacency)
-    order = best_order(foreseen, budget.delta)
-    ledger = RenyiFilter(budget, adjacency, (order,))
+    ledger = GaussianFilter(budget, adjacency)
     least = max(LEAST_NOISE, moved / (mu * math.sqrt(MOST_SHARE)))
     sigma, step = problem.lipschitz / (2 * math.sqrt(d)), 1 / (2 * problem.smoothness)
     squared: float | None = None
@@ -165,12 +163,7 @@ def descend_steered(
         squared = found if squared is None else (1 - NEWEST) * squared + NEWEST * found
         # An estimate below its own noise says only that the gradient is small.
         sigma = max(RATIO * math.sqrt(max(squared, 0.0) / d), drawn / 2)
-    if not steps:
-        raise ValueError(
-            f"a budget of ε = {budget.epsilon:g} at δ = {budget.delta:g} pays for no round: use "
-            "forethought.convex.plan, whose default any budget pays for"
-        )
-    chosen = Caveat("noise-by-releases", f"in proportion to the norm they showed, {order:g} order")
+    chosen = Caveat("noise-by-releases", "in proportion to the norm they showed")
     plan = run.plan(steps, chosen, budget)
     statement = account(
         plan,

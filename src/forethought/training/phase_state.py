@@ -10,9 +10,14 @@ from typing import Any
 import torch
 
 from forethought.accounting import exact
-from forethought.accounting.adaptive import PHASES_ALONE, filter_details
+from forethought.accounting.adaptive import (
+    PHASES_ALONE,
+    Filter,
+    filter_details,
+    filter_from_state,
+    suited_filter,
+)
 from forethought.accounting.assumptions import Randomness
-from forethought.accounting.renyi.filter import RenyiFilter, best_order
 from forethought.accounting.statement import Statement, account
 from forethought.caveats import Caveat
 from forethought.mechanism import Mechanism, Rounds
@@ -87,13 +92,12 @@ class PhaseState:
         self.transcript = Transcript()
         self.phases: list[Phase] = []
         self.ending: Ending | None = None
-        self.filter: RenyiFilter | None = None
+        self.filter: Filter | None = None
         if adaptive and plan.budget is not None:
             first = Mechanism(plan.mechanism.rounds[0], adjacency=plan.mechanism.adjacency)
             fits = exact.epsilon(first, plan.budget.delta).upper <= plan.budget.epsilon
             if fits:
-                order = best_order(plan.mechanism, plan.budget.delta)
-                self.filter = RenyiFilter(plan.budget, plan.mechanism.adjacency, (order,))
+                self.filter = suited_filter(plan.mechanism, plan.budget)
             if self.filter is None or self.filter.would_exceed(first):
                 raise ValueError(
                     f"the first phase alone exceeds the budget of epsilon {plan.budget.epsilon}: "
@@ -117,7 +121,7 @@ class PhaseState:
         if self.filter is None or rule is None or not self.phases:
             return parts[len(self.phases)] if len(self.phases) < len(parts) else None
         done = tuple((p.rounds, p.accuracy or 0.0) for p in self.phases)
-        copy = RenyiFilter.from_state(self.filter.state_dict())
+        copy = filter_from_state(self.filter.state_dict())
         chosen = rule(Progress(self.plan.examples, self.wanted, done, copy))
         if chosen is not None and not isinstance(chosen, Rounds):
             raise TypeError(f"next_phase must return Rounds or None, not {chosen!r}")
@@ -242,7 +246,7 @@ class PhaseState:
         self.transcript = Transcript.from_values(values["transcript"])
         self.ending = None if values["ending"] is None else Ending(values["ending"])
         if values["filter"] is not None:
-            self.filter = RenyiFilter.from_state(values["filter"])
+            self.filter = filter_from_state(values["filter"])
         self.phases = [
             Phase(
                 Rounds.from_dict(row["rounds"]), row["accuracy"], tuple(from_values(row["history"]))

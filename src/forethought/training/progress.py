@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from forethought.accounting.renyi.filter import RenyiFilter
+from forethought.accounting.adaptive import Filter
 from forethought.mechanism import Rounds
 
 
@@ -23,7 +23,7 @@ class Progress:
     examples: int
     wanted: float
     done: tuple[tuple[Rounds, float], ...]
-    filter: RenyiFilter
+    filter: Filter
 
 
 NextPhaseRule = Callable[[Progress], Rounds | None]
