@@ -118,10 +118,11 @@ class Search:
         if self.delta is not None:
             if not 0 < self.upper < math.inf:
                 return
+            # The window has to hold all that the answer may still be.
+            slack = min(1.0, max(0.02, 1.2 * (1 - self.lower / self.upper)))
             if self.place and abs(self.upper - place.epsilon) <= 0.01 * self.upper:
-                self.place = place._replace(slack=0.02)
+                self.place = place._replace(slack=slack)
             else:
-                slack = 1.0 if self._blind else 0.1
                 self._truncate(math.log(self.delta), self.upper)
                 found = self.total.locate(epsilon=self.upper)
                 self.place = Place(found.tilt, self.upper, math.log(self.delta), slack)
@@ -151,27 +152,30 @@ class Search:
     def _crossing(self, line: Charged, start: float, wanted: float, *, upper: bool) -> float:
         """Where a bound crosses log δ: the side of it on which the bound certainly holds."""
         low, high = 0.0, math.inf
+        above = below = math.nan  # log of the bound over δ, at low and at high
         at, stride = max(start, 0.0), 0.25
-        for _ in range(60):
+        tilt = line.integral.tilt
+        for step in range(80):
             gap = line.at(at)[1 if upper else 0] - wanted
             if gap > 0:
-                low = max(low, at)
+                low, above = max(low, at), gap
             else:
-                high = min(high, at)
-            if high < math.inf and high - low <= 1e-12 * high:
+                high, below = min(high, at), gap
+            near = abs(gap) < 1e-7 * at * tilt and (gap <= 0) == upper
+            if near or (high < math.inf and high - low <= 1e-12 * high):
                 break
-            # Newton with a slope of -c, a little beyond, so that both sides are found.
-            if math.isfinite(gap):
-                move = gap / line.integral.tilt
+            if math.isfinite(above - below) and step % 3:
+                # Between two that are known, a little towards the side that is wanted.
+                share = above / (above - below)
+                share = share * (1 - 1e-8) + (1e-8 if upper else 0.0)
+                following = low + share * (high - low)
+            elif math.isfinite(gap):
+                # Newton with a slope of -c, a little beyond, so that both sides are found.
+                following = at + 1.02 * gap / tilt + (1e-10 if gap > 0 else -1e-10) * at
             else:
                 # No bound here: the window in which there is one may be narrow.
-                move, stride = -stride / line.integral.tilt, 2 * stride
-            following = at + 1.02 * move + (1e-10 if gap > 0 else -1e-10) * at
+                following, stride = at - stride / tilt, 2 * stride
             if not low < following < high:
-                following = (low + high) / 2 if high < math.inf else 2 * at + 1 / line.integral.tilt
-            if upper and gap <= 0 and abs(move) < 1e-7 * at:
-                break
-            if not upper and gap > 0 and abs(move) < 1e-7 * at:
-                break
+                following = (low + high) / 2 if high < math.inf else 2 * at + 1 / tilt
             at = following
         return high if upper else low
