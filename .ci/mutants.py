@@ -156,7 +156,7 @@ MUTANTS = [
            "doubt = EPS * (6.0 * max(above.size, below.size) + weights.size + 8)", "doubt = 0.0",
            HITS),
     Mutant("charge: weights left out", PLD + "hits.py",
-           "return Hits(first + start, weights, doubt, 1e-110 if cut else 0.0)",
+           "return Hits(first + start, weights, doubt, 1e-270 if cut else 0.0)",
            "return Hits(first + start, weights, doubt, 0.0)", HITS),
     Mutant("charge: mass of no component", PLD + "contour.py",
            "above = self.lost + self.cut_off", "above = self.cut_off", SEARCH),

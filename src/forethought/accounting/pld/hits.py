@@ -14,7 +14,7 @@ import numpy as np
 from forethought.accounting.pld.mixtures import EPS, Array
 
 # What is less likely than this is left out, and charged.
-_LEAST = 1e-120
+_LEAST = 1e-280
 
 
 class Hits(NamedTuple):
@@ -75,15 +75,15 @@ def _from_ratios(mode: int, low: int, high: int, ratio: Callable[[Array], Array]
     start = int(np.argmax(kept))
     weights = weights[start : weights.size - int(np.argmax(kept[::-1]))]
     cut = not (whole and kept.all())
-    # Beyond a weight below 1e-120 the ratios only fall: a geometric tail at most.
-    return Hits(first + start, weights, doubt, 1e-110 if cut else 0.0)
+    # Beyond a weight below 1e-280 the ratios only fall: a geometric tail at most.
+    return Hits(first + start, weights, doubt, 1e-270 if cut else 0.0)
 
 
 def _until_rare(ratio: Callable[[Array], Array], first: int, last: int) -> Array:
     """1 at ``first`` and the running products of ``ratio`` upwards, until they are negligible."""
     pieces: list[Array] = [np.ones(1)]
     here, size, k = 1.0, 64, first
-    while k < last and here > 1e-130:
+    while k < last and here > 1e-290:
         steps = np.arange(k, min(k + size, last), dtype=float)
         piece = np.asarray(here * np.cumprod(ratio(steps)), dtype=float)
         pieces.append(piece)

@@ -29,7 +29,8 @@ class Search:
         self.smoothing, self.gap = 0.0, 1.0
         self._coarser = 1.0  # after lines that were too much work
         self._blind = 0  # lines that gave no lower end, as they lay too far off
-        self.finished = False
+        # Mass that no component holds settles it: no line shows less.
+        self.finished = delta is not None and total.lost >= delta
         self.lines: list[Charged] = []
         self._cut_at = math.inf
         self._retreats = 0
