@@ -104,7 +104,7 @@ def minimum(task: Task, problem: Problem) -> float:
     rows, loss = task.features.double(), loss_and_slope(problem).loss
     optimizer = torch.optim.LBFGS(
         [weights],
-        max_iter=2000,
+        max_iter=2000 if len(rows) < 50_000 else 300,
         tolerance_grad=1e-9,
         tolerance_change=1e-14,
         line_search_fn="strong_wolfe",

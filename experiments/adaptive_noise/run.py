@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument(
         "--mnist-repetitions", type=int, help="fewer, where processors are busy; default: the same"
     )
+    parser.add_argument("--cache", type=Path, help="where results are kept, to go on later")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--smoke", action="store_true", help="two small data sets, 8 repetitions")
     given = parser.parse_args()
@@ -41,7 +42,7 @@ def main() -> None:
     with ProcessPoolExecutor(given.processes, mp_context=get_context("spawn")) as pool:
         count = {"mnist": given.mnist_repetitions or repetitions}
         futures = [
-            pool.submit(run, job, given.data_dir, count.get(job.name, repetitions))
+            pool.submit(run, job, given.data_dir, count.get(job.name, repetitions), given.cache)
             for job in jobs(names)
         ]
         for future in as_completed(futures):

@@ -65,7 +65,8 @@ def markdown(results: Sequence[Result], repetitions: int, of_mnist: int) -> str:
         "# Adaptive noise: Table 3 and what exact accounting makes of it",
         "",
         f"Medians of {repetitions} repetitions (MNIST {of_mnist}; quartiles; T iterations, + where "
-        "they were cut off). Best constant: of σ ∈ {0.001, 0.01, 0.1, 1}, known in hindsight. δ = 1/N.",
+        "they were cut off). Best constant: of σ ∈ {0.001, 0.01, 0.1, 1}, known in hindsight. "
+        "δ = 1/N.",
         "",
         "## As the paper has it",
         "",

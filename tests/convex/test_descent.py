@@ -293,3 +293,36 @@ def test_plans_that_cannot_be_are_refused(change, words) -> None:
     given = {"budget": BUDGET, "examples": 80, "features": 3, **change}
     with pytest.raises(ValueError, match=words):
         convex.plan(problem, **given)
+
+
+def test_features_may_be_standardised_by_moments_that_are_paid_for() -> None:
+    rng = np.random.default_rng(2)
+    X = rng.standard_normal((3000, 3)) * [1.0, 5.0, 20.0] + [0.0, 10.0, -40.0]
+    y = (X[:, 1] > 10).astype(int)
+    asked = ft.Preparation(("moments",), bounds=(-100.0, 100.0), features=3)
+    problem = convex.LogisticRegression(feature_bound=3.0)
+    plan = convex.plan(problem, BUDGET, examples=3000, features=3, preparation=asked)
+    assert 0.999 * BUDGET.epsilon <= ft.account(plan).epsilon.upper <= BUDGET.epsilon
+    assert convex.DescentPlan.from_json(plan.to_json()) == plan
+    prepared = ft.prepare(plan, (X, y))
+    run = convex.descend(plan, prepared.apply(X), y, prepared=prepared)
+    assert run.statement.mechanism == plan.mechanism
+    assert len(run.statement.mechanism) == plan.rounds + 1
+    assert run.statement.releases[0].name == "means and squares of the features"
+    scores = prepared.apply(X).numpy() @ run.weights + run.intercept
+    assert ((scores > 0) == y).mean() > 0.8
+    with pytest.raises(ValueError, match="pays for a preparation"):
+        convex.descend(plan, X, y)
+    plain = convex.plan(problem, BUDGET, examples=3000, features=3)
+    with pytest.raises(ValueError, match="not what the plan pays for"):
+        convex.descend(plain, X, y, prepared=prepared)
+    with pytest.raises(ValueError, match="leaves nothing"):
+        convex.plan(
+            problem,
+            BUDGET,
+            examples=3000,
+            features=3,
+            preparation=ft.Preparation(
+                ("moments",), bounds=(-1.0, 1.0), features=3, noise_multiplier=0.5
+            ),
+        )

@@ -23,6 +23,8 @@ from forethought.convex.descent_plan import DescentPlan
 from forethought.convex.losses import LossAndSlope, loss_and_slope
 from forethought.convex.problems import Problem
 from forethought.convex.rows import Above, Bounded, bounded_records
+from forethought.preparing.paid import require_prepared, with_preparation
+from forethought.preparing.prepare import Prepared
 from forethought.rounds.linear import LinearModel, Slope
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
@@ -97,6 +99,7 @@ def descend(
     seeds: Seeds | None = None,
     start: Any | None = None,
     slope: Slope | None = None,
+    prepared: Prepared | None = None,
     watch: Callable[[int, Array], None] | None = None,
 ) -> Descended:
     """Run the plan of a descent.
@@ -111,6 +114,8 @@ def descend(
         start: θ_0 with the weights' shape, the constant column's last; public. Default: zero.
         slope: of a loss of one's own: its derivative by the output, (N, 1) and targets → (N, 1),
             each row from itself.
+        prepared: what :func:`forethought.prepare` released for this plan, where it pays for that;
+            ``features`` are then those that ``prepared.apply`` makes.
         watch: called with t and the weights (public, all columns) after every step.
 
     Returns:
@@ -122,6 +127,7 @@ def descend(
     """
     if not isinstance(plan, DescentPlan):
         raise TypeError(f"plan must come from forethought.convex.plan, not {type(plan).__name__}")
+    require_prepared(plan, prepared)
     problem = plan.problem
     loss = functions_of(problem, slope)
     found = bounded_records(problem, features, targets, above)
@@ -140,8 +146,10 @@ def descend(
             path.step(place, noised.mean().view_as(place), size)
             if watch is not None:
                 watch(index + 1, path.weights.numpy().copy())
-    statement = _statement(plan, secrets, rounds.transcript, slope is not None)
-    return finished(plan, path.weights.numpy(), statement, rounds.transcript, found)
+    transcript = with_preparation(prepared, rounds.transcript)
+    seeded = secrets.seeded_noise or (prepared is not None and prepared.seeded)
+    statement = _statement(plan, seeded, transcript, slope is not None)
+    return finished(plan, path.weights.numpy(), statement, transcript, found)
 
 
 def functions_of(problem: Problem, slope: Slope | None) -> LossAndSlope:
@@ -182,12 +190,12 @@ def beginning(start: Any | None, weight: Tensor) -> Tensor:
 
 
 def _statement(
-    plan: DescentPlan, secrets: Secrets, transcript: Transcript, own_loss: bool
+    plan: DescentPlan, seeded: bool, transcript: Transcript, own_loss: bool
 ) -> Statement:
     transcript.require(plan.mechanism)
     caveats = uses_of_data(own_loss)
     # No batch is drawn at random: only the noise's seed could matter.
-    randomness = Randomness(seeded_noise=secrets.seeded_noise)
+    randomness = Randomness(seeded_noise=seeded)
     statement = account(plan, randomness=randomness, not_covered=caveats)
     return statement.of_run(transcript.releases())
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from forethought.caveats import Caveat, caveats, choice
 from forethought.convex.problems import Problem, problem_from_dict
 from forethought.mechanism import Budget, Mechanism, real, whole
+from forethought.preparation import Preparation
 from forethought.privacy import NoiseKind, Privacy, Round
 from forethought.serialisation import Stored, plain
 
@@ -79,8 +80,13 @@ class DescentPlan(Stored):
 
     @property
     def mechanism(self) -> Mechanism:
-        """The releases."""
-        return self.privacy.mechanism
+        """The releases: those of the preparation, then the rounds."""
+        return self.privacy.accounted
+
+    @property
+    def preparation(self) -> Preparation | None:
+        """What is released first to prepare the features with."""
+        return self.privacy.preparation
 
     @property
     def examples(self) -> int:
@@ -127,7 +133,7 @@ class DescentPlan(Stored):
         """σ_t: standard deviation of the noise on every coordinate of the mean gradient."""
         return tuple(
             part.noise_multiplier * self.clip_norm / self.examples
-            for part in self.mechanism
+            for part in self.privacy.mechanism
             for _ in range(part.count)
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 from forethought.accounting import exact
 from forethought.accounting.gaussian import gaussian_mu
@@ -22,7 +23,11 @@ from forethought.mechanism import (
     sensitivity,
     whole,
 )
+from forethought.preparation import Preparation
 from forethought.privacy import LEAST_NOISE, Clip, LinearExamples, NoiseKind, Privacy
+
+# Share of the budget's μ² that a preparation is given.
+PREPARATION = 0.1
 
 
 def plan(
@@ -36,6 +41,7 @@ def plan(
     rounds: int | None = None,
     adjacency: Adjacency = "replace-one",
     noise: NoiseKind = "gaussian",
+    preparation: Preparation | None = None,
     hyperparameters: Caveat | str | None = None,
     not_covered: Iterable[Caveat | str] = (),
 ) -> DescentPlan:
@@ -53,6 +59,9 @@ def plan(
         rounds: at most so many with a ``schedule``.
         adjacency: what a neighbour is. Replacing a record moves a sum twice as far as adding one.
         noise: "gaussian", or "grid" for discrete noise in whole numbers.
+        preparation: moments or quantiles of the features that are released first, and paid for, to
+            standardise them with (:func:`forethought.prepare`); the problem's bounds are then those
+            of prepared features. Its noise is the planner's choice where it has none.
         hyperparameters, not_covered: for the Statement.
 
     Returns:
@@ -75,17 +84,19 @@ def plan(
     weights = (d + bool(problem.intercept)) * problem.outputs
     moved = sensitivity(Rounds(1.0, 1, FullBatch()), adjacency)
     why: dict[str, str] = {}
+    preparation, before = _prepared(preparation, budget, moved, why)
     if schedule is None:
         if rounds is not None:
             raise ValueError("rounds= goes with a schedule=: the default one has its own number")
-        found = recipe(problem, N, weights, gaussian_mu(budget.epsilon, budget.delta), moved)
+        mu = math.sqrt(gaussian_mu(budget.epsilon, budget.delta) ** 2 - before)
+        found = recipe(problem, N, weights, mu, moved)
         C = found.clip_norm if clip_norm is None else real("clip_norm", clip_norm, above=0)
-        length = _scaled(found, budget, moved * C / N)
+        length = _scaled(found, mu, moved * C / N)
         _explain(why, problem, found, length)
         accelerated = found.accelerated
     else:
         C = problem.lipschitz if clip_norm is None else real("clip_norm", clip_norm, above=0)
-        length = horizon(schedule, budget, moved * C / N, rounds)
+        length = horizon(schedule, budget, moved * C / N, rounds, before)
         accelerated = False
         why["noise and steps"] = "the schedule that was given"
         capped = len(length.sigmas) == (rounds or MOST_ROUNDS)
@@ -94,11 +105,11 @@ def plan(
         f"{C:.4g}, {C / problem.lipschitz:.0%} of the bound {problem.lipschitz:.4g} on a gradient "
         "that follows from the declared bounds"
     )
-    mechanism = _within(budget, length, N / C, adjacency)
+    mechanism = _within(budget, length, N / C, adjacency, preparation)
     chosen = hyperparameters or _chosen_by(schedule, clip_norm)
     return DescentPlan(
         problem,
-        Privacy(mechanism, N, budget.delta, Clip(C), LinearExamples(), noise, budget),
+        Privacy(mechanism, N, budget.delta, Clip(C), LinearExamples(), noise, budget, preparation),
         d,
         length.steps,
         accelerated=accelerated,
@@ -116,9 +127,28 @@ def _chosen_by(schedule: Schedule | None, clip_norm: float | None) -> Caveat:
     return Caveat("declared-as", f"{named}; the planner chose the rest from no data")
 
 
-def _scaled(found: Recipe, budget: Budget, delta: float) -> Horizon:
+def _prepared(
+    asked: Preparation | None, budget: Budget, moved: float, why: dict[str, str]
+) -> tuple[Preparation | None, float]:
+    """The preparation with its noise, and the μ² that it spends."""
+    if asked is None:
+        return None, 0.0
+    mu, releases = gaussian_mu(budget.epsilon, budget.delta), len(asked.statistics)
+    sigma = asked.noise_multiplier
+    if sigma is None:
+        sigma = moved / mu * math.sqrt(releases / PREPARATION)
+        why["preparation"] = f"{PREPARATION:.0%} of the budget's μ² for its {releases} releases"
+    if sigma == 0 or releases * (moved / sigma) ** 2 >= mu**2:
+        raise ValueError(
+            f"the preparation leaves nothing of ε = {budget.epsilon:g}: give it a noise_multiplier "
+            f"above {moved * math.sqrt(releases) / mu:.4g}, or none"
+        )
+    return replace(asked, noise_multiplier=sigma), releases * (moved / sigma) ** 2
+
+
+def _scaled(found: Recipe, mu: float, delta: float) -> Horizon:
     """The recipe's noise at the scale that spends the budget: Σ (Δ/σ_t)² = μ²."""
-    mu = gaussian_mu(budget.epsilon, budget.delta) * (1 - 1e-9)
+    mu *= 1 - 1e-9
     scale = delta * math.sqrt(math.fsum(size**-2 for size in found.shape)) / mu
     sigmas = tuple(scale * size for size in found.shape)
     return Horizon(sigmas, (found.step,) * len(sigmas), mu)
@@ -137,7 +167,13 @@ def _explain(why: dict[str, str], problem: Problem, found: Recipe, length: Horiz
     )
 
 
-def _within(budget: Budget, length: Horizon, scale: float, adjacency: Adjacency) -> Mechanism:
+def _within(
+    budget: Budget,
+    length: Horizon,
+    scale: float,
+    adjacency: Adjacency,
+    preparation: Preparation | None,
+) -> Mechanism:
     """The rounds with noise multipliers σ_t N/C, a hair larger where the certified ε needs it."""
     grow = 1.0
     while True:
@@ -149,7 +185,8 @@ def _within(budget: Budget, length: Horizon, scale: float, adjacency: Adjacency)
             )
         rounds = (Rounds(value, 1, FullBatch()) for value in multipliers)
         mechanism = Mechanism(*rounds, adjacency=adjacency)
-        if exact.epsilon(mechanism, budget.delta).upper <= budget.epsilon:
+        whole_run = mechanism if preparation is None else preparation.before(mechanism)
+        if exact.epsilon(whole_run, budget.delta).upper <= budget.epsilon:
             return mechanism
         if grow > 1.001:
             raise ArithmeticError(

@@ -115,7 +115,11 @@ def _require_convex(problem: Problem) -> None:
 
 
 def horizon(
-    schedule: Schedule, budget: Budget, sensitivity: float, most: int | None = None
+    schedule: Schedule,
+    budget: Budget,
+    sensitivity: float,
+    most: int | None = None,
+    before: float = 0.0,
 ) -> Horizon:
     """The most iterations of a schedule whose exact cost is within the budget.
 
@@ -127,6 +131,7 @@ def horizon(
         schedule: any function of t; called in order, once for each t.
         sensitivity: Δ, how far one record moves the mean gradient.
         most: iterations at most.
+        before: μ² of what is released before.
 
     Raises:
         ValueError: σ_t or η_t that is not above 0, or a budget that does not pay for one round; the
@@ -135,7 +140,7 @@ def horizon(
     delta = real("sensitivity", sensitivity, above=0)
     limit = MOST_ROUNDS if most is None else whole("most", most, most=MOST_ROUNDS)
     # A little less than allowed, for the rounding of this sum and of the certified ε.
-    allowed = (gaussian_mu(budget.epsilon, budget.delta) * (1 - 1e-9)) ** 2
+    allowed = (gaussian_mu(budget.epsilon, budget.delta) * (1 - 1e-9)) ** 2 - before
     sigmas: list[float] = []
     steps: list[float] = []
     spent = lost = 0.0
@@ -153,7 +158,8 @@ def horizon(
         sigmas.append(sigma)
         steps.append(real(f"step size of iteration {t}", eta, above=0))
     if not sigmas:
-        needed = gaussian_epsilon(budget.delta, delta / sigma * (1 + 1e-9))
+        first = math.hypot(delta / sigma, math.sqrt(before))
+        needed = gaussian_epsilon(budget.delta, first * (1 + 1e-9))
         raise ValueError(
             f"the budget pays for no iteration of this schedule: its first noise, {sigma:.4g}, "
             f"against a sensitivity of {delta:.4g} spends ε = {needed:.4g} at δ = "

@@ -11,24 +11,38 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from forethought.mechanism import FullBatch, Mechanism, Rounds
-from forethought.plans import Plan
 from forethought.preparation import NAMES, Preparation, Statistics
 from forethought.preparing import constants
 from forethought.preparing.constants import Constants
 from forethought.preparing.vectors import Vectors
-from forethought.privacy import Clip, Privacy
+from forethought.privacy import Clip, NoiseKind, Privacy
 from forethought.rounds.private_sum import NoisedSum, PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
 from forethought.rounds.statistics import STATISTIC, unclipped
 from forethought.rounds.transcript import Transcript
 from forethought.serialisation import Stored, build, plain
+
+
+class Paying(Protocol):
+    """What is read of a plan that pays for a preparation."""
+
+    @property
+    def preparation(self) -> Preparation | None: ...
+    @property
+    def mechanism(self) -> Mechanism: ...
+    @property
+    def examples(self) -> int: ...
+    @property
+    def delta(self) -> float: ...
+    @property
+    def noise(self) -> NoiseKind: ...
 
 
 @dataclass(frozen=True)
@@ -89,7 +103,7 @@ class Prepared(Stored):
         return super().load(path)
 
 
-def prepare(plan: Plan, data: Any, *, seeds: Seeds | None = None) -> Prepared:
+def prepare(plan: Paying, data: Any, *, seeds: Seeds | None = None) -> Prepared:
     """Release the statistics that a plan has a budget for.
 
     Args:
@@ -127,7 +141,7 @@ def prepare(plan: Plan, data: Any, *, seeds: Seeds | None = None) -> Prepared:
     )
 
 
-def _rounds(plan: Plan, asked: Preparation, statistic: Any, seeds: Seeds) -> PrivateRounds:
+def _rounds(plan: Paying, asked: Preparation, statistic: Any, seeds: Seeds) -> PrivateRounds:
     part = Rounds(asked.rounds().noise_multiplier, 1, FullBatch())
     privacy = Privacy(
         Mechanism(part, adjacency=plan.mechanism.adjacency),

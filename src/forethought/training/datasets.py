@@ -6,10 +6,7 @@ from collections.abc import Sequence
 
 from forethought.caveats import Caveat
 from forethought.data import Dataset
-from forethought.mechanism import Mechanism
 from forethought.plans import Plan
-from forethought.preparing.prepare import Prepared
-from forethought.rounds.transcript import Transcript
 
 
 def opened(data: object, held_out: object | None) -> tuple[object, object | None, Sequence[Caveat]]:
@@ -42,40 +39,6 @@ def steered(plan: Plan, held_out: object | None) -> tuple[Caveat, ...]:
             "scores with noise)"
         )
     return (Caveat("public-test"),)
-
-
-def require_prepared(plan: Plan, prepared: Prepared | None) -> None:
-    """Refuse a run whose first releases are not those that its plan accounts for.
-
-    Raises:
-        ValueError: no preparation where the plan has one, one that the plan does not have, or
-            one that was released otherwise.
-    """
-    if prepared is None:
-        if plan.preparation is not None:
-            raise ValueError(
-                "the plan pays for a preparation of the data: release it with prepared = "
-                "forethought.prepare(plan, data), apply it to the inputs, and give prepared="
-            )
-        return
-    if plan.preparation != prepared.preparation or plan.examples != prepared.examples:
-        raise ValueError(
-            "prepared= is not what the plan pays for: its releases would be in no ε. Make the plan "
-            "with forethought.plan(preparation=...) first, and prepare with that plan"
-        )
-    paid = prepared.preparation.rounds()
-    found = Mechanism(paid, adjacency=plan.mechanism.adjacency)
-    prepared.transcript.require(found)
-
-
-def with_preparation(prepared: Prepared | None, transcript: Transcript) -> Transcript:
-    """All releases of a run, those of the preparation first."""
-    if prepared is None:
-        return transcript
-    whole = Transcript()
-    whole.extend(prepared.transcript)
-    whole.extend(transcript)
-    return whole
 
 
 def with_caveats(plan: Plan, found: Sequence[Caveat]) -> Plan:

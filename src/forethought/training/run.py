@@ -15,6 +15,7 @@ from forethought.accounting.assumptions import Randomness
 from forethought.accounting.statement import Statement, account
 from forethought.caveats import Caveat
 from forethought.plans import Plan
+from forethought.preparing.paid import require_prepared, with_preparation
 from forethought.preparing.prepare import Prepared
 from forethought.privacy import LEAST_NOISE
 from forethought.rounds.losses import Loss, check_loss, default_loss
@@ -26,13 +27,7 @@ from forethought.rounds.transcript import Transcript
 from forethought.training.checkpoint import Checkpoint, CheckpointError
 from forethought.training.checkpointer import Checkpointer, continued
 from forethought.training.coincidence import CoincidingRecordsError, coincide
-from forethought.training.datasets import (
-    opened,
-    require_prepared,
-    steered,
-    with_caveats,
-    with_preparation,
-)
+from forethought.training.datasets import opened, steered, with_caveats
 from forethought.training.descent import Descent
 from forethought.training.devices import usable
 from forethought.training.execution import Execution, ShortForms, settled
