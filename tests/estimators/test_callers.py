@@ -9,21 +9,26 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from sklearn.base import clone
+from sklearn.compose import TransformedTargetRegressor, make_column_transformer
 from sklearn.ensemble import VotingClassifier
+from sklearn.impute import SimpleImputer
 from sklearn.model_selection import (
     GridSearchCV,
     RandomizedSearchCV,
     cross_val_score,
 )
-from sklearn.pipeline import make_pipeline
+from sklearn.pipeline import make_pipeline, make_union
 from sklearn.preprocessing import (
     FunctionTransformer,
+    MinMaxScaler,
     Normalizer,
+    OneHotEncoder,
     PolynomialFeatures,
     StandardScaler,
 )
 
 from forethought.estimators import (
+    PrivateLinearRegression,
     PrivateLogisticRegression,
     RangeScaler,
     SelectionNotCoveredWarning,
@@ -107,21 +112,41 @@ def test_the_statement_of_a_chosen_model_says_so(table: Table) -> None:
 @pytest.mark.parametrize(
     ("step", "named"),
     [
-        (StandardScaler(), True),
-        (make_pipeline(StandardScaler()), True),
-        (Normalizer(), False),
-        (FunctionTransformer(), False),
-        (RangeScaler(), False),
-        (PolynomialFeatures(), False),
-        ("passthrough", False),
+        (StandardScaler(), ["StandardScaler"]),
+        (make_pipeline(Normalizer(), StandardScaler()), ["StandardScaler"]),
+        (make_union(Normalizer(), MinMaxScaler()), ["MinMaxScaler"]),
+        (make_column_transformer((StandardScaler(), [0])), ["StandardScaler"]),
+        (make_column_transformer((OneHotEncoder(handle_unknown="ignore"), [1])), ["OneHotEncoder"]),
+        (SimpleImputer(), ["SimpleImputer"]),
+        (Normalizer(), []),
+        (FunctionTransformer(), []),
+        (RangeScaler(), []),
+        (PolynomialFeatures(), []),
+        (SimpleImputer(strategy="constant"), []),
+        (
+            make_column_transformer(
+                (RangeScaler(), [0, 2]),
+                (OneHotEncoder(categories=[[0.0, 1.0]], handle_unknown="ignore"), [1]),
+                remainder="drop",
+            ),
+            [],
+        ),
+        ("passthrough", []),
     ],
 )
-def test_steps_fitted_on_private_data_are_named(step: Any, named: bool, table: Table) -> None:
+def test_steps_fitted_on_private_data_are_named(step: Any, named: list[str], table: Table) -> None:
     pipeline = make_pipeline(step, private()).fit(*table)
-    assert (PREPARED in codes(pipeline[-1])) == named
-    if named:
-        words = [str(caveat) for caveat in pipeline[-1].statement_.not_covered]
-        assert any(type(step).__name__ in word for word in words)
+    words = [str(caveat) for caveat in pipeline[-1].statement_.not_covered]
+    assert (PREPARED in codes(pipeline[-1])) == bool(named)
+    assert all(any(word.endswith(f": {name}") for word in words) for name in named)
+
+
+def test_targets_scaled_by_the_data_are_named(table: Table) -> None:
+    X, _ = table
+    model = PrivateLinearRegression(epsilon=1.0, feature_bound=2.0, target_range=(-3, 3))
+    whole = TransformedTargetRegressor(model, transformer=StandardScaler()).fit(X, X[:, 0])
+    assert PREPARED in codes(whole.regressor_)
+    assert PREPARED not in codes(model.fit(X, X[:, 0]))
 
 
 def test_a_pipeline_inside_a_pipeline_counts(table: Table) -> None:

@@ -14,15 +14,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from sklearn.base import BaseEstimator
+from sklearn.compose import TransformedTargetRegressor
 from sklearn.model_selection._search import BaseSearchCV
 from sklearn.pipeline import Pipeline
-from sklearn.utils import get_tags
 
 from forethought.caveats import Caveat
-from forethought.estimators.scaling import RangeScaler
-
-# Fitting these reads the number of columns and nothing else.
-_SHAPE_ONLY = ("PolynomialFeatures", RangeScaler.__name__)
+from forethought.estimators.preparation import fitted_on_data
 
 
 class SelectionNotCoveredWarning(UserWarning):
@@ -86,19 +83,10 @@ def circumstances() -> tuple[Caveat, ...]:
     if search is not None:
         words = f"the parameters, by {type(search).__name__} over scores on the same records"
         found.append(Caveat("chosen-on-private-data", words))
-    steps = [
-        type(step).__name__
-        for pipeline in _running(Pipeline)
-        for _, step in pipeline.steps[:-1]
-        if _reads_data(step)
-    ]
-    if steps:
-        words = f"by steps of the pipeline that were fitted before: {', '.join(steps)}"
+    steps = [step for pipeline in _running(Pipeline) for _, step in pipeline.steps[:-1]]
+    targets = [owner.transformer for owner in _running(TransformedTargetRegressor)]
+    names = dict.fromkeys(name for step in (*steps, *targets) for name in fitted_on_data(step))
+    if names:
+        words = f"by steps that were fitted before: {', '.join(names)}"
         found.append(Caveat("preparation-from-data", words))
     return tuple(found)
-
-
-def _reads_data(step: Any) -> bool:
-    if step is None or step == "passthrough" or type(step).__name__ in _SHAPE_ONLY:
-        return False
-    return not isinstance(step, BaseEstimator) or bool(get_tags(step).requires_fit)
