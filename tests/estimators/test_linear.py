@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy import sparse
+from scipy.stats import chi2
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.model_selection import cross_val_score, train_test_split
 from sklearn.pipeline import make_pipeline
@@ -209,3 +210,24 @@ def test_the_ball_reads_no_value_of_the_data() -> None:
     assert shapes[0] == shapes[1]
     fitted = model.fit(rows(50), labels(rows(50), 2))
     assert np.linalg.norm(fitted.coef_) <= fitted.plan_.problem.radius
+
+
+def test_the_noise_in_the_weights_is_the_plans() -> None:
+    """Rows of zeros say nothing, so the weights are noise alone: of the variance that the plan's
+    noise and steps add up to. False alarms: one in a million.
+    """
+    count = 500
+    fitted = PrivateLogisticRegression(
+        epsilon=50.0, delta=1e-6, feature_bound=1.0, classes=[0, 1], fit_intercept=False
+    ).fit(np.zeros((2000, count)), np.arange(2000) % 2)
+    plan = fitted.plan_
+    # How much of each round's noise is in the weights: the steps are linear in it.
+    before = weights = np.zeros(plan.rounds)
+    for t, size in enumerate(plan.steps, 1):
+        pull = (t - 1) / (t + 2) if plan.accelerated else 0.0
+        place = weights + pull * (weights - before)
+        before, weights = weights, place - size * np.eye(plan.rounds)[t - 1]
+    variance = float(weights**2 @ np.square(plan.sigmas))
+    found = float(np.square(fitted.coef_).sum()) / variance
+    assert np.linalg.norm(fitted.coef_) < plan.problem.radius / 2  # never projected
+    assert 5e-7 < chi2.cdf(found, count) < 1 - 5e-7
