@@ -23,12 +23,17 @@ from typer.testing import CliRunner
 from forethought.accounting.statement import Statement
 from forethought.accounting.verification import verify
 from forethought.cli import app
+from forethought.data import load
+from forethought.data.shares import share_of, shares, write_share
 from forethought.exchange.keys import Keys
+from forethought.exchange.messages import Model
+from forethought.exchange.signed import Endpoint
 from forethought.federated.federation import Federation, FederationError, Policy
 from forethought.jobs import federate_network as jobs
 from forethought.jobs.federate import federation_of
 from forethought.jobs.job import JobError
 from forethought.jobs.request import from_file
+from forethought.network.turns import client_turn
 from forethought.training.keys import KEYS
 
 ROOT = Path(__file__).parents[2]
@@ -216,6 +221,96 @@ def test_secure_aggregation_is_refused_on_all_sides(keys: Path, tmp_path: Path) 
         jobs.serve_job(secured, tmp_path / "server", tmp_path / "run")
     with pytest.raises(FederationError, match="in simulation only"):
         jobs.take_part_in_job(secured, tmp_path / "a", tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job whose clients bring records of their own, each in its own folder."""
+    root = tmp_path_factory.mktemp("own")
+    digits = load("digits")
+    parts = shares(digits.train.targets, 2, "power-law:0.5", np.random.default_rng(0))
+    tables = ""
+    for name, part in zip(("a", "b"), parts, strict=True):
+        write_share(share_of(digits, part), root / name)
+        tables += (
+            f'[[federation.client]]\nname = "{name}"\nexamples = {len(part)}\nfolder = "{name}"\n'
+        )
+    head = JOB[: JOB.index("[[federation")].replace('"digits"', '"npz:data.npz"')
+    (root / "job.toml").write_text(head + tables)
+    jobs.make_everybody(from_file(root / "job.toml"), root / "keys", root / "a")
+    return root
+
+
+@pytest.mark.slow
+def test_every_client_trains_on_its_own_folder(own_folders: Path, tmp_path: Path) -> None:
+    address, results = f"127.0.0.1:{free_port()}", dict[str, Any]()
+    request, keys = from_file(own_folders / "job.toml"), own_folders / "keys"
+    threads = [
+        in_thread(
+            lambda: jobs.serve_job(
+                request,
+                keys / "server",
+                tmp_path / "server",
+                address=address,
+                data_dir=own_folders / "a",
+            ),
+            results,
+            "server",
+        )
+    ]
+    for name in ("a", "b"):
+        threads.append(
+            in_thread(
+                lambda name=name: jobs.take_part_in_job(
+                    request, keys / name, tmp_path / name, address=address
+                ),
+                results,
+                name,
+            )
+        )
+    for thread in threads:
+        thread.join(PATIENCE)
+    served, accuracy = results["server"]
+    assert served.finished and accuracy > 0.3
+    sizes = [plan.examples for plan in Federation.load(keys / "federation.json").plans]
+    assert len(set(sizes)) == 2
+    for name in ("a", "b"):
+        assert results[name].statement.guarantee <= 4.0
+
+
+def test_records_of_another_number_are_refused(own_folders: Path, tmp_path: Path) -> None:
+    """Before anything is connected: the guarantee depends on how many there are."""
+    request = from_file(own_folders / "job.toml")
+    with pytest.raises(FederationError, match="the guarantee depends on it"):
+        jobs.take_part_in_job(
+            request,
+            own_folders / "keys" / "a",
+            tmp_path / "run",
+            data_dir=own_folders / "b",
+            address="127.0.0.1:1",
+        )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_ledger_that_was_set_back_stops_the_client_and_keeps_its_secrets(
+    job: Path, keys: Path, tmp_path: Path
+) -> None:
+    """A backup from before its releases: the server knows better, and nothing more is released."""
+    request = from_file(job)
+
+    def carry(make: Any, compute: Any) -> Any:
+        driver, _ = client_turn([], make, compute)
+        server = jobs.Membership.load(keys / "server")
+        federation = server.federation
+        sealing = Endpoint(federation.run_id, -1, server.keys.signing, {}, federation.parameters)
+        start = np.zeros(federation.parameters, dtype=np.float32)
+        driver.received(sealing.seal(0, Model(4, 4, start)), -1)
+        return driver
+
+    took = jobs.take_part_in_job(request, keys / "a", tmp_path / "a", carry=carry)
+    assert (took.reason, took.over, took.updates) == ("ledger set back", False, 0)
+    assert took.alarms[0].code == "ledger set back" and (tmp_path / "a" / KEYS).exists()
 
 
 class Shell:

@@ -10,9 +10,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -141,3 +143,63 @@ def test_in_one_process_with_restarts(rule: str, tmp_path: Path) -> None:
     found = asyncio.run(scenario())
     np.testing.assert_array_equal(found, last_model(rule, parameters, rounds, CLIENTS))
     assert make_client(tmp_path, agreed, 0).driver.ledger.read().updates == rounds
+
+
+def test_a_client_that_is_stopped_while_it_computes_commits_what_it_computed(
+    tmp_path: Path,
+) -> None:
+    roster = prepare(tmp_path, CLIENTS)
+    agreed = federation(roster, "asynchronous", 10, 30)
+    computing = threading.Event()
+
+    async def scenario() -> int:
+        server = make_server(tmp_path, agreed, [])
+        port = await server.start("127.0.0.1:0")
+        client = make_client(tmp_path, agreed, 0)
+        compute = client._compute
+
+        def slowly(asked: Any) -> Any:
+            computing.set()
+            time.sleep(0.3)
+            return compute(asked)
+
+        client._compute = slowly
+        stop, ended = asyncio.Event(), asyncio.Event()
+        serving = asyncio.create_task(server.run(ended))
+        taking_part = asyncio.create_task(client.run(f"127.0.0.1:{port}", stop))
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.to_thread(computing.wait)
+            stop.set()
+            await taking_part
+            ended.set()
+            await serving
+        return int(client.driver.ledger.read().updates)
+
+    assert asyncio.run(scenario()) == 1
+    assert make_client(tmp_path, agreed, 0).driver.ledger.read().updates == 1
+
+
+def test_a_failed_write_ends_the_client_and_nothing_is_sent(tmp_path: Path) -> None:
+    """After it the machine is not what its ledger says: no event reaches it any more."""
+    roster = prepare(tmp_path, CLIENTS)
+    agreed = federation(roster, "synchronous", 10, 30)
+
+    async def scenario() -> None:
+        server = make_server(tmp_path, agreed, [])
+        port = await server.start("127.0.0.1:0")
+        client = make_client(tmp_path, agreed, 0)
+
+        def full(release: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        client.driver.ledger.commit = full  # type: ignore[method-assign]
+        ended = asyncio.Event()
+        serving = asyncio.create_task(server.run(ended))
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(OSError, match="No space left"):
+                await client.run(f"127.0.0.1:{port}", asyncio.Event())
+            ended.set()
+            await serving
+        assert server.driver.machine.applied.sum() == 0 and not server.driver.alarms
+
+    asyncio.run(scenario())

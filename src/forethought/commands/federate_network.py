@@ -197,7 +197,7 @@ def client(
         )
     if took.reason is None:
         raise typer.Exit(fail("paused; the same command goes on where it was", 130))
-    if took.reason not in ("finished", "plan used up", "stopped by its owner"):
+    if not took.over:
         raise typer.Exit(fail(took.reason, 1))
 
 

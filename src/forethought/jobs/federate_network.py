@@ -234,10 +234,10 @@ def take_part_in_job(
     )
     if took.statement is not None:
         took.statement.save(out)
-    if took.weights is not None and took.reason is not None:
+    if took.weights is not None and took.over:
         shared.write(took.weights)
         _save_model(shared, out)
-    if took.reason is not None:
+    if took.over:
         end(out)
     return took
 

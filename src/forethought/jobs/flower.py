@@ -105,7 +105,7 @@ def answered(config: Mapping[str, Any], frames: list[bytes]) -> list[bytes]:
         return driver
 
     took = take_part_in_job(from_file(job), keys, out, carry=carry)
-    if took.reason is not None:
+    if took.over:
         (out / ENDED).write_bytes(last_words)
     return replies
 

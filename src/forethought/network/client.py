@@ -57,6 +57,7 @@ class FederationClient:
         self.driver = driver(self._send, self._begin)
         self.connections, self.connected = 0, False
         self._ending = False
+        self._worker: threading.Thread | None = None
         self._guard = Guarded(self.driver)
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -85,6 +86,11 @@ class FederationClient:
             talking.cancel()
             with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
                 await talking
+        if self._worker is not None and self._worker.is_alive():
+            # What is being computed is finished and committed; a second signal acts at once.
+            await asyncio.to_thread(self._worker.join)
+            await asyncio.sleep(0)
+        self._guard.check()
 
     async def _talk(self, address: str, leave: bool) -> None:
         first, last = self._back_off
@@ -144,8 +150,10 @@ class FederationClient:
             self._outbox.put(message, frame)
 
     def _begin(self, asked: Compute) -> None:
-        # A daemon: what a killed or stopped process was computing comes out the same again.
-        threading.Thread(target=self._work, args=(asked,), daemon=True).start()
+        if self._ending:
+            return  # the process that goes on from the ledger is asked again
+        self._worker = threading.Thread(target=self._work, args=(asked,), daemon=True)
+        self._worker.start()
 
     def _work(self, asked: Compute) -> None:
         try:
@@ -154,9 +162,9 @@ class FederationClient:
             outcome = _raising(error)
         else:
             outcome = lambda: self.driver.handle(done)  # noqa: E731
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            assert self._loop is not None
-            self._loop.call_soon_threadsafe(self._guard.do, outcome)
+        with contextlib.suppress(RuntimeError):  # the loop has ended by a second signal
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._guard.do, outcome)
 
 
 def _raising(error: BaseException) -> Callable[[], None]:

@@ -36,6 +36,8 @@ from forethought.rounds.records import Records
 from forethought.training.keys import KEYS, Keys, wipe
 from forethought.training.lock import locked
 
+# Reasons of a machine to be done after which there is nothing to go on with.
+ENDINGS = ("finished", "stopped by its owner")
 Carry: TypeAlias = Callable[
     [Callable[[Send, Begin], ClientDriver], Callable[[Compute], Computed]], ClientDriver
 ]
@@ -63,7 +65,7 @@ class TookPart:
     """What came of taking part.
 
     Args:
-        reason: why it ended; None: it was stopped, and can go on.
+        reason: why it ended; None: it was paused, and can go on.
         updates: in the ledger. statement: of what was released; None: nothing was.
         weights: of the last model that was received; None: there was none.
         alarms: what an operator must see.
@@ -74,6 +76,11 @@ class TookPart:
     statement: Statement | None
     weights: Vector | None
     alarms: tuple[Raised, ...]
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing can follow; else folder and secrets are still needed."""
+        return self.reason in ENDINGS
 
 
 def take_part(
@@ -109,6 +116,12 @@ def take_part(
         raise FederationError(
             "the job's model is not the federation's: names or shapes of its parameters differ"
         )
+    plan = federation.plan(me)
+    if len(share.records) != plan.examples:
+        raise FederationError(
+            f"the plan is for {plan.examples} examples, the data has {len(share.records)}: the "
+            "guarantee depends on it"
+        )
     share.policy.require(federation, me)
     with locked(folder):
         storage = FolderStorage(folder)
@@ -117,7 +130,6 @@ def take_part(
         endpoint = Endpoint(federation.run_id, me, keys.signing, server, federation.parameters)
         ledger = ClientLedger(storage, endpoint, share.records.digest(own.identity))
         machine = ClientMachine(federation, me, ledger.read(), share.policy)
-        plan = federation.plan(me)
         trainer = ClientTrainer(
             shared,
             Holder(plan, share.records, share.loss, own.secrets, share.micro_batch),
