@@ -81,7 +81,7 @@ def test_what_the_server_sees_of_one_client_is_uniform():
     for round in range(rounds):
         cohort = _Cohort(SecureAggregation(4, 0, 0, bits), round, size)
         cohort.until(MaskedSum, {c: np.full(size, 7, np.uint64) for c in range(4)})
-        content = cohort.sent[MaskedSum][1].content
+        content = cohort.sent[MaskedSum][1].content.tobytes()
         seen += np.bincount(np.frombuffer(content, np.uint8), minlength=256)
     expected = rounds * size / 256
     statistic = float(((seen - expected) ** 2 / expected).sum())
@@ -149,6 +149,7 @@ def test_a_server_that_swaps_keys_is_noticed():
     roster = MaskRoster(
         0,
         0,
+        0,
         np.arange(4),
         messages[0].keys + own + own + messages[2].keys + messages[3].keys,
         b"".join(message.signature for message in messages.values()),
@@ -164,7 +165,7 @@ def test_a_client_answers_one_list_of_survivors_and_a_long_enough_one():
     client = cohort.clients[0]
 
     def answer(survivors):
-        return client.handle(Received(SERVER, Survivors(0, 0, np.array(survivors)), 0.0))
+        return client.handle(Received(SERVER, Survivors(0, 0, 0, np.array(survivors)), 0.0))
 
     assert "4 clients survived" in answer([0, 1, 2, 3])[0].text  # five are agreed on
     first = answer([0, 1, 2, 3, 4])
@@ -177,7 +178,7 @@ def test_no_client_reveals_both_shares_of_another():
     cohort = _Cohort(SecureAggregation(5, 1, 0))
     cohort.until(MaskedSum, _elements(5))
     held = dict(cohort.clients[0]._held)
-    survivors = Survivors(0, 0, np.array([0, 1, 2, 4]))
+    survivors = Survivors(0, 0, 0, np.array([0, 1, 2, 4]))
     answer = cohort.clients[0].handle(Received(SERVER, survivors, 0.0))[0].message
     pieces = [answer.shares[32 * i : 32 * i + 32] for i in range(5)]
     assert pieces == [held[c][1 if c == 3 else 0] for c in range(5)]
@@ -189,7 +190,7 @@ def test_a_second_sum_or_roster_or_altered_shares_are_refused():
     with pytest.raises(SecureAggregationError, match="has its sum"):
         cohort.clients[0].contribute(_elements(4)[0])
     roster = next(m for to, m in cohort.delivered if isinstance(m, MaskRoster))
-    other = MaskRoster(0, 0, np.arange(3), roster.keys[:192], roster.signatures[:192])
+    other = MaskRoster(0, 0, 0, np.arange(3), roster.keys[:192], roster.signatures[:192])
     assert isinstance(cohort.clients[0].handle(Received(SERVER, other, 0.0))[0], Alarm)
     fresh = _Cohort(SecureAggregation(4, 0, 0))
     fresh.until(MaskShares, _elements(4))
@@ -213,12 +214,12 @@ def test_stray_messages_change_nothing():
     masked = cohort.sent[MaskedSum]
     short = replace(masked[0], content=masked[0].content[:-1])
     assert cohort.server.handle(Received(0, short, 0.0))[0].code == "secure-malformed"
-    assert cohort.server.handle(Received(0, replace(masked[0], round=1), 0.0)) == []
+    assert cohort.server.handle(Received(0, replace(masked[0], base=1), 0.0)) == []
     assert cohort.server.handle(Received(9, masked[0], 0.0)) == []
     assert cohort.server.handle(Received(0, "text", 0.0)) == []
     early = cohort.server.handle(Woken(1.0))
     assert len(early) == 1 and cohort.server.total is None
-    later = replace(Survivors(0, 0, np.arange(4)), round=3)
+    later = replace(Survivors(0, 0, 0, np.arange(4)), base=3)
     assert cohort.clients[0].handle(Received(SERVER, later, 0.0))[0].code == "secure-stray"
     assert cohort.clients[0].handle(Received(1, masked[0], 0.0))[0].code == "secure-stray"
     assert cohort.clients[0].handle(Received(SERVER, masked[1], 0.0))[0].code == "secure-kind"

@@ -25,10 +25,11 @@ from forethought.federated.secure_aggregation.messages import (
     MaskShares,
     Survivors,
     Unmasking,
+    attempted,
     pieces,
 )
 from forethought.federated.secure_aggregation.participant import about
-from forethought.federated.secure_aggregation.ring import Ring, mask, unpack
+from forethought.federated.secure_aggregation.ring import Ring, mask, unpack_words
 from forethought.federated.secure_aggregation.settings import (
     SecureAggregation,
     SecureAggregationError,
@@ -46,11 +47,15 @@ class Aggregator:
         run_id: 32 bytes of the federation. round: the global round.
         clients: the cohort, places in the roster.
         size: length of the summed vector.
-        patience: seconds that a step waits for the last of them.
+        patience: seconds that a step waits for the last of them; the first one waits on until the
+            threshold is reached.
+        attempt: at this round; another one has other keys.
 
     Attributes:
         total: the survivors' sum in the ring, once the machine is done.
         survivors: who is in it, ascending.
+        numbers: client → number of the own update that it masked.
+        gone: clients that are not waited for.
     """
 
     def __init__(
@@ -61,16 +66,21 @@ class Aggregator:
         clients: Sequence[int],
         size: int,
         patience: float = 60.0,
+        attempt: int = 0,
     ) -> None:
         self.settings, self.round, self.size = settings, round, size
+        self.attempt = attempt
         self.total: Ring | None = None
         self.survivors: tuple[int, ...] = ()
-        self._run_id, self._patience = run_id, patience
+        self._run_id, self._patience = attempted(run_id, attempt), patience
         self._asked = tuple(sorted(clients))
         if len(self._asked) != settings.clients:
             raise SecureAggregationError(
                 f"a cohort of {len(self._asked)}, secure aggregation is set for {settings.clients}"
             )
+        self.numbers: dict[int, int] = {}
+        self.gone: frozenset[int] = frozenset()
+        self._said: dict[int, Any] = {}
         self._due = 0.0
         self._steps: list[tuple[type, Callable[[float], list[Effect]]]] = [
             (MaskKeys, self._send_roster),
@@ -101,22 +111,26 @@ class Aggregator:
                 return [Wake(self._due)]
         else:
             message, sender = event.message, event.sender
-            mine = type(message) is kind and getattr(message, "round", None) == self.round
+            of = (getattr(message, "base", None), getattr(message, "attempt", None))
+            mine = type(message) is kind and of == (self.round, self.attempt)
             if not mine or sender not in due or sender in answers:
                 return []  # late, doubled or of another round: nothing to learn from it
             try:
                 answers[sender] = self._checked(message)
             except ValueError as error:
                 return [Alarm("secure-malformed", f"client {sender}: {error}")]
+            self.numbers[sender] = message.round
             if len(answers) < len(due):
                 return []
+        if len(answers) < self.settings.threshold and not self._step:
+            return self._wait(event.now)
         if len(answers) < self.settings.threshold:
             return self._lose(f"{len(answers)} of {self.settings.threshold} clients needed")
         return advance(event.now)
 
     def _expected(self) -> tuple[int, ...]:
         if self._step == 0:
-            return self._asked
+            return tuple(client for client in self._asked if client not in self.gone)
         before = self._steps[self._step - 1][0]
         return tuple(sorted(self._answers[before]))
 
@@ -128,14 +142,21 @@ class Aggregator:
                 found = pieces(message.sealed, SEALED_BYTES, len(message.clients))
                 return dict(zip(map(int, message.clients), found, strict=True))
             case MaskedSum():
-                return unpack(message.content, self.settings.bits, self.size)
+                return unpack_words(message.content, self.settings.bits, self.size)
             case _:
                 found = pieces(message.shares, SHARE_BYTES, len(message.clients))
                 return dict(zip(map(int, message.clients), found, strict=True))
 
-    def _next(self, now: float, sends: list[Effect]) -> list[Effect]:
+    def _next(self, now: float, messages: dict[int, Any]) -> list[Effect]:
         self._step += 1
-        return [*sends, *self._wait(now)]
+        self._said = messages
+        return [*(Send(client, one) for client, one in messages.items()), *self._wait(now)]
+
+    def again(self, client: int) -> list[Effect]:
+        """Say once more what a client was told last, as after a lost connection."""
+        if client in self._said:
+            return [Send(client, self._said[client])]
+        return []
 
     def _wait(self, now: float) -> list[Effect]:
         self._due = now + self._patience
@@ -148,31 +169,32 @@ class Aggregator:
     def _send_roster(self, now: float) -> list[Effect]:
         keys = dict(sorted(self._answers[MaskKeys].items()))
         roster = MaskRoster(
+            0,
             self.round,
-            self.round,
+            self.attempt,
             _integers(keys),
             b"".join(found for found, _ in keys.values()),
             b"".join(signature for _, signature in keys.values()),
         )
-        return self._next(now, [Send(client, roster) for client in keys])
+        return self._next(now, dict.fromkeys(keys, roster))
 
     def _deliver(self, now: float) -> list[Effect]:
         shares = self._answers[MaskShares]
-        sends: list[Effect] = []
+        deliveries: dict[int, Any] = {}
         for client in sorted(shares):
             senders = [other for other in sorted(shares) if other != client]
             try:
                 sealed = b"".join(shares[other][client] for other in senders)
             except KeyError:
                 return self._lose("a client left another out of its shares")
-            delivery = MaskDelivery(self.round, self.round, _integers(senders), sealed)
-            sends.append(Send(client, delivery))
-        return self._next(now, sends)
+            clients = _integers(senders)
+            deliveries[client] = MaskDelivery(0, self.round, self.attempt, clients, sealed)
+        return self._next(now, deliveries)
 
     def _ask_to_unmask(self, now: float) -> list[Effect]:
         self.survivors = tuple(sorted(self._answers[MaskedSum]))
-        message = Survivors(self.round, self.round, _integers(self.survivors))
-        return self._next(now, [Send(client, message) for client in self.survivors])
+        message = Survivors(0, self.round, self.attempt, _integers(self.survivors))
+        return self._next(now, dict.fromkeys(self.survivors, message))
 
     def _open(self, _now: float) -> list[Effect]:
         masked, bits = self._answers[MaskedSum], self.settings.bits

@@ -1,18 +1,29 @@
 """What participants and aggregator of one secure round say to each other.
 
-``round`` and ``base`` are both the number of the global round. Fields of bytes hold pieces of fixed
-length end to end, one for each client of the list beside them, in its order.
+``base`` is the version of the model that a round is on, ``attempt`` tells tries at one round apart,
+and ``round`` is the number of the client's own update. Fields of bytes hold pieces of fixed length
+end to end, one for each client of the list beside them, in its order.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import sha256
 
 from forethought.exchange.messages import Integers, register
 
 KEYS_BYTES, SIGNATURE_BYTES, SHARE_BYTES = 64, 64, 32
 # Two shares and the tag of their seal.
 SEALED_BYTES = 2 * SHARE_BYTES + 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskRequest:
+    """The server begins an attempt at summing what is computed on its model."""
+
+    round: int
+    base: int
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,6 +36,7 @@ class MaskKeys:
 
     round: int
     base: int
+    attempt: int
     keys: bytes
     signature: bytes
 
@@ -35,6 +47,7 @@ class MaskRoster:
 
     round: int
     base: int
+    attempt: int
     clients: Integers
     keys: bytes
     signatures: bytes
@@ -46,6 +59,7 @@ class MaskShares:
 
     round: int
     base: int
+    attempt: int
     clients: Integers
     sealed: bytes
 
@@ -56,17 +70,19 @@ class MaskDelivery:
 
     round: int
     base: int
+    attempt: int
     clients: Integers
     sealed: bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskedSum:
-    """A noised sum under its masks: ring elements, packed."""
+    """A noised sum under its masks: ring elements, packed, in whole words."""
 
     round: int
     base: int
-    content: bytes
+    attempt: int
+    content: Integers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,6 +91,7 @@ class Survivors:
 
     round: int
     base: int
+    attempt: int
     clients: Integers
 
 
@@ -84,12 +101,23 @@ class Unmasking:
 
     round: int
     base: int
+    attempt: int
     clients: Integers
     shares: bytes
 
 
 for _number, _kind in enumerate(
-    (MaskKeys, MaskRoster, MaskShares, MaskDelivery, MaskedSum, Survivors, Unmasking), start=32
+    (
+        MaskKeys,
+        MaskRoster,
+        MaskShares,
+        MaskDelivery,
+        MaskedSum,
+        Survivors,
+        Unmasking,
+        MaskRequest,
+    ),
+    start=32,
 ):
     register(_number, _kind)
 
@@ -98,6 +126,11 @@ def signed(run_id: bytes, round: int, client: int, keys: bytes) -> bytes:
     """What a client signs of its keys."""
     head = b"forethought mask keys\n" + run_id
     return head + round.to_bytes(8, "big") + client.to_bytes(8, "big") + keys
+
+
+def attempted(run_id: bytes, attempt: int) -> bytes:
+    """What keys and seals of one attempt are for, in place of the run: none serves another."""
+    return sha256(b"forethought attempt\n" + run_id + attempt.to_bytes(8, "big")).digest()
 
 
 def pieces(content: bytes, size: int, count: int) -> list[bytes]:

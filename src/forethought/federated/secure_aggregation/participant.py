@@ -28,10 +28,11 @@ from forethought.federated.secure_aggregation.messages import (
     MaskShares,
     Survivors,
     Unmasking,
+    attempted,
     pieces,
     signed,
 )
-from forethought.federated.secure_aggregation.ring import Ring, mask, pack
+from forethought.federated.secure_aggregation.ring import Ring, mask, pack, words
 from forethought.federated.secure_aggregation.settings import (
     SecureAggregation,
     SecureAggregationError,
@@ -49,11 +50,15 @@ class Participant:
 
     Args:
         settings: what the cohort agreed on.
-        run_id: 32 bytes of the federation. round: the global round.
+        run_id: 32 bytes of the federation. round: the global round, that is the model's version.
         me: the client's place in the roster.
         entropy: n → n secret uniform bytes; the machine's only randomness.
         sign, verify: of the roster's signatures. None: keys are taken as the server relays them,
             which an honest server does.
+        number: of the client's own update. attempt: at this round.
+
+    Attributes:
+        opened: whether it revealed shares; then the round's sum is not masked again.
     """
 
     def __init__(
@@ -65,22 +70,40 @@ class Participant:
         entropy: Entropy,
         sign: Sign | None = None,
         verify: Verify | None = None,
+        number: int = 0,
+        attempt: int = 0,
     ) -> None:
         self.settings, self.round, self.me = settings, round, me
-        self._run_id, self._entropy, self._verify = run_id, entropy, verify
+        self.number, self.attempt = number, attempt
+        self._entropy, self._verify = entropy, verify
+        run_id = self._run_id = attempted(run_id, attempt)
         self._sealing, self._masking, self._own = (entropy(masks.KEY_BYTES) for _ in range(3))
         keys = masks.public_key(self._sealing) + masks.public_key(self._masking)
         content = signed(run_id, round, me, keys)
-        self._keys = MaskKeys(round, round, keys, b"" if sign is None else sign(content))
+        self._keys = MaskKeys(number, round, attempt, keys, b"" if sign is None else sign(content))
         self._roster: dict[int, bytes] = {}
         self._held: dict[int, tuple[bytes, bytes]] = {}
         self._elements: Ring | None = None
         self._masked: MaskedSum | None = None
         self._answered: tuple[tuple[int, ...], Unmasking] | None = None
+        self._last: Any = self._keys
 
     def begin(self) -> list[Effect]:
         """Send the round's keys."""
-        return [Send(SERVER, self._keys)]
+        return self._say(self._keys)
+
+    def again(self) -> list[Effect]:
+        """Send the last message once more, as after a lost connection."""
+        return [Send(SERVER, self._last)]
+
+    @property
+    def opened(self) -> bool:
+        """Whether it revealed shares."""
+        return self._answered is not None
+
+    def _say(self, message: Any) -> list[Effect]:
+        self._last = message
+        return [Send(SERVER, message)]
 
     def contribute(self, elements: Ring) -> list[Effect]:
         """Give the noised sum, as ring elements; it leaves as soon as the masks are agreed on.
@@ -99,7 +122,8 @@ class Participant:
     def handle(self, event: Received) -> list[Effect]:
         """Take a message of the server; what does not belong leaves the state as it was."""
         message = event.message
-        if event.sender != SERVER or getattr(message, "round", None) != self.round:
+        of = (getattr(message, "base", None), getattr(message, "attempt", None))
+        if event.sender != SERVER or of != (self.round, self.attempt):
             return [Alarm("secure-stray", f"round {self.round}: a message of another round")]
         steps: dict[type, Callable[[Any], list[Effect]]] = {
             MaskRoster: self._on_roster,
@@ -153,9 +177,8 @@ class Participant:
             sealed.append(masks.seal(key, b"".join(shares), about))
             others.append(client)
         self._roster = roster
-        return [
-            Send(SERVER, MaskShares(self.round, self.round, _integers(others), b"".join(sealed)))
-        ]
+        clients, content = _integers(others), b"".join(sealed)
+        return self._say(MaskShares(self.number, self.round, self.attempt, clients, content))
 
     def _on_delivery(self, message: MaskDelivery) -> list[Effect]:
         senders = _clients(message.clients)
@@ -189,15 +212,16 @@ class Participant:
                     low, high = min(client, self.me), max(client, self.me)
                     key = self._agreed(self._masking, self._roster[client][32:], low, high, b"mask")
                     masks.add_mask(hidden, key, 1 if self.me < client else -1, bits)
-            self._masked = MaskedSum(self.round, self.round, pack(hidden & mask(bits), bits))
-        return [Send(SERVER, self._masked)]
+            content = words(pack(hidden & mask(bits), bits))
+            self._masked = MaskedSum(self.number, self.round, self.attempt, content)
+        return self._say(self._masked)
 
     def _on_survivors(self, message: Survivors) -> list[Effect]:
         survivors = _clients(message.clients)
         if self._answered is not None:
             if self._answered[0] != survivors:
                 raise SecureAggregationError("a second list of survivors for one round")
-            return [Send(SERVER, self._answered[1])]
+            return self._say(self._answered[1])
         if self._masked is None or not set(survivors) <= set(self._held):
             raise SecureAggregationError("survivors that never masked")
         if len(survivors) < self.settings.threshold:
@@ -207,9 +231,10 @@ class Participant:
             )
         known = sorted(self._held)
         chosen = [self._held[client][0 if client in survivors else 1] for client in known]
-        answer = Unmasking(self.round, self.round, _integers(known), b"".join(chosen))
+        content = b"".join(chosen)
+        answer = Unmasking(self.number, self.round, self.attempt, _integers(known), content)
         self._answered = (survivors, answer)
-        return [Send(SERVER, answer)]
+        return self._say(answer)
 
     def _agreed(self, private: bytes, public: bytes, one: int, other: int, use: bytes) -> bytes:
         return masks.agree(private, public, self._about(one, other) + use)

@@ -52,6 +52,24 @@ def pack(elements: Ring, bits: int) -> bytes:
     return np.ascontiguousarray(little[:, :width]).tobytes()
 
 
+def words(content: bytes) -> NDArray[np.int64]:
+    """Bytes as whole 64-bit words, padded with zeros, as messages carry long contents."""
+    return np.frombuffer(content + bytes(-len(content) % 8), "<i8").astype(np.int64)
+
+
+def unpack_words(content: NDArray[np.int64], bits: int, size: int) -> Ring:
+    """The inverse of :func:`pack` and :func:`words`.
+
+    Raises:
+        ValueError: not ``size`` elements, or one outside the ring.
+    """
+    length = -(-bits // 8) * size
+    whole = content.astype("<i8").tobytes()
+    if len(whole) != length + -length % 8 or any(whole[length:]):
+        raise ValueError(f"{len(whole)} bytes where {length} and padding belong")
+    return unpack(whole[:length], bits, size)
+
+
 def unpack(content: bytes, bits: int, size: int) -> Ring:
     """The inverse of :func:`pack`.
 

@@ -66,6 +66,8 @@ def secure_sum(
         if not waiting:
             now += 1e6  # everybody who will answer has: the step's patience is at its end
             take(SERVER, server.handle(Woken(now)))
+            if not waiting:
+                break  # nobody else will begin
             continue
         sender, effect = waiting.popleft()
         if sender in gone or effect.to in gone:
