@@ -265,6 +265,7 @@ class Policy:
     Args:
         epsilon: largest ε of its whole plan, at ``delta`` and per record as its plan says.
         delta: the δ at which it is computed.
+        secure: whether, in a federation with secure aggregation, the ε that rests on it is meant.
 
     Raises:
         ValueError: outside their ranges.
@@ -272,6 +273,7 @@ class Policy:
 
     epsilon: float
     delta: float
+    secure: bool = False
 
     def __post_init__(self) -> None:
         real("policy epsilon", self.epsilon, above=0)
@@ -283,10 +285,11 @@ class Policy:
         Raises:
             FederationError: names both figures.
         """
-        from forethought.accounting.statement import account
+        from forethought.federated.statements import client_statement
 
-        plan = federation.plan(client)
-        found = account(plan, delta=self.delta).guarantee
+        behind = self.secure and federation.secure is not None
+        view: Literal["server", "secure-server"] = "secure-server" if behind else "server"
+        found = client_statement(federation, client, view, delta=self.delta).guarantee
         if found > self.epsilon:
             raise FederationError(
                 f"the plan for {federation.members[client].name!r} spends epsilon {found:.4g} at "

@@ -30,6 +30,7 @@ from forethought.exchange.messages import (
 from forethought.exchange.storing import (
     Absent,
     Accepted,
+    Closed,
     Entry,
     Left,
     Returned,
@@ -164,6 +165,12 @@ class ServerMachine:
             return self._timed(event.now)
         if isinstance(event, on.Stopped):
             return [on.Snapshot(), on.Done("stopped by its owner")]
+        return []
+
+    def close(self, now: float) -> Effects:
+        """End a synchronous round of which some updates came, without waiting for the others."""
+        if isinstance(self.rule, Synchronous) and self.rule.begun:
+            return self._decide(Closed(self.version), now)
         return []
 
     # ---- what comes in

@@ -47,6 +47,11 @@ class Synchronous:
         """Those of the newest model: nothing is between two of them."""
         return self.model
 
+    @property
+    def begun(self) -> bool:
+        """Whether some of a round's updates are in, and others are waited for."""
+        return bool(self._aggregate.count and self._waiting)
+
     def refuses(self, client: int, update: Update) -> str | None:
         if update.base > self.version:
             return "future"
@@ -98,7 +103,7 @@ class Synchronous:
         if deadline is None or self.finished or now < since + deadline:
             return ()
         # Nobody's update is no model: the round stays open for the first one.
-        return (Closed(self.version),) if self._aggregate.count and self._waiting else ()
+        return (Closed(self.version),) if self.begun else ()
 
     def patience(self) -> float | None:
         return None if self.finished else self._federation.deadline

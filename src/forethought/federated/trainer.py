@@ -24,7 +24,7 @@ from forethought.federated.work import Result
 from forethought.plans import Plan
 from forethought.rounds.flat import Layout
 from forethought.rounds.losses import Loss
-from forethought.rounds.private_sum import PrivateRounds, PrivateSum
+from forethought.rounds.private_sum import NoisedSum, PrivateRounds, PrivateSum
 from forethought.rounds.randomness import Secrets
 from forethought.rounds.records import Records
 from forethought.rounds.together import add_together
@@ -119,6 +119,7 @@ class ClientTrainer:
     Attributes:
         shared, holder, local_rounds: see above.
         transcript: what was computed, and so far as the ledger has it released.
+        noised: the last noised sum, of gradients; None before the first.
     """
 
     def __init__(
@@ -132,6 +133,7 @@ class ClientTrainer:
     ) -> None:
         self.shared, self.holder = shared, holder
         self.local_rounds, self._gradients = local_rounds, gradients
+        self.noised: NoisedSum | None = None
         self._step_size = step_sizes(holder.plan)
         parameters = shared.parameters
         optimizer = make_optimizer(holder.plan.optimizer, parameters.values())
@@ -166,6 +168,7 @@ class ClientTrainer:
         hashed, first = total.input_hash, round * self.local_rounds
         noised = total.release()
         if self._gradients:
+            self.noised = noised
             vector = noised.mean().to(torch.float32).cpu().numpy()
         else:
             shared.write(weights)

@@ -1,0 +1,159 @@
+"""A client under secure aggregation: the ordinary machine, whose updates leave behind masks only.
+
+The machine inside decides what is computed and commits it to the ledger, as ever. Its updates are
+never sent: the noised sum goes to this round's :class:`Participant`, a fresh one for each attempt
+that the server asks for. Once shares were revealed for a version, its sum is not masked again. A
+client that restarts has lost its sum, and with it has dropped out of the round; its ledger counts
+the release all the same.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+from forethought.exchange import events as on
+from forethought.exchange.events import Alarm, Effect, Received, Send
+from forethought.exchange.messages import SERVER, Update
+from forethought.exchange.storing import LedgerState
+from forethought.federated.client import ClientMachine
+from forethought.federated.federation import Federation, Policy
+from forethought.federated.secure_aggregation.messages import (
+    MaskDelivery,
+    MaskRequest,
+    MaskRoster,
+    Survivors,
+)
+from forethought.federated.secure_aggregation.participant import (
+    Entropy,
+    Participant,
+    Sign,
+    Verify,
+)
+from forethought.federated.secure_aggregation.ring import Ring
+from forethought.federated.secure_aggregation.settings import (
+    SecureAggregation,
+    SecureAggregationError,
+)
+
+_OF_THE_ROUND = (MaskRoster, MaskDelivery, Survivors)
+
+
+class SecureClient(ClientMachine):
+    """See the module.
+
+    Args:
+        federation: with ``secure``. me, ledger, policy: see :class:`ClientMachine`.
+        elements: from the number of a computed update to its noised sum in the ring.
+        entropy, sign, verify: see :class:`Participant`.
+
+    Raises:
+        SecureAggregationError: a federation without secure aggregation, or that it does not fit.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        me: int,
+        ledger: LedgerState | None = None,
+        policy: Policy | None = None,
+        *,
+        elements: Callable[[int], Ring],
+        entropy: Entropy = secrets.token_bytes,
+        sign: Sign | None = None,
+        verify: Verify | None = None,
+    ) -> None:
+        super().__init__(federation, me, ledger, policy)
+        self.settings = settings_of(federation)
+        self._elements, self._entropy = elements, entropy
+        self._sign, self._verify = sign, verify
+        self._participant: Participant | None = None
+        self._request_for: MaskRequest | None = None
+        # Of the newest computed update: its number and sum.
+        self._masking: tuple[int, int, Ring] | None = None
+        self._unmasked = -1
+
+    def handle(self, event: on.Event) -> list[Effect]:
+        """What an event leads to."""
+        message = event.message if isinstance(event, Received) else None
+        if isinstance(message, MaskRequest):
+            return self._requested(message)
+        if isinstance(event, Received) and isinstance(message, _OF_THE_ROUND):
+            return self._of_the_round(event)
+        effects = [
+            effect
+            for effect in super().handle(event)
+            if not (isinstance(effect, Send) and isinstance(effect.message, Update))
+        ]
+        if isinstance(event, on.Computed) and any(isinstance(e, on.Commit) for e in effects):
+            self._masking = (event.round, event.base, self._elements(event.round))
+            effects += self._contribute()
+        if isinstance(event, on.Connected) and self._participant is not None:
+            effects += self._participant.again()
+        return effects
+
+    def _requested(self, asked: MaskRequest) -> list[Effect]:
+        """Begin an attempt, unless shares of this version were revealed before."""
+        current = self._participant
+        if current is not None and (current.round, current.attempt) == (asked.base, asked.attempt):
+            return current.again()
+        if current is not None and current.opened:
+            self._unmasked = current.round
+        if asked.base <= self._unmasked:
+            text = f"round {asked.base} was unmasked before: its sum is not masked again"
+            return [Alarm("secure-again", text)]
+        self._request_for = asked
+        self._participant = None
+        return self._contribute()
+
+    def _contribute(self) -> list[Effect]:
+        """Offer the sum to the attempt, once both are there."""
+        if self._request_for is None or self._masking is None:
+            return []
+        number, base, elements = self._masking
+        if base != self._request_for.base or self._participant is not None:
+            return []
+        self._participant = Participant(
+            self.settings,
+            self.federation.run_id,
+            base,
+            self.me,
+            self._entropy,
+            self._sign,
+            self._verify,
+            number=number,
+            attempt=self._request_for.attempt,
+        )
+        begun = self._participant.begin()
+        return [*begun, *self._participant.contribute(elements)]
+
+    def _of_the_round(self, event: Received) -> list[Effect]:
+        if self._participant is None:
+            return []  # of an attempt before this process
+        if event.sender != SERVER:
+            return [Alarm("sender", f"a message from {event.sender}, not the server")]
+        return self._participant.handle(event)
+
+
+def settings_of(federation: Federation) -> SecureAggregation:
+    """The settings of a federation, checked against it.
+
+    Raises:
+        SecureAggregationError: it has none, they do not fit, or noise that changes with the round:
+            clients that missed a round would be at another noise than the others.
+    """
+    if federation.secure is None:
+        raise SecureAggregationError("this federation has no secure aggregation")
+    settings = SecureAggregation.from_dict(federation.secure)
+    settings.require(federation)
+    if any(len(plan.mechanism.rounds) > 1 for plan in federation.plans):
+        raise SecureAggregationError(
+            "clients may miss a round, so all rounds need one noise multiplier and sampling: plan "
+            "rounds of one kind"
+        )
+    if federation.cohort is not None or federation.deadline is not None:
+        raise SecureAggregationError(
+            "secure aggregation asks all members every round and waits by its own patience: leave "
+            "cohort and deadline out"
+        )
+    return settings

@@ -1,0 +1,158 @@
+"""A server under secure aggregation: the ordinary machine, fed with what opened sums come to.
+
+It asks the clients to mask what they compute on each model, opens the sum, and lets the machine
+inside accept the mean from every survivor: the mean of equal vectors is that vector. A crash before
+that loses the attempt, and the clients are asked again; a crash in the middle of it leaves some
+survivors' entries in the journal, from which the round is closed with the same mean.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+import numpy as np
+
+from forethought.exchange import events as on
+from forethought.exchange.events import Alarm, Effect, Received, Send, Woken
+from forethought.exchange.messages import Join, Leave, Model, Refusal, Update, Vector
+from forethought.federated.federation import Federation
+from forethought.federated.secure_aggregation.aggregator import Aggregator
+from forethought.federated.secure_aggregation.client import settings_of
+from forethought.federated.secure_aggregation.messages import (
+    MaskedSum,
+    MaskKeys,
+    MaskRequest,
+    MaskShares,
+    Unmasking,
+)
+from forethought.federated.secure_aggregation.ring import from_ring
+from forethought.federated.server import Average, ServerMachine
+from forethought.rounds.grid_step import grid
+
+_OF_THE_ROUND = (MaskKeys, MaskShares, MaskedSum, Unmasking)
+
+
+class SecureServer(ServerMachine):
+    """See the module.
+
+    Args:
+        federation: with ``secure``. weights, average: see :class:`ServerMachine`.
+        entropy: n → n bytes, for the numbers of attempts; nothing secret.
+        patience: seconds that a step of a round waits for the last client.
+
+    Raises:
+        SecureAggregationError: a federation without secure aggregation, or that it does not fit.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        weights: Vector,
+        average: Average | None = None,
+        *,
+        entropy: Callable[[int], bytes] = secrets.token_bytes,
+        patience: float = 60.0,
+    ) -> None:
+        super().__init__(federation, weights, average)
+        self.settings = settings_of(federation)
+        self._entropy, self._patience = entropy, patience
+        self._attempted: Aggregator | None = None
+        chosen = federation.plan(0).round(0)
+        self._step, _ = grid(chosen.noise_std, chosen.clip_norm, federation.parameters)
+
+    def handle(self, event: on.Event) -> list[Effect]:
+        """What an event leads to."""
+        if isinstance(event, Received):
+            if isinstance(event.message, _OF_THE_ROUND):
+                return self._of_the_round(event)
+            if isinstance(event.message, Update):
+                text = f"client {event.sender} sent an update in the clear: it is not applied"
+                return [Alarm("secure-clear", text)]
+        effects = self._inner(event)
+        if isinstance(event, on.Connected):
+            effects = [*self._closed(event.now), *effects]
+        if isinstance(event, Woken) and self._attempted is not None:
+            effects += self._judged(self._attempted.handle(event), event.now)
+        if isinstance(event, Received) and isinstance(event.message, Join | Leave):
+            effects += self._joined(event)
+        return effects
+
+    def _inner(self, event: on.Event) -> list[Effect]:
+        """The machine's effects; every model that asks for work is followed by a request."""
+        return self._requesting(super().handle(event), event.now)
+
+    def _requesting(self, effects: list[Effect], now: float) -> list[Effect]:
+        found: list[Effect] = []
+        for effect in effects:
+            found.append(effect)
+            if isinstance(effect, Send) and isinstance(effect.message, Model):
+                found += self._attempt(now)
+                found.append(Send(effect.to, self._request()))
+        return found
+
+    def _attempt(self, now: float) -> list[Effect]:
+        """Begin summing the present version, if that is not under way."""
+        if self._attempted is not None and self._attempted.round == self.version:
+            return []
+        members = range(len(self.federation.members))
+        self._attempted = Aggregator(
+            self.settings,
+            self.federation.run_id,
+            self.version,
+            members,
+            self.federation.parameters,
+            self._patience,
+            attempt=int.from_bytes(self._entropy(7), "big"),
+        )
+        self._attempted.gone = self.left
+        return self._attempted.begin(now)
+
+    def _request(self) -> MaskRequest:
+        assert self._attempted is not None
+        return MaskRequest(0, self._attempted.round, self._attempted.attempt)
+
+    def _joined(self, event: Received) -> list[Effect]:
+        if self._attempted is None or self._attempted.done:
+            return []
+        self._attempted.gone = self.left
+        return self._attempted.again(event.sender)
+
+    def _of_the_round(self, event: Received) -> list[Effect]:
+        if self._attempted is None:
+            return []
+        return self._judged(self._attempted.handle(event), event.now)
+
+    def _judged(self, effects: list[Effect], now: float) -> list[Effect]:
+        """The aggregator's effects, and what an opened or a lost sum leads to."""
+        current = self._attempted
+        assert current is not None
+        kept: list[Effect] = [effect for effect in effects if not isinstance(effect, on.Done)]
+        if len(kept) == len(effects):
+            return kept
+        if current.total is None:
+            # Nothing was opened: everybody masks anew, or says that it cannot.
+            self._attempted = None
+            begun = self._attempt(now)
+            told = [Send(client, self._request()) for client in sorted(current.numbers)]
+            return [*kept, *begun, *told]
+        return [*kept, *self._opened(current, now)]
+
+    def _opened(self, current: Aggregator, now: float) -> list[Effect]:
+        federation = self.federation
+        assert current.total is not None
+        total = from_ring(current.total, self._step, self.settings.bits)
+        divisor = sum(federation.plan(client).round(0).divisor for client in current.survivors)
+        mean = (total / divisor).astype(np.float32)
+        effects: list[Effect] = []
+        for client in current.survivors:
+            update = Update(current.numbers[client], current.round, mean)
+            effects += self._inner(Received(client, update, now))
+        for client, number in sorted(current.numbers.items()):
+            if client not in current.survivors:
+                effects.append(Send(client, Refusal(number, current.round, "late")))
+        return [*effects, *self._closed(now)]
+
+    def _closed(self, now: float) -> list[Effect]:
+        """Close a round of which some survivors' means are in, and nothing else will come."""
+        return self._requesting(self.close(now), now)

@@ -1,0 +1,292 @@
+"""Client and server machines under secure aggregation: lost messages, crashes, clear updates."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from forethought.exchange import events as on
+from forethought.exchange.messages import SERVER, Join, Update
+from forethought.exchange.storing import LedgerState
+from forethought.federated.federation import Federation, FederationError, Member, Policy
+from forethought.federated.secure_aggregation.client import SecureClient
+from forethought.federated.secure_aggregation.messages import MaskedSum, MaskRequest, Unmasking
+from forethought.federated.secure_aggregation.ring import to_ring
+from forethought.federated.secure_aggregation.server import SecureServer
+from forethought.federated.secure_aggregation.settings import (
+    SecureAggregation,
+    SecureAggregationError,
+)
+from forethought.federated.secure_aggregation.shared_noise import secured
+from forethought.federated.server import ServerMachine
+from forethought.federated.statements import client_statement
+from forethought.mechanism import Mechanism, Poisson, Rounds
+from forethought.plans import Averaging, Plan
+from forethought.rounds.grid_step import grid
+from forethought.training.step_sizes import step_sizes
+
+CLIENTS, SIZE, ROUNDS = 5, 7, 6
+
+
+def agreed(**changes) -> Federation:
+    plan = Plan(Mechanism(Rounds(2.0, ROUNDS, Poisson(0.5))), 40, 1e-5, averaging=Averaging("none"))
+    members = tuple(Member(f"c{i}") for i in range(CLIENTS))
+    plain = Federation(members, (plan,), SIZE, "", ROUNDS, exchanged="gradients")
+    return replace(secured(plain, SecureAggregation(CLIENTS, 1, 1)), **changes)
+
+
+class Server(SecureServer):
+    """One that loses patience soon."""
+
+    def __init__(self, federation: Federation, weights: np.ndarray, average=None) -> None:
+        super().__init__(federation, weights, average, patience=10.0)
+
+
+class World:
+    """All machines, what was committed and journalled, and a network that a test disturbs."""
+
+    def __init__(self, seed: int, federation: Federation | None = None) -> None:
+        self.federation = federation or agreed()
+        self.random = random.Random(seed)
+        one = self.federation.plan(0).round(0)
+        self.step, _ = grid(one.noise_std, one.clip_norm, SIZE)
+        self.divisor = one.divisor
+        self.entries: list = []
+        self.ledgers: dict[int, list] = {c: [] for c in range(CLIENTS)}
+        self.alarms: list[str] = []
+        self.wire: deque = deque()
+        self.seen: list = []
+        self.done: set[int] = set()
+        self.now = 0.0
+        self.start = np.zeros(SIZE, np.float32)
+        self.clients: dict[int, SecureClient] = {}
+        self.server = self._server()
+        self._do(SERVER, self.server.handle(on.Connected(0.0)))
+        for client in range(CLIENTS):
+            self.restart(client)
+
+    def _server(self) -> SecureServer:
+        return Server.restored(self.federation, self.start, None, self.entries)
+
+    def crash_server(self) -> None:
+        self.wire = deque(item for item in self.wire if item[0] != SERVER and item[1] != SERVER)
+        self.server = self._server()
+        self._do(SERVER, self.server.handle(on.Connected(self.now)))
+        for client in range(CLIENTS):
+            self._do(client, self.clients[client].handle(on.Connected(self.now)))
+
+    def restart(self, client: int) -> None:
+        kept = self.ledgers[client]
+        state = LedgerState(len(kept), len(kept), b"", 0, (), kept[-1].base if kept else -1)
+        self.wire = deque(item for item in self.wire if client not in item[:2])
+        made = SecureClient(
+            self.federation,
+            client,
+            state,
+            elements=lambda number: self._elements(client, number),
+            entropy=self.random.randbytes,
+        )
+        self.clients[client] = made
+        self._do(client, made.handle(on.Connected(self.now)))
+
+    def sum_of(self, client: int, number: int) -> np.ndarray:
+        generator = np.random.default_rng([client, number])
+        return generator.integers(-(2**20), 2**20, SIZE) * self.step
+
+    def _elements(self, client: int, number: int) -> np.ndarray:
+        return to_ring(self.sum_of(client, number), self.step, 48)
+
+    def _do(self, who: int, effects: list) -> None:
+        for effect in effects:
+            match effect:
+                case on.Send():
+                    self.wire.append((who, effect.to, effect.message))
+                case on.Commit():
+                    assert effect.release.round == len(self.ledgers[who])
+                    self.ledgers[who].append(effect.release)
+                case on.Append():
+                    self.entries.append(effect.entry)
+                case on.Compute():
+                    mean = self.sum_of(who, effect.round) / self.divisor
+                    found = on.Computed(
+                        effect.round, effect.base, mean.astype(np.float32), effect.round + 1,
+                        bytes(32), b"", self.now,
+                    )  # fmt: skip
+                    self._do(who, self.clients[who].handle(found))
+                case on.Alarm():
+                    self.alarms.append(effect.code)
+                case on.Done():
+                    self.done.add(who)
+
+    def step_once(self) -> None:
+        """Deliver a message, or let time pass where there is none."""
+        if not self.wire:
+            self.now += 11.0
+            self._do(SERVER, self.server.handle(on.Woken(self.now)))
+            if not self.wire:
+                for client, machine in self.clients.items():
+                    if client not in self.done:
+                        self._do(client, machine.handle(on.Woken(self.now)))
+            return
+        sender, to, message = self.wire.popleft()
+        self.seen.append((sender, message))
+        event = on.Received(sender, message, self.now)
+        machine = self.server if to == SERVER else self.clients[to]
+        self._do(to, machine.handle(event))
+
+    def run(self, most: int = 20_000) -> None:
+        for _ in range(most):
+            if self.server.finished:
+                return
+            self.step_once()
+        raise AssertionError(f"stuck at version {self.server.version}: {self.alarms[-5:]}")
+
+
+def expected(world: World) -> np.ndarray:
+    """The model from the journal's means; every mean is checked against the ledgers' sums."""
+    weights, sizes = np.zeros(SIZE, np.float32), world.federation.plan(0)
+    by_base: dict[int, list] = {}
+    for entry in world.entries:
+        if type(entry).__name__ == "Accepted":
+            by_base.setdefault(entry.base, []).append(entry)
+    step = step_sizes(sizes)
+    for base in sorted(by_base):
+        mean = by_base[base][0].vector
+        weights = (weights - step(base) * mean.astype(np.float64)).astype(np.float32)
+    return weights
+
+
+def test_the_models_are_those_of_the_opened_sums() -> None:
+    world = World(0)
+    world.run()
+    assert world.server.version == ROUNDS
+    for base in range(ROUNDS):
+        sums = [world.sum_of(client, base) for client in range(CLIENTS)]
+        wanted = (sum(sums) / (CLIENTS * world.divisor)).astype(np.float32)
+        got = [e.vector for e in world.entries if getattr(e, "base", None) == base]
+        assert len(got) == CLIENTS and all(np.array_equal(one, wanted) for one in got)
+    assert np.allclose(world.server.reported, expected(world), atol=1e-6)
+    # No update ever crossed the network in the clear, and every release is in a ledger.
+    assert not any(isinstance(message, Update) for _, message in world.seen)
+    assert all(len(kept) == ROUNDS for kept in world.ledgers.values())
+    while world.wire:
+        world.step_once()
+    assert not world.alarms
+    assert world.done == {SERVER, *range(CLIENTS)}
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_crashes_and_losses_never_clear_a_single_sum(seed: int) -> None:
+    """Clients and server die at random; what is applied is a sum of enough clients, once each."""
+    world = World(seed)
+    for _ in range(6):
+        for _ in range(world.random.randrange(5, 90)):
+            if not world.server.finished:
+                world.step_once()
+        if world.random.random() < 0.4:
+            world.crash_server()
+        else:
+            world.restart(world.random.randrange(CLIENTS))
+    for _ in range(3000):
+        if world.server.finished or all(c.updates >= ROUNDS for c in world.clients.values()):
+            break
+        world.step_once()
+    assert not any(isinstance(message, Update) for _, message in world.seen)
+    opened: dict[int, set[int]] = {}
+    for entry in world.entries:
+        if type(entry).__name__ != "Accepted":
+            continue
+        seen = opened.setdefault(entry.base, set())
+        assert entry.client not in seen
+        seen.add(entry.client)
+        kept = world.ledgers[entry.client][entry.round]
+        assert kept.base == entry.base
+    for base in opened:
+        vectors = [
+            e.vector
+            for e in world.entries
+            if getattr(e, "base", None) == base and hasattr(e, "vector")
+        ]
+        assert all(np.array_equal(vectors[0], one) for one in vectors)
+    for client, kept in world.ledgers.items():
+        assert [release.round for release in kept] == list(range(len(kept)))
+        assert len(kept) <= ROUNDS
+        # One sum of a client is opened at most once: one answer a version and attempt.
+        answered = [m.base for who, m in world.seen if who == client and isinstance(m, Unmasking)]
+        attempts = {
+            (m.base, m.attempt)
+            for who, m in world.seen
+            if who == client and isinstance(m, Unmasking)
+        }
+        assert len(attempts) == len(set(answered))
+    restored = ServerMachine.restored(world.federation, world.start, None, world.entries)
+    assert np.array_equal(restored.reported, world.server.reported)
+
+
+def test_one_client_that_drops_out_each_round_stops_nobody() -> None:
+    world = World(1)
+    rounds = 0
+    while not world.server.finished and rounds < 20_000:
+        rounds += 1
+        if world.wire and isinstance(world.wire[0][2], MaskedSum) and world.wire[0][0] == 2:
+            world.wire.popleft()
+            continue
+        world.step_once()
+    assert world.server.finished
+    clients = {entry.client for entry in world.entries if hasattr(entry, "client")}
+    assert clients == {0, 1, 3, 4}
+    assert len(world.ledgers[2]) == ROUNDS  # released, and counted, all the same
+
+
+def test_updates_in_the_clear_and_second_unmaskings_are_refused() -> None:
+    world = World(2)
+    vector = np.zeros(SIZE, np.float32)
+    found = world.server.handle(on.Received(1, Update(0, 0, vector), 0.0))
+    assert [effect.code for effect in found] == ["secure-clear"]
+    world.run()
+    again = world.clients[0].handle(on.Received(SERVER, MaskRequest(0, ROUNDS - 1, 7), 0.0))
+    assert [effect.code for effect in again] == ["secure-again"]
+    wrong = world.clients[0].handle(on.Received(SERVER, Join(0, 0), 0.0))
+    assert [effect.code for effect in wrong] == ["kind"]
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    plain = replace(agreed(), secure=None)
+    with pytest.raises(SecureAggregationError, match="no secure aggregation"):
+        SecureClient(plain, 0, elements=lambda number: np.zeros(1, np.uint64))
+    with pytest.raises(SecureAggregationError, match="leave cohort and deadline"):
+        SecureServer(agreed(deadline=5.0), np.zeros(SIZE, np.float32))
+
+
+@pytest.mark.parametrize("written", range(1, CLIENTS))
+def test_a_server_that_died_in_the_middle_of_writing_goes_on_with_the_same_mean(
+    written: int,
+) -> None:
+    world = World(3)
+    while world.server.version < 1:
+        world.step_once()
+    whole = [entry.vector for entry in world.entries]
+    assert len(whole) == CLIENTS
+    world.entries = world.entries[:written]
+    world.crash_server()
+    assert world.server.version == 1
+    # The mean of some equal vectors is that of all, but for the last bit.
+    assert np.allclose(world.server.rule.model, expected(world), rtol=1e-6)
+    world.run()
+    assert np.array_equal(world.entries[0].vector, whole[0])
+
+
+def test_a_policy_says_whether_it_rests_on_secure_aggregation() -> None:
+    federation = agreed()
+    behind = client_statement(federation, 0, "secure-server").guarantee
+    alone = client_statement(federation, 0).guarantee
+    middle = (behind + alone) / 2
+    with pytest.raises(FederationError, match="policy allows"):
+        Policy(middle, 1e-5).require(federation, 0)
+    Policy(middle, 1e-5, secure=True).require(federation, 0)
+    with pytest.raises(FederationError, match="policy allows"):
+        Policy(behind / 2, 1e-5, secure=True).require(federation, 0)
