@@ -30,7 +30,6 @@ from forethought.exchange.messages import Model
 from forethought.exchange.signed import Endpoint
 from forethought.federated.federation import Federation, FederationError, Policy
 from forethought.jobs import federate_network as jobs
-from forethought.jobs.federate import federation_of
 from forethought.jobs.job import JobError
 from forethought.jobs.request import from_file
 from forethought.network.turns import client_turn
@@ -201,26 +200,43 @@ def test_a_federation_in_three_threads_leaves_statements_and_one_model(
         jobs.take_part_in_job(request, keys / "a", tmp_path / "a", address=address)
 
 
-def test_secure_aggregation_is_refused_on_all_sides(keys: Path, tmp_path: Path) -> None:
-    """Its plans have a share of the noise only: what they release must not leave unmasked."""
+@pytest.mark.slow
+def test_a_secure_federation_in_three_threads(tmp_path: Path) -> None:
+    """The server gets masked sums only; the budget holds against it, and the statements say so."""
     path = tmp_path / "job.toml"
     path.write_text(JOB.replace("rounds = 6", "rounds = 6\nsecure = { dropouts = 0 }"))
-    secured = from_file(path)
-    with pytest.raises(FederationError, match="in simulation only"):
-        jobs.make_everybody(secured, tmp_path / "keys")
-    assert not (tmp_path / "keys").exists()
-    federation = federation_of(secured).federation
-    assert federation.secure is not None
-    for name in ("server", "a"):
-        folder = tmp_path / name
-        folder.mkdir()
-        for file in (keys / name).iterdir():
-            (folder / file.name).write_bytes(file.read_bytes())
-        federation.save(folder / "federation.json")
-    with pytest.raises(FederationError, match="in simulation only"):
-        jobs.serve_job(secured, tmp_path / "server", tmp_path / "run")
-    with pytest.raises(FederationError, match="in simulation only"):
-        jobs.take_part_in_job(secured, tmp_path / "a", tmp_path / "run")
+    request, keys = from_file(path), tmp_path / "keys"
+    jobs.make_everybody(request, keys)
+    address, results = f"127.0.0.1:{free_port()}", dict[str, Any]()
+    threads = [
+        in_thread(
+            lambda: jobs.serve_job(request, keys / "server", tmp_path / "server", address=address),
+            results,
+            "server",
+        )
+    ]
+    for name in ("a", "b"):
+        threads.append(
+            in_thread(
+                lambda name=name: jobs.take_part_in_job(
+                    request, keys / name, tmp_path / name, address=address
+                ),
+                results,
+                name,
+            )
+        )
+    for thread in threads:
+        thread.join(PATIENCE)
+    served, accuracy = results["server"]
+    assert served.finished and accuracy > 0.3
+    assert [one.updates for one in served.status.clients] == [6, 6]
+    for name in ("a", "b"):
+        took = results[name]
+        assert (took.reason, took.updates, took.alarms) == ("finished", 6, ())
+        statement = Statement.load(tmp_path / name / "statement.json")
+        assert statement.accountant["kind"] == "secure-aggregation"
+        assert 3.5 < statement.guarantee <= 4.0
+        assert verify(statement).guarantee == statement.guarantee
 
 
 @pytest.fixture(scope="module")

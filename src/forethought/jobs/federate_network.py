@@ -14,14 +14,7 @@ from forethought.jobs.federate import agreed, federation_of, section_of, speeds_
 from forethought.jobs.job import JobError
 from forethought.jobs.load import Loaded, load_job
 from forethought.jobs.request import Request
-from forethought.network.serving import (
-    Carry,
-    Served,
-    over_grpc,
-    require_unmasked,
-    serve,
-    with_roster,
-)
+from forethought.network.serving import Carry, Served, over_grpc, serve, with_roster
 from forethought.planning import defaults
 
 if TYPE_CHECKING:
@@ -52,11 +45,11 @@ class Membership:
         """Read a folder that ``forethought federate keys`` made.
 
         Raises:
-            OSError: something is missing. ValueError: something is damaged, or a federation that
-                no process can run.
+            OSError: something is missing. ValueError: something is damaged.
         """
-        federation = require_unmasked(Federation.load(folder / FEDERATION))
-        return cls(Keys.load(folder), Roster.load(folder / ROSTER), federation)
+        return cls(
+            Keys.load(folder), Roster.load(folder / ROSTER), Federation.load(folder / FEDERATION)
+        )
 
 
 def make_everybody(request: Request, out: Path, data_dir: Path | None = None) -> Roster:
@@ -112,15 +105,14 @@ def planned(request: Request, data_dir: Path | None = None) -> Federation:
     from the data at hand, which may be a public sample; else the data is dealt out.
     """
     if not _brings_own(request):
-        return require_unmasked(federation_of(request, data_dir).federation)
+        return federation_of(request, data_dir).federation
     from forethought.federated.trainer import SharedModel
 
     section = section_of(request.job)
     sizes = [table.examples or 0 for table in section.client]
     shared = SharedModel(load_job(request, data_dir).model)
     speeds = speeds_of(section, len(sizes))
-    found = agreed(request.job, sizes, speeds, shared.layout.size, shared.architecture)[0]
-    return require_unmasked(found)
+    return agreed(request.job, sizes, speeds, shared.layout.size, shared.architecture)[0]
 
 
 def serve_job(
@@ -269,7 +261,7 @@ def _policy(request: Request, federation: Federation, me: int) -> Policy:
     if epsilon is None:
         raise JobError("a client needs a policy: epsilon in [budget], or --epsilon")
     delta = request.job.budget.delta or defaults.default_delta(federation.plan(me).examples)
-    return Policy(epsilon, delta)
+    return Policy(epsilon, delta, secure=section.secure is not None)
 
 
 def _address(request: Request, address: str | None) -> str:

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from forethought.exchange.events import Compute, Computed
 from forethought.exchange.messages import SERVER, Join
+from forethought.federated.federation import Federation, FederationError
 from forethought.federated.server import ServerMachine
-from forethought.jobs.federate_network import serve_job, take_part_in_job
+from forethought.jobs.federate_network import FEDERATION, serve_job, take_part_in_job
 from forethought.jobs.job import JobError
 from forethought.jobs.request import from_file
 from forethought.network.client import Begin, Send
@@ -163,4 +164,10 @@ def _places(config: Mapping[str, Any]) -> tuple[Path, Path, Path]:
         raise JobError(
             f"the configuration lacks {', '.join(missing)}: give job, keys and out, each a path"
         )
-    return Path(str(config["job"])), Path(str(config["keys"])), Path(str(config["out"]))
+    job, keys, out = (Path(str(config[name])) for name in ("job", "keys", "out"))
+    if Federation.load(keys / FEDERATION).secure is not None:
+        raise FederationError(
+            "secure aggregation needs a client that keeps its keys from message to message, which "
+            "Flower's do not: use federate server and client, or leave secure out of [federation]"
+        )
+    return job, keys, out

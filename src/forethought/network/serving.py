@@ -19,6 +19,7 @@ from forethought.exchange.roster import Roster
 from forethought.exchange.signed import Endpoint
 from forethought.exchange.storage import FolderStorage
 from forethought.federated.federation import Federation, FederationError
+from forethought.federated.secure_aggregation.server import SecureServer
 from forethought.federated.server import Average, ServerMachine
 from forethought.network.driving import Out, ServerDriver
 from forethought.network.server import LINGER, FederationServer
@@ -79,7 +80,8 @@ def serve(
         start = _first_model(folder, weights)
         journal = ServerJournal(storage, federation.run_id)
         own = None if average is None else average(start)
-        machine = ServerMachine.restored(federation, start, *journal.read(), own)
+        kind = ServerMachine if federation.secure is None else SecureServer
+        machine = kind.restored(federation, start, *journal.read(), own)
         endpoint = Endpoint(
             federation.run_id, SERVER, keys.signing, roster.public_keys, federation.parameters
         )
@@ -186,10 +188,8 @@ def with_roster(federation: Federation, roster: Roster) -> Federation:
     """The federation with its members' keys, its server's and the nonce in it.
 
     Raises:
-        FederationError: other names, or another order; or secure aggregation, whose sums would be
-            kept and sent again without their masks.
+        FederationError: other names, or another order.
     """
-    require_unmasked(federation)
     names = [member.name for member in federation.members]
     if names != [identity.name for identity in roster.clients]:
         raise FederationError(
@@ -203,22 +203,6 @@ def with_roster(federation: Federation, roster: Roster) -> Federation:
     return replace(
         federation, members=members, server_key=roster.server.public_key, nonce=roster.nonce
     )
-
-
-def require_unmasked(federation: Federation) -> Federation:
-    """Refuse secure aggregation: its plans have a share of the noise only.
-
-    Its sums would be kept, and sent again, without masks.
-
-    Raises:
-        FederationError: the federation has it.
-    """
-    if federation.secure is not None:
-        raise FederationError(
-            "secure aggregation runs in simulation only so far (federate simulate): leave secure "
-            "out of [federation], and every client adds all of its noise itself"
-        )
-    return federation
 
 
 def require_roster(federation: Federation, roster: Roster) -> None:

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
 from forethought.accounting.assumptions import Randomness
 from forethought.accounting.statement import Statement
 from forethought.exchange.events import Compute, Computed
@@ -22,14 +25,19 @@ from forethought.exchange.messages import SERVER, Vector
 from forethought.exchange.roster import Roster
 from forethought.exchange.signed import Endpoint
 from forethought.exchange.storage import FolderStorage
+from forethought.exchange.storing import LedgerState
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Federation, FederationError, Policy
-from forethought.federated.statements import client_statement
+from forethought.federated.secure_aggregation.client import SecureClient
+from forethought.federated.secure_aggregation.ring import Ring, to_ring
+from forethought.federated.secure_aggregation.settings import SecureAggregation
+from forethought.federated.statements import View, client_statement
 from forethought.federated.trainer import ClientTrainer, Holder, SharedModel, released
 from forethought.network.client import Begin, FederationClient, Send
 from forethought.network.driving import ClientDriver, Raised
 from forethought.network.serving import LOOK, require_member, require_roster
 from forethought.network.signals import stop_on_signals
+from forethought.rounds.grid_step import grid
 from forethought.rounds.losses import Loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import Records
@@ -129,7 +137,6 @@ def take_part(
         server = {SERVER: bytes.fromhex(roster.server.public_key)}
         endpoint = Endpoint(federation.run_id, me, keys.signing, server, federation.parameters)
         ledger = ClientLedger(storage, endpoint, share.records.digest(own.identity))
-        machine = ClientMachine(federation, me, ledger.read(), share.policy)
         trainer = ClientTrainer(
             shared,
             Holder(plan, share.records, share.loss, own.secrets, share.micro_batch),
@@ -137,6 +144,11 @@ def take_part(
             gradients=federation.exchanged == "gradients",
             state=ledger.read().state,
         )
+
+        if federation.secure is None:
+            machine = ClientMachine(federation, me, ledger.read(), share.policy)
+        else:
+            machine = _behind_masks(federation, me, ledger.read(), share, keys, roster, trainer)
 
         def compute(asked: Compute) -> Computed:
             found = trainer.compute(asked.round, asked.vector)
@@ -163,8 +175,9 @@ def take_part(
         )
         statement = None
         if len(transcript):
+            view: View = "server" if federation.secure is None else "secure-server"
             statement = client_statement(
-                stated or federation, me, transcript=transcript, randomness=randomness
+                stated or federation, me, view, transcript=transcript, randomness=randomness
             )
         return TookPart(
             driver.done, state.updates, statement, machine.weights, tuple(driver.alarms)
@@ -195,6 +208,48 @@ def over_grpc(
         return client.driver
 
     return carry
+
+
+def _behind_masks(
+    federation: Federation,
+    me: int,
+    ledger: LedgerState,
+    share: Share,
+    keys: MemberKeys,
+    roster: Roster,
+    trainer: ClientTrainer,
+) -> ClientMachine:
+    """A machine whose updates leave masked, with keys that the roster's owners sign."""
+    bits = SecureAggregation.from_dict(federation.secure or {}).bits
+    public = {
+        client: Ed25519PublicKey.from_public_bytes(key)
+        for client, key in roster.public_keys.items()
+    }
+
+    def elements(number: int) -> Ring:
+        noised = trainer.noised
+        if noised is None or noised.round.index != number:
+            raise FederationError(f"update {number} is not the last one that was computed")
+        one = noised.round
+        step, _ = grid(one.noise_std, one.clip_norm, federation.parameters)
+        return to_ring(noised.vector.cpu().numpy(), step, bits)
+
+    def verify(client: int, content: bytes, signature: bytes) -> bool:
+        try:
+            public[client].verify(signature, content)
+        except (KeyError, InvalidSignature):
+            return False
+        return True
+
+    return SecureClient(
+        federation,
+        me,
+        ledger,
+        share.policy,
+        elements=elements,
+        sign=keys.signing.sign,
+        verify=verify,
+    )
 
 
 def end(folder: Path) -> None:

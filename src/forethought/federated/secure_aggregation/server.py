@@ -58,6 +58,7 @@ class SecureServer(ServerMachine):
         self.settings = settings_of(federation)
         self._entropy, self._patience = entropy, patience
         self._attempted: Aggregator | None = None
+        self._begun = False
         chosen = federation.plan(0).round(0)
         self._step, _ = grid(chosen.noise_std, chosen.clip_norm, federation.parameters)
 
@@ -69,9 +70,11 @@ class SecureServer(ServerMachine):
             if isinstance(event.message, Update):
                 text = f"client {event.sender} sent an update in the clear: it is not applied"
                 return [Alarm("secure-clear", text)]
-        effects = self._inner(event)
-        if isinstance(event, on.Connected):
-            effects = [*self._closed(event.now), *effects]
+        effects: list[Effect] = []
+        if not self._begun:
+            self._begun = True
+            effects += self._closed(event.now)
+        effects += self._inner(event)
         if isinstance(event, Woken) and self._attempted is not None:
             effects += self._judged(self._attempted.handle(event), event.now)
         if isinstance(event, Received) and isinstance(event.message, Join | Leave):
