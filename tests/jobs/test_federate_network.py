@@ -425,20 +425,3 @@ def test_a_client_that_leaves_for_good_is_not_waited_for(
         thread.join(PATIENCE)
     served, _ = results["server"]
     assert served.finished and [one.updates for one in served.status.clients] == [6, 0]
-
-
-def test_processes_refuse_a_federation_whose_noise_is_shared(tmp_path: Path, keys: Path) -> None:
-    path = tmp_path / "job.toml"
-    shared = "rounds = 6\nsecure = {dropouts = 0, colluders = 0}"
-    path.write_text(JOB.replace("rounds = 6", shared))
-    with pytest.raises(FederationError, match="simulation only"):
-        jobs.planned(from_file(path))
-    copied = tmp_path / "server"
-    copied.mkdir()
-    for file in (keys / "server").iterdir():
-        (copied / file.name).write_bytes(file.read_bytes())
-    values = json.loads((copied / jobs.FEDERATION).read_text())
-    values["secure"] = {"clients": 2, "dropouts": 0, "colluders": 0, "bits": 48}
-    (copied / jobs.FEDERATION).write_text(json.dumps(values))
-    with pytest.raises(FederationError, match="simulation only"):
-        jobs.Membership.load(copied)

@@ -26,6 +26,7 @@ from safetensors.numpy import load_file
 from forethought.accounting.statement import Statement
 from forethought.exchange.log import RecordLog
 from forethought.exchange.storage import FolderStorage
+from forethought.federated.federation import FederationError
 from forethought.federated.server import ServerMachine
 from forethought.jobs import federate_network as jobs
 from forethought.jobs.flower import answered
@@ -169,6 +170,15 @@ def test_over_grpc_as_in_turns(job: Path, reference: Path, tmp_path: Path) -> No
 def test_a_node_without_a_configuration_is_told_what_it_lacks() -> None:
     with pytest.raises(JobError, match="lacks job, keys, out"):
         answered({}, [])
+
+
+def test_secure_aggregation_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB + "secure = { dropouts = 0 }\n")
+    jobs.make_everybody(from_file(path), tmp_path / "keys")
+    config = {"job": str(path), "keys": str(tmp_path / "keys" / "a"), "out": str(tmp_path / "a")}
+    with pytest.raises(FederationError, match="from message to message"):
+        answered(config, [])
 
 
 def test_the_app_and_the_extra_name_the_tested_version() -> None:
