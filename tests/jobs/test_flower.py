@@ -174,7 +174,8 @@ def test_a_node_without_a_configuration_is_told_what_it_lacks() -> None:
 
 def test_secure_aggregation_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
-    path.write_text(JOB + "secure = { dropouts = 0 }\n")
+    secure = "rounds = 12\nsecure = { dropouts = 0 }"
+    path.write_text(JOB.replace("local_rounds = 4\nrounds = 3", secure))
     jobs.make_everybody(from_file(path), tmp_path / "keys")
     config = {"job": str(path), "keys": str(tmp_path / "keys" / "a"), "out": str(tmp_path / "a")}
     with pytest.raises(FederationError, match="from message to message"):
