@@ -80,7 +80,7 @@ class Aggregator:
             )
         self.numbers: dict[int, int] = {}
         self.gone: frozenset[int] = frozenset()
-        self._said: dict[int, Any] = {}
+        self._told: dict[int, Any] = {}
         self._due = 0.0
         self._steps: list[tuple[type, Callable[[float], list[Effect]]]] = [
             (MaskKeys, self._send_roster),
@@ -149,13 +149,13 @@ class Aggregator:
 
     def _next(self, now: float, messages: dict[int, Any]) -> list[Effect]:
         self._step += 1
-        self._said = messages
+        self._told = messages
         return [*(Send(client, one) for client, one in messages.items()), *self._wait(now)]
 
     def again(self, client: int) -> list[Effect]:
         """Say once more what a client was told last, as after a lost connection."""
-        if client in self._said:
-            return [Send(client, self._said[client])]
+        if client in self._told:
+            return [Send(client, self._told[client])]
         return []
 
     def _wait(self, now: float) -> list[Effect]:
