@@ -50,6 +50,8 @@ VIEWS = ["tests/federated/test_statements.py"]
 ESTIMATORS = "forethought/estimators/"
 DECLARED = ["tests/estimators/test_declared.py"]
 CALLERS = ["tests/estimators/test_callers.py", "-k", "says_so or named"]
+LOCAL = ["tests/rounds/test_local_contributions.py", "-k", "state or statistics or order or norms"]
+PREPARED = ["tests/preparing", "-k", "longer or states"]
 STORING = ["tests/estimators/test_storing.py", "-k", "counts"]
 DESCENT = ["tests/convex/test_descent.py", "-k", "general_way or moves or budgets or without_noise"]
 PROBLEMS = ["tests/convex/test_problems.py", "-k", "slopes"]
@@ -76,6 +78,22 @@ class Mutant:
 
 
 MUTANTS = [
+    Mutant("local updates: one that is not clipped", "forethought/rounds/local_contributions.py",
+           "clip_and_sum(terms, trained, chosen.clip_norm, how.rule",
+           "clip_and_sum(terms, trained, 9.0 * chosen.clip_norm, how.rule", LOCAL),
+    Mutant("local updates: weights that a group leaves behind", "forethought/local/enclosure.py",
+           "parameter.data.copy_(self.start[name])\n            self._surroundings",
+           "self._surroundings", LOCAL),
+    Mutant("local updates: what a group remembers", "forethought/local/enclosure.py",
+           "self._surroundings.restore()", "pass", LOCAL),
+    Mutant("local updates: batches in the order they were drawn",
+           "forethought/rounds/local_contributions.py",
+           "np.sort(batch.indices[batch.member_of == g])",
+           "batch.indices[batch.member_of == g]", LOCAL),
+    Mutant("preparation: histograms longer than declared", "forethought/preparing/vectors.py",
+           ".double().mean(2) for at", ".double().sum(2) for at", PREPARED),
+    Mutant("preparation: in no transcript", "forethought/training/datasets.py",
+           "whole.extend(prepared.transcript)", "pass", PREPARED),
     Mutant(
         "radius of a group's half lines",
         PLD + "pairs.py",

@@ -341,6 +341,18 @@ def test_no_state_outlives_a_group(local: Local, dealt: np.ndarray) -> None:
     assert torch.equal(norms[1:], moved[1:]) and norms[0] != moved[0]
 
 
+def test_the_order_of_a_batch_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In which order a batch was drawn could tell of other groups' records: it is forgotten."""
+    local, model, data = plan_of(Local("adam", 0.1, step=4), 1), network(), records()
+    wanted, _ = one_round(model, data, local)
+    monkeypatch.setattr(
+        "forethought.rounds.private_sum.Batches.__call__",
+        lambda *_: np.random.default_rng(5).permutation(EXAMPLES),
+    )
+    found, _ = one_round(model, data, local)
+    assert torch.equal(found, wanted)
+
+
 def test_known_networks_run_bare_and_others_enclosed() -> None:
     """Where nothing of the user's runs, the enclosure has nothing to put back: the same update."""
     data, model = records(), network()

@@ -45,7 +45,8 @@ class Fault:
 
 
 @contextmanager
-def _replaced(*places: tuple[Any, str, Any]) -> Iterator[None]:
+def replaced(*places: tuple[Any, str, Any]) -> Iterator[None]:
+    """Attributes have other values inside: (owner, name, value) each."""
     kept = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
     try:
         for owner, name, new in places:
@@ -63,7 +64,7 @@ _ADD: AddNoise = noise.GaussianNoise.add_to
 
 
 def _noise(broken: AddNoise) -> Planting:
-    return lambda: _replaced((noise.GaussianNoise, "add_to", broken))
+    return lambda: replaced((noise.GaussianNoise, "add_to", broken))
 
 
 def _narrower(factor: float) -> Planting:
@@ -111,7 +112,7 @@ def _quiet_count() -> AbstractContextManager[None]:
     def share(norms: Any, chosen: Any, _count_noise: float, source: Any) -> float:
         return original(norms, chosen, 1e-9, source)
 
-    return _replaced((private_sum, "noised_share", share))
+    return replaced((private_sum, "noised_share", share))
 
 
 def _new_after_resume() -> AbstractContextManager[None]:
@@ -121,7 +122,7 @@ def _new_after_resume() -> AbstractContextManager[None]:
     def at(self: Stream, index: int) -> np.random.Generator:
         return drawn if getattr(self, "purpose", "noise") == "noise" else original(self, index)
 
-    return _replaced((private_sum, "Stream", _renamed_stream(at)))
+    return replaced((private_sum, "Stream", _renamed_stream(at)))
 
 
 def _renamed_stream(at: Any) -> type[Stream]:
@@ -145,7 +146,7 @@ def _clipping(broken: Callable[[Factors], Factors]) -> AbstractContextManager[No
     for name in ("factors", "flat_factors"):
         owners = [o for o in (clipping, clipped, contributions, sums) if hasattr(o, name)]
         places += [(owner, name, broken(getattr(clipping, name))) for owner in owners]
-    return _replaced(*places)
+    return replaced(*places)
 
 
 def _unclipped() -> AbstractContextManager[None]:
@@ -205,7 +206,7 @@ def _one_pass() -> AbstractContextManager[None]:
             for name, row, part in zip(trained, factors, stacked, strict=True)
         }, norms.total
 
-    return _replaced((contributions, "clipped_sum", summed))
+    return replaced((contributions, "clipped_sum", summed))
 
 
 # --- sampling
@@ -214,14 +215,14 @@ _SUBSET, _COUNT = sampling.uniform_subset, sampling.poisson_count
 
 
 def _poisson(broken: Callable[[int, float, np.random.Generator], Indices]) -> Planting:
-    return lambda: _replaced((sampling, "_poisson", broken))
+    return lambda: replaced((sampling, "_poisson", broken))
 
 
 def _rate(factor: float) -> Planting:
     def count(examples: int, rate: float, source: np.random.Generator) -> int:
         return _COUNT(examples, min(1.0, factor * rate), source)
 
-    return lambda: _replaced((sampling, "poisson_count", count))
+    return lambda: replaced((sampling, "poisson_count", count))
 
 
 def _drawn(examples: int, rate: float, source: np.random.Generator) -> Indices:
@@ -238,7 +239,7 @@ def _same_batch() -> AbstractContextManager[None]:
     def same(examples: int, rate: float, source: np.random.Generator) -> Indices:
         return kept.setdefault((examples, rate), _drawn(examples, rate, source))
 
-    return _replaced((sampling, "_poisson", same))
+    return replaced((sampling, "_poisson", same))
 
 
 def _first_records(examples: int, rate: float, source: np.random.Generator) -> Indices:
@@ -260,7 +261,7 @@ def _same_order() -> AbstractContextManager[None]:
         length = self._sampling.rounds_per_epoch
         return original(self, self._first + (index - self._first) % length)
 
-    return _replaced((sampling._Epochs, "__call__", call))
+    return replaced((sampling._Epochs, "__call__", call))
 
 
 def _repeated_subset() -> AbstractContextManager[None]:
@@ -269,27 +270,31 @@ def _repeated_subset() -> AbstractContextManager[None]:
     def subset(examples: int, size: int, source: np.random.Generator) -> Indices:
         return kept.setdefault((examples, size), _SUBSET(examples, size, source))
 
-    return _replaced((sampling, "uniform_subset", subset))
+    return replaced((sampling, "uniform_subset", subset))
 
 
-def _groups_in_order() -> AbstractContextManager[None]:
+def groups_in_order() -> AbstractContextManager[None]:
+    """A batch is cut into groups in its order."""
+
     def assign(size: int, groups: int, _source: np.random.Generator) -> Indices:
         return np.arange(size) * groups // max(1, size)
 
-    return _replaced((sampling, "assign_groups", assign), (contributions, "assign_groups", assign))
+    return replaced((sampling, "assign_groups", assign), (contributions, "assign_groups", assign))
 
 
 # --- accounting
 
 
 @contextmanager
-def _half_sensitivity() -> Iterator[None]:
+def half_sensitivity() -> Iterator[None]:
+    """The accountant takes a sensitivity of 1 where it is 2."""
+
     def half(*arguments: Any) -> float:
         return min(1.0, sensitivity(*arguments))
 
     _forget()
     try:
-        with _replaced((pairs, "sensitivity", half), (curves, "sensitivity", half)):
+        with replaced((pairs, "sensitivity", half), (curves, "sensitivity", half)):
             yield
     finally:
         _forget()  # what was computed with the fault
@@ -315,7 +320,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("double rate", _rate(2.0)),
     Fault("rate + 10 %", _rate(1.1)),
     Fault("records counted twice", _poisson(_twice)),
-    Fault("sensitivity 1 for 2", _half_sensitivity, "replace-one"),
+    Fault("sensitivity 1 for 2", half_sensitivity, "replace-one"),
     Fault("the same batch always", _same_batch),
     Fault("the first records always", _poisson(_first_records)),
     Fault("a fixed batch size", _poisson(_fixed_size)),
@@ -331,8 +336,8 @@ MORE_FAULTS: tuple[Fault, ...] = (
     Fault("new noise after a resume", _new_after_resume, "variants"),
     Fault("the same order every epoch", _same_order, "shuffled"),
     Fault("the same subset always", _repeated_subset, "without replacement"),
-    Fault("groups cut in order", _groups_in_order, "groups"),
-    Fault("group sensitivity 1 for 2", _half_sensitivity, "groups"),
+    Fault("groups cut in order", groups_in_order, "groups"),
+    Fault("group sensitivity 1 for 2", half_sensitivity, "groups"),
     Fault("one pass for all: a model that mixes through a buffer", _one_pass, "running mean"),
     Fault("one pass for all: a model that remembers its inputs", _one_pass, "remembers"),
     Fault("one pass for all: mixing in larger batches, behind a gate", _one_pass, "late mixing"),

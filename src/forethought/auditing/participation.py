@@ -169,6 +169,19 @@ def _clipped(plan: Plan, length: float, norm: float) -> float:
     return min(length, norm)
 
 
+def proportional(plan: Plan) -> bool:
+    """Whether a group's update lies along the mean of its records' gradients.
+
+    So it does where a loss is linear, as the planted one is, and all steps take the whole group.
+    """
+    local = plan.local
+    if local is None or local.is_gradient:
+        return True
+    plain = local.function is None and local.step is None
+    decays = any(name == "weight_decay" and value for name, value in local.options)
+    return plain and not decays and local.optimizer in ("sgd", "momentum", "nesterov")
+
+
 def group_contributions(seen: DryRun, generator: np.random.Generator) -> list[Finding]:
     """Each group's update is at most C long; groups are drawn by record, independently.
 
@@ -176,6 +189,8 @@ def group_contributions(seen: DryRun, generator: np.random.Generator) -> list[Fi
     of each, L being the length of its update, which tells its size.
     """
     groups = seen.plan.groups or 1
+    if not proportional(seen.plan):
+        return [_together(seen, groups)]
     longest, whole_groups = 0.0, True
     mates: list[int] = []
     others: list[int] = []
@@ -212,6 +227,23 @@ def group_contributions(seen: DryRun, generator: np.random.Generator) -> list[Fi
     if groups > 1 and mates:
         found.append(sampling_tests.group_sizes(mates, others, groups, generator))
     return found
+
+
+def _together(seen: DryRun, groups: int) -> Finding:
+    """Updates of different groups are orthogonal here: together at most √m clipping norms."""
+    longest = max(
+        math.sqrt(float(np.square(values).sum()) / groups) / norm
+        for values, norm in zip(seen.values, seen.clip_norms, strict=True)
+    )
+    return certain(
+        "participation",
+        "length of all groups' updates over the root of their number",
+        f"at most {longest:.6g} C",
+        "1 C",
+        longest > 1 + TOLERANCE,
+        f"Clipping does not hold: {groups} orthogonal updates are together {longest:.4g} times as "
+        "long as updates of length C would be.",
+    )
 
 
 def _lengths(values: NDArray[np.float64], groups: int) -> tuple[float, Indices]:

@@ -16,7 +16,9 @@ from forethought.auditing.attack import attack
 from forethought.auditing.audit import FALSE_ALARM, gather
 from forethought.auditing.effort import EFFORTS, Effort
 from forethought.auditing.faults import FAULTS, MORE_FAULTS, Fault
+from forethought.auditing.local_faults import LOCAL_FAULTS
 from forethought.auditing.verdict import Audit
+from forethought.local_updates import Local
 from forethought.mechanism import (
     Clipping,
     FullBatch,
@@ -103,6 +105,10 @@ def _jobs() -> dict[str, _Job]:
         "shuffled": _Job(_plan(shuffled, rounds=30, adjacency="zero-out")),
         "without replacement": _Job(_plan(fixed, adjacency="zero-out")),
         "groups": _Job(_plan(Poisson(RATE), groups=4)),
+        "local momentum": _Job(
+            _plan(Poisson(RATE), groups=4, local=Local("momentum", 0.1, passes=2))
+        ),
+        "local adam": _Job(_plan(Poisson(RATE), groups=4, local=Local("adam", 0.1, step=16))),
         "variants": _Job(_plan(Poisson(RATE)), variants=True),
         "model": _Job(own, Plain),
         "running mean": _Job(own, RunningMean),
@@ -233,7 +239,7 @@ def self_test(seed: int | None = None, *, more: bool = True) -> SelfTest:
 def outcomes(seed: int | None = None, *, more: bool = True) -> Iterator[Outcome]:
     """The outcome of each planted fault as it comes."""
     jobs = _jobs()
-    faults: tuple[Fault, ...] = (*FAULTS, *MORE_FAULTS) if more else FAULTS
+    faults: tuple[Fault, ...] = (*FAULTS, *MORE_FAULTS, *LOCAL_FAULTS) if more else FAULTS
     for fault in faults:
         yield outcome(fault.name, fault.plant(), jobs[fault.job], seed)
 

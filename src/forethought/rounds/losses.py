@@ -89,6 +89,8 @@ def check_loss(
         ValueError: not one value an example, what :func:`clipped_sum` refuses, or an algorithm
             that does not run or returns no weight change.
     """
+    if dims is not None and contribution.clipping == "group":
+        raise ValueError("batch_dims= goes with clipped examples: a group is a batch of its own")
     inputs, targets = blank(records)
     with undisturbed(model, loss):
         if isinstance(contribution, LocalUpdates) and not contribution.local.is_gradient:

@@ -1,0 +1,67 @@
+"""The audit over local updates: every algorithm, and every sampling twice; sound ones pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import forethought as ft
+from forethought.auditing import self_test
+from forethought.auditing.audit import gather
+from forethought.auditing.participation import proportional
+from forethought.local_updates import INNER, Local
+from forethought.mechanism import Mechanism, Rounds, Shuffled, WithoutReplacement
+from forethought.plans import Plan
+
+FALSE_ALARM = 1e-6
+EXAMPLES = 600
+SAMPLINGS: dict[str, tuple[Any, Any]] = {
+    "poisson": (ft.Poisson(0.1), "add-or-remove"),
+    "without-replacement": (WithoutReplacement(60, EXAMPLES), "replace-one"),
+    "shuffled": (Shuffled(60, EXAMPLES), "zero-out"),
+    "full-batch": (ft.FullBatch(), "replace-one"),
+}
+
+
+def shrinks(model: Any, batch: Any) -> Any:
+    """A user's algorithm: three steps of gradient descent, by hand."""
+    weight = model.table.weight
+    start = weight.detach().clone()
+    for _ in range(3):
+        outputs = model(batch[0])
+        (gradient,) = torch.autograd.grad((outputs[:, 0] * batch[1]).mean(), weight)
+        weight.data = weight.data - 0.1 * gradient
+    return {"table.weight": weight.detach() - start}
+
+
+def audited(local: Local, sampling: str, groups: int = 3) -> Any:
+    kind, adjacency = SAMPLINGS[sampling]
+    mechanism = Mechanism(Rounds(1.0, 20, kind, "group"), adjacency=adjacency)
+    plan = Plan(mechanism, EXAMPLES, 1e-4, groups=groups, local=local)
+    effort = self_test.effort_of(self_test._Job(plan))
+    return gather(plan, None, None, None, effort, FALSE_ALARM, 0)
+
+
+def test_which_updates_lie_along_the_mean() -> None:
+    plan = Plan(Mechanism(Rounds(1.0, 1, ft.FullBatch(), "group")), 10, 1e-5, groups=2)
+    assert proportional(plan)
+    assert proportional(plan.with_(local=Local("momentum", 0.1, passes=3)))
+    for local in (
+        Local("adam"),
+        Local("sgd", 0.1, step=4),
+        Local("sgd", 0.1, (("weight_decay", 0.1),)),
+        Local(function=shrinks),  # type: ignore[arg-type]
+    ):
+        assert not proportional(plan.with_(local=local))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "sampling"), list(zip([*INNER, "function"], [*SAMPLINGS] * 2, strict=True))
+)
+def test_no_sound_combination_is_refuted(name: str, sampling: str) -> None:
+    local = Local(function=shrinks) if name == "function" else Local(name, 0.1, passes=2)  # type: ignore[arg-type]
+    found = audited(local, sampling)
+    assert not found.refuted, found.reason
