@@ -306,3 +306,15 @@ def test_a_forged_server_is_not_believed() -> None:
         holder.driver.received(forged, SERVER)
     assert not holder.asked and holder.driver.done is None
     assert holder.driver.counts == {"ForgeryError": 3}
+
+
+def test_a_heartbeat_of_a_client_that_has_the_newest_model_costs_none() -> None:
+    service = Service()
+    service.give(0, Join(0, -1))
+    assert isinstance(service.sent[-1][1], Model)
+    sent = len(service.sent)
+    for _ in range(3):
+        service.give(0, Join(0, 0))
+    assert len(service.sent) == sent
+    service.give(0, Join(0, -1))  # its process was started again
+    assert isinstance(service.sent[-1][1], Model)
