@@ -21,8 +21,9 @@ from forethought.federated.secure_aggregation.messages import (
     MaskShares,
     Survivors,
     Unmasking,
+    attempted,
 )
-from forethought.federated.secure_aggregation.participant import Participant
+from forethought.federated.secure_aggregation.participant import Participant, about
 from forethought.federated.secure_aggregation.ring import from_ring, pack, to_ring, unpack
 from forethought.federated.secure_aggregation.session import secure_sum
 from forethought.federated.secure_aggregation.settings import (
@@ -282,3 +283,18 @@ def test_masks_of_one_pair_cancel_and_are_not_zero():
 def test_keys_of_small_order_are_refused():
     with pytest.raises(SecureAggregationError, match="X25519"):
         masks.agree(bytes(range(32)), bytes(32), b"")
+
+
+def test_no_key_serves_two_attempts_rounds_or_pairs():
+    """Even a client whose entropy repeats itself masks otherwise in every attempt."""
+    seen = {attempted(bytes(32), attempt) for attempt in range(100)}
+    assert len(seen) == 100 and attempted(bytes([1] * 32), 0) not in seen
+    private, other = bytes(range(32)), masks.public_key(bytes(range(1, 33)))
+    keys = {
+        masks.agree(private, other, about(attempted(bytes(32), attempt), round, 1, who) + use)
+        for attempt in (0, 1)
+        for round in (0, 1)
+        for who in (2, 3)
+        for use in (b"seal", b"mask")
+    }
+    assert len(keys) == 16
