@@ -44,6 +44,9 @@ CORRELATED = [TESTS + "test_correlated.py"]
 CORRELATED_NOISE = ["tests/rounds/test_correlated_noise.py"]
 FEDERATED = "forethought/federated/"
 SECURE = ["tests/federated/secure_aggregation"]
+CLIENT = ["tests/federated/test_client.py"]
+SERVER = ["tests/federated/test_server.py"]
+TOGETHER = ["tests/rounds/test_together.py"]
 SUMMED = [TESTS + "test_summed.py"]
 DISCRETE = [TESTS + "test_discrete_gaussian.py"]
 VIEWS = ["tests/federated/test_statements.py"]
@@ -375,6 +378,34 @@ MUTANTS = [
            "            if kept is None:\n", "            if kept is None and False:\n", DRIVING),
     Mutant("server: another member's connection", "forethought/network/driving.py",
            "if peer not in (None, opened.sender):", "if False:", DRIVING),
+    Mutant("federation: a client that goes beyond its plan", FEDERATED + "client.py",
+           "if self.updates >= self._limit:", "if self.updates > self._limit:", CLIENT),
+    Mutant("federation: a lost ledger that nobody notices", FEDERATED + "client.py",
+           "if model.round > self.updates:", "if model.round > self.updates + 1:", CLIENT),
+    Mutant("federation: two updates on one model", FEDERATED + "client.py",
+           "if self.base <= self._last:", "if self.base < self._last:", CLIENT),
+    Mutant("federation: a policy that allows twice as much", FEDERATED + "federation.py",
+           "if found > self.epsilon:", "if found > 2 * self.epsilon:", CLIENT),
+    Mutant("federation: steps that climb", FEDERATED + "client.py",
+           "np.subtract(self.weights, step, out=step)",
+           "np.add(self.weights, step, out=step)", CLIENT),
+    Mutant("federation: sent before it is written", FEDERATED + "server.py",
+           "[on.Append(entry), *answers]", "[*answers, on.Append(entry)]", SERVER),
+    Mutant("federation: other bytes for a round", FEDERATED + "server.py",
+           "if known and known != NO_MARK:", "if known and known == NO_MARK:", SERVER),
+    Mutant("federation: no bound on the norm", FEDERATED + "server.py",
+           "return length <= limit", "return True", SERVER),
+    Mutant("federation: marks lost in a snapshot", FEDERATED + "server.py",
+           "bytearray(marks[start:end]) if end > start else None", "None", SERVER),
+    Mutant("federation: a version that does not wait", FEDERATED + "asynchronous.py",
+           "if self.finished or self._behind:", "if self.finished or self._behind > 1:", SERVER),
+    Mutant("federation: noise that does not depend on the weights",
+           "forethought/rounds/private_sum.py",
+           "blake3() if rounds.salted else None", "None", TOGETHER),
+    Mutant("federation: a part that takes its neighbour's records",
+           "forethought/gradients/parts.py",
+           "return Dense(term.values[start:end])", "return Dense(term.values[: end - start])",
+           TOGETHER),
 ]  # fmt: skip
 
 

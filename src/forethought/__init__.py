@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from forethought.accounting.tradeoff import tradeoff as tradeoff
     from forethought.auditing.audit import audit as audit
     from forethought.auditing.verdict import Audit as Audit
+    from forethought.federated.federation import Federation as Federation
+    from forethought.federated.federation import Member as Member
+    from forethought.federated.federation import Policy as Policy
+    from forethought.federated.simulate import simulate as simulate
     from forethought.jobs.predict import Predictor as Predictor
     from forethought.jobs.predict import load as load
     from forethought.local_updates import Local as Local
@@ -109,6 +113,8 @@ _HOME = {
     **dict.fromkeys(("Statement", "account"), "accounting.statement"),
     "Audit": "auditing.verdict",
     "audit": "auditing.audit",
+    **dict.fromkeys(("Federation", "Member", "Policy"), "federated.federation"),
+    "simulate": "federated.simulate",
     "plan": "planning.solve",
     **dict.fromkeys(("Rehearsal", "rehearse"), "utility.rehearsal"),
     **dict.fromkeys(("Front", "pareto"), "planning.pareto"),

@@ -63,13 +63,15 @@ def _longest(plan: Plan, parameters: int | None) -> float:
     longest = 0.0
     first = 0
     for part in plan.mechanism:
-        chosen = plan.round(first)
+        # A public schedule of the norm is monotone: its ends are its extremes.
+        for index in (first, first + part.count - 1):
+            chosen = plan.round(index)
+            norm = chosen.clip_norm
+            if plan.clip.rule == "quantile":
+                norm *= math.exp(min(plan.clip.quantile_rate * plan.rounds * 2, 50.0))
+            b = chosen.divisor
+            most = min(b + math.sqrt(2 * b * TAIL) + TAIL, float(max(chosen.examples, b)))
+            noise = chosen.noise_multiplier * (dimension + math.sqrt(2 * TAIL))
+            longest = max(longest, norm * (most + noise) / b)
         first += part.count
-        norm = chosen.clip_norm
-        if plan.clip.rule == "quantile":
-            norm *= math.exp(min(plan.clip.quantile_rate * plan.rounds * 2, 50.0))
-        b = chosen.divisor
-        most = min(b + math.sqrt(2 * b * TAIL) + TAIL, float(max(chosen.examples, b)))
-        noise = chosen.noise_multiplier * (dimension + math.sqrt(2 * TAIL))
-        longest = max(longest, norm * (most + noise) / b)
     return longest
