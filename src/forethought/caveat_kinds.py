@@ -136,6 +136,12 @@ KINDS: dict[str, Kind] = {
         "records has a statement of its own, whose ε adds to this one",
         "sequential composition: this statement is about the releases it lists and no others",
     ),
+    "persons": Kind(
+        "assumption",
+        "a record here is one person, with {detail} of their rows in the data, as the declared "
+        "column tells persons apart",
+        "the guarantee is about everything that the column says is one person's",
+    ),
     "batch-dims": Kind(
         "assumption",
         "as its owner declares, the model treats the examples of a batch separately where it was "

@@ -53,6 +53,7 @@ def utility(
     from forethought.report.utility_figures import draw_utility
 
     loaded = load_job(from_file(job_file or Path()), data_dir)
+    loaded.require_rows("a utility graph")
     proxy = chosen_proxy(public_proxy, stand_in)
     console = console_for(quiet or as_json)
     settings: dict[str, Any] = {"draws": draws, "batch": batch, "epochs": epochs}

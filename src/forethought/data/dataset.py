@@ -66,6 +66,8 @@ class Dataset:
         sites: which client of a federation holds each training record, (N,), where a column of
             the file says so; see :mod:`forethought.data.shares`.
         encoder: how new rows of the table become features; None: not from a table.
+        row_shape: of one row, where a training record is a person with several of them
+            (:mod:`forethought.data.persons`); held-out records are always rows.
     """
 
     name: str
@@ -76,6 +78,12 @@ class Dataset:
     caveats: tuple[Caveat, ...] = ()
     sites: NDArray[np.str_] | None = None
     encoder: Encoder | None = None
+    row_shape: tuple[int, ...] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of what a model takes: of one example, or of one row of a person."""
+        return self.row_shape or tuple(self.train.inputs.shape[1:])
 
     @property
     def not_covered(self) -> tuple[Caveat, ...]:

@@ -15,6 +15,7 @@ from forethought.data.columns import Outside, UndeclaredError
 from forethought.data.dataset import DataError, Dataset, Split, falls_out, share_held_out
 from forethought.data.encoder import Encoder, TableSchema
 from forethought.data.labels import Declared, Labels
+from forethought.data.persons import by_person, person_caveat
 from forethought.data.reading import Kind, Table
 from forethought.data.suspicions import SuspiciousDataWarning
 from forethought.data.tables import Aside
@@ -60,12 +61,18 @@ def load_declared(
             "are scaled by it, and no record decides it"
         )
     columns = schema.parsed()
-    for column, purpose in ((aside.label, "the label"), (aside.site, "the site")):
+    for column, purpose in (
+        (aside.label, "the label"),
+        (aside.site, "the site"),
+        (aside.person, "the person"),
+    ):
         if column in columns and columns[column].titles(column):
             raise UndeclaredError(
                 f"{path}: {column!r} is {purpose} and a feature at once: take it out of "
                 "[data.columns]"
             )
+    if aside.label in (aside.person, aside.site):
+        raise UndeclaredError(f"{path}: {aside.label!r} is the label and the person at once")
     encoder = Encoder(
         tuple((key, value) for key, value in columns.items() if key not in aside.names),
         aside.label,
@@ -84,14 +91,20 @@ def load_declared(
     reader = _Reader(encoder, labels, aside, kind, schema, set(columns))
     outside = Outside()
     if test is None:
-        train, held, sites = reader.split(path, holdout, outside)
+        train, held, names = reader.split(path, holdout, outside)
     else:
-        train, _, sites = reader.split(path, 0.0, outside)
+        train, _, names = reader.split(path, 0.0, outside)
         held = reader.split(test, 0.0, outside)[0]
     _tell(path, outside, len(train) + len(held))
     notes = ("numbers scaled from their declared ranges to [-1, 1]",)
     caveats = (*declared.caveats, MEASURED if schema.measured else COLUMNS)
-    return Dataset(name, train, held, labels.classes, notes, caveats, sites, encoder)
+    if aside.person is None:
+        return Dataset(name, train, held, labels.classes, notes, caveats, names, encoder)
+    assert names is not None
+    persons = by_person(train, names.tolist(), schema.records_per_person)
+    caveats = (*caveats, person_caveat(schema.records_per_person))
+    shape = tuple(train.inputs.shape[1:])
+    return Dataset(name, persons, held, labels.classes, notes, caveats, None, encoder, shape)
 
 
 @dataclass(frozen=True)
@@ -106,7 +119,7 @@ class _Reader:
     def split(
         self, path: Path, holdout: float | None, outside: Outside
     ) -> tuple[Split, Split, NDArray[np.str_] | None]:
-        """The parts that stay and that are held out (0: none), and the sites of what stays."""
+        """The parts that stay and that are held out (0: none), and whose or where what stays is."""
         share = 0.0 if holdout == 0.0 else share_held_out(holdout)
         parts: tuple[list[Split], list[Split]] = ([], [])
         sites: list[NDArray[np.str_]] = []
@@ -122,8 +135,9 @@ class _Reader:
             for part, chosen in zip(parts, (~out, out), strict=True):
                 if chosen.any():
                     part.append(whole.at(chosen))
-            if self.aside.site is not None:
-                named = frame[self.aside.site].cast(pl.String).str.strip_chars().fill_null("")
+            wanted = self.aside.person or self.aside.site
+            if wanted is not None:
+                named = frame[wanted].cast(pl.String).str.strip_chars().fill_null("")
                 sites.append(np.array(named.to_list())[~out])
             first += len(frame)
         if share and not (parts[0] and parts[1]):

@@ -31,6 +31,8 @@ class TableSchema:
         measured: whether any of it was taken from the private file, as ``forethought init`` does;
             the Statement then says that this is outside the guarantee.
         form: how a text is written.
+        person: the column that says whose row it is; then a record is a person, and every
+            guarantee is about persons. records_per_person: how many rows of one are kept at most.
 
     Raises:
         DataError: a declaration that cannot be used; names the column.
@@ -41,6 +43,8 @@ class TableSchema:
     target_range: tuple[float, float] | None = None
     measured: bool = False
     form: TableFormat = AS_USUAL
+    person: str | None = None
+    records_per_person: int = 4
 
     def __post_init__(self) -> None:
         if self.missing not in POLICIES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -168,6 +169,10 @@ def _declared(
             f"{source}: declare the columns of a Parquet or Excel file in [data.columns]; "
             f"forethought init {file.name} writes the table for you to correct"
         )
+    if schema.person is not None:
+        if test is not None or aside.site is not None:
+            raise DataError(f"{source}: person= goes without test= and site=")
+        aside = replace(aside, person=schema.person, split_by=aside.split_by or schema.person)
     kind = source.partition(":")[0]
     kinds: dict[str, Kind] = {"csv": "csv", "parquet": "parquet", "excel": "excel"}
     return load_declared(source, file, kinds[kind], schema, aside, declared, test, holdout)

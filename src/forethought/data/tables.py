@@ -39,17 +39,20 @@ class Aside:
 
     Args:
         label: the target's. split_by: keeps a person's records on one side of the split.
-        site: which client of a federation holds a record.
+        site: which client of a federation holds a record. person: whose row it is; all rows of a
+            person are then one record (:mod:`forethought.data.persons`).
     """
 
     label: str
     split_by: str | None = None
     site: str | None = None
+    person: str | None = None
 
     @property
     def names(self) -> set[str]:
         """All of them."""
-        return {name for name in (self.label, self.split_by, self.site) if name is not None}
+        found = (self.label, self.split_by, self.site, self.person)
+        return {name for name in found if name is not None}
 
 
 def load_csv(

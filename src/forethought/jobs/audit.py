@@ -81,10 +81,13 @@ def _read(path: Path, data_dir: Path | None) -> tuple[Plan, Loaded | None, str]:
         plan = Plan.load(path / PLAN)
         if not (path / JOB_NAME).is_file():
             return plan, None, f"{path} holds no {JOB_NAME}: its model and data are not known"
-        return plan, load_job(from_file(path / JOB_NAME), data_dir), ""
+        loaded = load_job(from_file(path / JOB_NAME), data_dir)
+        loaded.require_rows("an audit")
+        return plan, loaded, ""
     if path.suffix == ".json":
         return Plan.load(path), None, ""
     loaded = load_job(from_file(path), data_dir)
+    loaded.require_rows("an audit")
     made = loaded.request.job.make_plan(
         loaded.examples, loaded.parameters, features=loaded.features
     )

@@ -73,6 +73,7 @@ def federation_of(request: Request, data_dir: Path | None = None) -> Federated:
 
     section = section_of(request.job)
     loaded = load_job(request, data_dir)
+    loaded.require_rows("a federation")
     dataset = loaded.dataset
     clients = section.clients or (len(section.client) or None)
     how, _, column = section.shares.partition(":")

@@ -141,6 +141,7 @@ def serve_job(
 
     member = Membership.load(folder)
     loaded = load_job(request, data_dir)
+    loaded.require_rows("a federation")
     shared = SharedModel(loaded.model)
     federation = member.federation
     if shared.architecture != federation.architecture:
@@ -251,6 +252,7 @@ def _own_records(
     )
     own = data_dir or (None if folder is None else (request.folder or Path()) / folder)
     loaded = load_job(request, own)
+    loaded.require_rows("a federation")
     return loaded, loaded.dataset.train
 
 

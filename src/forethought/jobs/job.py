@@ -126,6 +126,8 @@ class DataSection(_Section):
     encoding: str | None = None
     comment: str | None = None
     header: bool | None = None
+    person: str | None = None
+    records_per_person: _Int | None = Field(default=None, ge=1)
 
     def table_schema(self) -> TableSchema | None:
         """What is declared of the columns; None where nothing is.
@@ -138,7 +140,8 @@ class DataSection(_Section):
             name: getattr(self, name)
             for name in ("separator", "decimal", "encoding", "comment", "header")
         }
-        given = {"missing": self.missing, "target_range": self.target_range, **form}
+        rows = {"person": self.person, "records_per_person": self.records_per_person}
+        given = {"missing": self.missing, "target_range": self.target_range, **form, **rows}
         if self.columns is None:
             for name in _given(given):
                 raise JobError(
@@ -154,6 +157,7 @@ class DataSection(_Section):
             target_range=self.target_range,
             measured=self.columns_measured,
             form=TableFormat(**_given(form)),
+            **_given(rows),
         )
 
 
@@ -356,14 +360,18 @@ class Job(_Section):
         """
         from forethought.models import build
 
-        shape = tuple(dataset.train.inputs.shape[1:])
-        return build(
+        model = build(
             self.model.name,
-            inputs=shape,
+            inputs=dataset.shape,
             classes=dataset.classes or 1,
             seed=self.run.seed,
             **self.model.options,
         )
+        if dataset.row_shape is None:
+            return model
+        from forethought.training.persons import PerPerson
+
+        return PerPerson(model, dataset.row_shape)
 
     @classmethod
     def parse(cls, text: str, name: str = "job") -> Job:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from forethought.caveats import Caveat
 from forethought.jobs.card import PREPARED, ModelCard
+from forethought.jobs.job import JobError
 from forethought.jobs.request import Request
 from forethought.plans import Plan
 from forethought.training.datasets import with_caveats
@@ -48,7 +49,19 @@ class Loaded:
     @property
     def features(self) -> int:
         """Features or channels of a record."""
-        return int(self.dataset.train.inputs.shape[1])
+        return self.dataset.shape[0]
+
+    def require_rows(self, what: str) -> None:
+        """Refuse a job whose records are persons where only rows are known.
+
+        Raises:
+            JobError: names what cannot be done.
+        """
+        if self.dataset.row_shape is not None:
+            raise JobError(
+                f"[data] person: {what} works on rows, not on persons, so far: leave person out, "
+                "and mind that ε is then about one row"
+            )
 
     def card(self) -> ModelCard:
         """What is needed, besides the weights, to apply the trained model to new records."""
@@ -56,7 +69,7 @@ class Loaded:
         return ModelCard(
             job.model.name,
             job.model.options,
-            tuple(data.train.inputs.shape[1:]),
+            data.shape,
             data.classes,
             job.data.features if isinstance(job.data.features, str) else None,
             PREPARED if isinstance(job.data.standardise, str) else job.data.standardise,

@@ -41,6 +41,7 @@ def rehearse_job(
     """
     from forethought.utility import rehearsal
 
+    loaded.require_rows("a public proxy")
     private = loaded.dataset
     shape = private.train.inputs.shape[1:]
     return rehearsal.rehearse(
@@ -72,6 +73,7 @@ def utility_of(
     from forethought.data.synthetic import like
     from forethought.utility.perturbing import utility_graph
 
+    loaded.require_rows("a public proxy")
     private = loaded.dataset
     if proxy is None:
         data, source = private, "private"

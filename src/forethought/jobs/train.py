@@ -68,6 +68,8 @@ def prepare(
         limit = real("max_epsilon", max_epsilon, above=0)
         request = overridden(request, {"epsilon": limit})
     loaded = load_job(request, data_dir)
+    if request.job.data.standardise is not None:
+        loaded.require_rows("standardise")
     if resume is not None:
         from forethought.training.folder import PLAN
         from forethought.training.phases import phases_of
@@ -168,6 +170,10 @@ def run(
         "device": settings.device,
         "checkpoint_every": settings.checkpoint_every,
     }
+    if loaded.dataset.row_shape is not None:
+        from forethought.training.persons import person_loss
+
+        options["loss"] = person_loss
     # Bare arrays: the plan has the caveats of loading already, in the words of when it was made.
     pair = _standardised(prepared, (data.inputs, data.targets), folder, options)
     if prepared.until is None:

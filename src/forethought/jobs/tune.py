@@ -46,6 +46,7 @@ def tune_job(
 
     job = request.job
     loaded = load_job(request, data_dir)
+    loaded.require_rows("tune")
     if job.budget.epsilon is None or loaded.dataset.test is None:
         raise JobError("a private search needs a budget, and held-out data to score trials on")
     candidates = plan_tuning(

@@ -1,0 +1,182 @@
+"""A person's rows are one contribution: against autograd, and against what they could move."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import forethought as ft
+from forethought.data import DataError, TableSchema, load
+from forethought.data.dataset import Split
+from forethought.data.persons import EMPTY, by_person
+from forethought.gradients import clipped_sum
+from forethought.jobs.job import Job, JobError
+from forethought.jobs.load import load_job
+from forethought.jobs.request import Request
+from forethought.jobs.train import prepare, run
+from forethought.training.persons import PerPerson, person_loss
+
+
+def rows(count: int, seed: int = 0, kind: str = "labels") -> tuple[Split, list[str]]:
+    draw = np.random.default_rng(seed)
+    inputs = draw.normal(size=(count, 3)).astype(np.float32)
+    labels = draw.integers(3, size=count)
+    targets = labels if kind == "labels" else inputs[:, 0] * 2
+    return Split(inputs, targets), [f"p{n}" for n in draw.integers(max(1, count // 3), size=count)]
+
+
+def model(outputs: int = 3) -> nn.Module:
+    torch.manual_seed(0)
+    return PerPerson(nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, outputs)), (3,))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 6), st.integers(0, 10**6))
+def test_every_person_has_their_own_rows_and_no_more_than_may_be(count, most, seed):
+    split, persons = rows(count, seed)
+    found = by_person(split, persons, most)
+    names = list(dict.fromkeys(persons))
+    assert found.inputs.shape == (len(names), most, 3)
+    for number, name in enumerate(names):
+        mine = [n for n in range(count) if persons[n] == name]
+        own = {tuple(row) for row in split.inputs[mine].tolist()}
+        there = found.targets[number] != EMPTY
+        kept = {tuple(row) for row in found.inputs[number][there].tolist()}
+        assert kept <= own and len(kept) == there.sum() == min(most, len(own))
+        assert not found.inputs[number][~there].any()
+
+
+def test_which_rows_are_kept_depends_on_that_person_alone():
+    split, persons = rows(60)
+    whole = by_person(split, persons, 2)
+    left = [n for n, person in enumerate(persons) if person != persons[0]]
+    without = by_person(split.at(np.array(left)), [persons[n] for n in left], 2)
+    names, others = list(dict.fromkeys(persons)), list(dict.fromkeys(persons[n] for n in left))
+    for name in others:
+        one, two = whole.inputs[names.index(name)], without.inputs[others.index(name)]
+        assert np.array_equal(one, two)
+    shuffled = np.random.default_rng(1).permutation(60)
+    again = by_person(split.at(shuffled), [persons[n] for n in shuffled], 2)
+    order = list(dict.fromkeys(persons[n] for n in shuffled))
+    assert all(
+        np.array_equal(whole.inputs[names.index(name)], again.inputs[order.index(name)])
+        for name in names
+    )
+
+
+@pytest.mark.parametrize("kind", ["labels", "values"])
+def test_a_contribution_is_the_clipped_gradient_of_a_persons_mean_loss(kind):
+    split, persons = rows(30, kind=kind)
+    data = by_person(split, persons, 4)
+    net = model(3 if kind == "labels" else 1)
+    inputs, targets = torch.from_numpy(data.inputs), torch.from_numpy(data.targets)
+    found, norms = clipped_sum(net, person_loss, inputs, targets, 0.5)
+    expected = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
+    for number in range(len(inputs)):
+        there = (
+            data.targets[number] != EMPTY if kind == "labels" else data.targets[number][:, 1] > 0
+        )
+        outputs = net.model(inputs[number][there])
+        if kind == "labels":
+            loss = nn.functional.cross_entropy(outputs, targets[number][there])
+        else:
+            loss = (outputs[:, 0] - targets[number][there][:, 0]).square().mean()
+        gradients = torch.autograd.grad(loss, list(net.parameters()))
+        norm = torch.sqrt(sum(g.square().sum() for g in gradients))
+        assert norms[number] == pytest.approx(float(norm), rel=1e-4)
+        for total, gradient in zip(expected.values(), gradients, strict=True):
+            total += gradient * min(1.0, 0.5 / float(norm))
+    for name, total in expected.items():
+        assert torch.allclose(
+            found[name].to(total), total, rtol=0.02, atol=1e-5
+        )  # 1 % goes to rounding
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e6, 1e30])
+def test_one_person_moves_a_sum_by_no_more_than_the_clipping_norm(scale):
+    """Whatever their rows hold, and however many they are."""
+    split, persons = rows(40)
+    net = model()
+    data = by_person(split, persons, 5)
+    inputs, targets = torch.from_numpy(data.inputs), torch.from_numpy(data.targets)
+    inputs[0] *= scale
+    whole, _ = clipped_sum(net, person_loss, inputs, targets, 0.5)
+    without, _ = clipped_sum(net, person_loss, inputs[1:], targets[1:], 0.5)
+    moved = sum(float((whole[name] - without[name]).double().square().sum()) for name in whole)
+    assert moved**0.5 <= 0.5
+
+
+def table(path: Path, count: int = 400) -> Path:
+    draw = np.random.default_rng(0)
+    lines = ["patient,age,ward,died"]
+    for _ in range(count):
+        age = int(draw.integers(20, 90))
+        died = "yes" if age + draw.normal(0, 10) > 60 else "no"
+        lines.append(f"P{draw.integers(count // 4)},{age},{'AB'[draw.integers(2)]},{died}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+JOB = """
+[data]
+source = "csv:{path}"
+label = "died"
+classes = ["no", "yes"]
+person = "patient"
+records_per_person = 3
+[data.columns]
+age = [0, 110]
+ward = ["A", "B"]
+[budget]
+epsilon = 8.0
+[training]
+rounds = 15
+"""
+
+
+def test_a_job_promises_something_to_persons(tmp_path):
+    path = table(tmp_path / "t.csv")
+    job = Job.parse(JOB.format(path=path))
+    data = job.load_data()
+    persons = {line.split(",")[0] for line in path.read_text().splitlines()[1:]}
+    assert data.train.inputs.shape[1:] == (3, 3) and data.row_shape == (3,)
+    assert 0.6 * len(persons) < len(data.train) < 0.95 * len(persons)
+    assert data.test is not None and data.test.inputs.shape[1:] == (3,)
+    prepared = prepare(Request("t", JOB.format(path=path), job))
+    assert prepared.plan.examples == len(data.train)
+    found = run(prepared, tmp_path / "run")
+    assert found.accuracy is not None and found.accuracy > 0.6
+    said = (tmp_path / "run" / "statement.md").read_text()
+    assert "a record here is one person, with at most 3 of their rows" in said
+    predictor = ft.load(tmp_path / "run")
+    assert set(predictor.predict([{"age": 30, "ward": "A"}, {"age": 85, "ward": "B"}])) <= {
+        "no",
+        "yes",
+    }
+    hits = predictor.predict(path) == [
+        line.split(",")[-1] for line in path.read_text().splitlines()[1:]
+    ]
+    assert hits.mean() > 0.6
+
+
+def test_what_knows_rows_only_refuses_persons(tmp_path):
+    path = table(tmp_path / "t.csv")
+    loaded = load_job(Request("t", "", Job.parse(JOB.format(path=path))))
+    with pytest.raises(JobError, match="works on rows, not on persons"):
+        loaded.require_rows("tune")
+    schema = TableSchema({"age": [0, 110], "ward": ["A", "B"]}, person="patient")
+    for options, message in (
+        ({"label": "patient", "schema": schema}, "the label and the person at once"),
+        ({"label": "died", "schema": schema, "site": "ward"}, "goes without"),
+    ):
+        with pytest.raises(DataError, match=message):
+            load(f"csv:{path}", classes=["no", "yes"], **options)
+    text = JOB.format(path=path).replace("[data.columns]", "[model]").replace("age = [0, 110]", "")
+    with pytest.raises(JobError, match="person goes with declared columns"):
+        Job.parse(text.replace('ward = ["A", "B"]', "")).load_data()
