@@ -6,8 +6,6 @@ the planner chooses.
 
 from __future__ import annotations
 
-import difflib
-import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, ValidationError
 
+from forethought.jobs.explain import explain_error
 from forethought.jobs.federation_section import FederationSection
 from forethought.mechanism import Budget, whole
 from forethought.planning.limits import LEAST_DELTA, MOST_STEP_SIZE
@@ -393,61 +392,9 @@ class Job(_Section):
             return cls.model_validate(tables)
         except ValidationError as error:
             raise JobError(
-                "; ".join(explain_error(name, text, row) for row in error.errors())
+                "; ".join(explain_error(name, text, row, cls) for row in error.errors())
             ) from None
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
-
-
-def explain_error(name: str, text: str, row: Any) -> str:
-    """One validation error in the user's words: file, line, key, what is allowed."""
-    place = [str(part) for part in row["loc"]]
-    line = _line_of(text, place)
-    where = f"{name}, line {line}: " if line else f"{name}: " if name else ""
-    key = ".".join(place)
-    if row["type"] == "extra_forbidden":
-        known = _known_keys(place[:-1])
-        near = difflib.get_close_matches(place[-1], known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-        return f"{where}unknown key {key!r}; {hint}"
-    if row["type"] == "missing":
-        return f"{where}{key!r} is missing"
-    found = row.get("input")
-    bounds = row.get("ctx", {})
-    for bound, words in (("ge", "at least"), ("le", "at most")):
-        if bound in bounds:  # pydantic writes 1e-60 with sixty noughts
-            return f"{where}{key} = {found!r}: must be {words} {bounds[bound]:g}"
-    return f"{where}{key} = {found!r}: {row['msg'][:1].lower()}{row['msg'][1:]}"
-
-
-def _known_keys(place: list[str]) -> list[str]:
-    section: type[BaseModel] = Job
-    for part in place:
-        inner = section.model_fields[part].annotation if part in section.model_fields else None
-        if inner == FederationSection | None:
-            inner = FederationSection
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
-            return []
-        section = inner
-    return list(section.model_fields)
-
-
-def _line_of(text: str, place: list[str]) -> int | None:
-    # tomllib keeps no positions; a job file is flat enough to find the key under its table.
-    table: list[str] = []
-    header_line = None
-    for number, line in enumerate(text.splitlines(), start=1):
-        header = re.match(r"\s*\[+\s*([^\]]+?)\s*\]", line)
-        if header:
-            table = [part.strip().strip("\"'") for part in header.group(1).split(".")]
-            if table == place or (header_line is None and table == place[:-1]):
-                header_line = number
-            continue
-        key = re.match(r"\s*([\w.\-\"']+)\s*=", line)
-        if key:
-            path = [*table, *(part.strip("\"'") for part in key.group(1).split("."))]
-            if path == place[: len(path)] and len(path) >= min(len(place), len(table) + 1):
-                return number
-    return header_line
