@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.11", "3.12", "3.13")
 WITHOUT_TORCH = (
-    *("tests/accounting", "tests/planning", "tests/published", "tests/data"),
+    *("tests/accounting", "tests/planning", "tests/published", "tests/data", "tests/exchange"),
     "--ignore=tests/planning/test_defaults.py",  # these three compare with networks
     "--ignore=tests/data/test_features.py",
     "--ignore=tests/data/test_scattering.py",

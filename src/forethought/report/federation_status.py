@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def status_table(status: Status) -> Group:
     """Where the run is, who is there, and the newest alarms."""
     head = f"federation {status.run}, {status.rule}: model {status.version} of {status.rounds}"
-    table = Table(title=head, title_justify="left", box=None)
+    table = Table(box=None)
     for name in ("client", "state", "updates", "heard of"):
         table.add_column(name)
     for one in status.clients:
@@ -23,4 +23,4 @@ def status_table(status: Status) -> Group:
         heard = "never" if one.heard is None else f"{one.heard:.0f} s ago"
         table.add_row(one.name, state, f"{one.updates} of {one.of}", heard)
     alarms = [Text(text, style="yellow") for text in status.last[-3:]]
-    return Group(table, *alarms)
+    return Group(Text(head), table, *alarms)
