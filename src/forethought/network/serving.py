@@ -174,7 +174,7 @@ def status_of(machine: ServerMachine, driver: ServerDriver, heard: Heard, second
     return Status(
         federation.run_id.hex()[:12],
         federation.rule,
-        machine.version,
+        min(machine.version, federation.rounds),  # the asynchronous last model is one more
         federation.rounds,
         machine.finished,
         seconds,
