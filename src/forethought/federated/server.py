@@ -279,7 +279,8 @@ class ServerMachine:
             return effects
         self._since = now
         if self.finished:
-            effects += [self._told(client) for client in self._present if client not in self._left]
+            # Whoever left, its plan used up, is owed the model as well.
+            effects += [self._told(client) for client in self._present]
             return [*effects, on.Snapshot(), on.Done("finished")]
         present = self._present
         effects += [self._told(client) for client in self.rule.recipients() if client in present]

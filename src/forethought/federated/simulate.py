@@ -26,7 +26,8 @@ from forethought.federated.statements import client_statement
 from forethought.federated.trainer import Holder, SharedModel, released
 from forethought.federated.work import NoTraining, Trainers, no_gradients
 from forethought.federated.workers import Workers
-from forethought.rounds.losses import Loss, default_loss
+from forethought.gradients import check_model
+from forethought.rounds.losses import Loss, check_loss, default_loss
 from forethought.rounds.randomness import Secrets, Seeds, salted_secret
 from forethought.rounds.records import Records, as_records, blank
 from forethought.rounds.transcript import Transcript
@@ -37,6 +38,7 @@ from forethought.training.folder import RunFolderExistsError
 from forethought.training.keys import KEYS, Keys, wipe
 from forethought.training.lock import locked
 from forethought.training.metrics import evaluate
+from forethought.training.run import NOT_COVERED_TEST
 
 FEDERATION, START, SUMMARY = "federation.json", "start.npy", "simulation.json"
 Progress = Callable[[int, int], None]
@@ -127,6 +129,7 @@ def simulate(
         raise FederationError(
             f"{len(shares)} shares for {len(federation.members)} members: give one each"
         )
+    check_model(model)
     shared = SharedModel(model)
     first = next(iter(shared.parameters.values()))
     records = [as_records(share, first.dtype, first.device) for share in shares]
@@ -134,6 +137,7 @@ def simulate(
     chosen = default_loss(blank(records[0])[1]) if loss is None else loss
     for one in records:
         require_fit(model, chosen, one)
+    check_loss(model, chosen, records[0])
     with contextlib.ExitStack() as held:
         folder = None if out is None else Path(out)
         if folder is not None:
@@ -310,7 +314,8 @@ def _run(
         transcript: Transcript = released(states.get(client, b""))
         if not len(transcript):
             return None
-        return client_statement(federation, client, transcript=transcript, randomness=randomness)
+        own = client_statement(federation, client, transcript=transcript, randomness=randomness)
+        return own if test is None else replace(own, caveats=(*own.caveats, NOT_COVERED_TEST))
 
     return SimulatedRun(
         federation,

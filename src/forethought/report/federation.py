@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -81,10 +82,10 @@ def draw_timeline(summary: Mapping[str, Any], path: Path) -> Path:
     for client, begin, end in summary["timeline"]:
         if client < SHOWN:
             rows.setdefault(int(client), []).append((begin, end - begin))
-    longest = max((row["busy"] for row in summary["clients"]), default=0.0)
+    usual = median(row["busy"] for row in summary["clients"])
     for client, bars in rows.items():
-        # Whoever is busy longest is what the others may have waited for.
-        slow = summary["clients"][client]["busy"] > 0.99 * longest
+        # Whoever is busy much longer than most is what the others may have waited for.
+        slow = summary["clients"][client]["busy"] > 1.5 * usual
         axes.broken_barh(
             bars,
             (client - 0.4, 0.8),
