@@ -62,13 +62,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="where mnist/ is; or FORETHOUGHT_DATA")
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--only", default="", help="ways whose name contains this word")
     arguments = parser.parse_args()
     data = ft.data.load("mnist", folder=arguments.data)
     rows = []
     for passes in PASSES:
-        for way, options in WAYS.items():
+        chosen = {way: options for way, options in WAYS.items() if arguments.only in way}
+        for way, options in chosen.items():
             rows.append(row(data, passes, way, options, arguments.seeds))
             print(*rows[-1], f"({time.process_time():.0f} s)", sep=" | ", flush=True)
+    if arguments.only:
+        return
     with RESULTS.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows((HEADER, *rows))
 

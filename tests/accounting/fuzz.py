@@ -22,6 +22,7 @@ from forethought.accounting.limits import gaussian_epsilon
 from forethought.accounting.pld.pairs import unsampled_distance
 from forethought.mechanism import (
     ADJACENCIES,
+    CyclicPoisson,
     FullBatch,
     Mechanism,
     Poisson,
@@ -84,6 +85,8 @@ def plain_cases(seed: int) -> Iterator[Case]:
                 sampling = WithoutReplacement(max(1, int(examples * rate)), examples)
             elif kind < 0.35:
                 sampling = FullBatch()
+            elif kind < 0.45:
+                sampling = CyclicPoisson(rate, int(spread(1, 300)))
             clipping = str(rng.choice(["example", "group"]))
             parts.append(Rounds(spread(0.4, 20), int(spread(1, 3000)), sampling, clipping))
         adjacency = ADJACENCIES[int(rng.integers(3))]

@@ -9,13 +9,13 @@ bound: a certified interval is wrong if it lies beyond ``error`` of ``value``.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
 from scipy.stats import norm
 
-from forethought.mechanism import FullBatch, Mechanism, Poisson, Shuffled
+from forethought.mechanism import CyclicPoisson, FullBatch, Mechanism, Poisson, Shuffled
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,10 @@ def hits(sampling, group: int) -> list[float]:
 
 def pair(rounds, adjacency: str, group: int):
     """(P's side, Q's side, symmetric, releases) of one part, from the documented table."""
+    if isinstance(rounds.sampling, CyclicPoisson):
+        # A record has a turn in every so many rounds, from its part's first.
+        turns = len(range(0, rounds.count, rounds.sampling.parts))
+        rounds = replace(rounds, count=turns, sampling=Poisson(rounds.sampling.rate))
     sigma, sampling = rounds.noise_multiplier, rounds.sampling
     whole_batch = rounds.clipping == "group" or sampling.kind == "without-replacement"
     replaced = adjacency == "replace-one"

@@ -91,7 +91,7 @@ def test_plans_meet_the_budget_with_less_noise_in_the_weights(
     (part,) = plan.mechanism.rounds
     assert isinstance(part, Correlated) and plan.noise == "gaussian"
     assert 0.998 * 2 <= ft.epsilon(plan.mechanism, 1e-5).upper <= 2
-    assert noise_to_signal(plan) < 0.6 * noise_to_signal(alone)
+    assert noise_to_signal(plan) < 0.5 * noise_to_signal(alone)
     assert "independent noise" in dict(plan.reasons)["correlation"]
     assert ft.Plan.from_json(plan.to_json()) == plan
     assert neighbours(plan) == ()

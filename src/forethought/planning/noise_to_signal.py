@@ -15,14 +15,17 @@ def noise_to_signal(plan: Plan, parameters: int = 1) -> float:
     Round t adds N(0, σ_t² C² I_d) to a sum of at most B_t contributions of norm C. Over the run the
     noise has norm √(Σ σ_t²) C √d and the contributions at most Σ B_t C, so the ratio is
     √(d Σ σ_t²) / Σ B_t; with equal rounds σ √d / (B √T). Group clipping counts groups, not records.
-    Correlated noise counts as independent noise that leaves the same mean square in the weights.
+    Correlated noise counts as independent noise that leaves the same mean square in the weights,
+    under the plan's momentum.
 
     Args:
         plan: what will run. parameters: d, the number of trained parameters; 1 compares plans for
             the same model.
     """
+    momentum = float(dict(plan.optimizer.options).get("momentum", 0.0))
     noise = math.fsum(
-        part.count * (part.noise_multiplier * _cancelled(part)) ** 2 for part in plan.mechanism
+        part.count * (part.noise_multiplier * _cancelled(part, momentum)) ** 2
+        for part in plan.mechanism
     )
     signal = math.fsum(
         part.count * plan.contribution.expected(expected_batch(part.sampling, plan.examples))
@@ -31,9 +34,9 @@ def noise_to_signal(plan: Plan, parameters: int = 1) -> float:
     return math.sqrt(parameters * noise) / signal
 
 
-def _cancelled(part: Rounds) -> float:
+def _cancelled(part: Rounds, momentum: float) -> float:
     """What correlation leaves of the noise in the weights."""
-    return gain(part.strategy, part.count) if isinstance(part, Correlated) else 1.0
+    return gain(part.strategy, part.count, momentum) if isinstance(part, Correlated) else 1.0
 
 
 def gradient_computations(plan: Plan) -> float:

@@ -224,7 +224,9 @@ def _learning_rate(
     if request.optimizer != "sgd":
         why[STEP_SIZE] = f"the usual one of {request.optimizer}"
         return 1e-3
-    size = request.size
+    size, momentum = request.size, float(options.get("momentum", 0.0))
+    # What correlated noise leaves in the weights depends on the momentum, which is known by now.
+    found = found.with_(optimizer=replace(found.optimizer, options=tuple(options.items())))
     length = defaults.path_length(found, size)
     bound = (
         f"further steps of {size:,} weights would only gather noise"
@@ -235,7 +237,7 @@ def _learning_rate(
         f"lets {found.rounds:,} unit steps carry the weights {length:,.0f} far, momentum "
         f"included: {bound}"
     )
-    return defaults.learning_rate(found, size, float(options.get("momentum", 0.0)))
+    return defaults.learning_rate(found, size, momentum)
 
 
 def _mechanism(request: PlanRequest, why: dict[str, str]) -> Mechanism:

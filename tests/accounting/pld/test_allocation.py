@@ -63,7 +63,7 @@ def test_two_rounds_are_enclosed_in_both_directions(a: float, eps: float) -> Non
     assert low.delta(eps, swapped=True) >= back * 0.999
 
 
-@pytest.mark.parametrize(("terms", "used"), [(2, 1), (3, 2), (7, 7), (100, 100), (100, 37)])
+@pytest.mark.parametrize(("terms", "used"), [(2, 1), (3, 2), (7, 7), (100, 37)])
 @pytest.mark.parametrize("a", [0.2, 1.0, 4.0])
 def test_laws_have_mean_one_and_enclose_the_variance(a: float, terms: int, used: int) -> None:
     low, high = epoch_laws(Epoch(a, terms, used), 1.0)
@@ -90,6 +90,7 @@ def test_one_used_round_of_many_is_a_poisson_round() -> None:
         assert one.upper <= other.upper * 1.01
 
 
+@pytest.mark.slow
 def test_two_epochs_of_two_rounds_by_a_double_integral() -> None:
     a, eps = 0.8, 1.0
     levels = np.geomspace(1e-5, 1e5, 151)
@@ -104,6 +105,7 @@ def test_two_epochs_of_two_rounds_by_a_double_integral() -> None:
     assert found.relative_width < 0.01
 
 
+@pytest.mark.slow
 def test_many_rounds_by_simulation() -> None:
     """2·10⁵ epochs of 50 rounds; false-alarm rate below 1e-9 (six standard errors)."""
     a, t, eps = 1.0, 50, 0.3
@@ -118,7 +120,8 @@ def test_many_rounds_by_simulation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sigma", "epochs", "rounds"), [(1.0, 1, 100), (2.0, 20, 50), (4.0, 100, 10)]
+    ("sigma", "epochs", "rounds"),
+    [pytest.param(1.0, 1, 100, marks=pytest.mark.slow), (2.0, 20, 50), (4.0, 100, 10)],
 )
 def test_intervals_are_narrow_and_near_poisson(sigma: float, epochs: int, rounds: int) -> None:
     count = epochs * rounds
@@ -132,6 +135,7 @@ def test_intervals_are_narrow_and_near_poisson(sigma: float, epochs: int, rounds
     assert found.upper < shuffled.upper
 
 
+@pytest.mark.slow
 def test_parts_compose_with_other_rounds() -> None:
     allocated = Rounds(1.0, 150, RandomAllocation(100))
     others = Rounds(2.0, 50, Poisson(0.1))
@@ -154,7 +158,7 @@ def test_groups_are_not_amplified_and_exchanged_records_are_refused() -> None:
         epsilon(Mechanism(rounds, adjacency="replace-one"), 1e-5)
 
 
-@pytest.mark.parametrize("sigma", [1e-3, 0.05, 0.2, 1e6])
+@pytest.mark.parametrize("sigma", [1e-3, 0.05, pytest.param(0.2, marks=pytest.mark.slow), 1e6])
 def test_extreme_noise_has_finite_bounds(sigma: float) -> None:
     found = epsilon(Mechanism(Rounds(sigma, 20, RandomAllocation(10))), 1e-6)
     assert 0 <= found.lower <= found.upper < math.inf
@@ -167,6 +171,7 @@ def test_group_clipping_moves_by_two() -> None:
     assert clipped == epsilon(Mechanism(Rounds(2.0, 100, RandomAllocation(100))), 1e-5)
 
 
+@pytest.mark.slow
 def test_the_tradeoff_is_below_any_attack() -> None:
     """The best test of one epoch of two rounds, at its own threshold."""
     claim = tradeoff(Mechanism(Rounds(1.0, 2, RandomAllocation(2))))

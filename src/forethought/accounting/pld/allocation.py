@@ -96,7 +96,7 @@ def _law(epoch: Epoch, fineness: float, *, above: bool) -> Law:
     a, t = epoch.distance, epoch.used
     variance = math.log1p(math.expm1(min(a * a, 300.0)) / t)
     last_step = fineness * math.sqrt(2e-3 * variance)
-    coarse = min(0.008 * fineness * max(1.0, a), _NARROW * a, last_step * math.sqrt(t))
+    coarse = min(0.016 * fineness * max(1.0, a), _NARROW * a, last_step * math.sqrt(t))
     step = last_step * 2.0 ** math.floor(math.log2(coarse / last_step))
     one = _one_term(a, step, t, above)
     found, most = one, one.mass.size
