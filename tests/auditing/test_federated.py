@@ -57,6 +57,7 @@ def test_faults_in_a_client_are_found(plant) -> None:
         assert finding().refutes(FALSE_ALARM)
 
 
+@pytest.mark.slow
 def test_a_client_whose_server_gets_each_round_anew_is_found() -> None:
     """Noise drawn again for every copy of a release: their mean has less of it."""
     several = received
