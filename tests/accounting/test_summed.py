@@ -50,6 +50,17 @@ def test_epsilon_is_that_of_the_noise_nobody_else_knows(details: dict) -> None:
     assert "others-noise" in {caveat.code for caveat in found.caveats}
 
 
+@pytest.mark.parametrize("details", [SECURE, {"kind": AGGREGATE, "gain": math.sqrt(6)}])
+def test_attacks_are_bounded_by_the_whole_curve(details: dict) -> None:
+    """As for rounds that were planned with that noise, and not by one (ε, δ) only."""
+    found = account(MECHANISM, DELTA, accountant=details).attack
+    direct = account(Mechanism(Rounds(2.42 * math.sqrt(6), 120, Poisson(0.1))), DELTA).attack
+    for (rate, power), (other, wanted) in zip(found, direct, strict=True):
+        assert rate == other and power == pytest.approx(wanted, rel=1e-4)
+    coarse = account(MECHANISM, DELTA, accountant={**SECURE, "scale": 4.0})
+    assert coarse.attack[0][1] > found[0][1]
+
+
 def test_a_gain_of_one_is_the_server_s_own_epsilon() -> None:
     alone = account(MECHANISM, DELTA, accountant={"kind": AGGREGATE, "gain": 1.0})
     assert alone.epsilon == account(MECHANISM, DELTA).epsilon

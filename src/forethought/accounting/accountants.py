@@ -22,9 +22,11 @@ from forethought.accounting.summed import (
     AGGREGATE,
     SECURE_AGGREGATION,
     aggregate_caveats,
+    aggregate_curve,
     aggregate_done,
     aggregate_interval,
     secure_caveats,
+    secure_curve,
     secure_done,
     secure_interval,
 )
@@ -73,6 +75,7 @@ class Accountant:
         composed: mechanism → the one whose exact composition is stated, so that its whole
             trade-off function bounds an attacker; None where only the one (ε, δ) is proven, and
             where the rounds need not be those of the plan.
+        curve: (mechanism, details) → the same where it depends on the details; None: nothing.
         batches_known: the kind that takes over when the batches were drawn from a seed; None
             where no theorem does.
     """
@@ -90,6 +93,7 @@ class Accountant:
     details: tuple[str, ...] = ()
     implied: Callable[[Mechanism], tuple[Caveat, ...]] = lambda _mechanism: ()
     composed: Callable[[Mechanism], Mechanism] | None = None
+    curve: Callable[[Mechanism, Mapping[str, Any]], Mechanism | None] | None = None
     batches_known: str | None = None
 
     def adversary(self, mechanism: Mechanism) -> str:
@@ -294,6 +298,7 @@ ACCOUNTANTS: dict[str, Accountant] = {
         "added up, sees no single client's, knows the plans, the code and all other records",
         done=aggregate_done,
         details=("gain",),
+        curve=aggregate_curve,
         implied=aggregate_caveats,
         batches_known=KNOWN_BATCHES,
     ),
@@ -312,6 +317,7 @@ ACCOUNTANTS: dict[str, Accountant] = {
         "records",
         done=secure_done,
         details=("clients", "dropouts", "colluders", "coordinates", "scale"),
+        curve=secure_curve,
         implied=secure_caveats,
         batches_known=KNOWN_BATCHES,
     ),

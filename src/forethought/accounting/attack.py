@@ -33,9 +33,12 @@ def bounded(
     """
     epsilon = way.interval(mechanism, delta, group, details)
     rows = _by_epsilon(epsilon.upper, delta)
-    if way.composed is not None and math.isfinite(epsilon.upper):
+    faced = None if way.composed is None else way.composed(mechanism)
+    if way.curve is not None:
+        faced = way.curve(mechanism, details)
+    if faced is not None and math.isfinite(epsilon.upper):
         # The whole trade-off function says more than one point of it.
-        powers = _powers(way.composed(mechanism), group)
+        powers = _powers(faced, group)
         rows = tuple(
             (rate, min(power, most)) for (rate, power), most in zip(rows, powers, strict=True)
         )

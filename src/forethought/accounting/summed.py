@@ -27,6 +27,8 @@ from forethought.caveats import Caveat
 from forethought.mechanism import Mechanism, real, whole
 
 AGGREGATE, SECURE_AGGREGATION = "aggregate", "secure-aggregation"
+# A divergence that is lost in the rounding of any power, which is outward.
+_NOTHING = 1e-40
 # Downward, by more than the few operations here can round.
 _INWARD = 1 - 1e-12
 
@@ -43,8 +45,13 @@ def aggregate_interval(
     Raises:
         ValueError: a gain below 1.
     """
+    return exact.epsilon(aggregate_curve(mechanism, details), delta, group)
+
+
+def aggregate_curve(mechanism: Mechanism, details: Mapping[str, Any]) -> Mechanism:
+    """The mechanism that the attacker faces: its whole trade-off function bounds them."""
     gain = real("gain", details["gain"], least=1)
-    return exact.epsilon(mechanism if gain == 1 else _scaled(mechanism, gain), delta, group)
+    return mechanism if gain == 1 else _scaled(mechanism, gain)
 
 
 def secure_interval(
@@ -61,6 +68,19 @@ def secure_interval(
         ValueError: fewer than one client that keeps its noise to itself, or noise that is too
             little for the grid.
     """
+    behind, divergence = _behind_masks(mechanism, details)
+    at = delta * math.exp(-divergence) * _INWARD if divergence else delta
+    return charged(exact.epsilon(behind, at, group), divergence)
+
+
+def secure_curve(mechanism: Mechanism, details: Mapping[str, Any]) -> Mechanism | None:
+    """The mechanism whose trade-off function bounds the attacker; None on a coarse grid."""
+    behind, divergence = _behind_masks(mechanism, details)
+    return behind if divergence < _NOTHING else None
+
+
+def _behind_masks(mechanism: Mechanism, details: Mapping[str, Any]) -> tuple[Mechanism, float]:
+    """What the server faces, up to a divergence."""
     honest, scale = honest_clients(details), real("scale", details["scale"], above=0)
     coordinates = whole("coordinates", details["coordinates"])
     # All honest noise together, less what rounding real noise takes: see discrete_gaussian.
@@ -72,8 +92,7 @@ def secure_interval(
             f"noise of scale {scale:g} steps is too coarse for {coordinates:,} coordinates in "
             f"{len(mechanism):,} rounds: use a finer grid"
         )
-    at = delta * math.exp(-divergence) * _INWARD if divergence else delta
-    return charged(exact.epsilon(_scaled(mechanism, gain), at, group), divergence)
+    return _scaled(mechanism, gain), divergence
 
 
 def honest_clients(details: Mapping[str, Any]) -> int:
