@@ -54,14 +54,15 @@ def audit(
     from forethought.auditing.audit import audit as audited
 
     plan, loaded, problem = _read(path, data_dir)
-    model = data = None
+    model = data = loss = None
     if loaded is not None:
-        model = loaded.model
+        model, loss = loaded.model, loaded.loss
         data = (loaded.dataset.train.inputs, loaded.dataset.train.targets)
     found = audited(
         plan,
         model,
         data,
+        loss=loss,
         level=level,
         false_alarm=FALSE_ALARM if false_alarm is None else false_alarm,
         seed=seed,
@@ -81,13 +82,10 @@ def _read(path: Path, data_dir: Path | None) -> tuple[Plan, Loaded | None, str]:
         plan = Plan.load(path / PLAN)
         if not (path / JOB_NAME).is_file():
             return plan, None, f"{path} holds no {JOB_NAME}: its model and data are not known"
-        loaded = load_job(from_file(path / JOB_NAME), data_dir)
-        loaded.require_rows("an audit")
-        return plan, loaded, ""
+        return plan, load_job(from_file(path / JOB_NAME), data_dir), ""
     if path.suffix == ".json":
         return Plan.load(path), None, ""
     loaded = load_job(from_file(path), data_dir)
-    loaded.require_rows("an audit")
     made = loaded.request.job.make_plan(
         loaded.examples, loaded.parameters, features=loaded.features
     )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from forethought.data import Dataset
+    from forethought.rounds.losses import Loss
 
 
 _DECLARED = Caveat(
@@ -50,6 +51,15 @@ class Loaded:
     def features(self) -> int:
         """Features or channels of a record."""
         return self.dataset.shape[0]
+
+    @property
+    def loss(self) -> Loss | None:
+        """One value a record; None: the usual one for its targets."""
+        if self.dataset.row_shape is None:
+            return None
+        from forethought.training.persons import person_loss
+
+        return person_loss
 
     def require_rows(self, what: str) -> None:
         """Refuse a job whose records are persons where only rows are known.

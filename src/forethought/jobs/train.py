@@ -160,6 +160,7 @@ def run(
     options: dict[str, Any] = {
         "test": None if test is None else (test.inputs, test.targets),
         "out": folder,
+        "loss": loaded.loss,
         "files": {JOB_NAME: loaded.request.released_text(), CARD_NAME: loaded.card().to_json()},
         "resume": resume,
         "overwrite": overwrite,
@@ -170,10 +171,6 @@ def run(
         "device": settings.device,
         "checkpoint_every": settings.checkpoint_every,
     }
-    if loaded.dataset.row_shape is not None:
-        from forethought.training.persons import person_loss
-
-        options["loss"] = person_loss
     # Bare arrays: the plan has the caveats of loading already, in the words of when it was made.
     pair = _standardised(prepared, (data.inputs, data.targets), folder, options)
     if prepared.until is None:
