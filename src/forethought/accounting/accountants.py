@@ -268,7 +268,7 @@ ACCOUNTANTS: dict[str, Accountant] = {
         interval=filter_interval,
         theorems=_renyi(
             "Rényi filter (Feldman and Zrnic 2021, Theorem 4.3)",
-            "conversion to (ε, δ) (Canonne, Kamath and Steinke 2020, Proposition 12)",
+            "conversion to (ε, δ) (Asoodeh et al. 2021, Theorem 2)",
         ),
         covered="everything the run released, whatever its results would have made it do",
         rounds="rounds released",

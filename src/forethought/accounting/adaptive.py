@@ -218,9 +218,6 @@ def suited_filter(foreseen: Mechanism, budget: Budget) -> Filter:
     """The filter that affords most of what is foreseen; any run that departs from it is safe.
 
     A Gaussian filter where no round is sampled, else a Rényi filter at the one best order.
-
-    Raises:
-        ValueError: the budget leaves the order nothing to spend.
     """
     if all(isinstance(part.sampling, FullBatch | Shuffled) for part in foreseen):
         return GaussianFilter(budget, foreseen.adjacency)

@@ -3,7 +3,8 @@ import json
 import pytest
 
 from forethought.accounting.exact import epsilon as exact_epsilon
-from forethought.accounting.renyi.curves import rdp
+from forethought.accounting.renyi import filter as filter_module
+from forethought.accounting.renyi.curves import RenyiCurve, rdp
 from forethought.accounting.renyi.filter import BudgetExceededError, RenyiFilter, best_order
 from forethought.mechanism import Budget, Mechanism, Poisson, Rounds, Shuffled
 
@@ -87,9 +88,15 @@ def test_state_survives_json_bit_for_bit():
 
 
 def test_what_cannot_work_is_refused():
-    with pytest.raises(ValueError, match="give higher orders"):
-        RenyiFilter(Budget(0.1, 1e-9), orders=(2.0,))
     with pytest.raises(ValueError, match="adjacency"):
         RenyiFilter(Budget(1.0, 1e-5)).spend(Mechanism(STEP, adjacency="replace-one"))
     with pytest.raises(TypeError, match="Budget"):
         RenyiFilter((1.0, 1e-5))
+
+
+@pytest.mark.parametrize("order", [1.5, 3.0, 12.0, 64.0])
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.3, 1e-3), (1.0, 1e-5), (8.0, 1e-9)])
+def test_an_order_may_spend_what_still_converts_to_the_budget(order, epsilon, delta):
+    limit = filter_module._limit(order, epsilon, delta)
+    assert RenyiCurve((order,), (limit,)).epsilon(delta) <= epsilon * (1 + 1e-9)
+    assert RenyiCurve((order,), (limit * 1.001,)).epsilon(delta) > epsilon

@@ -21,7 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from forethought.accounting.renyi.curves import ORDERS, RenyiCurve, canonne_epsilon, rdp
+from forethought.accounting.renyi.curves import (
+    LIFT,
+    ORDERS,
+    RenyiCurve,
+    binary_moment,
+    canonne_epsilon,
+    rdp,
+)
 from forethought.mechanism import (
     ADJACENCIES,
     Adjacency,
@@ -84,11 +91,6 @@ class RenyiFilter:
         self._spent = RenyiCurve(tuple(sorted(set(orders))), (0.0,) * len(set(orders)))
         share = budget.delta / len(self.orders)
         self._limits = tuple(_limit(order, budget.epsilon, share) for order in self.orders)
-        if max(self._limits) <= 0:
-            raise ValueError(
-                f"no order of {self.orders} leaves anything to spend within epsilon "
-                f"{budget.epsilon} at delta {budget.delta}: give higher orders"
-            )
 
     @property
     def orders(self) -> tuple[float, ...]:
@@ -104,9 +106,7 @@ class RenyiFilter:
     def fraction_used(self) -> float:
         """Spent share of the budget at the order with most left: at most 1."""
         return min(
-            spent / limit
-            for spent, limit in zip(self._spent.values, self._limits, strict=True)
-            if limit > 0
+            spent / limit for spent, limit in zip(self._spent.values, self._limits, strict=True)
         )
 
     def would_exceed(self, rounds: Rounds | Mechanism) -> bool:
@@ -198,6 +198,11 @@ class RenyiFilter:
 
 
 def _limit(order: float, epsilon: float, delta: float) -> float:
-    """Largest divergence that converts to (ε, δ) at this order; 0 where none does."""
+    """Largest divergence that converts to (ε, δ) at this order: next to nothing where it is low.
+
+    The better of two conversions (Canonne, Kamath and Steinke 2020, Proposition 12; the optimal one
+    of Asoodeh et al. 2021, Theorem 2).
+    """
     overhead = math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
-    return max(0.0, epsilon - overhead)
+    optimal = binary_moment(order, epsilon, delta) / (order - 1) / LIFT
+    return max(epsilon - overhead, optimal)
