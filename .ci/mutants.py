@@ -220,6 +220,8 @@ MUTANTS = [
     Mutant("filter: charged for other rounds than the stated", ACCOUNTING + "adaptive.py",
            "if len(charged) != len(spent) or not np.allclose(charged, spent, rtol=_SAME, atol=0):",
            "if len(charged) != len(spent):", FILTER),
+    Mutant("crossing: the side on which the bound does not hold", PLD + "search.py",
+           "return high if upper else low", "return low if upper else high", SEARCH),
     Mutant("crossing: clipped instead of reported", ACCOUNTING + "exact.py",
            "if found.lower > found.upper:", "if False:", SEARCH),
     Mutant("strong adversary: distance without replacement",
