@@ -205,3 +205,24 @@ def test_neighbours_keep_the_groups() -> None:
     for near in neighbours(made):
         assert near.plan.local == made.local and near.plan.groups == made.groups
     assert np.isfinite(ft.epsilon(made.mechanism, 1e-4).upper)
+
+
+def test_the_planner_says_what_groups_cost() -> None:
+    text = plan(local="adam").explain()
+    assert "sensitivity of 2" in text and "about 67 times" in text
+    assert "groups against" not in ft.plan(examples=400, budget=ft.Budget(3.0, 1e-4)).explain()
+
+
+@pytest.mark.slow
+def test_a_front_of_groups_keeps_them() -> None:
+    found = ft.pareto(
+        examples=4000,
+        clipping="group",
+        groups=8,
+        local="momentum",
+        batches=[256, 1024],
+        rounds=[50, 200],
+        noise_multipliers=[2.0, 6.0],
+    )
+    assert found.candidates
+    assert all(row.plan.groups == 8 and row.plan.local for row in found.candidates)
