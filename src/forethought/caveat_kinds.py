@@ -142,6 +142,13 @@ KINDS: dict[str, Kind] = {
         "column tells persons apart",
         "the guarantee is about everything that the column says is one person's",
     ),
+    "own-algorithm": Kind(
+        "assumption",
+        "the algorithm inside a group keeps nothing of one group for another where Python cannot "
+        "put it back (files, other processes, state in C code): {detail}",
+        "a group's update must follow from its own records; objects, closures and globals are put "
+        "back after every group",
+    ),
     "batch-dims": Kind(
         "assumption",
         "as its owner declares, the model treats the examples of a batch separately where it was "

@@ -140,6 +140,22 @@ def test_an_algorithm_that_does_not_run_is_refused_before_anything_is_released()
     assert drawn == []
 
 
+def by_hand(model: Any, batch: Any) -> Any:
+    """One step of gradient descent."""
+    loss = F.cross_entropy(model(batch[0]), batch[1])
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    names = [name for name, _ in model.named_parameters()]
+    return {name: -0.1 * g for name, g in zip(names, gradients, strict=True)}
+
+
+def test_an_algorithm_of_ones_own_is_named_in_the_statement() -> None:
+    made = plan(local=ft.Local(function=by_hand))
+    run = ft.train(normalised(), data(), made)
+    assert any("by_hand" in str(caveat) for caveat in run.statement.assumptions)
+    other = ft.train(normalised(), data(), plan(local="adam"))
+    assert not any(caveat.code == "own-algorithm" for caveat in other.statement.caveats)
+
+
 def test_batch_normalisation_still_needs_groups() -> None:
     with pytest.raises(ValueError, match="GroupNorm"):
         ft.train(normalised(), data(), ft.plan(examples=400, budget=ft.Budget(1.0, 1e-5)))

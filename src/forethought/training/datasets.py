@@ -24,21 +24,24 @@ def opened(data: object, held_out: object | None) -> tuple[object, object | None
     return (data.train.inputs, data.train.targets), held_out, data.caveats
 
 
-def steered(plan: Plan, held_out: object | None) -> tuple[Caveat, ...]:
-    """What the Statement must say where accuracy on held-out records sets the step sizes.
+def declared(plan: Plan, held_out: object | None) -> tuple[Caveat, ...]:
+    """What the Statement must say of an algorithm of the user's own, and of steps that follow
+    accuracy on held-out records.
 
     Raises:
         ValueError: there are none.
     """
+    own = plan.local.function if plan.local is not None else None
+    found = () if own is None else (Caveat("own-algorithm", own),)
     if plan.schedule.kind != "drops":
-        return ()
+        return found
     if held_out is None:
         raise ValueError(
             "the schedule 'drops' looks at accuracy after every epoch: give public records as "
             "test=, or another schedule. Private ones would have to be paid for (forethought.tune "
             "scores with noise)"
         )
-    return (Caveat("public-test"),)
+    return (*found, Caveat("public-test"))
 
 
 def with_caveats(plan: Plan, found: Sequence[Caveat]) -> Plan:

@@ -27,7 +27,7 @@ from forethought.rounds.transcript import Transcript
 from forethought.training.checkpoint import Checkpoint, CheckpointError
 from forethought.training.checkpointer import Checkpointer, continued
 from forethought.training.coincidence import CoincidingRecordsError, coincide
-from forethought.training.datasets import opened, steered, with_caveats
+from forethought.training.datasets import declared, opened, with_caveats
 from forethought.training.descent import Descent
 from forethought.training.devices import usable
 from forethought.training.execution import Execution, ShortForms, settled
@@ -271,7 +271,7 @@ def opened_task(
         require_fit(model, chosen, held_out, "test", batch_dims)
     check_loss(model, chosen, records, batch_dims, plan.contribution)
     same = held_out is not None and coincide(records, held_out)
-    caveats = [*steered(plan, held_out), *([COINCIDE] if same else [])]
+    caveats = [*declared(plan, held_out), *([COINCIDE] if same else [])]
     if batch_dims is not None:
         where = f"inputs {batch_dims.inputs}, outputs {batch_dims.outputs}"
         caveats.append(Caveat("batch-dims", where))
