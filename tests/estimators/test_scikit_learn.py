@@ -30,7 +30,6 @@ LABELS, BOUND, TARGETS = {"classes": "from-data"}, {"feature_bound": 5.0}, {"tar
 LINEAR = [
     RangeScaler(lower=-10.0, upper=10.0),
     PrivateLogisticRegression(**ROOM, **LABELS, **BOUND),
-    PrivateSVC(**ROOM, **LABELS, **BOUND),
     PrivateLinearRegression(**ROOM, **TARGETS, **BOUND),
 ]
 DECLARED = PrivateLogisticRegression(**ROOM, **BOUND, classes=range(4))
@@ -42,7 +41,8 @@ BEFOREHAND = {
     "check_decision_proba_consistency": "it wants one margin for the two labels that it found; as "
     "above",
 }
-NETWORKS = [
+SLOW = [
+    PrivateSVC(**ROOM, **LABELS, **BOUND),  # shares the code of logistic regression
     PrivateClassifier(Linear, **ROOM, **LABELS),
     PrivateRegressor(Linear, **ROOM, **TARGETS),
 ]
@@ -75,6 +75,6 @@ def test_declared_classes_fail_only_what_privacy_forbids(
 
 
 @pytest.mark.slow
-@parametrize_with_checks(NETWORKS)
-def test_networks_are_scikit_learns(estimator: BaseEstimator, check: Any) -> None:
+@parametrize_with_checks(SLOW)
+def test_the_other_estimators_are_scikit_learns(estimator: BaseEstimator, check: Any) -> None:
     check(estimator)
