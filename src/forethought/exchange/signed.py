@@ -36,6 +36,10 @@ _FROM_SERVER = (Model, Acknowledgement, Refusal, Finished)
 _PADDING = 2
 
 
+def _padding(number: int) -> int:
+    return 1 if number < 32 else _PADDING
+
+
 def _anything(sender: int, message: Any) -> float:
     return math.inf
 
@@ -71,16 +75,19 @@ class Endpoint:
     parameters: int
     largest: Callable[[int, Any], float] = _anything
     _last: dict[str, tuple[Any, bytes, bytes]] = field(default_factory=dict, init=False, repr=False)
+    _limits: dict[int, int] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def limits(self) -> dict[int, int]:
         """Kind that may come → most bytes of its payload."""
         wrong = _FROM_SERVER if self.me == SERVER else _FROM_CLIENTS
-        return {
-            number: largest(kind, self.parameters * (1 if number < 32 else _PADDING), _IN_HEADER)
-            for number, kind in KINDS.items()
-            if kind not in wrong
-        }
+        if len(self._limits) != len(KINDS) - len(wrong):  # first, or another kind was registered
+            self._limits.update(
+                (number, largest(kind, self.parameters * _padding(number), _IN_HEADER))
+                for number, kind in KINDS.items()
+                if kind not in wrong
+            )
+        return self._limits
 
     @property
     def most_bytes(self) -> int:

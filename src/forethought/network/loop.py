@@ -27,6 +27,7 @@ class Guarded:
         self._failure: BaseException | None = None
         self._over = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+        self._at: float | None = None
 
     def do(self, step: Callable[[], object]) -> None:
         """One step of the driver; nothing once a step has failed."""
@@ -60,15 +61,19 @@ class Guarded:
         self.check()
 
     def _set_timer(self) -> None:
+        at = self._driver.wake_at
+        if at == self._at:
+            return
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        at = self._driver.wake_at
+        self._at = at
         if at is not None:
             wait = max(0.0, at - self._driver.clock())
             self._timer = asyncio.get_running_loop().call_later(wait, self._woken)
 
     def _woken(self) -> None:
+        self._timer = self._at = None
         self.do(self._driver.woken)
 
 
