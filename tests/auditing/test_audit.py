@@ -12,18 +12,20 @@ import forethought as ft
 from forethought.auditing import self_test
 from forethought.auditing.faults import FAULTS, MORE_FAULTS, Fault
 from forethought.auditing.local_faults import LOCAL_FAULTS
+from forethought.auditing.turn_faults import TURN_FAULTS
 from forethought.auditing.verdict import Audit, Finding, certain
 from forethought.plans import Plan
 
 PLAN = Plan(ft.Mechanism(ft.Rounds(1.0, 10, ft.Poisson(0.1))), 200, 1e-5)
 RARE = ("half noise", "clipping 10 % loose", "the same batch always", "sensitivity 1 for 2")
 QUICKLY = [fault for fault in FAULTS if fault.name in RARE]
-SLOWLY = [fault for fault in (*FAULTS, *MORE_FAULTS, *LOCAL_FAULTS) if fault.name not in RARE]
+ALL = (*FAULTS, *MORE_FAULTS, *LOCAL_FAULTS, *TURN_FAULTS)
+SLOWLY = [fault for fault in ALL if fault.name not in RARE]
 
 
 def test_there_are_the_seventeen_faults_and_more() -> None:
     assert len(FAULTS) == 17
-    names = [fault.name for fault in (*FAULTS, *MORE_FAULTS, *LOCAL_FAULTS)]
+    names = [fault.name for fault in ALL]
     assert len(set(names)) == len(names) > 25
 
 
@@ -54,7 +56,7 @@ def test_the_attack_alone_does_not_suffice() -> None:
 
 
 def test_the_code_is_whole_again_after_a_fault() -> None:
-    for fault in (*FAULTS, *MORE_FAULTS, *LOCAL_FAULTS):
+    for fault in ALL:
         with fault.plant():
             pass
     model = torch.nn.Linear(3, 2)

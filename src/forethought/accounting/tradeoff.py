@@ -386,7 +386,9 @@ def tradeoff(mechanism: Mechanism, group: int = 1, accuracy: float = 5e-3) -> Tr
     if len(pairs) < len(counts):
         last = exact.epsilon(mechanism, TAIL, size, accuracy=accuracy).upper
         epsilons = last * np.linspace(0, 1, POINTS)
-        deltas = np.array([exact.delta(mechanism, float(e), size).upper for e in epsilons])
+        deltas = np.array(
+            [exact.delta(mechanism, float(e), size, accuracy=accuracy).upper for e in epsilons]
+        )
         return replace(maximum(from_points(epsilons, deltas), unamplified), floor=unamplified.floor)
     uppers = [above for _, above in exact.privacy_loss(mechanism, size, accuracy=accuracy)]
     last = max(above.epsilon(TAIL) for above in uppers)

@@ -17,13 +17,17 @@ from forethought.auditing.audit import FALSE_ALARM, gather
 from forethought.auditing.effort import EFFORTS, Effort
 from forethought.auditing.faults import FAULTS, MORE_FAULTS, Fault
 from forethought.auditing.local_faults import LOCAL_FAULTS
+from forethought.auditing.turn_faults import TURN_FAULTS
 from forethought.auditing.verdict import Audit
 from forethought.local_updates import Local
 from forethought.mechanism import (
     Clipping,
+    Correlated,
+    CyclicPoisson,
     FullBatch,
     Mechanism,
     Poisson,
+    RandomAllocation,
     Rounds,
     Sampling,
     Shuffled,
@@ -31,6 +35,7 @@ from forethought.mechanism import (
 )
 from forethought.plans import Clip, Plan
 from forethought.rounds.private_sum import RoundError
+from forethought.strategies import Banded
 
 CANARIES, RATE, ROUNDS, DELTA = 2_000, 0.1, 100, 1e-5
 FEATURES, CLASSES, RECORDS = 12, 4, 400
@@ -94,6 +99,11 @@ def _plan(
     return Plan(Mechanism(part, adjacency=adjacency), examples, DELTA, **options)
 
 
+def _correlated(sampling: Sampling) -> Plan:
+    part = Correlated(1.0, ROUNDS, sampling, "example", Banded((1.0, 0.6, 0.4, 0.2)))
+    return Plan(Mechanism(part), CANARIES, DELTA)
+
+
 def _jobs() -> dict[str, _Job]:
     fixed = WithoutReplacement(200, CANARIES)
     shuffled = Shuffled(200, CANARIES)
@@ -104,6 +114,9 @@ def _jobs() -> dict[str, _Job]:
         "quantile": _Job(_plan(Poisson(RATE), clip=Clip(1.0, "quantile", count_noise=10.0))),
         "shuffled": _Job(_plan(shuffled, rounds=30, adjacency="zero-out")),
         "without replacement": _Job(_plan(fixed, adjacency="zero-out")),
+        "random allocation": _Job(_plan(RandomAllocation(5), rounds=30)),
+        "parts in turn": _Job(_plan(CyclicPoisson(0.5, 5), rounds=30)),
+        "correlated": _Job(_correlated(CyclicPoisson(0.5, 5))),
         "groups": _Job(_plan(Poisson(RATE), groups=4)),
         "local momentum": _Job(
             _plan(Poisson(RATE), groups=4, local=Local("momentum", 0.1, passes=2))
@@ -239,7 +252,8 @@ def self_test(seed: int | None = None, *, more: bool = True) -> SelfTest:
 def outcomes(seed: int | None = None, *, more: bool = True) -> Iterator[Outcome]:
     """The outcome of each planted fault as it comes."""
     jobs = _jobs()
-    faults: tuple[Fault, ...] = (*FAULTS, *MORE_FAULTS, *LOCAL_FAULTS) if more else FAULTS
+    all_of_them = (*FAULTS, *MORE_FAULTS, *LOCAL_FAULTS, *TURN_FAULTS)
+    faults: tuple[Fault, ...] = all_of_them if more else FAULTS
     for fault in faults:
         yield outcome(fault.name, fault.plant(), jobs[fault.job], seed)
 
