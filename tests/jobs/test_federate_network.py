@@ -425,3 +425,45 @@ def test_a_client_that_leaves_for_good_is_not_waited_for(
         thread.join(PATIENCE)
     served, _ = results["server"]
     assert served.finished and [one.updates for one in served.status.clients] == [6, 0]
+
+
+@pytest.mark.slow
+def test_a_secure_federation_goes_on_without_a_client_that_was_killed(tmp_path: Path) -> None:
+    """It has dropped out: the others' sums are opened without it, and it may come back."""
+    path = tmp_path / "job.toml"
+    shared = "rounds = 4\nsecure = { dropouts = 1, patience = 3.0 }"
+    more = '[[federation.client]]\nname = "c"\n[[federation.client]]\nname = "d"\n'
+    path.write_text(JOB.replace("rounds = 6", shared) + more)
+    request, keys = from_file(path), tmp_path / "keys"
+    jobs.make_everybody(request, keys)
+    address, results = f"127.0.0.1:{free_port()}", dict[str, Any]()
+
+    def take_part(name: str) -> Any:
+        return jobs.take_part_in_job(request, keys / name, tmp_path / name, address=address)
+
+    words = ["forethought", "federate", "client", str(path), "--keys", str(keys / "d")]
+    words += ["--out", str(tmp_path / "d"), "--address", address]
+    threads = [
+        in_thread(
+            lambda: jobs.serve_job(request, keys / "server", tmp_path / "server", address=address),
+            results,
+            "server",
+        )
+    ]
+    killed = Shell(words, tmp_path, tmp_path / "log")
+    # It computes on its first model and says its keys, but without the others nothing is summed.
+    ledger, begin = tmp_path / "d" / "ledger", time.monotonic()
+    while not (ledger.exists() and ledger.stat().st_size > 2000):
+        assert time.monotonic() < begin + PATIENCE
+        time.sleep(0.05)
+    killed.end(signal.SIGKILL)
+    threads += [in_thread(lambda n=n: take_part(n), results, n) for n in ("a", "b", "c")]
+    for thread in threads:
+        thread.join(PATIENCE)
+    served, accuracy = results["server"]
+    assert served.finished and served.status.version == 4 and accuracy > 0.3
+    applied = [one.updates for one in served.status.clients]
+    assert applied == [4, 4, 4, 0]
+    for name in ("a", "b", "c"):
+        statement = Statement.load(tmp_path / name / "statement.json")
+        assert statement.accountant["dropouts"] == 1 and statement.guarantee <= 4.0

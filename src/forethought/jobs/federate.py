@@ -261,7 +261,7 @@ def settings_of(section: FederationSection, clients: int) -> SecureAggregation:
         return SecureAggregation(**asked)
     except TypeError:
         raise JobError(
-            f"secure = {section.secure!r}: say at least one of dropouts, colluders, bits"
+            f"secure = {section.secure!r}: say at least one of dropouts, colluders, bits, patience"
         ) from None
     except SecureAggregationError as error:
         raise JobError(f"secure = {section.secure!r}: {error}") from None

@@ -36,14 +36,7 @@ def agreed(**changes) -> Federation:
     plan = Plan(Mechanism(Rounds(2.0, ROUNDS, Poisson(0.5))), 40, 1e-5, averaging=Averaging("none"))
     members = tuple(Member(f"c{i}") for i in range(CLIENTS))
     plain = Federation(members, (plan,), SIZE, "", ROUNDS, exchanged="gradients")
-    return replace(secured(plain, SecureAggregation(CLIENTS, 1, 1)), **changes)
-
-
-class Server(SecureServer):
-    """One that loses patience soon."""
-
-    def __init__(self, federation: Federation, weights: np.ndarray, average=None) -> None:
-        super().__init__(federation, weights, average, patience=10.0)
+    return replace(secured(plain, SecureAggregation(CLIENTS, 1, 1, patience=10.0)), **changes)
 
 
 class World:
@@ -70,7 +63,7 @@ class World:
             self.restart(client)
 
     def _server(self) -> SecureServer:
-        return Server.restored(self.federation, self.start, None, self.entries)
+        return SecureServer.restored(self.federation, self.start, None, self.entries)
 
     def crash_server(self) -> None:
         self.wire = deque(item for item in self.wire if item[0] != SERVER and item[1] != SERVER)

@@ -1,8 +1,8 @@
 """The server's side of one secure round: collects, relays, adds up, takes the masks off.
 
 Honest but curious by assumption: it follows these steps and may keep all it sees. It goes on to the
-next step when every client has answered, or when the driver says that its time is up and enough
-have; with fewer than the threshold the round is lost and nothing is revealed.
+next step when every client has answered, or when its patience is at an end and enough have; with
+fewer than the threshold the first step waits on, and any other loses the round: nothing is revealed.
 """
 
 from __future__ import annotations
@@ -47,8 +47,6 @@ class Aggregator:
         run_id: 32 bytes of the federation. round: the global round.
         clients: the cohort, places in the roster.
         size: length of the summed vector.
-        patience: seconds that a step waits for the last of them; the first one waits on until the
-            threshold is reached.
         attempt: at this round; another one has other keys.
 
     Attributes:
@@ -65,14 +63,13 @@ class Aggregator:
         round: int,
         clients: Sequence[int],
         size: int,
-        patience: float = 60.0,
         attempt: int = 0,
     ) -> None:
         self.settings, self.round, self.size = settings, round, size
         self.attempt = attempt
         self.total: Ring | None = None
         self.survivors: tuple[int, ...] = ()
-        self._run_id, self._patience = attempted(run_id, attempt), patience
+        self._run_id = attempted(run_id, attempt)
         self._asked = tuple(sorted(clients))
         if len(self._asked) != settings.clients:
             raise SecureAggregationError(
@@ -159,7 +156,7 @@ class Aggregator:
         return []
 
     def _wait(self, now: float) -> list[Effect]:
-        self._due = now + self._patience
+        self._due = now + self.settings.patience
         return [Wake(self._due)]
 
     def _lose(self, why: str) -> list[Effect]:

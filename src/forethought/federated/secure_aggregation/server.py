@@ -39,7 +39,6 @@ class SecureServer(ServerMachine):
     Args:
         federation: with ``secure``. weights, average: see :class:`ServerMachine`.
         entropy: n → n bytes, for the numbers of attempts; nothing secret.
-        patience: seconds that a step of a round waits for the last client.
 
     Raises:
         SecureAggregationError: a federation without secure aggregation, or that it does not fit.
@@ -52,11 +51,10 @@ class SecureServer(ServerMachine):
         average: Average | None = None,
         *,
         entropy: Callable[[int], bytes] = secrets.token_bytes,
-        patience: float = 60.0,
     ) -> None:
         super().__init__(federation, weights, average)
         self.settings = settings_of(federation)
-        self._entropy, self._patience = entropy, patience
+        self._entropy = entropy
         self._attempted: Aggregator | None = None
         self._begun = False
         chosen = federation.plan(0).round(0)
@@ -105,7 +103,6 @@ class SecureServer(ServerMachine):
             self.version,
             members,
             self.federation.parameters,
-            self._patience,
             attempt=int.from_bytes(self._entropy(7), "big"),
         )
         self._attempted.gone = self.left

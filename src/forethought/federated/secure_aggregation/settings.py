@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from forethought.federated.secure_aggregation.ring import LEAST_BITS, MOST_BITS
 from forethought.federated.secure_aggregation.shamir import MOST_SHARES
-from forethought.mechanism import whole
+from forethought.mechanism import real, whole
 from forethought.serialisation import build
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class SecureAggregation:
             nothing is revealed.
         colluders: how many of them may tell the server all they know.
         bits: of the ring; messages take ⌈bits/8⌉ bytes a parameter.
+        patience: seconds that a step of a round waits for the last client.
 
     Raises:
         SecureAggregationError: nothing would be left to hide behind, or no threshold protects.
@@ -53,12 +54,14 @@ class SecureAggregation:
     dropouts: int = 0
     colluders: int = 0
     bits: int = 48
+    patience: float = 60.0
 
     def __post_init__(self) -> None:
         whole("clients", self.clients, least=2, most=MOST_SHARES)
         whole("dropouts", self.dropouts, least=0)
         whole("colluders", self.colluders, least=0)
         whole("bits", self.bits, least=LEAST_BITS, most=MOST_BITS)
+        real("patience", self.patience, above=0)
         if self.honest < 2:
             raise SecureAggregationError(
                 f"of {self.clients} clients {self.dropouts} may drop out and {self.colluders} "
