@@ -2,7 +2,7 @@
 
 Honest but curious by assumption: it follows these steps and may keep all it sees. It goes on to the
 next step when every client has answered, or when its patience is at an end and enough have; with
-fewer than the threshold the first step waits on, and any other loses the round: nothing is revealed.
+fewer than the threshold the first step waits on, and any other loses the round, revealing nothing.
 """
 
 from __future__ import annotations
