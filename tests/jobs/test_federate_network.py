@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from parties import free_port
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
@@ -66,12 +66,6 @@ def keys(job: Path) -> Path:
     folder = job.parent / "keys"
     jobs.make_everybody(from_file(job), folder)
     return folder
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def in_thread(work: Any, results: dict[str, Any], name: str) -> threading.Thread:

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from parties import free_port
 from safetensors.numpy import load_file
 
 from forethought.accounting.statement import Statement
@@ -141,7 +141,7 @@ def test_in_turns_with_lost_replies_and_new_nodes_as_without(
 @pytest.mark.slow
 def test_over_grpc_as_in_turns(job: Path, reference: Path, tmp_path: Path) -> None:
     """Whoever carries the frames: identical ledgers, statements and model."""
-    address = f"127.0.0.1:{free_ports(1)[0]}"
+    address = f"127.0.0.1:{free_port()}"
     request, keys = from_file(job), job.parent / "keys"
     threads = [
         threading.Thread(
@@ -210,14 +210,6 @@ def flower(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
 @pytest.fixture
 def started() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Starts processes, each the leader of its own group, and ends them all."""
@@ -252,7 +244,8 @@ def test_superlink_and_two_supernodes(
     tmp_path: Path,
 ) -> None:
     """Everything through Flower's processes gives the same ledgers, statements and model."""
-    link, *own = free_ports(1 + len(CLIENTS))
+    link, *own = {free_port() for _ in range(20)}
+    own = own[: len(CLIENTS)]
     home = tmp_path / "home"
     home.mkdir()
     (home / "config.toml").write_text(

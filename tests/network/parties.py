@@ -8,6 +8,9 @@ update was applied, whatever the order.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
+import socket
 import sys
 import time
 from pathlib import Path
@@ -32,6 +35,20 @@ from forethought.network.server import FederationServer
 from forethought.plans import Clip, Optimizer, Plan, Schedule
 
 ROSTER = "roster.json"
+
+
+def free_port() -> int:
+    """A port to listen on, now and again after a restart.
+
+    Below those that the system hands out to connections: one of those could be somebody's own end
+    while the server is down.
+    """
+    chooser = random.SystemRandom()
+    while True:
+        port = chooser.randrange(20_000, 32_000)
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            return port
 
 
 def prepare(folder: Path, clients: int = 2) -> Roster:

@@ -7,7 +7,6 @@ import contextlib
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,18 +17,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from parties import federation, last_model, make_client, make_server, prepare
+from parties import federation, free_port, last_model, make_client, make_server, prepare
 
 PROGRAM = Path(__file__).with_name("parties.py")
 CLIENTS = 2
 # Enough on a machine with twenty other things to do; a run takes seconds.
 PATIENCE = 240.0
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 class Party:
