@@ -138,7 +138,8 @@ HOSTILE = {
     ),
     "other precision": (raw(2, b"d" + bytes(8 + 4 * D)), "DecodeError"),
     "NaN": (started().client(1).seal(SERVER, update(value=float("nan"))), "DecodeError"),
-    "beyond honest noise": (started().client(1).seal(SERVER, update(value=3e38)), "norm"),
+    "beyond any model": (started().client(1).seal(SERVER, update(value=3e38)), "DecodeError"),
+    "beyond honest noise": (started().client(1).seal(SERVER, update(value=1e17)), "norm"),
     "a little beyond honest noise": (
         started().client(1).seal(SERVER, update(value=300.0)),
         "norm",

@@ -40,8 +40,13 @@ def _padding(number: int) -> int:
     return 1 if number < 32 else _PADDING
 
 
+# No model goes on after a step of this length; its square still fits into single precision, so that
+# whoever computes with a vector that was opened here meets no overflow.
+MOST_NORM = 1e18
+
+
 def _anything(sender: int, message: Any) -> float:
-    return math.inf
+    return MOST_NORM
 
 
 class Opened(NamedTuple):
@@ -65,7 +70,8 @@ class Endpoint:
         key: own signing key.
         public_keys: place → Ed25519 public key (32 bytes), of everybody who may send here.
         parameters: length of a model's vector.
-        largest: (sender, message) → the largest norm that an honest message's vector can have.
+        largest: (sender, message) → the largest norm that an honest message's vector can have;
+            by default :data:`MOST_NORM`, and the server's machine knows better.
     """
 
     run_id: bytes
