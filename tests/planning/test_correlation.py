@@ -102,6 +102,19 @@ def test_plans_meet_the_budget_with_less_noise_in_the_weights(
         assert plan.noise_multiplier / size == pytest.approx(alone.noise_multiplier / 2, rel=2e-3)
 
 
+def test_the_batch_of_parts_follows_from_noise_and_length() -> None:
+    plan = ft.plan(
+        examples=5000,
+        budget=BUDGET,
+        sampling="cyclic-poisson",
+        parts=10,
+        rounds=50,
+        noise_multiplier=2.0,
+    )
+    assert 1 <= plan.batch < 500
+    assert 1.9 < ft.epsilon(plan.mechanism, 1e-5).upper <= 2
+
+
 def test_what_cannot_be_planned_says_what_to_change() -> None:
     with pytest.raises(PlanError, match="cyclic-poisson"):
         ft.plan(examples=100, budget=BUDGET, rounds=10, noise="correlated")
@@ -129,7 +142,11 @@ def test_a_job_file_plans_it() -> None:
         budget={"epsilon": 3.0},
         training={"sampling": "cyclic-poisson", "parts": 5, "rounds": 10, "noise": "correlated"},
     )
-    assert job.training.parts == 5 and job.training.noise == "correlated"
+    plan = job.make_plan(1443)
+    (part,) = plan.mechanism.rounds
+    assert isinstance(part, Correlated)
+    # 1443 records do not divide by 5: a part is taken whole all the same.
+    assert part.sampling == CyclicPoisson(1.0, 5)
 
 
 REFERENCE = json.loads(Path(__file__).with_name("jax_privacy.json").read_text())

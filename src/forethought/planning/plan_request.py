@@ -363,7 +363,9 @@ class PlanRequest:
                         f"{self.examples} examples: choose at most {self.examples // parts}, or "
                         "fewer parts"
                     )
-                return CyclicPoisson(batch * parts / self.examples, parts)
+                # What is left over makes no part a sample: a whole part is taken whole.
+                whole_part = batch == self.examples // parts
+                return CyclicPoisson(1.0 if whole_part else batch * parts / self.examples, parts)
             case "full-batch":
                 return FullBatch()
 

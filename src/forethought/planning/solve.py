@@ -253,7 +253,8 @@ def _learning_rate(
 def _mechanism(request: PlanRequest, why: dict[str, str]) -> Mechanism:
     budget, sigma = request.budget, request.noise_multiplier
     batch = request.examples if request.sampling == "full-batch" else request.batch
-    if batch is None and request.parts is not None:
+    all_but_the_batch = budget is not None and sigma is not None and request.timed
+    if batch is None and request.parts is not None and not all_but_the_batch:
         why["batch"] = "every record of a part in its turn, since none was given"
         batch = max(1, request.examples // request.parts)
     if budget is None:
@@ -382,7 +383,7 @@ def _solve_batch(request: PlanRequest, budget: Budget, sigma: float) -> Mechanis
     def make(batch: float) -> Mechanism:
         return request.mechanism(sigma, int(batch), request.length_of(int(batch)))
 
-    most = request.examples
+    most = request.examples // (request.parts or 1)
     if request.epochs is not None:
         most = min(most, max(1, math.floor(2 * request.epochs * request.examples)))
     batch = _largest(make, budget, most)
