@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import forethought as ft
 from forethought.jobs.job import Job
 from forethought.planning.solve import PlanError
+from forethought.report.terminal import plan_rows
 from forethought.training.normalisation import public_statistics, settle_statistics
 
 
@@ -94,6 +95,7 @@ def test_statistics_of_a_public_batch_are_those_of_training_mode() -> None:
     assert public_statistics(nn.Linear(6, 2), {}, public) == {}
 
 
+@pytest.mark.slow
 def test_a_run_is_continued_bit_for_bit(tmp_path: Any) -> None:
     made = plan(local=ft.Local("adam", 0.01, step=4, passes=2))
     whole = normalised()
@@ -221,6 +223,13 @@ def test_neighbours_keep_the_groups() -> None:
     for near in neighbours(made):
         assert near.plan.local == made.local and near.plan.groups == made.groups
     assert np.isfinite(ft.epsilon(made.mechanism, 1e-4).upper)
+
+
+def test_the_plan_table_shows_what_runs_inside() -> None:
+    shown = dict(plan_rows(plan(local="adam")))
+    assert shown["groups"] == "6 of about 33 records"
+    assert shown["inside a group"] == "adam at 0.001, one pass, steps of the whole group"
+    assert "groups" not in dict(plan_rows(ft.plan(examples=400, budget=ft.Budget(3.0, 1e-4))))
 
 
 def test_the_planner_says_what_groups_cost() -> None:

@@ -67,6 +67,11 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
         ]
     alone = SEARCH_ALONE in plan.not_covered or PHASES_ALONE in plan.not_covered
     clip = f"{plan.clip_norm:g}, {plan.clip.rule}, per {plan.mechanism.rounds[0].clipping}"
+    if plan.groups is not None:
+        size = plan.epochs * plan.examples / plan.rounds / plan.groups
+        rows.append(("groups", f"{plan.groups:,} of about {size:.0f} records"))
+    if plan.local is not None:
+        rows.append(("inside a group", plan.local.describe()))
     rows += [
         ("clip norm", clip),
         ("step size", f"{plan.optimizer.learning_rate:.4g}, {plan.schedule.kind}"),
