@@ -32,6 +32,8 @@ _NODES, _WEIGHTS = (np.asarray(x) for x in np.polynomial.legendre.leggauss(8))
 _LARGEST = 600.0
 # Where lines go is chosen from so many of the rounds.
 _FEW = 16
+# Logarithms of moments that are this far apart are bounded one by one.
+_APART = 3.0
 
 
 class Rows:
@@ -205,13 +207,21 @@ class Rows:
 
     def log_moment_above(self, tilt: float, log_error: float) -> float:
         """A certain upper bound on the log of the summed rounds' E e^{tilt·loss}."""
-        scale = self._scale(tilt)
-        demands = [Demand(tilt, 0.0, log_error + scale), Demand(0.0, 0.0, log_error)]
-        found = rule(self.up, self.down, self.measures, demands, self.start, self.cut, self.base)
-        here = Points(*self._on(found.nodes, found.weights), tilt)
-        error = np.exp(found.log_errors).sum() + here.rounding(np.zeros(1), 1)[:, 0]
-        most = here.rise.sum(axis=1) - self.lost * (1 - 1e-9) + 2 * error
-        value = float(np.log1p(most) @ self.counts)
+        scales = self._scales(tilt)
+        everything = np.arange(self.size)
+        # Errors are relative to the smallest moment, so very different ones are taken one by one.
+        apart = self._few.size == self.size and float(np.ptp(scales)) > _APART
+        parts = everything[:, None] if apart else everything[None, :]
+        value = 0.0
+        for rows in parts:
+            scale = max(0.0, float(scales[rows].min() if apart else scales.min()))
+            demands = [Demand(tilt, 0.0, log_error + scale), Demand(0.0, 0.0, log_error)]
+            up, down, base, start = self._some(rows)
+            found = rule(up, down, self.measures, demands, start, self.cut, base)
+            here = Points(*self._on(found.nodes, found.weights, rows), tilt)
+            error = np.exp(found.log_errors).sum() + here.rounding(np.zeros(1), 1)[:, 0]
+            most = here.rise.sum(axis=1) - self.lost[rows] * (1 - 1e-9) + 2 * error
+            value += float(np.log1p(most) @ self.counts[rows])
         return value + 1e-12 * abs(value) + 1e-300
 
     def swing(self, tilt: float) -> Array:
@@ -235,15 +245,23 @@ class Rows:
         square = square + (2 * error[0] + turn * (error[1] + error[2])) / h**2
         return np.asarray(np.sqrt((moment + error[0]) * square) * (1 + 1e-9))
 
-    def _scale(self, tilt: float) -> float:
-        """About the log of the smallest of the rounds' moments, to which errors are relative."""
+    def _scales(self, tilt: float) -> Array:
+        """About the logs of the rounds' moments, of those that are looked at.
+
+        Raises:
+            UnresolvedError: one leaves the range of a double.
+        """
         loss, log_mass = self.sample()
         size = log_mass + tilt * loss
         top = size.max(axis=1, keepdims=True)
         log = top[:, 0] + np.log(np.exp(size - top).sum(axis=1))
         if not float(log.max()) < _LARGEST:
             raise UnresolvedError(f"a moment of e^{float(log.max()):.0f}")
-        return max(0.0, float(log.min()))
+        return np.asarray(log)
+
+    def _scale(self, tilt: float) -> float:
+        """About the log of the smallest of the moments, to which errors are relative."""
+        return max(0.0, float(self._scales(tilt).min()))
 
     def along(
         self,
