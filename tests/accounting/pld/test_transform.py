@@ -254,3 +254,15 @@ def test_a_line_with_slack_holds_in_between():
     fine, _ = rows.along(tilt, step / 8, 0, 8 * 29, -20.0, 1e9)
     nearest = np.rint(np.arange(8 * 29) / 8).astype(int)
     assert (fine.real <= (coarse.real + coarse.doubt)[nearest]).all()
+
+
+def test_very_different_moments_are_bounded_one_by_one():
+    pairs, counts = [Pair(((0.2, 0.3),)), Pair(((0.25, 0.9),))], np.array([2.0, 5.0])
+    tilt = 60.0
+    together = Rows(pairs, counts, swapped=False)
+    assert np.ptp(together._scales(tilt)) > 20
+    got = together.log_moment_above(tilt, -8.0)
+    truth = sum(
+        n * math.log1p(moment(pair, tilt).real) for pair, n in zip(pairs, counts, strict=True)
+    )
+    assert truth <= got <= truth + 0.02
