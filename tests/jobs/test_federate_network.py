@@ -188,6 +188,8 @@ def test_a_federation_in_three_threads_leaves_statements_and_one_model(
         statement = Statement.load(tmp_path / name / "statement.json")
         assert 3.5 < statement.guarantee <= 4.0 and len(statement.mechanism) == 6
         assert verify(statement).guarantee == statement.guarantee
+        done = CliRunner().invoke(app, ["account", "--verify", str(tmp_path / name)])
+        assert done.exit_code == 0 and "no plan.json" not in done.output, done.output
         assert not (tmp_path / name / KEYS).exists()  # the noise's secrets are wiped
         assert (tmp_path / name / "ledger").stat().st_mode & 0o077 == 0
     with pytest.raises(FederationError, match="a part that has ended"):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from forethought.network.taking_part import TookPart
 
 ROSTER, FEDERATION, MODEL = "roster.json", "federation.json", "model.safetensors"
-SERVER_NAME = "server"
+SERVER_NAME, PLAN = "server", "plan.json"
 DEFAULT_ADDRESS = "127.0.0.1:8750"
 
 
@@ -215,6 +215,7 @@ def take_part_in_job(
         run.micro_batch,
     )
     plans = tuple(loaded.with_caveats(plan) for plan in federation.plans)
+    stated = replace(federation, plans=plans)
     took = take_part(
         federation,
         member.roster,
@@ -223,10 +224,13 @@ def take_part_in_job(
         share,
         out,
         carry or grpc_client(member.roster, member.keys, _address(request, address), **options),
-        stated=replace(federation, plans=plans),
+        stated=stated,
     )
     if took.statement is not None:
         took.statement.save(out)
+        plan = stated.plan(me)
+        if len(took.statement.mechanism) == plan.rounds:
+            plan.save(out / PLAN)  # account --verify compares them
     if took.weights is not None and took.over:
         shared.write(took.weights)
         _save_model(shared, out)
