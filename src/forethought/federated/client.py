@@ -8,8 +8,6 @@ is what its ledger holds, a prefix of its plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from forethought.exchange import events as on
@@ -35,6 +33,7 @@ from forethought.exchange.messages import (
 )
 from forethought.exchange.storing import LedgerState
 from forethought.federated.federation import Federation, Policy
+from forethought.federated.steps import step_of
 
 Effects = list[on.Effect]
 
@@ -93,7 +92,7 @@ class ClientMachine:
         self._halted = False
         synchronous = federation.rule == "synchronous"
         self._delay = None if synchronous else federation.delay.permits
-        self._step = None if synchronous else _local_step(federation, me)
+        self._step = None if synchronous else step_of(federation, me)
 
     def handle(self, event: on.Event) -> Effects:
         """What an event leads to."""
@@ -210,9 +209,3 @@ class ClientMachine:
 
 
 _NOTHING = LedgerState()
-
-
-def _local_step(federation: Federation, me: int) -> Callable[[int], float]:
-    from forethought.federated.steps import step_of
-
-    return step_of(federation, me)
