@@ -29,10 +29,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE)
     parser.add_argument("--repetitions", type=int, default=120)
     parser.add_argument(
-        "--mnist-repetitions", type=int, help="fewer, where processors are busy; default: the same"
+        "--large-repetitions",
+        type=int,
+        help="of MNIST and KDD, fewer where processors are busy; default: the same",
     )
     parser.add_argument("--cache", type=Path, help="where results are kept, to go on later")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--minutes", type=float, default=600, help="after which no job begins")
     parser.add_argument("--smoke", action="store_true", help="two small data sets, 8 repetitions")
     given = parser.parse_args()
     names = ("synthetic", "iris") if given.smoke else PAPER
@@ -40,19 +43,23 @@ def main() -> None:
     begun = time.time()
     results: list[Result] = []
     with ProcessPoolExecutor(given.processes, mp_context=get_context("spawn")) as pool:
-        count = {"mnist": given.mnist_repetitions or repetitions}
+        large = given.large_repetitions or repetitions
+        count = dict.fromkeys(("mnist", "kdd"), large)
         futures = [
             pool.submit(run, job, given.data_dir, count.get(job.name, repetitions), given.cache)
             for job in jobs(names)
         ]
-        for future in as_completed(futures):
-            results.append(future.result())
-            done = results[-1].job
-            print(
-                f"{time.time() - begun:6.0f} s  {len(results)}/{len(futures)}  {done}", flush=True
-            )
+        try:
+            for future in as_completed(futures, timeout=60 * given.minutes):
+                results.append(future.result())
+                done = results[-1].job
+                passed = time.time() - begun
+                print(f"{passed:6.0f} s  {len(results)}/{len(futures)}  {done}", flush=True)
+        except TimeoutError:
+            print(f"{len(futures) - len(results)} jobs were left out", flush=True)
+            pool.shutdown(wait=False, cancel_futures=True)
     given.out.mkdir(parents=True, exist_ok=True)
-    text = markdown(results, repetitions, count["mnist"])
+    text = markdown(results, repetitions, large)
     (given.out / "results.md").write_text(text, encoding="utf-8")
     draw(results, given.out)
     print(text)

@@ -214,4 +214,10 @@ def jobs(names: Sequence[str], ridges: Sequence[float] = (0.0, 0.1)) -> list[Job
             found += [Job(name, l2, way) for way in (LEAST, *constants, SCHEDULE, ORACLE)]
             found += [Job(name, l2, DEFAULT, epsilon) for epsilon in EPSILONS]
         found += [Job(name, 0.1, way, printed=True) for way in (*constants, SCHEDULE)]
-    return sorted(found, key=lambda job: (job.name == "mnist", job.name == "kdd"))
+    last = {"kdd": 1, "mnist": 2}
+
+    def order(job: Job) -> tuple[float, ...]:
+        aside = job.printed or job.way == ORACLE
+        return last.get(job.name, 0), aside, -job.l2, job.way != DEFAULT
+
+    return sorted(found, key=order)
