@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forethought.caveats import KINDS, ROLES, Caveat, caveat, caveats, of_role
@@ -37,6 +37,7 @@ def test_sentences_tell_kinds_apart() -> None:
     assert len(set(sentences)) == len(sentences)
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(sorted(KINDS))))
 def test_the_order_is_the_registry_s_whatever_the_order_given(codes: list[str]) -> None:
     found = caveats(example(code) for code in codes)
