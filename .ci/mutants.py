@@ -100,8 +100,8 @@ MUTANTS = [
     Mutant(
         "radius of a group's half lines",
         PLD + "pairs.py",
-        "isinstance(rounds.sampling, Poisson) else 2.0",
-        "isinstance(rounds.sampling, Poisson) else 1.0",
+        "and by_itself else 2.0",
+        "and by_itself else 1.0",
         FUZZ,
     ),
     Mutant(
