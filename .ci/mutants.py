@@ -95,7 +95,7 @@ MUTANTS = [
            "batch.indices[batch.member_of == g]", LOCAL),
     Mutant("preparation: histograms longer than declared", "forethought/preparing/vectors.py",
            ".double().mean(2) for at", ".double().sum(2) for at", PREPARED),
-    Mutant("preparation: in no transcript", "forethought/training/datasets.py",
+    Mutant("preparation: in no transcript", "forethought/preparing/paid.py",
            "whole.extend(prepared.transcript)", "pass", PREPARED),
     Mutant(
         "radius of a group's half lines",
@@ -317,7 +317,7 @@ MUTANTS = [
     Mutant("descent: rows longer than their bound", "forethought/convex/rows.py",
            "few * (bound / torch", "few * (2 * bound / torch", DESCENT),
     Mutant("descent: noise of half the sensitivity", "forethought/convex/planning.py",
-           "_scaled(found, budget, moved * C / N)", "_scaled(found, budget, C / N)", DESCENT),
+           "_scaled(found, mu, moved * C / N)", "_scaled(found, mu, C / N)", DESCENT),
     Mutant("descent: one round too many", "forethought/convex/schedules.py",
            "if total > allowed:", "if spent > allowed:", HORIZON),
     Mutant("descent: a gradient bound too small", "forethought/convex/problems.py",
