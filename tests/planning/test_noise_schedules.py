@@ -111,7 +111,7 @@ def test_requests_that_make_no_sense(keywords, words) -> None:
 
 
 def test_a_run_releases_what_was_planned() -> None:
-    import torch
+    torch = pytest.importorskip("torch", reason="a run needs torch")
 
     inputs, targets = torch.randn(200, 5), torch.randint(2, (200,))
     plan = ft.plan(examples=200, budget=BUDGET, rounds=4, batch=50, noise_schedule="forgetting")
