@@ -245,8 +245,8 @@ KINDS: dict[str, Kind] = {
     ),
     "held-out-accuracy": Kind(
         "not-covered",
-        "loss and accuracy on the held-out records were measured without noise (metrics.csv); they "
-        "say something about those records",
+        "loss, accuracy and the like on the held-out records were measured without noise "
+        "(metrics.csv, results.json, report.html); they say something about those records",
         "a figure without noise is a release",
     ),
     "diagnostics": Kind(
