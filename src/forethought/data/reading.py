@@ -26,7 +26,11 @@ from forethought.data.dataset import DataError
 from forethought.data.files import DAMAGE
 
 Kind = Literal["csv", "parquet", "excel"]
-KINDS: tuple[Kind, ...] = ("csv", "parquet", "excel")
+# How a file's name ends that is no text.
+_ENDINGS: dict[str, Kind] = {
+    **dict.fromkeys((".parquet", ".pq"), "parquet"),
+    **dict.fromkeys((".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"), "excel"),
+}
 # Bytes of text that are parsed at once: large enough for speed, small beside any table's features.
 _PIECE = 16 << 20
 _ROWS = 100_000
@@ -74,6 +78,11 @@ class TableFormat:
 
 
 AS_USUAL = TableFormat()
+
+
+def kind_of(path: Path) -> Kind:
+    """What kind of table a file's name says it is; text where it says nothing else."""
+    return _ENDINGS.get(path.suffix.lower(), "csv")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import polars as pl
 
 from forethought.data import DataError, TableFormat
 from forethought.data.columns import MISSING_WORDS
-from forethought.data.reading import Kind, Table
+from forethought.data.reading import Kind, Table, kind_of
 from forethought.data.suspicions import require_text
 from forethought.jobs.toml import toml_key, toml_value
 
@@ -227,13 +227,9 @@ def _nice(value: float) -> float:
 
 def _form(path: Path) -> tuple[Kind, TableFormat]:
     """Which kind of file it is, and how a text is written."""
-    kinds: dict[str, Kind] = {
-        **dict.fromkeys((".parquet", ".pq"), "parquet"),
-        **dict.fromkeys((".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"), "excel"),
-    }
     if not path.is_file():
         raise DataError(f"no file {path}")
-    kind = kinds.get(path.suffix.lower(), "csv")
+    kind = kind_of(path)
     if kind != "csv":
         return kind, TableFormat()
     with path.open("rb") as file:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from forethought.accounting.statement import Statement
 from forethought.data import DataError, Encoder
 from forethought.data.columns import Outside
-from forethought.data.reading import KINDS, Kind, Table
+from forethought.data.reading import Table, kind_of
 from forethought.jobs.card import CARD_NAME, PREPARED, ModelCard
 from forethought.jobs.job import JobError
 from forethought.models import build
@@ -25,11 +25,6 @@ from forethought.preparing.constants import Constants
 from forethought.preparing.prepare import Prepared
 from forethought.training.folder import STATEMENT, RunFolder
 from forethought.training.results import outputs_of
-
-_ENDINGS: dict[str, Kind] = {
-    **dict.fromkeys((".parquet", ".pq"), KINDS[1]),
-    **dict.fromkeys((".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"), KINDS[2]),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,11 +154,10 @@ class Predictor:
         return self._encoder().encode(frame, where, first, Outside())
 
     def _pieces(self, source: Path) -> Iterator[tuple[pl.DataFrame, int]]:
-        kind = _ENDINGS.get(source.suffix.lower(), KINDS[0])
         if not source.is_file():
             raise DataError(f"no file {source}")
         first = 0
-        for frame in Table(source, kind, self._encoder().form).pieces():
+        for frame in Table(source, kind_of(source), self._encoder().form).pieces():
             yield frame, first
             first += len(frame)
 
