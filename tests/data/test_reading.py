@@ -193,3 +193,5 @@ def test_measured_columns_reach_the_statement(tmp_path):
             f"csv:{tmp_path / 't.csv'}", label="outcome", classes=["no", "yes"], schema=schema
         )
         assert (data.not_covered == ()) is covered
+        # Nothing that was measured is called declared without looking.
+        assert any(caveat.code == "declared-shape" for caveat in data.caveats) is covered

@@ -22,7 +22,8 @@ from forethought.data.tables import Aside
 
 COLUMNS = Caveat("declared-shape", "the columns, their ranges and their categories")
 MEASURED = Caveat(
-    "preparation-from-data", "ranges and categories of columns, taken from the file by its owner"
+    "preparation-from-data",
+    "ranges and categories of columns and what the target can be, taken from the file by its owner",
 )
 
 
@@ -97,7 +98,8 @@ def load_declared(
         held = reader.split(test, 0.0, outside)[0]
     _tell(path, outside, len(train) + len(held))
     notes = ("numbers scaled from their declared ranges to [-1, 1]",)
-    caveats = (*declared.caveats, MEASURED if schema.measured else COLUMNS)
+    # What init wrote was not declared without a look at the data, its classes no more than the rest.
+    caveats = (MEASURED,) if schema.measured else (*declared.caveats, COLUMNS)
     if aside.person is None:
         return Dataset(name, train, held, labels.classes, notes, caveats, names, encoder)
     assert names is not None
