@@ -98,7 +98,7 @@ def load_declared(
         held = reader.split(test, 0.0, outside)[0]
     _tell(path, outside, len(train) + len(held))
     notes = ("numbers scaled from their declared ranges to [-1, 1]",)
-    # What init wrote was not declared without a look at the data, its classes no more than the rest.
+    # What init wrote was not declared without a look at the data: nor were its classes.
     caveats = (MEASURED,) if schema.measured else (*declared.caveats, COLUMNS)
     if aside.person is None:
         return Dataset(name, train, held, labels.classes, notes, caveats, names, encoder)
