@@ -20,7 +20,7 @@ import forethought as ft
 from forethought.federated.federation import Federation, Member
 from forethought.federated.simulator import Simulator, Times
 from forethought.federated.trial import run_trials
-from forethought.federated.work import NoTraining, no_gradients
+from forethought.holders.work import NoTraining, no_gradients
 
 
 def federation(clients: int, parameters: int, rounds: int, rule: str) -> Federation:

@@ -20,10 +20,10 @@ from torch import nn
 
 import forethought as ft
 from forethought.federated.federation import Federation, Member
-from forethought.federated.in_process import InProcess
 from forethought.federated.simulator import Simulator, Times
-from forethought.federated.trainer import ClientTrainer, Holder, SharedModel
-from forethought.federated.work import Work
+from forethought.holders.in_process import InProcess
+from forethought.holders.trainer import ClientTrainer, Holder, SharedModel
+from forethought.holders.work import Work
 from forethought.models import build
 from forethought.rounds.losses import default_loss
 from forethought.rounds.private_sum import PrivateRounds

@@ -24,9 +24,9 @@ import torch
 
 import forethought as ft
 from forethought.federated.federation import Federation, Member
-from forethought.federated.in_process import InProcess
 from forethought.federated.simulator import Simulator, Times
-from forethought.federated.trainer import Holder, SharedModel
+from forethought.holders.in_process import InProcess
+from forethought.holders.trainer import Holder, SharedModel
 from forethought.mechanism import Mechanism, Poisson, Rounds
 from forethought.models import build
 from forethought.plans import Clip, Optimizer, Plan, Schedule

@@ -19,10 +19,10 @@ import forethought as ft
 from forethought.data import Dataset, load
 from forethought.data.shares import shares
 from forethought.federated.federation import Federation, Member
-from forethought.federated.in_process import InProcess
 from forethought.federated.simulator import Simulator, Times
 from forethought.federated.statements import client_statement
-from forethought.federated.trainer import Holder, SharedModel
+from forethought.holders.in_process import InProcess
+from forethought.holders.trainer import Holder, SharedModel
 from forethought.models import build
 from forethought.models.activations import TemperedSigmoid
 from forethought.rounds.losses import cross_entropy

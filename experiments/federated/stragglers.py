@@ -23,7 +23,7 @@ import forethought as ft
 from forethought.federated.delay import Delay
 from forethought.federated.federation import Federation, Member
 from forethought.federated.simulator import Simulator, Times
-from forethought.federated.work import NoTraining, no_gradients
+from forethought.holders.work import NoTraining, no_gradients
 from forethought.mechanism import Mechanism, Poisson, Rounds
 from forethought.simulation.speeds import lognormal_speeds, slow_ones
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from forethought.federated.secure_aggregation.settings import (
         SecureAggregationError as SecureAggregationError,
     )
-    from forethought.federated.simulator import SimulationError as SimulationError
     from forethought.gradients.fallback import SlowGradientsWarning as SlowGradientsWarning
+    from forethought.holders.error import HolderError as HolderError
     from forethought.jobs.job import JobError as JobError
     from forethought.mechanism import UnsupportedMechanismError as UnsupportedMechanismError
     from forethought.network.tls import ConnectionPolicyError as ConnectionPolicyError
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from forethought.rounds.team import TeamError as TeamError
     from forethought.rounds.transcript import TranscriptError as TranscriptError
     from forethought.signing import SignatureError as SignatureError
+    from forethought.simulation.times import SimulationError as SimulationError
     from forethought.training.checkpoint import CheckpointError as CheckpointError
     from forethought.training.coincidence import CoincidingRecordsError as CoincidingRecordsError
     from forethought.training.fit import NonFiniteRecordsWarning as NonFiniteRecordsWarning
@@ -62,6 +63,7 @@ _HOME = {
     "FederationError": "federated.federation",
     "ForgeryError": "exchange.frame",
     "FrameError": "exchange.frame",
+    "HolderError": "holders.error",
     "Interrupted": "training.interruption",
     "JobError": "jobs.job",
     "JournalError": "exchange.journal",
@@ -76,7 +78,7 @@ _HOME = {
     "SecureAggregationError": "federated.secure_aggregation.settings",
     "SelectionNotCoveredWarning": "estimators.callers",
     "SignatureError": "signing",
-    "SimulationError": "federated.simulator",
+    "SimulationError": "simulation.times",
     "SlowGradientsWarning": "gradients.fallback",
     "StatementError": "accounting.statement",
     "SuspiciousDataWarning": "data.suspicions",

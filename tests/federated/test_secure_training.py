@@ -19,7 +19,7 @@ from forethought.federated.secure_aggregation.shared_noise import secured
 from forethought.federated.secure_training import train_securely
 from forethought.federated.server_optimizers import moved
 from forethought.federated.statements import client_statement
-from forethought.federated.trainer import Holder, SharedModel
+from forethought.holders.trainer import Holder, SharedModel
 from forethought.mechanism import Mechanism, Poisson, Rounds
 from forethought.plans import Plan
 from forethought.rounds.grid import add_grid_noise

@@ -20,9 +20,9 @@ from forethought.auditing.verdict import Finding
 from forethought.exchange.events import Received
 from forethought.exchange.messages import Update
 from forethought.federated.federation import Federation, Member
-from forethought.federated.in_process import InProcess
 from forethought.federated.simulator import Simulator, Times
-from forethought.federated.trainer import Holder, SharedModel
+from forethought.holders.in_process import InProcess
+from forethought.holders.trainer import Holder, SharedModel
 from forethought.mechanism import WithoutReplacement, whole
 from forethought.plans import Averaging, Plan
 from forethought.rounds.randomness import Secrets, Seeds

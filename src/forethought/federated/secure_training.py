@@ -22,7 +22,7 @@ from forethought.federated.secure_aggregation.settings import (
 )
 from forethought.federated.secure_aggregation.shared_noise import require_room
 from forethought.federated.server_optimizers import Moments, moved
-from forethought.federated.trainer import Holder, SharedModel
+from forethought.holders.trainer import Holder, SharedModel
 from forethought.rounds.grid_step import grid
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.transcript import Transcript

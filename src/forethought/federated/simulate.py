@@ -17,18 +17,18 @@ from forethought.accounting.statement import Statement
 from forethought.exchange import events as on
 from forethought.exchange.messages import Vector
 from forethought.federated.federation import Federation, FederationError
-from forethought.federated.in_process import InProcess
-from forethought.federated.recorded import RECORD, Recorded
 from forethought.federated.reporting import ReportedAverage
 from forethought.federated.secure_training import train_securely
 from forethought.federated.simulator import Simulated, Simulator, Times
 from forethought.federated.statements import client_statement
-from forethought.federated.trainer import Holder, SharedModel, released
-from forethought.federated.work import NoTraining, Trainers, no_gradients
-from forethought.federated.workers import Workers
 from forethought.gradients import check_model
+from forethought.holders.in_process import InProcess
+from forethought.holders.recorded import RECORD, Recorded
+from forethought.holders.trainer import Holder, SharedModel, released
+from forethought.holders.work import NoTraining, Trainers, no_gradients
+from forethought.holders.workers import Workers
 from forethought.rounds.losses import Loss, check_loss, default_loss
-from forethought.rounds.randomness import Secrets, Seeds, salted_secret
+from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import Records, as_records, blank
 from forethought.rounds.transcript import Transcript
 from forethought.serialisation import plain
@@ -145,7 +145,7 @@ def simulate(
         secrets, start = _begun(folder, resume, federation, shared, seeds or Seeds())
         shared.write(start)
         holders = [
-            Holder(federation.plan(c), one, chosen, _own(secrets, c), micro_batch)
+            Holder(federation.plan(c), one, chosen, secrets.of(c), micro_batch)
             for c, one in enumerate(records)
         ]
         if federation.secure is not None:
@@ -210,16 +210,6 @@ def rehearsed(federation: Federation, times: Times) -> Simulated:
     vector = no_gradients(federation.parameters) if gradients else None
     bare = replace(federation, averaging=replace(federation.averaging, kind="none"))
     return Simulator(bare, start, NoTraining(federation.local_rounds, vector), times).run()
-
-
-def _own(secrets: Secrets, client: int) -> Secrets:
-    """A client's own secrets, derived from the simulation's."""
-    name = client.to_bytes(8, "little")
-    return replace(
-        secrets,
-        sampling=salted_secret(secrets.sampling, name),
-        noise=salted_secret(secrets.noise, name),
-    )
 
 
 def _begun(

@@ -8,7 +8,7 @@ have a driver of their own (:mod:`forethought.federated.trial`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,37 +20,15 @@ from forethought.exchange.messages import SERVER, Vector
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Federation
 from forethought.federated.server import Average, ServerMachine
-from forethought.federated.work import Trainers, Work
+from forethought.holders.work import Trainers, Work
 from forethought.simulation.clock import Agenda
-from forethought.simulation.speeds import LogNormal, Outage, Way
+from forethought.simulation.speeds import LogNormal
+from forethought.simulation.times import OVERHEAD as OVERHEAD
+from forethought.simulation.times import SimulationError as SimulationError
+from forethought.simulation.times import Times as Times
 
 _TO_SERVER, _TO_CLIENT, _COMPUTED, _WAKE, _WAKE_SERVER, _ON, _OFF = range(7)
 # What comes before _WAKE_SERVER does not reach a client that is away.
-# Bytes of a frame besides its vector.
-OVERHEAD = 256
-
-
-class SimulationError(RuntimeError):
-    """A simulation that cannot go on: nothing is to come, and the federation has not ended."""
-
-
-@dataclass(frozen=True)
-class Times:
-    """How long everything takes.
-
-    Args:
-        compute: each client's seconds for one update; for the mean one, where sample sizes change.
-        way: of every message.
-        straggling: σ of a lognormal factor on every single computation.
-        outages: when clients are away.
-        seed: of all this.
-    """
-
-    compute: Sequence[float]
-    way: Way = Way()  # noqa: RUF009 (frozen)
-    straggling: float = 0.0
-    outages: tuple[Outage, ...] = ()
-    seed: int = 0
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from forethought.simulation.speeds import Way, lognormal_speeds, slow_ones
 if TYPE_CHECKING:
     from forethought.data import Dataset
     from forethought.federated.simulate import SimulatedRun
-    from forethought.federated.trainer import SharedModel
+    from forethought.holders.trainer import SharedModel
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def federation_of(request: Request, data_dir: Path | None = None) -> Federated:
         ValueError: what data, planner or federation refuse.
     """
     from forethought.data.shares import shares
-    from forethought.federated.trainer import SharedModel
+    from forethought.holders.trainer import SharedModel
 
     section = section_of(request.job)
     loaded = load_job(request, data_dir)

@@ -19,7 +19,7 @@ from forethought.planning import defaults
 
 if TYPE_CHECKING:
     from forethought.data.dataset import Split
-    from forethought.federated.trainer import SharedModel
+    from forethought.holders.trainer import SharedModel
     from forethought.network import taking_part
     from forethought.network.taking_part import TookPart
 
@@ -106,7 +106,7 @@ def planned(request: Request, data_dir: Path | None = None) -> Federation:
     """
     if not _brings_own(request):
         return federation_of(request, data_dir).federation
-    from forethought.federated.trainer import SharedModel
+    from forethought.holders.trainer import SharedModel
 
     section = section_of(request.job)
     sizes = [table.examples or 0 for table in section.client]
@@ -137,7 +137,7 @@ def serve_job(
         What came of it, and the model's accuracy on the job's held-out data if it has any.
     """
     from forethought.federated.reporting import ReportedAverage
-    from forethought.federated.trainer import SharedModel
+    from forethought.holders.trainer import SharedModel
 
     member = Membership.load(folder)
     loaded = load_job(request, data_dir)
@@ -189,7 +189,7 @@ def take_part_in_job(
         carry: another way than gRPC to take frames to the server and back.
         options: of :func:`forethought.network.taking_part.over_grpc`.
     """
-    from forethought.federated.trainer import SharedModel
+    from forethought.holders.trainer import SharedModel
     from forethought.network.taking_part import Share, end, take_part
     from forethought.network.taking_part import over_grpc as grpc_client
     from forethought.rounds.losses import default_loss

@@ -32,7 +32,7 @@ from forethought.federated.secure_aggregation.client import SecureClient
 from forethought.federated.secure_aggregation.ring import Ring, to_ring
 from forethought.federated.secure_aggregation.settings import SecureAggregation
 from forethought.federated.statements import View, client_statement
-from forethought.federated.trainer import ClientTrainer, Holder, SharedModel, released
+from forethought.holders.trainer import ClientTrainer, Holder, SharedModel, released
 from forethought.network.client import Begin, FederationClient, Send
 from forethought.network.driving import ClientDriver, Raised
 from forethought.network.serving import LOOK, require_member, require_roster

@@ -18,7 +18,7 @@ import numpy as np
 from forethought.federated.federation import Federation, Robust
 from forethought.federated.simulator import OVERHEAD, Simulator, Times
 from forethought.federated.statements import client_statement
-from forethought.federated.work import NoTraining, no_gradients
+from forethought.holders.work import NoTraining, no_gradients
 from forethought.mechanism import Budget
 from forethought.plans import Averaging, expected_batch
 

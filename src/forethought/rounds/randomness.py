@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from randomgen import AESCounter
@@ -117,6 +117,15 @@ class Secrets:
             noise=_secret("noise_seed", seeds.noise),
             seeded_sampling=seeds.sampling is not None,
             seeded_noise=seeds.noise is not None,
+        )
+
+    def of(self, holder: int) -> Secrets:
+        """One holder's own secrets, where one simulation draws for all of them."""
+        name = holder.to_bytes(8, "little")
+        return replace(
+            self,
+            sampling=salted_secret(self.sampling, name),
+            noise=salted_secret(self.noise, name),
         )
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from forethought.federated.trainer import ClientTrainer, Holder, SharedModel, compute_together
-from forethought.federated.work import Result, Work
+from forethought.holders.trainer import ClientTrainer, Holder, SharedModel, compute_together
+from forethought.holders.work import Result, Work
 
 # Clients that compute together at most: their examples' gradients are held at once.
 TOGETHER = 32
@@ -43,12 +43,12 @@ def _same(one: Work, other: Work) -> bool:
 
 
 class InProcess:
-    """See :class:`forethought.federated.work.Trainers`.
+    """See :class:`forethought.holders.work.Trainers`.
 
     Args:
         shared: the model of all clients.
         holders: what each client brings, by its place in the roster.
-        local_rounds, gradients: as the federation says.
+        local_rounds, gradients: as was agreed.
         states: of clients that go on where earlier trainers were.
         clients: how many there are in all; default: as many as holders.
     """

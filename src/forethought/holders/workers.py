@@ -13,24 +13,24 @@ from concurrent.futures import Future, ProcessPoolExecutor
 
 import torch
 
-from forethought.federated.federation import FederationError
-from forethought.federated.in_process import InProcess, block_of, groups_of
-from forethought.federated.trainer import Holder, SharedModel
-from forethought.federated.work import Result, Work
+from forethought.holders.error import HolderError
+from forethought.holders.in_process import InProcess, block_of, groups_of
+from forethought.holders.trainer import Holder, SharedModel
+from forethought.holders.work import Result, Work
 
 _own: InProcess | None = None
 
 
 class Workers:
-    """See :class:`forethought.federated.work.Trainers`. A context: it ends its processes.
+    """See :class:`forethought.holders.work.Trainers`. A context: it ends its processes.
 
     Args:
         count: of processes.
         shared: the model of all clients. holders: what each client brings.
-        local_rounds, gradients, states: see :class:`~forethought.federated.in_process.InProcess`.
+        local_rounds, gradients, states: see :class:`~forethought.holders.in_process.InProcess`.
 
     Raises:
-        FederationError: a model or a loss that cannot be sent to another process.
+        HolderError: a model or a loss that cannot be sent to another process.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Workers:
                     (shared.model, own, local_rounds, gradients, known, len(holders))
                 )
             except (pickle.PicklingError, AttributeError, TypeError) as error:
-                raise FederationError(
+                raise HolderError(
                     f"model, loss or records cannot be sent to a worker process ({error}): define "
                     "them at the top level of a module, or use workers=0"
                 ) from None

@@ -17,7 +17,7 @@ import numpy as np
 from forethought.exchange.codec import decode, encode
 from forethought.exchange.log import RecordLog
 from forethought.exchange.messages import Vector
-from forethought.federated.work import Result, Trainers, Work
+from forethought.holders.work import Result, Trainers, Work
 
 RECORD = "updates"
 _LENGTH = struct.Struct("<Q")
@@ -67,7 +67,7 @@ class PlainFile:
 
 
 class Recorded:
-    """See :class:`forethought.federated.work.Trainers`.
+    """See :class:`forethought.holders.work.Trainers`.
 
     Args:
         folder: of the simulation's record.

@@ -19,8 +19,8 @@ import torch
 from safetensors.torch import load, save
 
 from forethought.exchange.messages import Vector
-from forethought.federated.federation import FederationError
-from forethought.federated.work import Result
+from forethought.holders.error import HolderError
+from forethought.holders.work import Result
 from forethought.plans import Plan
 from forethought.rounds.flat import Layout
 from forethought.rounds.losses import Loss
@@ -39,13 +39,13 @@ _VALUES = "values"
 
 
 class SharedModel:
-    """The model of a federation, in one process: its trained weights as one vector.
+    """The model of all holders, in one process: its trained weights as one vector.
 
     Args:
         model: any module; its trainable parameters are float32. Buffers stay as they are.
 
     Raises:
-        FederationError: parameters of another precision.
+        HolderError: parameters of another precision.
 
     Attributes:
         parameters: name → trained parameter. layout: their order in the vector.
@@ -57,8 +57,8 @@ class SharedModel:
         self.layout = Layout(self.parameters)
         wrong = {str(dtype) for dtype in self.layout.dtypes} - {"torch.float32"}
         if wrong:
-            raise FederationError(
-                f"a federation exchanges float32: convert the model from {', '.join(wrong)} with "
+            raise HolderError(
+                f"holders exchange float32: convert the model from {', '.join(wrong)} with "
                 "model.float()"
             )
 
@@ -100,7 +100,7 @@ class Holder:
 
     def __post_init__(self) -> None:
         if len(self.records) != self.plan.examples:
-            raise FederationError(
+            raise HolderError(
                 f"the plan is for {self.plan.examples} examples, the data has "
                 f"{len(self.records)}: the guarantee depends on it"
             )
