@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from forethought.models.activations import TemperedSigmoid, by_name
+from forethought.models.blocks import image
 
 
 def lenet5(
@@ -15,7 +16,7 @@ def lenet5(
     Bounded activations and average pooling, as in the original. The first convolution pads by two
     pixels, which stands for the original's 32 × 32 inputs. ``pooling`` may be ``"max"``.
     """
-    channels, height, width = _image("lenet5", inputs, 12)
+    channels, height, width = image("lenet5", inputs, 12)
     pools = {"average": nn.AvgPool2d, "max": nn.MaxPool2d}
     if pooling not in pools:
         raise ValueError(f"pooling must be 'average' or 'max', not {pooling!r}")
@@ -43,7 +44,7 @@ def cnn(inputs: tuple[int, ...], classes: int, activation: str = "relu") -> nn.M
     32, 64, 64 and 128 filters (van Dijk et al. 2022, "Generalizing DP-SGD with shuffling and batch
     clipping", Appendix H): 131,466 parameters for CIFAR-10. Softmax belongs to the loss.
     """
-    channels, _, _ = _image("cnn", inputs, 8)
+    channels, _, _ = image("cnn", inputs, 8)
     layers: list[nn.Module] = []
     for filters in (32, 64, 64):
         layers += [nn.Conv2d(channels, filters, 3, padding=1), by_name(activation), nn.AvgPool2d(2)]
@@ -66,7 +67,7 @@ def tempered_cnn(
     a side, such as scattering coefficients: 16 and 32 filters of 3 × 3, the first with stride 2,
     and the same hidden layer (Tramèr and Boneh 2021).
     """
-    channels, height, width = _image("tempered-cnn", inputs, 1)
+    channels, height, width = image("tempered-cnn", inputs, 1)
 
     def bounded() -> nn.Module:
         return TemperedSigmoid(scale, temperature, offset)
@@ -93,18 +94,3 @@ def tempered_cnn(
         rows, columns = ((side // 2 - 5) // 2 for side in (height, width))
     hidden = nn.Linear(32 * rows * columns, 32)
     return nn.Sequential(*layers, nn.Flatten(), hidden, bounded(), nn.Linear(32, classes))
-
-
-def _image(name: str, inputs: tuple[int, ...], least: int) -> tuple[int, int, int]:
-    if len(inputs) != 3:
-        raise ValueError(
-            f"{name} takes images of shape (channels, height, width), not {inputs}: "
-            "for plain features use 'linear' or 'mlp'"
-        )
-    channels, height, width = inputs
-    if min(height, width) < least:
-        raise ValueError(
-            f"{name} needs images of at least {least} pixels a side, not {height} × {width}: use "
-            "'linear', 'mlp' or 'tempered-cnn'"
-        )
-    return channels, height, width

@@ -15,7 +15,16 @@ import torch
 from torch import nn
 
 from forethought.models.convolutional import cnn, lenet5, tempered_cnn
+from forethought.models.deep import alexnet, googlenet, resnet18, resnext29, senet18, vgg19
 from forethought.models.dense import linear, mlp
+from forethought.models.mobile import (
+    efficientnet_b0,
+    mobilenet,
+    mobilenet_v2,
+    shufflenet,
+    shufflenet_v2,
+)
+from forethought.models.recurrent import PRESETS
 
 _MODELS: dict[str, Callable[..., nn.Module]] = {
     "linear": linear,
@@ -23,6 +32,18 @@ _MODELS: dict[str, Callable[..., nn.Module]] = {
     "lenet5": lenet5,
     "cnn": cnn,
     "tempered-cnn": tempered_cnn,
+    "alexnet": alexnet,
+    "efficientnet-b0": efficientnet_b0,
+    "googlenet": googlenet,
+    "mobilenet": mobilenet,
+    "mobilenet-v2": mobilenet_v2,
+    "resnet-18": resnet18,
+    "resnext-29": resnext29,
+    "senet-18": senet18,
+    "shufflenet": shufflenet,
+    "shufflenet-v2": shufflenet_v2,
+    "vgg-19": vgg19,
+    **PRESETS,
 }
 
 
