@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from forethought.federated.secure_aggregation.settings import (
         SecureAggregationError as SecureAggregationError,
     )
+    from forethought.gossip.graphs import GraphError as GraphError
+    from forethought.gossip.mixing import MixingError as MixingError
     from forethought.gradients.fallback import SlowGradientsWarning as SlowGradientsWarning
     from forethought.holders.error import HolderError as HolderError
     from forethought.jobs.job import JobError as JobError
@@ -63,12 +65,14 @@ _HOME = {
     "FederationError": "federated.federation",
     "ForgeryError": "exchange.frame",
     "FrameError": "exchange.frame",
+    "GraphError": "gossip.graphs",
     "HolderError": "holders.error",
     "Interrupted": "training.interruption",
     "JobError": "jobs.job",
     "JournalError": "exchange.journal",
     "LedgerError": "exchange.ledger",
     "LogError": "exchange.log",
+    "MixingError": "gossip.mixing",
     "NonFiniteRecordsWarning": "training.fit",
     "PlanError": "planning.plan_request",
     "RosterError": "exchange.roster",

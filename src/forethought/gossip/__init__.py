@@ -1,0 +1,1 @@
+"""Private training without a server: workers on a graph average with neighbours and step alone."""

@@ -1,0 +1,285 @@
+"""Who may talk to whom: undirected graphs of workers, made by name or read from a file.
+
+A worker talks to its neighbours only. Every graph here is connected: where it falls apart, no
+mixing makes the parts agree.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import combinations
+from pathlib import Path
+from typing import Literal, get_args
+
+from forethought.checks import one_of, whole
+
+Kind = Literal["complete", "ring", "torus", "random-regular", "hypercube", "exponential"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+FROM_FILE = "file"
+Edge = tuple[int, int]
+# Most workers, and most draws of a random graph before it is said not to exist.
+LARGEST, _DRAWS = 10**5, 50
+
+
+class GraphError(ValueError):
+    """A graph on which gossip cannot work; the message says what to change."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Workers 0 … size − 1 and the pairs of them that may exchange weights.
+
+    Args:
+        kind: one of ``KINDS``, or "file".
+        size: workers, at least 2.
+        listed: the edges, each (smaller, larger). None only for "complete", whose edges follow.
+
+    Raises:
+        GraphError: an edge that is none, or a graph that is not connected.
+    """
+
+    kind: str
+    size: int
+    listed: tuple[Edge, ...] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        whole("size", self.size, least=2, most=LARGEST)
+        if (self.listed is None) != (self.kind == "complete"):
+            raise GraphError("a graph has a list of edges, or is complete and needs none")
+        if self.listed is None:
+            return
+        seen = set()
+        for one, other in self.listed:
+            if one == other:
+                raise GraphError(f"worker {one} has an edge to itself: take that edge out")
+            if not (0 <= one < self.size and 0 <= other < self.size):
+                raise GraphError(
+                    f"the edge {one} - {other} names a worker that is not among "
+                    f"0 to {self.size - 1}"
+                )
+            seen.add((min(one, other), max(one, other)))
+        object.__setattr__(self, "listed", tuple(sorted(seen)))
+        reached = self._reached()
+        if len(reached) < self.size:
+            cut = next(worker for worker in range(self.size) if worker not in reached)
+            raise GraphError(
+                f"the graph is not connected: from worker 0 only {len(reached)} of {self.size} "
+                f"workers can be reached (not worker {cut}, for one); add an edge between the parts"
+            )
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        """All edges, sorted, the smaller worker first."""
+        return self._complete if self.listed is None else self.listed
+
+    @cached_property
+    def _complete(self) -> tuple[Edge, ...]:
+        return tuple(combinations(range(self.size), 2))
+
+    @cached_property
+    def _adjacent(self) -> tuple[tuple[int, ...], ...]:
+        found: list[list[int]] = [[] for _ in range(self.size)]
+        for one, other in self.listed or ():
+            found[one].append(other)
+            found[other].append(one)
+        return tuple(tuple(sorted(ones)) for ones in found)
+
+    def neighbours(self, worker: int) -> tuple[int, ...]:
+        """Workers that ``worker`` may talk to, sorted."""
+        if self.listed is None:
+            return tuple(other for other in range(self.size) if other != worker)
+        return self._adjacent[worker]
+
+    def degree(self, worker: int) -> int:
+        """Number of neighbours."""
+        return self.size - 1 if self.listed is None else len(self._adjacent[worker])
+
+    def joins(self, one: int, other: int) -> bool:
+        """Whether two different workers are neighbours."""
+        if self.listed is None:
+            return one != other
+        return other in self._adjacent[one]
+
+    def distances(self, worker: int) -> tuple[int, ...]:
+        """Fewest edges from ``worker`` to each worker."""
+        found = {worker: 0}
+        front = [worker]
+        while front:
+            reached = []
+            for one in front:
+                for other in self.neighbours(one):
+                    if other not in found:
+                        found[other] = found[one] + 1
+                        reached.append(other)
+            front = reached
+        return tuple(found[other] for other in range(self.size))
+
+    def _reached(self) -> set[int]:
+        found, front = {0}, [0]
+        while front:
+            for other in self._adjacent[front.pop()]:
+                if other not in found:
+                    found.add(other)
+                    front.append(other)
+        return found
+
+
+def make(kind: str, size: int, *, degree: int | None = None, seed: int = 0) -> Graph:
+    """A graph by name.
+
+    Args:
+        kind: ``"complete"``; ``"ring"``; ``"torus"`` (four neighbours on a wrapped grid, as square
+            as the size allows); ``"random-regular"``; ``"hypercube"`` (size a power of two);
+            ``"exponential"`` (neighbours 1, 2, 4, … away on a ring; Ying et al. 2021).
+        size: workers.
+        degree: neighbours of each, for "random-regular" only.
+        seed: of "random-regular"; public.
+
+    Raises:
+        GraphError: no such graph. ValueError: another kind.
+    """
+    one_of("kind", kind, KINDS)
+    size = whole("size", size, least=2, most=LARGEST)
+    if (degree is not None) != (kind == "random-regular"):
+        raise GraphError(
+            "degree is for random-regular graphs: "
+            + ("give it" if degree is None else f"leave it out for {kind!r}")
+        )
+    if kind == "complete":
+        return Graph(kind, size)
+    edges = {
+        "ring": lambda: _steps(size, [1]),
+        "torus": lambda: _torus(size),
+        "hypercube": lambda: _hypercube(size),
+        "exponential": lambda: _steps(size, powers(size)),
+        "random-regular": lambda: _regular(size, degree or 0, seed),
+    }[kind]()
+    return Graph(kind, size, tuple(edges))
+
+
+def read(path: str | Path) -> Graph:
+    """A graph from a text file: an edge a line as two numbers, workers counted from 0.
+
+    Empty lines and what follows a ``#`` are ignored; the largest number fixes the size.
+
+    Raises:
+        GraphError: a line that is not an edge, or a graph that is not connected. OSError.
+    """
+    edges = []
+    for number, line in enumerate(Path(path).read_text("utf-8").splitlines(), 1):
+        words = line.partition("#")[0].replace(",", " ").split()
+        if not words:
+            continue
+        if len(words) != 2 or not all(word.isdecimal() for word in words):
+            raise GraphError(
+                f"{path}, line {number}: {line.strip()!r} is not an edge; write two workers as "
+                "whole numbers from 0, such as '0 1'"
+            )
+        edges.append((int(words[0]), int(words[1])))
+    if not edges:
+        raise GraphError(f"{path} has no edge: write one a line, such as '0 1'")
+    size = 1 + max(max(edge) for edge in edges)
+    if size > LARGEST:
+        raise GraphError(f"{path} names worker {size - 1}; at most {LARGEST:,} workers are taken")
+    return Graph(FROM_FILE, size, tuple(edges))
+
+
+def powers(size: int) -> list[int]:
+    """1, 2, 4, … below ``size``: the strides of an exponential graph."""
+    return [1 << power for power in range((size - 1).bit_length())]
+
+
+def sides(size: int) -> tuple[int, int]:
+    """Rows and columns of a torus, as square as ``size`` allows.
+
+    Raises:
+        GraphError: a prime size.
+    """
+    rows = next(side for side in range(int(size**0.5), 0, -1) if size % side == 0)
+    if rows == 1:
+        raise GraphError(
+            f"{size} workers make no torus, since {size} is not rows × columns; take another "
+            "number of workers, or a ring"
+        )
+    return rows, size // rows
+
+
+def _ordered(one: int, other: int) -> Edge:
+    return (one, other) if one < other else (other, one)
+
+
+def _steps(size: int, strides: list[int]) -> set[Edge]:
+    return {
+        _ordered(worker, (worker + stride) % size) for worker in range(size) for stride in strides
+    }
+
+
+def _torus(size: int) -> set[Edge]:
+    rows, columns = sides(size)
+    edges = set()
+    for row in range(rows):
+        for column in range(columns):
+            here = row * columns + column
+            edges.add(_ordered(here, (row + 1) % rows * columns + column))
+            edges.add(_ordered(here, row * columns + (column + 1) % columns))
+    return edges
+
+
+def _hypercube(size: int) -> set[Edge]:
+    if size & (size - 1):
+        raise GraphError(
+            f"a hypercube has a power of two of workers, not {size}: take "
+            f"{1 << size.bit_length() - 1} or {1 << size.bit_length()}"
+        )
+    return {_ordered(worker, worker ^ bit) for worker in range(size) for bit in powers(size)}
+
+
+def _regular(size: int, degree: int, seed: int) -> set[Edge]:
+    degree = whole("degree", degree, least=2, most=size - 1)
+    if size * degree % 2:
+        raise GraphError(
+            f"{size} workers with {degree} neighbours each have half an edge over: make one of the "
+            "two even"
+        )
+    for draw in range(_DRAWS):
+        edges = _paired(size, degree, random.Random(f"{seed}/{draw}"))
+        if edges is not None and _connected(size, edges):
+            return edges
+    raise GraphError(
+        f"none of {_DRAWS} random graphs of {size} workers with {degree} neighbours is connected: "
+        "take a larger degree, or a ring"
+    )
+
+
+def _paired(size: int, degree: int, draw: random.Random) -> set[Edge] | None:
+    """Ends of edges joined at random; those that would repeat an edge are drawn again (Steger and
+    Wormald 1999, close to uniform). None where none fits any more."""
+    edges: set[Edge] = set()
+    ends = [worker for worker in range(size) for _ in range(degree)]
+    while ends:
+        draw.shuffle(ends)
+        left = []
+        for one, other in zip(ends[::2], ends[1::2], strict=True):
+            edge = _ordered(one, other)
+            if one == other or edge in edges:
+                left += [one, other]
+            else:
+                edges.add(edge)
+        if len(left) == len(ends) and not _fits(edges, set(left)):
+            return None
+        ends = left
+    return edges
+
+
+def _fits(edges: set[Edge], ends: set[int]) -> bool:
+    return any(edge not in edges for edge in combinations(sorted(ends), 2))
+
+
+def _connected(size: int, edges: set[Edge]) -> bool:
+    try:
+        Graph(FROM_FILE, size, tuple(edges))
+    except GraphError:
+        return False
+    return True

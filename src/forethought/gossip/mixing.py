@@ -1,0 +1,408 @@
+"""With what weights workers average: doubly stochastic matrices, one a step, known to everybody.
+
+Row k of a step's matrix says what worker k's weights become: Σ_j W[k, j] w_j. Rows that sum to 1
+keep an agreement, columns that sum to 1 keep the average of all workers. Three ways:
+
+| kind | a step | exchanges of a worker |
+| --- | --- | --- |
+| ``"matchings"`` | disjoint neighbours average in pairs (Boyd et al. 2006); which, is drawn | ≤ 1 |
+| ``"metropolis"`` | everybody averages with all neighbours (Xiao, Boyd and Kim 2007) | its degree |
+| ``"exponential"`` | everybody takes half from the worker 2^t before it (Ying et al. 2021) | 1 |
+
+The edges of the graph are dealt into matchings once (``colouring``); a step draws one of them from
+a public seed. So a worker knows every step's matrix without asking anybody, an edge is used in one
+draw of as many as there are matchings, and all matrices that can ever be drawn can be checked.
+A fourth kind, ``"given"``, is one matrix from a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+
+from forethought.checks import one_of, real, whole
+from forethought.gossip import spectrum, tournament
+from forethought.gossip.colouring import colour
+from forethought.gossip.graphs import Edge, Graph, powers
+
+Kind = Literal["matchings", "metropolis", "exponential"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+GIVEN = "given"
+Row = dict[int, Fraction]
+Living = frozenset[int] | None
+HALF = Fraction(1, 2)
+_SEED = 1 << 63
+_ZERO = 1e-12  # below this an eigenvalue computed in floating point is 0
+
+
+class MixingError(ValueError):
+    """Weights that do not average; the message says which and what they must be."""
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """The matrices of all steps over a graph.
+
+    Args:
+        kind: see the module. graph: which weights may differ from 0.
+        seed: of the draws of "matchings"; public, the same for all workers.
+        given: rows of (worker, weight), for "given" alone.
+
+    Raises:
+        MixingError: a matrix that is not doubly stochastic, or none on this graph.
+    """
+
+    kind: str
+    graph: Graph
+    seed: int = 0
+    given: tuple[tuple[tuple[int, Fraction], ...], ...] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        one_of("kind", self.kind, (*KINDS, GIVEN))
+        whole("seed", self.seed, least=0, most=_SEED - 1)
+        if (self.given is not None) != (self.kind == GIVEN):
+            raise MixingError("a mixing of kind 'given' has its rows; the other kinds have none")
+        if self.kind == "exponential" and self.graph.kind not in ("exponential", "complete"):
+            raise MixingError(
+                f"exponential mixing needs the edges of an exponential or complete graph, not of "
+                f"{self.graph.kind!r}: choose that graph, or matchings"
+            )
+        if self.given is not None:
+            self._check_given()
+
+    @property
+    def period(self) -> int:
+        """Number of different matrices."""
+        match self.kind:
+            case "matchings":
+                return tournament.rounds(self.graph.size) if self._complete else len(self._classes)
+            case "exponential":
+                return len(powers(self.graph.size))
+            case _:
+                return 1
+
+    def matching(self, step: int, living: Living = None) -> tuple[Edge, ...]:
+        """The pairs that average in ``step``, sorted: disjoint neighbours, both living.
+
+        Args:
+            step: from 0. living: those who take part; None: all. On a complete graph they are all
+                paired anew; elsewhere a worker whose neighbour of this step is not there rests.
+
+        Raises:
+            MixingError: a mixing of another kind has no pairs.
+        """
+        self._need_matchings()
+        living = self._fewer(living)
+        if self._complete:
+            return _tournament(self._here(living), self.seed, step)
+        return _present(self._classes[_draw(self.seed, step) % len(self._classes)], living)
+
+    def partner(self, step: int, worker: int, living: Living = None) -> int | None:
+        """With whom ``worker`` averages in ``step``; None: it rests. O(1) when all are there."""
+        self._need_matchings()
+        living = self._fewer(living)
+        if self._complete:
+            if living is None:
+                drawn = _draw(self.seed, step) % self.period
+                other = tournament.opponent(worker, self.graph.size, drawn)
+                return None if other == worker else other
+            return _partners_of(tuple(sorted(living)), self.seed, step).get(worker)
+        other = self._partners[_draw(self.seed, step) % len(self._classes)].get(worker, worker)
+        if other == worker or (living is not None and not {worker, other} <= living):
+            return None
+        return other
+
+    def weights(self, step: int, worker: int, living: Living = None) -> Row:
+        """``worker``'s row in ``step``: whose weights it takes and how much, itself included."""
+        living = self._fewer(living)
+        match self.kind:
+            case "matchings":
+                other = self.partner(step, worker, living)
+                return {worker: Fraction(1)} if other is None else {worker: HALF, other: HALF}
+            case "metropolis":
+                return self._metropolis(worker, living)
+            case "exponential":
+                return self._exponential(step, worker, living)
+            case _:
+                row = dict((self.given or ())[worker])
+                return row if living is None else self._repaired(worker, row, living)
+
+    def receivers(self, step: int, worker: int, living: Living = None) -> tuple[int, ...]:
+        """Who takes ``worker``'s weights in ``step``, itself not counted: to whom it sends."""
+        if self.kind == "exponential" and (living is None or worker in living):
+            near = self._exponential_near(step, worker)
+        else:
+            near = set(self.weights(step, worker, living)) | set(self._columns[worker])
+        return tuple(
+            other
+            for other in sorted(near - {worker})
+            if (living is None or other in living) and worker in self.weights(step, other, living)
+        )
+
+    def check(self, living: Living = None) -> None:
+        """Every matrix of this mixing is doubly stochastic, in rational arithmetic.
+
+        All of them: the matchings that can be drawn, or the matrices of a period.
+
+        Raises:
+            MixingError: a sum that is not 1, a negative weight, or a weight where no edge is.
+        """
+        size = self.graph.size
+        living = self._fewer(living)
+        here = self._here(living)
+        if self.kind == "matchings" and self._complete:
+            _check_tournament(len(here))
+            return
+        if self.kind == "matchings":
+            for shade in range(self.period):
+                _check_pairs(_present(self._classes[shade], living), self.graph)
+            return
+        for step in range(self.period):
+            columns = [Fraction(0)] * size
+            for worker in here:
+                row = self.weights(step, worker, living)
+                _check_row(worker, row, self.graph)
+                for other, weight in row.items():
+                    columns[other] += weight
+            for worker in here:
+                _sums_to_one("column", worker, columns[worker])
+
+    def second_eigenvalue(self) -> float:
+        """ρ: a step shrinks the expected squared disagreement by at least this factor.
+
+        The second largest eigenvalue of E[AᵀA] (Xu, Zhang and Wang, Assumption 2; Boyd et al. 2006,
+        Theorem 3). Each matching is a projection, so E[AᵀA] = I − L/(2c) for c matchings of the
+        graph with Laplacian L. Of exponential mixing: the mean over a period, 0 where a period
+        averages exactly (a power of two of workers).
+        """
+        if self.kind == "matchings":
+            return max(0.0, 1 - spectrum.algebraic_connectivity(self.graph) / (2 * self.period))
+        if self.kind == "exponential":
+            left = spectrum.exponential_factors(self.graph.size, self.period).max()
+            return float(left ** (2 / self.period)) if left > _ZERO else 0.0
+        if self.kind == "metropolis" and self._complete:
+            return 0.0
+        found = spectrum.second_singular(self.graph.size, lambda worker: self.weights(0, worker))
+        return found**2 if found > _ZERO else 0.0
+
+    def time(self, to: float = 0.01) -> int:
+        """Steps until the root mean squared disagreement is at most ``to`` of what it was.
+
+        Raises:
+            MixingError: this matrix never brings all workers to agree.
+        """
+        real("to", to, above=0, below=1)
+        if self.kind == "exponential":
+            steps = 1
+            while spectrum.exponential_factors(self.graph.size, steps).max() > to:
+                steps += 1
+            return steps
+        rho = self.second_eigenvalue()
+        if rho > 1 - _ZERO:
+            raise MixingError(
+                "this matrix never brings the workers to agree: no weight passes between parts, or "
+                "weights only change places; put positive weights on the diagonal and on edges"
+            )
+        return max(1, math.ceil(2 * math.log(to) / math.log(rho) - _ZERO)) if rho else 1
+
+    @cached_property
+    def _complete(self) -> bool:
+        return self.graph.kind == "complete"
+
+    @cached_property
+    def _classes(self) -> tuple[tuple[Edge, ...], ...]:
+        return colour(self.graph)
+
+    @cached_property
+    def _partners(self) -> tuple[dict[int, int], ...]:
+        return tuple(
+            {**dict(pairs), **{other: one for one, other in pairs}} for pairs in self._classes
+        )
+
+    @cached_property
+    def _columns(self) -> tuple[tuple[int, ...], ...]:
+        """Of a given matrix: who takes a worker's weights."""
+        found: list[list[int]] = [[] for _ in range(self.graph.size)]
+        for worker, row in enumerate(self.given or ()):
+            for other, weight in row:
+                if weight:
+                    found[other].append(worker)
+        return tuple(map(tuple, found))
+
+    def _fewer(self, living: Living) -> Living:
+        """None where everybody lives, so that one set of workers has one way to be said."""
+        return None if living is None or len(living) == self.graph.size else living
+
+    def _here(self, living: Living) -> tuple[int, ...]:
+        return tuple(range(self.graph.size)) if living is None else tuple(sorted(living))
+
+    def _need_matchings(self) -> None:
+        if self.kind != "matchings":
+            raise MixingError(f"{self.kind!r} mixing has no pairs; weights(...) has its rows")
+
+    def _degree(self, worker: int, living: Living) -> int:
+        if living is None:
+            return self.graph.degree(worker)
+        return sum(other in living for other in self.graph.neighbours(worker))
+
+    def _metropolis(self, worker: int, living: Living) -> Row:
+        own = self._degree(worker, living)
+        row = {
+            other: Fraction(1, 1 + max(own, self._degree(other, living)))
+            for other in self.graph.neighbours(worker)
+            if living is None or other in living
+        }
+        return {worker: 1 - sum(row.values(), Fraction(0)), **row}
+
+    def _exponential_near(self, step: int, worker: int) -> set[int]:
+        size = self.graph.size
+        stride = 1 << step % len(powers(size))
+        return {(worker - stride) % size, (worker + stride) % size}
+
+    def _exponential(self, step: int, worker: int, living: Living) -> Row:
+        size = self.graph.size
+        stride = 1 << step % len(powers(size))
+        if living is None or self._whole(worker, stride, living):
+            return {worker: HALF, (worker - stride) % size: HALF}
+        # Where a worker of this cycle is missing, what is left are paths, and a doubly stochastic
+        # matrix on a path is symmetric: Metropolis weights on it.
+        row: Row = {}
+        for other in self._exponential_near(step, worker):
+            if other in living and other != worker:
+                row[other] = Fraction(1, 3)
+        return {worker: 1 - sum(row.values(), Fraction(0)), **row}
+
+    def _whole(self, worker: int, stride: int, living: frozenset[int]) -> bool:
+        other = worker
+        while True:
+            if other not in living:
+                return False
+            other = (other + stride) % self.graph.size
+            if other == worker:
+                return True
+
+    def _repaired(self, worker: int, row: Row, living: frozenset[int]) -> Row:
+        """A given matrix without the missing: the smaller of both directions stays on an edge, the
+        rest on the diagonal. Symmetric, and no sum exceeds what it was."""
+        kept = {
+            other: min(weight, dict((self.given or ())[other]).get(worker, Fraction(0)))
+            for other, weight in row.items()
+            if other in living and other != worker
+        }
+        kept = {other: weight for other, weight in kept.items() if weight}
+        return {worker: 1 - sum(kept.values(), Fraction(0)), **kept}
+
+    def _check_given(self) -> None:
+        if len(self.given or ()) != self.graph.size:
+            raise MixingError(
+                f"a matrix for {self.graph.size} workers has as many rows, not "
+                f"{len(self.given or ())}"
+            )
+        self.check()
+
+
+def given(graph: Graph, path: str | Path) -> Mixing:
+    """The mixing of one matrix from a text file: a row a line, weights such as 1/3, 0.25 or 0.
+
+    Weights are exact: 0.333 is 333/1000, and three of them do not sum to 1.
+
+    Raises:
+        MixingError: no matrix, or one that is not doubly stochastic. OSError.
+    """
+    rows = []
+    for number, line in enumerate(Path(path).read_text("utf-8").splitlines(), 1):
+        words = line.partition("#")[0].replace(",", " ").split()
+        if not words:
+            continue
+        try:
+            row = [Fraction(word) for word in words]
+        except (ValueError, ZeroDivisionError):
+            raise MixingError(
+                f"{path}, line {number}: weights are fractions or decimals, such as 1/3 or 0.25"
+            ) from None
+        if len(row) != graph.size:
+            raise MixingError(
+                f"{path}, line {number}: a row has a weight for each of {graph.size} workers, not "
+                f"{len(row)}"
+            )
+        rows.append(tuple((other, weight) for other, weight in enumerate(row) if weight))
+    return Mixing(GIVEN, graph, 0, tuple(rows))
+
+
+@lru_cache(maxsize=64)
+def _tournament(players: tuple[int, ...], seed: int, step: int) -> tuple[Edge, ...]:
+    others = tournament.opponents(len(players), _draw(seed, step) % tournament.rounds(len(players)))
+    return tuple(
+        (players[place], players[other])
+        for place, other in enumerate(others.tolist())
+        if place < other
+    )
+
+
+@lru_cache(maxsize=64)
+def _partners_of(players: tuple[int, ...], seed: int, step: int) -> dict[int, int]:
+    pairs = _tournament(players, seed, step)
+    return {**dict(pairs), **{other: one for one, other in pairs}}
+
+
+@lru_cache(maxsize=4096)
+def _draw(seed: int, step: int) -> int:
+    """64 bits that everybody can compute."""
+    text = f"gossip matching {seed} {step}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def _present(pairs: tuple[Edge, ...], living: Living) -> tuple[Edge, ...]:
+    if living is None:
+        return pairs
+    return tuple(pair for pair in pairs if pair[0] in living and pair[1] in living)
+
+
+def _check_tournament(players: int) -> None:
+    """In every round the opponent of one's opponent is oneself: pairs that share nobody."""
+    here = np.arange(players)
+    for round in range(tournament.rounds(players)):
+        others = tournament.opponents(players, round)
+        if (others[others] != here).any():
+            raise MixingError(f"round {round} of {players} workers is no matching")
+
+
+def _check_pairs(pairs: tuple[Edge, ...], graph: Graph) -> None:
+    """Disjoint pairs of neighbours: then the matrix has two halves in their rows and columns."""
+    seen: set[int] = set()
+    for one, other in pairs:
+        if one in seen or other in seen or one == other:
+            raise MixingError(f"a matching has worker {one} or {other} in two pairs")
+        if not graph.joins(one, other):
+            raise MixingError(f"a matching pairs workers {one} and {other}, who are no neighbours")
+        seen |= {one, other}
+
+
+def _check_row(worker: int, row: Row, graph: Graph) -> None:
+    for other, weight in row.items():
+        if weight < 0:
+            raise MixingError(
+                f"the matrix is not doubly stochastic: worker {worker} takes {weight} of worker "
+                f"{other}'s weights, and no weight may be negative"
+            )
+        if weight and other != worker and not graph.joins(worker, other):
+            raise MixingError(
+                f"worker {worker} takes {weight} of worker {other}'s weights, but the graph has no "
+                "edge between them: add it, or make the weight 0"
+            )
+    _sums_to_one("row", worker, sum(row.values(), Fraction(0)))
+
+
+def _sums_to_one(what: str, worker: int, total: Fraction) -> None:
+    if total != 1:
+        raise MixingError(
+            f"the matrix is not doubly stochastic: {what} {worker} sums to {total}, and every row "
+            "and every column must sum to 1"
+        )

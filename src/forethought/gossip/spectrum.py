@@ -1,0 +1,108 @@
+"""How fast a graph mixes: eigenvalues of Laplacians and of averaging matrices.
+
+Closed forms where the graph has one, dense eigenvalues of small graphs, Lanczos of large ones.
+Floating point: for planning and for tables, never for a guarantee.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from scipy.sparse.linalg import eigsh
+
+from forethought.gossip.graphs import Graph, powers, sides
+
+# Above so many workers eigenvalues come from Lanczos, to this relative accuracy.
+_DENSE, _ACCURACY = 600, 1e-8
+
+
+def algebraic_connectivity(graph: Graph) -> float:
+    """The second smallest eigenvalue of the graph's Laplacian (Fiedler 1973); positive."""
+    size = graph.size
+    match graph.kind:
+        case "complete":
+            return float(size)
+        case "ring":
+            return _circulant_gap(size, [1])
+        case "exponential":
+            return _circulant_gap(size, powers(size))
+        case "hypercube":
+            return 2.0
+        case "torus":
+            return min(2.0 if side == 2 else _circulant_gap(side, [1]) for side in sides(size))
+        case _:
+            ones, others = np.array(graph.edges).T
+            weights = np.ones(len(ones))
+            adjacency = sparse.coo_array((weights, (ones, others)), shape=(size, size))
+            whole = (adjacency + adjacency.T).tocsr()
+            degrees = np.asarray(whole.sum(axis=1)).ravel()
+            return float(_ends(sparse.diags_array(degrees) - whole)[0])
+
+
+def second_singular(size: int, row: Callable[[int], Mapping[int, Fraction]]) -> float:
+    """The largest factor by which one doubly stochastic matrix shrinks disagreement, in [0, 1].
+
+    Args:
+        row: worker → its weights.
+    """
+    entries = [
+        (worker, other, float(weight))
+        for worker in range(size)
+        for other, weight in row(worker).items()
+    ]
+    rows, columns, weights = zip(*entries, strict=True)
+    matrix = sparse.coo_array((weights, (rows, columns)), shape=(size, size)).tocsr()
+    if size <= _DENSE:
+        values = np.linalg.svd(matrix.toarray() - 1 / size, compute_uv=False)
+        return float(min(1.0, values[0]))
+    gram = (matrix.T @ matrix).tocsr()
+    return math.sqrt(max(0.0, float(_ends(gram, smallest=False)[0])))
+
+
+def exponential_factors(size: int, steps: int) -> NDArray[np.float64]:
+    """What is left of each frequency of a disagreement after ``steps`` of exponential mixing.
+
+    Each step halves and shifts, I/2 + P/2: its eigenvalue at frequency f is (1 + ω^(f·stride))/2.
+    Frequencies 1 … size − 1, absolute values.
+    """
+    frequencies = np.arange(1, size)
+    strides = powers(size)
+    left = np.ones(size - 1)
+    for step in range(steps):
+        turns = frequencies * strides[step % len(strides)] % size
+        left = left * np.abs(np.cos(np.pi * turns / size))
+    return left
+
+
+def _circulant_gap(size: int, strides: list[int]) -> float:
+    """Of the circulant graph with these strides: the least Σ 2 − 2cos over frequencies."""
+    frequencies = np.arange(1, size)
+    total = np.zeros(size - 1)
+    for distance in {min(stride, size - stride) for stride in strides}:
+        both = 1 if 2 * distance == size else 2
+        total += both * (1 - np.cos(2 * np.pi * frequencies * distance / size))
+    return float(total.min())
+
+
+def _ends(matrix: sparse.csr_array, smallest: bool = True) -> NDArray[np.float64]:
+    """The second eigenvalue from that end of a symmetric matrix with 1 as the first's vector."""
+    size = matrix.shape[0]
+    if size <= _DENSE:
+        values = np.linalg.eigvalsh(matrix.toarray())
+        return np.array([values[1] if smallest else values[-2]])
+    start = np.random.Generator(np.random.PCG64(0)).standard_normal(size)
+    values = eigsh(
+        matrix,
+        k=2,
+        which="SA" if smallest else "LA",
+        tol=_ACCURACY,
+        v0=start,
+        return_eigenvectors=False,
+        maxiter=100 * size,
+    )
+    return np.array([values.max() if smallest else values.min()])
