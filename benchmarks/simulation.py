@@ -4,8 +4,9 @@
     python benchmarks/simulation.py --smoke    # the same with less of everything; seconds
 
 Seconds are of the processor, one thread; a round is everything that client, server and virtual
-clock do for one update, no data, no noise, no signature. Beside it stands what one pass over the
-vector costs here and now.
+clock do for one update, no data, no noise, no signature. A client's own step on its model is made
+when its trainer looks at the weights; "looked at" is a trainer that does. Beside it stands what one
+pass over the vector costs here and now.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import time
 import numpy as np
 
 import forethought as ft
+from forethought.exchange.messages import Vector
 from forethought.federated.federation import Federation, Member
 from forethought.federated.simulator import Simulator, Times
 from forethought.federated.trial import run_trials
-from forethought.holders.work import NoTraining, no_gradients
+from forethought.holders.work import NoTraining, Rehearsed, Work, no_gradients
 
 
 def federation(clients: int, parameters: int, rounds: int, rule: str) -> Federation:
@@ -36,9 +38,23 @@ def federation(clients: int, parameters: int, rounds: int, rule: str) -> Federat
     )
 
 
-def seconds_a_round(clients: int, parameters: int, rounds: int, rule: str) -> float:
+def looking(parameters: int) -> Rehearsed:
+    zeros = no_gradients(parameters)
+
+    def vector(work: Work) -> Vector:
+        assert len(work.weights) == parameters
+        return zeros(work)
+
+    return vector
+
+
+def seconds_a_round(
+    clients: int, parameters: int, rounds: int, rule: str, looked_at: bool = False
+) -> float:
     agreed = federation(clients, parameters, rounds, rule)
     vector = None if rule == "synchronous" else no_gradients(parameters)
+    if looked_at:
+        vector = looking(parameters)
     start = np.zeros(parameters, dtype=np.float32)
     simulator = Simulator(agreed, start, NoTraining(vector=vector), Times([1.0] * clients))
     begin = time.process_time()
@@ -61,13 +77,17 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--million", action="store_true", help="also 10^6 clients, a minute each")
     smoke = parser.parse_args().smoke
-    print(f"{'rule':14} {'clients':>9} {'parameters':>11} {'a round':>12} {'one pass':>12}")
+    print(f"{'rule':24} {'clients':>9} {'parameters':>11} {'a round':>12} {'one pass':>12}")
     sizes = [(20, 1000, 5), (3, 1_000_000, 2)] if smoke else [(200, 1000, 50), (50, 1_000_000, 8)]
-    for rule in ("synchronous", "asynchronous", "published"):
+    rules = [("synchronous", False), ("asynchronous", False), ("published", False)]
+    for rule, looked_at in [*rules, ("asynchronous", True), ("published", True)]:
         for clients, parameters, rounds in sizes:
-            found = min(seconds_a_round(clients, parameters, rounds, rule) for _ in range(3))
+            found = min(
+                seconds_a_round(clients, parameters, rounds, rule, looked_at) for _ in range(3)
+            )
             least = one_pass(parameters)
-            row = f"{rule:14} {clients:9,} {parameters:11,}"
+            words = f"{rule}, looked at" if looked_at else rule
+            row = f"{words:24} {clients:9,} {parameters:11,}"
             print(f"{row} {found * 1e6:9.1f} µs {least * 1e6:9.1f} µs")
     trials = 50 if smoke else 2000
     begin = time.process_time()

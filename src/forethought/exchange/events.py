@@ -9,7 +9,7 @@ made from what was stored.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from forethought.exchange.messages import Update, Vector
 
@@ -116,13 +116,27 @@ class Done:
     reason: str
 
 
+class HasVector(Protocol):
+    """What has weights: a model as it was sent, or one with own steps, made when looked at."""
+
+    @property
+    def vector(self) -> Vector:
+        """float32, shape (parameters,); not to be written to."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Compute:
-    """A client's next update, on these weights; the answer is :class:`Computed`."""
+    """A client's next update, on the weights of ``model``; the answer is :class:`Computed`."""
 
     round: int
     base: int
-    vector: Vector
+    model: HasVector
+
+    @property
+    def vector(self) -> Vector:
+        """The weights."""
+        return self.model.vector
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,8 +19,9 @@ from forethought.exchange.messages import Update, Vector
 from forethought.exchange.storing import Absent, Entry, Left, Returned
 from forethought.federated.aggregation import shortened
 from forethought.federated.federation import Federation
+from forethought.federated.own_model import subtract_step
 from forethought.federated.rule import Arrays
-from forethought.federated.steps import step_of
+from forethought.federated.steps import step_size
 
 # How often within the time of absence the clients are looked over.
 LOOKS = 4
@@ -37,11 +38,8 @@ class Asynchronous:
         self.version, self.finished = 0, False
         self.model: Vector = weights
         self.weights: Vector = weights.copy()
-        self._scratch = np.empty_like(self.weights)
         self._federation = federation
-        self._permits = federation.delay.permits
         members = range(len(federation.members))
-        self._steps = [step_of(federation, client) for client in members]
         self._limits = np.array([federation.updates(client) for client in members], dtype=np.int64)
         # Rounds without a gap; further ones by themselves; what a returned client is credited.
         self._done = np.zeros(len(members), dtype=np.int64)
@@ -52,26 +50,28 @@ class Asynchronous:
         self._count()
 
     def refuses(self, client: int, update: Update) -> str | None:
-        if update.base > self.version or not self._permits(update.base, update.round):
+        if update.base > self.version or not self._federation.permits(update.base, update.round):
             return "future"
         return "late" if self.finished else None
 
     def apply(self, client: int, update: Update) -> None:
         bound = self._federation.robust.bound
         vector = update.vector if bound is None else shortened(update.vector, None, bound)
-        size = np.float32(self._steps[client](update.round))
-        np.multiply(vector, size, out=self._scratch)
-        self.weights -= self._scratch
-        ahead = self._ahead.setdefault(client, set())
-        ahead.add(update.round)
+        size = step_size(self._federation, client, update.round)
+        subtract_step(self.weights, vector, size, self.weights)
         done = int(self._done[client])
         was = self._holds_up(client)
-        while done in ahead:
-            ahead.discard(done)
+        if update.round == done and client not in self._ahead:
             done += 1
+        else:
+            ahead = self._ahead.setdefault(client, set())
+            ahead.add(update.round)
+            while done in ahead:
+                ahead.discard(done)
+                done += 1
+            if not ahead:
+                del self._ahead[client]
         self._done[client] = done
-        if not ahead:
-            del self._ahead[client]
         self._behind -= was and not self._holds_up(client)
 
     def decided(self, entry: Entry) -> None:

@@ -16,6 +16,7 @@ from forethought.exchange.events import (
     Commit,
     Compute,
     Computed,
+    HasVector,
     Received,
     Release,
     Send,
@@ -33,7 +34,8 @@ from forethought.exchange.messages import (
 )
 from forethought.exchange.storing import LedgerState
 from forethought.federated.federation import Federation, Policy
-from forethought.federated.steps import step_of
+from forethought.federated.own_model import OwnModel
+from forethought.federated.steps import step_size
 
 Effects = list[on.Effect]
 
@@ -50,24 +52,23 @@ class ClientMachine:
         FederationError: the plan exceeds the policy.
 
     Attributes:
-        weights: the newest global model, with own steps since; None before the first.
-        base: its version. updates: how many were committed.
+        base: version of the newest global model; -1 before the first.
+        updates: how many were committed.
     """
 
     __slots__ = (
         "_acknowledged",
+        "_asynchronous",
         "_computing",
-        "_delay",
         "_halted",
         "_last",
         "_limit",
+        "_newest",
         "_outgoing",
-        "_step",
         "base",
         "federation",
         "me",
         "updates",
-        "weights",
     )
 
     def __init__(
@@ -82,7 +83,7 @@ class ClientMachine:
         ledger = _NOTHING if ledger is None else ledger
         self.federation, self.me = federation, me
         self.updates = ledger.updates
-        self.weights: Vector | None = None
+        self._newest: HasVector | None = None
         self.base = -1
         self._last = ledger.base
         self._limit = federation.updates(me)
@@ -90,9 +91,12 @@ class ClientMachine:
         self._outgoing = {update.round: update for update in ledger.outgoing} or None
         self._computing = False
         self._halted = False
-        synchronous = federation.rule == "synchronous"
-        self._delay = None if synchronous else federation.delay.permits
-        self._step = None if synchronous else step_of(federation, me)
+        self._asynchronous = federation.rule != "synchronous"
+
+    @property
+    def weights(self) -> Vector | None:
+        """The newest global model, with own steps since; None before the first."""
+        return None if self._newest is None else self._newest.vector
 
     def handle(self, event: on.Event) -> Effects:
         """What an event leads to."""
@@ -127,7 +131,7 @@ class ClientMachine:
             if message.round > self.updates:
                 return self._rolled_back(message.round)
             self._halted = True
-            self.weights, self.base = message.vector, message.base
+            self._newest, self.base = message, message.base
             return [on.Done("finished")]
         return [on.Alarm("kind", f"a server does not send {type(message).__name__}")]
 
@@ -136,9 +140,9 @@ class ClientMachine:
             return self._rolled_back(model.round)
         if not self._sound(model.vector):
             return [on.Alarm("model", "a model of another shape or precision")]
-        if model.base < self.base or (model.base == self.base and self._delay is not None):
+        if model.base < self.base or (model.base == self.base and self._asynchronous):
             return []  # an old model, or the one that is there with own steps on it
-        self.base, self.weights = model.base, model.vector
+        self.base, self._newest = model.base, model
         return self._next()
 
     def _sound(self, vector: Vector) -> bool:
@@ -173,19 +177,19 @@ class ClientMachine:
 
     def _next(self) -> Effects:
         """Begin the next update if the plan, the ledger and the delay allow it."""
-        if self._computing or self.weights is None:
+        if self._computing or self._newest is None:
             return []
-        if self._delay is None:
+        if not self._asynchronous:
             if self.base <= self._last:
                 return []  # asked before: what was computed is sent until it is answered
-        elif not self._delay(self.base, self.updates):
+        elif not self.federation.permits(self.base, self.updates):
             return []
         if self.updates >= self._limit:
-            if self._delay is not None:
+            if self._asynchronous:
                 return []
             return [Send(SERVER, Leave(self.updates, self.base, "plan used up"))]
         self._computing = True
-        return [Compute(self.updates, self.base, self.weights)]
+        return [Compute(self.updates, self.base, self._newest)]
 
     def _computed(self, done: Computed) -> Effects:
         if not self._computing or done.round != self.updates:
@@ -199,11 +203,9 @@ class ClientMachine:
         self._last = done.base
         release = Release(done.round, done.base, done.rounds, done.input_hash, done.state, update)
         effects: Effects = [Commit(release), Send(SERVER, update)]
-        if self._step is not None and self.weights is not None and self.base == done.base:
-            # Algorithm 4, line 15, with the sign that descends: U is a sum of gradients.
-            size = np.float32(self._step(done.round))
-            step = done.vector * size
-            self.weights = np.subtract(self.weights, step, out=step)
+        if self._asynchronous and self._newest is not None and self.base == done.base:
+            size = step_size(self.federation, self.me, done.round)
+            self._newest = OwnModel(self._newest, done.vector, size)
         effects += self._next()
         return effects
 

@@ -9,15 +9,16 @@ Appendix A.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar, Literal, get_args
 
-from forethought.federated.delay import Delay
+from forethought.federated.delay import Delay, Permissible
 from forethought.mechanism import one_of, real, whole
 from forethought.plans import Averaging, Plan
 from forethought.serialisation import Stored, build, canonical
+from forethought.training.step_sizes import step_sizes
 
 Rule = Literal["synchronous", "asynchronous", "published"]
 Exchanged = Literal["weights", "gradients"]
@@ -228,6 +229,20 @@ class Federation(Stored):
         """Every member's share of all weights."""
         total = sum(member.weight for member in self.members)
         return tuple(member.weight / total for member in self.members)
+
+    @cached_property
+    def permits(self) -> Permissible:
+        """The permissible delay Υ(k, i)."""
+        return self.delay.permits
+
+    @cached_property
+    def step_sizes(self) -> tuple[Callable[[int], float], ...]:
+        """Every plan's step size by round."""
+        return tuple(step_sizes(plan) for plan in self.plans)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without what was derived: functions cannot be sent to another process.
+        return {one.name: getattr(self, one.name) for one in fields(self)}
 
     @cached_property
     def run_id(self) -> bytes:

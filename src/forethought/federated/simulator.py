@@ -194,7 +194,7 @@ class Simulator:
                 self._busy[client] += seconds
                 if self._timeline is not None:
                     self._timeline.append((client, now, now + seconds))
-                self.trainers.begin(Work(client, effect.round, effect.base, effect.vector))
+                self.trainers.begin(Work(client, effect.round, effect.base, effect.model))
                 self._agenda.add(now + seconds, _COMPUTED, client, effect)
             elif isinstance(effect, Commit):
                 self._rounds[client] = effect.release.rounds

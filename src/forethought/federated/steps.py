@@ -6,11 +6,9 @@ Torch-free: the server and the simulator of times read this.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from forethought.federated.federation import Federation
 from forethought.plans import Plan
-from forethought.training.step_sizes import step_sizes
 
 # Chance that honest noise is beyond the bound: exp(−TAIL) an update.
 TAIL = 45.0
@@ -20,14 +18,13 @@ _BOUNDED = ("sgd", "adam", "adamw", "nadam", "radam", "adamax")
 _ADAPTIVE = 10.0
 
 
-def step_of(federation: Federation, client: int) -> Callable[[int], float]:
-    """From the number of a client's update to the step along it: η_i · share · server's rate.
+def step_size(federation: Federation, client: int, index: int) -> float:
+    """The step along a client's update ``index``: η_i · share · server's rate.
 
     The shares of all clients sum to 1, so that one update of each is one step along their mean.
     """
-    sizes = step_sizes(federation.plan(client))
-    factor = federation.shares[client] * federation.server.rate
-    return lambda index: factor * sizes(index)
+    sizes = federation.step_sizes[federation.members[client].plan]
+    return federation.shares[client] * federation.server.rate * sizes(index)
 
 
 def longest_update(federation: Federation, client: int, start: float = 0.0) -> float:

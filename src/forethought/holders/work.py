@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from forethought.exchange.events import HasVector
 from forethought.exchange.messages import Vector
 
 
@@ -17,13 +18,18 @@ class Work:
 
     Args:
         client: who. round: number of its update. base: version of the weights.
-        weights: float32, shape (parameters,); not to be written to.
+        model: has the weights.
     """
 
     client: int
     round: int
     base: int
-    weights: Vector
+    model: HasVector
+
+    @property
+    def weights(self) -> Vector:
+        """float32, shape (parameters,); not to be written to."""
+        return self.model.vector
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,67 @@
+"""A client's newest global model with its own steps on it: Algorithm 4, line 15.
+
+It is made when somebody looks. Until then a client holds its base, which all clients share, and its
+own update, which waits to be acknowledged anyway: a million clients are not a million models.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from forethought.exchange.events import HasVector
+from forethought.exchange.messages import Vector
+
+# Elements that are scaled and subtracted at once, so that what lies between stays in cache.
+CHUNK = 1 << 15
+
+
+class OwnModel:
+    """``model − size·step``, as a value: looking at it changes nothing.
+
+    The printed algorithm adds; U is a sum of gradients, so it is subtracted.
+
+    Args:
+        model: what the step is made on. step: an update. size: of the step, float32.
+    """
+
+    __slots__ = ("_parts", "_vector")
+
+    def __init__(self, model: HasVector, step: Vector, size: float) -> None:
+        self._parts: tuple[HasVector, Vector, float] | None = (model, step, size)
+        self._vector: Vector | None = None
+
+    @property
+    def vector(self) -> Vector:
+        """The weights, float32, shape (parameters,); not to be written to."""
+        if self._parts is not None:
+            model, step, size = self._parts
+            weights = model.vector
+            self._vector = np.empty_like(weights)
+            subtract_step(weights, step, size, self._vector)
+            self._parts = None
+        assert self._vector is not None
+        return self._vector
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made, (self.vector,)
+
+
+def subtract_step(weights: Vector, step: Vector, size: float, out: Vector) -> None:
+    """``out = weights − size·step``, each product rounded; ``out`` may be ``weights``."""
+    scale, length = np.float32(size), len(weights)
+    if length <= CHUNK:
+        np.subtract(weights, step * scale, out=out)
+        return
+    scratch = np.empty(CHUNK, dtype=np.float32)
+    for begin in range(0, length, CHUNK):
+        end = min(begin + CHUNK, length)
+        scaled = np.multiply(step[begin:end], scale, out=scratch[: end - begin])
+        np.subtract(weights[begin:end], scaled, out=out[begin:end])
+
+
+def _made(vector: Vector) -> OwnModel:
+    own = object.__new__(OwnModel)
+    own._parts, own._vector = None, vector
+    return own
