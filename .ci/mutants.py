@@ -41,6 +41,7 @@ ALLOCATION = [
     *("-k", "two_rounds or mean_one or one_used or clipping"),
 ]
 TURNS = [TESTS + "test_exact.py", "-k", "turns"]
+REACH = ["tests/test_mechanism.py", "-k", "move_at_most"]
 CORRELATED = [TESTS + "test_correlated.py"]
 CORRELATED_NOISE = ["tests/rounds/test_correlated_noise.py"]
 FEDERATED = "forethought/federated/"
@@ -117,10 +118,22 @@ MUTANTS = [
     Mutant(
         "radius of the Gaussian that caps every cell",
         PLD + "pairs.py",
-        "shift = group * sensitivity(rounds, mechanism.adjacency) / rounds.noise_multiplier",
-        "shift = sensitivity(rounds, mechanism.adjacency) / rounds.noise_multiplier",
+        "shift = reach(rounds, mechanism.adjacency, group) / rounds.noise_multiplier",
+        "shift = reach(rounds, mechanism.adjacency, 1) / rounds.noise_multiplier",
         LIMITS,
     ),
+    Mutant("groups: those of one round for a whole epoch", "forethought/mechanism.py",
+           "places = min(epoch_length(rounds.sampling), rounds.count)", "places = 1", REACH),
+    Mutant("groups: records that are left over", "forethought/mechanism.py",
+           "full * rounds.groups**2 + rest**2", "full * rounds.groups**2", REACH),
+    Mutant("groups: any number of them", "forethought/privacy.py",
+           "if part.groups not in (None, count):", "if False:",
+           ["tests/test_plans.py", "-k", "same_groups"]),
+    Mutant("groups: of all parts, with known batches", ACCOUNTING + "accountants.py",
+           "part.groups * epoch_length(part.sampling)", "part.groups",
+           [TESTS + "test_exact.py", "-k", "several_parts"]),
+    Mutant("groups: of all parts, with correlated noise", ACCOUNTING + "correlated.py",
+           "rounds.groups * separation", "rounds.groups", CORRELATED),
     Mutant(
         "direction: the reverse one is never looked at",
         ACCOUNTING + "exact.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -20,6 +21,7 @@ from forethought.mechanism import (
     Shuffled,
     UnsupportedMechanismError,
     WithoutReplacement,
+    reach,
     sensitivity,
 )
 
@@ -180,3 +182,38 @@ def test_a_mechanism_of_the_first_version_is_read() -> None:
         part["rounds"] = part.pop("count")
     assert Mechanism.from_dict(old) == mechanism
     assert Mechanism.from_dict(old).to_dict()["rounds"][0]["count"] == 7
+
+
+def longest_move(records: int, groups: int, places: int) -> float:
+    """By trying every way of dealing so many records out over rounds."""
+    if places == 0:
+        return 0.0
+    return max(
+        math.hypot(2 * min(here, groups), longest_move(records - here, groups, places - 1))
+        for here in range(records + 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("sampling", "places"),
+    [(Poisson(0.1), 1), (FullBatch(), 1), (Shuffled(10, 25), 3), (CyclicPoisson(0.5, 2), 2)],
+)
+def test_records_of_a_batch_move_at_most_its_groups(sampling: object, places: int) -> None:
+    for groups in (1, 2, 3, 5):
+        part = Rounds(1.0, 30, sampling, "group", groups=groups)  # type: ignore[arg-type]
+        for records in (1, 2, 3, 4, 6, 7):
+            found = reach(part, "zero-out", records)
+            assert math.isclose(found, longest_move(records, groups, places), rel_tol=1e-12)
+    unknown = Rounds(1.0, 30, sampling, "group")  # type: ignore[arg-type]
+    assert reach(unknown, "zero-out", 7) == 14
+
+
+def test_groups_are_stored_where_they_are_known_and_go_with_group_clipping() -> None:
+    known, unknown = Rounds(1.0, 3, Poisson(0.1), "group", groups=4), Rounds(1.0, 3, Poisson(0.1))
+    assert Rounds.from_dict(known.to_dict()) == known
+    assert "groups" not in unknown.to_dict()  # as it was stored before there were any
+    assert len(Mechanism(known, Rounds(1.0, 3, Poisson(0.1), "group")).rounds) == 2
+    with pytest.raises(ValueError, match="goes with clipping='group'"):
+        Rounds(1.0, 3, Poisson(0.1), groups=4)
+    with pytest.raises(ValueError, match="groups"):
+        Rounds(1.0, 3, Poisson(0.1), "group", groups=0)

@@ -125,3 +125,27 @@ def test_a_plan_is_in_two_parts() -> None:
     assert plan.with_(noise="grid").noise == "grid"
     with pytest.raises(ValueError, match="'gaussian', 'grid'"):
         plan.with_(noise="laplace")
+
+
+def test_the_mechanism_and_the_contribution_speak_of_the_same_groups() -> None:
+    four = ft.Mechanism(ft.Rounds(1.0, 3, ft.Poisson(0.1), "group", groups=4))
+    plan = ft.Plan(four, 1000, 1e-5, groups=4)
+    assert plan.round(1).mechanism.groups == 4
+    with pytest.raises(ValueError, match="speaks of 4 groups, the contribution of 5"):
+        ft.Plan(four, 1000, 1e-5, groups=5)
+    fewer = plan.with_(groups=2)
+    assert (fewer.groups, fewer.mechanism.rounds[0].groups) == (2, 2)
+    assert ft.Plan.from_dict(plan.to_dict()) == plan
+
+
+def test_a_planned_mechanism_knows_its_groups() -> None:
+    plan = ft.plan(
+        examples=500,
+        noise_multiplier=2.0,
+        batch=50,
+        rounds=3,
+        delta=1e-5,
+        clipping="group",
+        groups=5,
+    )
+    assert [part.groups for part in plan.mechanism] == [5]

@@ -6,6 +6,7 @@ tensor, and it is the only description of a run from which a guarantee is ever c
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -62,6 +63,8 @@ class Rounds:
         sampling: how each round's batch is drawn.
         clipping: ``"example"`` clips each record's gradient, ``"group"`` clips each group's
             update (batch clipping is one group).
+        groups: how many groups a batch is dealt into, where ``clipping`` is ``"group"``: several
+            records of one batch then move at most so many updates. None: unknown, any number.
         rounds: the former name of ``count``; deprecated.
     """
 
@@ -69,6 +72,7 @@ class Rounds:
     count: int
     sampling: Sampling
     clipping: Clipping = "example"
+    groups: int | None = None
 
     def __init__(
         self,
@@ -77,6 +81,7 @@ class Rounds:
         sampling: Sampling | None = None,
         clipping: Clipping = "example",
         *,
+        groups: int | None = None,
         rounds: int | None = None,
     ) -> None:
         if rounds is not None:
@@ -93,6 +98,12 @@ class Rounds:
         object.__setattr__(self, "count", whole("count", count, most=10**9))
         object.__setattr__(self, "sampling", sampling)
         object.__setattr__(self, "clipping", clipping)
+        if groups is not None and clipping != "group":
+            raise ValueError(
+                f"groups={groups!r} goes with clipping='group', and only with it: drop groups"
+            )
+        settled = None if groups is None else whole("groups", groups)
+        object.__setattr__(self, "groups", settled)
 
     @property
     def rounds(self) -> int:
@@ -103,19 +114,21 @@ class Rounds:
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready mapping; :meth:`from_dict` reads it back."""
         sampling = {"kind": self.sampling.kind, **asdict(self.sampling)}
-        return {
+        values = {
             "noise_multiplier": self.noise_multiplier,
             "count": self.count,
             "sampling": sampling,
             "clipping": self.clipping,
         }
+        # As rounds were stored before their number of groups was.
+        return values if self.groups is None else {**values, "groups": self.groups}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Rounds:
         """The inverse of :meth:`to_dict`; refuses unknown keys. Reads the former "rounds" too."""
         if "rounds" in values and "count" not in values:
             values = {("count" if key == "rounds" else key): v for key, v in values.items()}
-        values = dict(values)
+        values = {"groups": None, **values}
         strategy = values.pop("strategy", None)
         exact_keys("rounds", values, {field.name for field in fields(Rounds)})
         sampling = dict(values["sampling"])
@@ -124,7 +137,10 @@ class Rounds:
         chosen = SAMPLINGS[kind]
         exact_keys(f"sampling {kind!r}", sampling, {field.name for field in fields(chosen)})
         told = values["noise_multiplier"], values["count"], chosen(**sampling), values["clipping"]
-        return Rounds(*told) if strategy is None else Correlated(*told, strategy_from(strategy))
+        groups = values["groups"]
+        if strategy is None:
+            return Rounds(*told, groups=groups)
+        return Correlated(*told, strategy_from(strategy), groups=groups)
 
 
 @dataclass(frozen=True, init=False)
@@ -138,8 +154,8 @@ class Correlated(Rounds):
     Args:
         strategy: a :class:`~forethought.strategies.Banded` or
             :class:`~forethought.strategies.BufferedToeplitz`.
-        noise_multiplier, count, sampling, clipping: as of :class:`Rounds`; the noise multiplier is
-            that of z.
+        noise_multiplier, count, sampling, clipping, groups: as of :class:`Rounds`; the noise
+            multiplier is that of z.
     """
 
     strategy: Strategy = Banded((1.0,))  # noqa: RUF009 (frozen)
@@ -151,8 +167,10 @@ class Correlated(Rounds):
         sampling: Sampling,
         clipping: Clipping = "example",
         strategy: Strategy | None = None,
+        *,
+        groups: int | None = None,
     ) -> None:
-        super().__init__(noise_multiplier, count, sampling, clipping)
+        super().__init__(noise_multiplier, count, sampling, clipping, groups=groups)
         if not isinstance(strategy, Strategy):
             names = ", ".join(f"{kind.__name__}(...)" for kind in STRATEGIES.values())
             raise TypeError(f"strategy must be one of {names}, not {strategy!r}")
@@ -208,6 +226,28 @@ def sensitivity(rounds: Rounds, adjacency: Adjacency) -> float:
     return 2.0 if adjacency == "replace-one" else 1.0
 
 
+def reach(rounds: Rounds, adjacency: Adjacency, records: int) -> float:
+    """How far ``records`` records can move the sums of one epoch, in clipping norms.
+
+    An epoch is one round, but where records take turns (:func:`epoch_length`): there they may be
+    in several rounds, and this is the norm of all that moves. Record by record at most
+    :func:`sensitivity`. But k records of a batch are in at most min(k, groups) of its groups, each
+    of whose updates moves by at most 2: in an epoch of R rounds Σ min(k_i, groups)² is largest,
+    being convex in each k_i up to there, with as many rounds full as there are records for.
+
+    Raises:
+        UnsupportedMechanismError: as for :func:`sensitivity`.
+    """
+    each = sensitivity(rounds, adjacency)
+    if rounds.groups is None:
+        return records * each
+    places = min(epoch_length(rounds.sampling), rounds.count)
+    full, rest = divmod(records, rounds.groups)
+    if full >= places:
+        return each * rounds.groups * math.sqrt(places)
+    return each * math.sqrt(full * rounds.groups**2 + rest**2)
+
+
 @dataclass(frozen=True, init=False)
 class Mechanism(Stored):
     """A sequence of rounds under one adjacency: everything privacy depends on.
@@ -215,8 +255,8 @@ class Mechanism(Stored):
     ``m1 + m2`` composes. Neighbouring equal rounds are merged, so the same run is the same value.
 
     >>> Mechanism(Rounds(1.0, 2, FullBatch())) + Mechanism(Rounds(1.0, 3, FullBatch()))
-    Mechanism(Rounds(noise_multiplier=1.0, count=5, sampling=FullBatch(), clipping='example'),
-              adjacency='add-or-remove')
+    Mechanism(Rounds(noise_multiplier=1.0, count=5, sampling=FullBatch(), clipping='example',
+              groups=None), adjacency='add-or-remove')
     """
 
     SCHEMA: ClassVar[str] = SCHEMA
@@ -326,8 +366,9 @@ def _same_release(one: Rounds, other: Rounds) -> bool:
     # Correlated noise begins anew with each of its parts.
     if isinstance(one, Correlated) or isinstance(other, Correlated):
         return False
-    return (one.noise_multiplier, one.sampling, one.clipping) == (
+    return (one.noise_multiplier, one.sampling, one.clipping, one.groups) == (
         other.noise_multiplier,
         other.sampling,
         other.clipping,
+        other.groups,
     )

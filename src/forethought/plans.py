@@ -279,6 +279,10 @@ class Plan(Stored):
         if {"groups", "local"} & set(changes):
             del values["contribution"]
             changes = {"groups": self.groups, "local": self.local, **changes}
+            if any(part.groups for part in self.mechanism):
+                parts = (replace(part, groups=changes["groups"]) for part in self.mechanism)
+                moved = Mechanism(*parts, adjacency=self.mechanism.adjacency)
+                changes = {"mechanism": moved, **changes}
         return Plan(**{**values, **changes})
 
     def _values(self) -> dict[str, Any]:

@@ -207,6 +207,7 @@ class Round:
         accounted: noise multiplier of all of the round's releases together, as it is accounted.
         noise: which noise. strategy: how it is correlated with that of the part's other rounds;
             None: not at all. Then ``noise_multiplier`` is that of each round's own numbers.
+        groups: how many groups its batch is accounted as dealt into; None: any number.
         divisor: what the noised sum is divided by: the expected number of contributions, public.
     """
 
@@ -222,6 +223,7 @@ class Round:
     noise: NoiseKind
     divisor: float
     strategy: Strategy | None = None
+    groups: int | None = None
 
     @property
     def noise_std(self) -> float:
@@ -247,7 +249,9 @@ class Round:
                 f"round {self.index} has correlated noise and is no mechanism of its own: account "
                 "for the whole run"
             )
-        return Rounds(self.accounted, 1, self.sampling, self.contribution.clipping)
+        return Rounds(
+            self.accounted, 1, self.sampling, self.contribution.clipping, groups=self.groups
+        )
 
 
 @dataclass(frozen=True)
@@ -296,7 +300,13 @@ class Privacy:
                 "groups= goes with clipping='group' (1 is batch clipping), and only with it: the "
                 f"mechanism clips {kinds.pop()!r}, the contribution is {self.contribution!r}"
             )
+        count = getattr(self.contribution, "count", None)
         for part in self.mechanism:
+            if part.groups not in (None, count):
+                raise ValueError(
+                    f"the mechanism speaks of {part.groups} groups, the contribution of {count}: "
+                    "several records are charged by the number of groups that they can be in"
+                )
             told = getattr(part.sampling, "examples", self.examples)
             if told != self.examples:
                 raise ValueError(
@@ -372,6 +382,7 @@ class Privacy:
             self.noise,
             self.contribution.expected(expected_batch(part.sampling, self.examples)),
             part.strategy if isinstance(part, Correlated) else None,
+            part.groups,
         )
 
     @cached_property

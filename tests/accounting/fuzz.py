@@ -70,7 +70,7 @@ class Outcome:
 
 def plain_cases(seed: int) -> Iterator[Case]:
     """What people run: every cell, a few kinds of rounds, small groups."""
-    rng = np.random.default_rng(seed)
+    rng, dealing = np.random.default_rng(seed), np.random.default_rng([seed, 1])
 
     def spread(low: float, high: float) -> float:
         return float(np.exp(rng.uniform(math.log(low), math.log(high))))
@@ -88,7 +88,10 @@ def plain_cases(seed: int) -> Iterator[Case]:
             elif kind < 0.45:
                 sampling = CyclicPoisson(rate, int(spread(1, 300)))
             clipping = str(rng.choice(["example", "group"]))
-            parts.append(Rounds(spread(0.4, 20), int(spread(1, 3000)), sampling, clipping))
+            known = dealing.choice([0, 1, 2, 5]) if clipping == "group" else 0
+            groups = int(known) or None
+            sigma, count = spread(0.4, 20), int(spread(1, 3000))
+            parts.append(Rounds(sigma, count, sampling, clipping, groups=groups))
         adjacency = ADJACENCIES[int(rng.integers(3))]
         group = int(rng.choice([1, 1, 1, 2, 3, 8]))
         yield Case(Mechanism(*parts, adjacency=adjacency), 10 ** -rng.uniform(1, 12), group)

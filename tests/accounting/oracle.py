@@ -47,8 +47,24 @@ def hits(sampling, group: int) -> list[float]:
     ]
 
 
+def moved(records: int, groups: int | None, places: int) -> float:
+    """The longest move of so many records dealt into groups in so many rounds; one update: 1."""
+    if groups is None:
+        return float(records)
+    best = [0.0] * (records + 1)
+    for _ in range(places):
+        best = [
+            max(best[k - j] + min(j, groups) ** 2 for j in range(k + 1)) for k in range(records + 1)
+        ]
+    return math.sqrt(best[records])
+
+
 def pair(rounds, adjacency: str, group: int):
     """(P's side, Q's side, symmetric, releases) of one part, from the documented table."""
+    epoch = getattr(rounds.sampling, "parts", 1)
+    if isinstance(rounds.sampling, Shuffled):
+        epoch = -(-rounds.sampling.examples // rounds.sampling.batch)
+    places = min(epoch, rounds.count, group)
     if isinstance(rounds.sampling, CyclicPoisson):
         # A record has a turn in every so many rounds, from its part's first.
         turns = len(range(0, rounds.count, rounds.sampling.parts))
@@ -61,9 +77,13 @@ def pair(rounds, adjacency: str, group: int):
         count = rounds.count
         if isinstance(sampling, Shuffled):
             count = -(-count // -(-sampling.examples // sampling.batch))
-        return Side((group * distance / sigma,), (1.0,)), Side((0.0,), (1.0,)), False, count
+        reached = moved(group, rounds.groups, places) * distance / sigma
+        return Side((reached,), (1.0,)), Side((0.0,), (1.0,)), False, count
     weights = hits(sampling, group)
-    shifts = list(range(group + 1))
+    if rounds.groups == 1 and places == 1:
+        # All that there are act as one record that is in if any is.
+        weights, group = [weights[0], math.fsum(weights[1:])], 1
+    shifts = [moved(k, rounds.groups, places) for k in range(group + 1)]
 
     def side(radius: float) -> Side:
         kept = [(radius * k / sigma, w) for k, w in zip(shifts, weights, strict=True) if w > 0]

@@ -161,3 +161,17 @@ def test_the_best_attack_on_fixed_turns_meets_the_claim() -> None:
         threshold = np.quantile(score[0], 1 - level)
         missed = float((score[1] <= threshold).mean())
         assert abs(missed - claim(level)) < 6 * 0.5 / math.sqrt(200_000) + 2e-3
+
+
+def test_records_of_several_parts_are_in_several_groups():
+    # One group a round, three records: in one part they move 2, in three parts up to 6 together.
+    part = Correlated(40.0, 9, CyclicPoisson(1.0, 3), "group", Banded((1.0, 0.5, 0.25)), groups=1)
+    unknown = Correlated(40.0, 9, CyclicPoisson(1.0, 3), "group", Banded((1.0, 0.5, 0.25)))
+    three, any_number = (ft.epsilon(Mechanism(x), 1e-5, 3) for x in (part, unknown))
+    assert three == any_number
+    all_nine, any_nine = (ft.epsilon(Mechanism(x), 1e-5, 9) for x in (part, unknown))
+    assert all_nine.upper < any_nine.lower
+    full = Correlated(40.0, 9, FullBatch(), "group", Banded((1.0, 0.5, 0.25)), groups=1)
+    assert ft.epsilon(Mechanism(full), 1e-5, 3).upper == pytest.approx(
+        ft.epsilon(Mechanism(full), 1e-5).upper
+    )

@@ -13,6 +13,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from forethought.accounting import exact
+from forethought.accounting.accountants import batches_known
 from forethought.accounting.exact import delta, epsilon, epsilon_curve, privacy_loss
 from forethought.accounting.pld import pairs
 from forethought.mechanism import (
@@ -336,3 +337,38 @@ def test_arguments_are_refused_in_the_users_words():
         epsilon(3, 1e-5)
     with pytest.raises(ValueError, match="accuracy"):
         exact.epsilon(mechanism, 1e-5, accuracy=1.0)
+
+
+def test_one_group_makes_several_records_one():
+    # All records of a batch are in one update: five of them act as one that is in if any is.
+    rate = 0.02
+    any_of_five = 1 - (1 - rate) ** 5
+    for adjacency in ("add-or-remove", "zero-out", "replace-one"):
+
+        def made(rate, groups, adjacency=adjacency):
+            part = Rounds(3.0, 200, Poisson(rate), "group", groups=groups)
+            return Mechanism(part, adjacency=adjacency)
+
+        five = epsilon(made(rate, 1), 1e-6, 5)
+        one = epsilon(made(any_of_five, None), 1e-6)
+        assert five.lower == pytest.approx(one.lower, rel=1e-6)
+        assert five.upper == pytest.approx(one.upper, rel=1e-6)
+        assert five.upper < 0.95 * epsilon(made(rate, None), 1e-6, 5).lower
+        assert five.upper < epsilon(made(rate, 2), 1e-6, 5).lower
+
+
+def test_records_of_several_parts_and_epochs_are_in_several_groups():
+    # Batch clipping, whole parts: three records of one part move its update by 2, those of three
+    # parts move three updates.
+    turns = Mechanism(Rounds(5.0, 4, CyclicPoisson(1.0, 4), "group", groups=1))
+    epoch = Mechanism(Rounds(5.0, 4, Shuffled(10, 40), "group", groups=1), adjacency="replace-one")
+    for mechanism in (turns, epoch, batches_known(epoch)):
+        assert epsilon(mechanism, 1e-5, 3).upper == pytest.approx(
+            epsilon(Mechanism(Rounds(5.0, 3, FullBatch(), "group")), 1e-5).upper, rel=1e-9
+        )
+        assert epsilon(mechanism, 1e-5, 9).upper == pytest.approx(
+            epsilon(Mechanism(Rounds(5.0, 4, FullBatch(), "group")), 1e-5).upper, rel=1e-9
+        )
+    # Whoever knows the batches knows the parts: charged as if all were moved together.
+    known = epsilon(batches_known(turns), 1e-5, 3).lower
+    assert known >= epsilon(turns, 1e-5, 3).lower

@@ -66,6 +66,8 @@ def _profile(mechanism, level, group):
     q, sigma = mp.mpf(part.sampling.rate), mp.mpf(part.noise_multiplier)
     shift = (2 if part.clipping == "group" else 1) / sigma
     weights = [mp.binomial(group, k) * q**k * (1 - q) ** (group - k) for k in range(group + 1)]
+    if part.groups is not None and part.groups < group:
+        weights = [*weights[: part.groups], mp.fsum(weights[part.groups :])]
 
     def loss(z):
         terms = (w * mp.exp(k * shift * z - (k * shift) ** 2 / 2) for k, w in enumerate(weights))
@@ -114,8 +116,8 @@ def test_an_accountant_that_is_wrong_is_caught(monkeypatch):
 
     honest = pairs._shifts
 
-    def too_near(rounds, group, radius):
-        return honest(rounds, group, 0.9 * radius)
+    def too_near(rounds, group, moved):
+        return honest(rounds, group, lambda k: 0.9 * moved(k))
 
     monkeypatch.setattr(pairs, "_shifts", too_near)
     assert fuzz.run(11, 8, 0).faults

@@ -52,6 +52,16 @@ def test_what_the_plan_says_is_what_is_found(rows: object, grouped: bool, norm: 
     assert again.releases() == transcript.releases()
 
 
+def test_groups_are_noted_as_they_were_dealt() -> None:
+    part = Rounds(1.0, 3, Poisson(0.1), "group", groups=2)
+    mechanism = Mechanism(part, adjacency="zero-out")
+    transcript = written(Privacy(mechanism, N, 1e-5, Clip(1.0), Groups(2)))
+    transcript.require(mechanism)
+    other = Mechanism(Rounds(1.0, 3, Poisson(0.1), "group", groups=1), adjacency="zero-out")
+    with pytest.raises(TranscriptError, match="part 1"):
+        transcript.require(other)
+
+
 @given(rows=parts, data=st.data())
 def test_a_prefix_is_enough_for_a_run_that_stopped(rows: object, data: st.DataObject) -> None:
     chosen = privacy(rows)

@@ -39,6 +39,7 @@ from forethought.mechanism import (
     Mechanism,
     Rounds,
     Shuffled,
+    epoch_length,
     releases,
 )
 
@@ -144,7 +145,9 @@ def _all_turns(part: Rounds) -> Rounds:
         if not isinstance(part.sampling, CyclicPoisson):
             return part
         return replace(part, sampling=CyclicPoisson(1.0, part.sampling.parts))
-    return Rounds(part.noise_multiplier, releases(part), FullBatch(), part.clipping)
+    # Several records may be in as many groups as the rounds of an epoch have together.
+    groups = None if part.groups is None else part.groups * epoch_length(part.sampling)
+    return Rounds(part.noise_multiplier, releases(part), FullBatch(), part.clipping, groups=groups)
 
 
 def _same(mechanism: Mechanism) -> Mechanism:

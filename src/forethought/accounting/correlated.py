@@ -95,10 +95,14 @@ def uncorrelated(rounds: Rounds, group: int = 1) -> Rounds:
         size = sensitivity_over_turns(
             rounds.strategy, min(rounds.count, sampling.parts), sampling.parts
         )
-        return Rounds(_over(sigma, size), rounds.count, sampling, rounds.clipping)
+        return Rounds(
+            _over(sigma, size), rounds.count, sampling, rounds.clipping, groups=rounds.groups
+        )
     separation = sampling.parts if isinstance(sampling, CyclicPoisson) else 1
     size = sensitivity_over_turns(rounds.strategy, rounds.count, separation)
-    return Rounds(_over(sigma, size), 1, FullBatch(), rounds.clipping)
+    # Several records may be in as many groups as all parts have together.
+    groups = None if rounds.groups is None else rounds.groups * separation
+    return Rounds(_over(sigma, size), 1, FullBatch(), rounds.clipping, groups=groups)
 
 
 def all_uncorrelated(mechanism: Mechanism, group: int = 1) -> Mechanism:

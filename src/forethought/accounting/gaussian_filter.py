@@ -103,7 +103,10 @@ class GaussianFilter:
 
         Rounds that cost nothing measurable are capped at 10⁹.
         """
-        each = self._cost(Rounds(rounds.noise_multiplier, 1, rounds.sampling, rounds.clipping))
+        one = Rounds(
+            rounds.noise_multiplier, 1, rounds.sampling, rounds.clipping, groups=rounds.groups
+        )
+        each = self._cost(one)
         count = math.floor(min((self._limit - self._spent) / each, 1e9)) if each > 0 else 10**9
         # One step down where the division rounds up past the limit.
         count = max(0, count if self._spent + count * each <= self._limit else count - 1)

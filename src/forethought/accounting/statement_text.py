@@ -85,6 +85,10 @@ def _not_private(statement: Statement) -> tuple[str, str, str]:
     return first, second, "Train again without a seed to get a guarantee."
 
 
+def _clipped(part: Rounds) -> str:
+    return part.clipping if part.groups is None else f"{part.clipping} ({part.groups:,} a round)"
+
+
 def _sampling(sampling: Sampling) -> str:
     if isinstance(sampling, FullBatch):
         return "every record in every round"
@@ -143,7 +147,7 @@ def _done(statement: Statement) -> list[str]:
     ]
     shown = s.mechanism.rounds[:_MOST_PARTS]
     lines += [
-        f"| {part.count:,} | {_noise(part)} | {_sampling(part.sampling)} | {part.clipping} |"
+        f"| {part.count:,} | {_noise(part)} | {_sampling(part.sampling)} | {_clipped(part)} |"
         for part in shown
     ]
     if len(s.mechanism.rounds) > len(shown):

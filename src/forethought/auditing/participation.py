@@ -62,7 +62,8 @@ def dry_plan(plan: Plan, effort: Effort) -> Plan:
     for part in plan.mechanism:
         sampling = scaled(part.sampling, plan.examples, examples)
         count = _rounds(sampling, examples, plan, effort)
-        kinds.setdefault(sampling, Rounds(0.0, count, sampling, part.clipping))
+        silent = Rounds(0.0, count, sampling, part.clipping, groups=part.groups)
+        kinds.setdefault(sampling, silent)
     return with_parts(plan, evenly(list(kinds.values())), examples)
 
 

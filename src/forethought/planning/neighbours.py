@@ -98,7 +98,7 @@ def _with_noise(plan: Plan, sampling: Sampling, budget: Budget, size: int) -> Pl
     part = plan.mechanism.rounds[0]
     adjacency = plan.mechanism.adjacency
     sigma = noise_multiplier(budget, sampling, part.count, part.clipping, adjacency)
-    release = Rounds(sigma, part.count, sampling, part.clipping)
+    release = Rounds(sigma, part.count, sampling, part.clipping, groups=part.groups)
     found = plan.with_(mechanism=Mechanism(release, adjacency=adjacency), budget=budget)
     if plan.optimizer.name != "sgd" or dict(plan.reasons).get(STEP_SIZE, GIVEN) == GIVEN:
         return found

@@ -62,7 +62,9 @@ def staircase(
                 sigma = 1 / math.sqrt(x)
             else:
                 sigma = scale / math.sqrt(root)
-            found.append(Rounds(sigma, high - low, rounds.sampling, rounds.clipping))
+            found.append(
+                Rounds(sigma, high - low, rounds.sampling, rounds.clipping, groups=rounds.groups)
+            )
         return found
 
     return parts

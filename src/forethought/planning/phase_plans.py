@@ -101,7 +101,13 @@ def next_phase(
     sigma = real("noise_multiplier", noise_multiplier, above=0)
 
     def total(size: float) -> Mechanism:
-        part = Rounds(sigma, count, resized(like.sampling, int(size), N), like.clipping)
+        part = Rounds(
+            sigma,
+            count,
+            resized(like.sampling, int(size), N),
+            like.clipping,
+            groups=like.groups,
+        )
         if earlier is None:
             return Mechanism(part, adjacency=adjacency)
         return earlier + Mechanism(part, adjacency=earlier.adjacency)
@@ -120,7 +126,7 @@ def next_phase(
     size = N if fits(N) else int(calibrate(total, budget, (smallest, N), integer=True))
     while not fits(size):  # the interval that a Statement shows is wider than the solver's
         size -= 1
-    part = Rounds(sigma, count, resized(like.sampling, size, N), like.clipping)
+    part = Rounds(sigma, count, resized(like.sampling, size, N), like.clipping, groups=like.groups)
     found, remark = _closed_form(earlier, part, N, size, budget)
     return NextPhase(part, exact.epsilon(total(size), budget.delta).upper, found, remark)
 
@@ -230,7 +236,9 @@ def _solved(
     sampling = resized(like.sampling, size or N, N)
 
     def total(sigma: float) -> Mechanism:
-        part = Mechanism(Rounds(sigma, length, sampling, like.clipping), adjacency=adjacency)
+        part = Mechanism(
+            Rounds(sigma, length, sampling, like.clipping, groups=like.groups), adjacency=adjacency
+        )
         return part if done is None else done + part
 
     def fits(sigma: float) -> bool:
@@ -245,7 +253,7 @@ def _solved(
     sigma = calibrate(total, within, (0.9 * least, most))
     while exact.epsilon(total(sigma), within.delta).upper > within.epsilon:
         sigma *= 1 + 1e-4  # the interval that a Statement shows is wider than the solver's
-    part = Rounds(sigma, length, sampling, like.clipping)
+    part = Rounds(sigma, length, sampling, like.clipping, groups=like.groups)
     form, remark = _closed_form(done, part, N, size or N, within)
     return NextPhase(part, exact.epsilon(total(sigma), within.delta).upper, form, remark)
 
@@ -271,7 +279,7 @@ def next_by_shortfall(progress: Progress) -> Rounds | None:
 
     def part(size: int, times: int) -> Rounds:
         sampling = resized(last.sampling, size, progress.examples)
-        return Rounds(sigma, times * last.count, sampling, last.clipping)
+        return Rounds(sigma, times * last.count, sampling, last.clipping, groups=last.groups)
 
     low = 0
     high = progress.examples + 1

@@ -110,12 +110,16 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
     options = request.options
     if options is None:
         options = {"momentum": defaults.MOMENTUM} if request.optimizer == "sgd" else {}
+    groups = _groups(request, mechanism, why)
+    if request.clipping == "group":
+        parts = (replace(part, groups=groups) for part in mechanism)
+        mechanism = Mechanism(*parts, adjacency=mechanism.adjacency)
     found = Plan(
         mechanism=mechanism,
         examples=request.examples,
         delta=delta,
         clip=_clip(request, mechanism, why),
-        groups=_groups(request, mechanism, why),
+        groups=groups,
         local=local_of(request.local),
         noise="grid" if request.noise == "grid" else "gaussian",
         preparation=request.preparation,

@@ -65,6 +65,7 @@ class _Run:
             and self.origin == released.origin
             and self.like.sampling == released.sampling
             and self.like.clipping == released.contribution.clipping
+            and self.like.groups == _groups(released)
         )
 
 
@@ -115,9 +116,10 @@ class Transcript:
             noises += ((COUNTS, 2 * count_std),)  # a contribution moves the count by half
         last = self._runs[-1] if self._runs else None
         if last is None or not last.takes(noises, released, strategy):
-            like = Rounds(1.0, 1, released.sampling, released.contribution.clipping)
+            groups = _groups(released)
+            like = Rounds(1.0, 1, released.sampling, released.contribution.clipping, groups=groups)
             if strategy is not None:
-                like = Correlated(1.0, 1, like.sampling, like.clipping, strategy)
+                like = Correlated(1.0, 1, like.sampling, like.clipping, strategy, groups=groups)
             last = _Run(noises, like, released.origin)
             self._runs.append(last)
         last.count += 1
@@ -221,6 +223,13 @@ class Transcript:
         return transcript
 
 
+def _groups(released: Round) -> int | None:
+    """The groups that the round was dealt into, where the accounting counts on their number."""
+    if released.groups is None:
+        return None
+    return getattr(released.contribution, "count", None)
+
+
 def _together(noises: Iterable[tuple[str, float]]) -> float:
     """Noise multiplier of one Gaussian release that says as much as all of these together.
 
@@ -241,6 +250,7 @@ def _shapes(mechanism: Mechanism) -> list[tuple[Any, ...]]:
             part.count,
             part.sampling,
             part.clipping,
+            part.groups,
             getattr(part, "strategy", None),
         )
         for part in mechanism

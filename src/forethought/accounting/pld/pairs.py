@@ -33,6 +33,7 @@ from forethought.mechanism import (
     Rounds,
     UnsupportedMechanismError,
     WithoutReplacement,
+    reach,
     releases,
     sensitivity,
 )
@@ -57,7 +58,7 @@ class Cell:
 
 
 def _gaussian(rounds: Rounds, adjacency: Adjacency, group: int) -> tuple[Pair, int]:
-    shift = group * sensitivity(rounds, adjacency) / rounds.noise_multiplier
+    shift = reach(rounds, adjacency, group) / rounds.noise_multiplier
     return Pair(((shift, 1.0),)), rounds.count
 
 
@@ -85,7 +86,7 @@ def _hits(rounds: Rounds, group: int) -> Hits:
 
 
 def _one_sided(rounds: Rounds, adjacency: Adjacency, group: int) -> tuple[Pair, int]:
-    up, idle, hits = _shifts(rounds, group, sensitivity(rounds, adjacency))
+    up, idle, hits = _shifts(rounds, group, lambda k: reach(rounds, adjacency, k))
     return Pair(up, idle=idle, doubt=hits.doubt, lost=hits.lost), releases(rounds)
 
 
@@ -93,7 +94,8 @@ def _two_sided(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
     # Distance of one record's contribution from the common centre, not between two records.
     by_itself = isinstance(rounds.sampling, Poisson | CyclicPoisson)
     radius = 1.0 if rounds.clipping == "example" and by_itself else 2.0
-    up, idle, hits = _shifts(rounds, group, radius)
+    share = radius / sensitivity(rounds, adjacency)
+    up, idle, hits = _shifts(rounds, group, lambda k: share * reach(rounds, adjacency, k))
     if idle == 0 and len(up) == 1:
         # Every record is in every batch: nothing but the distance is left.
         return Pair(((2 * up[0][0], 1.0),)), releases(rounds)
@@ -102,21 +104,30 @@ def _two_sided(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
 
 
 def _combined(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
-    if group > 1:
+    pair, count = _one_sided(rounds, adjacency, group)
+    if len(pair.up) > 1 or (group > 1 and rounds.groups is None):
         return _two_sided(rounds, adjacency, group)
-    pair, count = _one_sided(rounds, adjacency, 1)
+    # One record; or several in the one group that there is, which act as one: without any of them
+    # P and Q are the same, and all three sums are within 2 of each other.
     return replace(pair, symmetric=not pair.gaussian), count
 
 
 def _shifts(
-    rounds: Rounds, group: int, radius: float
+    rounds: Rounds, group: int, moved: Callable[[int], float]
 ) -> tuple[tuple[tuple[float, float], ...], float, Hits]:
-    """Components right of 0, what stays at 0, and how well both are known."""
-    unit = radius / rounds.noise_multiplier
+    """Components right of 0, what stays at 0, and how well both are known.
+
+    ``moved`` says how far so many records move a sum; what moves it equally far is one component.
+    """
     hits = _hits(rounds, group)
-    weights = [(hits.first + i, float(w)) for i, w in enumerate(hits.weights) if w > 0]
-    idle = math.fsum(w for k, w in weights if k == 0)
-    return tuple((k * unit, w) for k, w in weights if k), idle, hits
+    together: dict[float, list[float]] = {}
+    for k, weight in enumerate(hits.weights, hits.first):
+        if weight > 0:
+            shift = moved(k) / rounds.noise_multiplier
+            together.setdefault(shift, []).append(float(weight))
+    parts = {shift: math.fsum(weights) for shift, weights in together.items()}
+    idle = parts.pop(0.0, 0.0)
+    return tuple(parts.items()), idle, hits
 
 
 _GAUSS = "Gaussian mechanism (Balle and Wang 2018, Theorem 8)"
@@ -133,6 +144,7 @@ _AT_DISTANCE_2 = (
     "combined curve at distance 2 (Zhu, Dong, Wang 2022, Theorem 11; advanced joint convexity, "
     "Balle, Barthe, Gaboardi 2018, Theorem 2)"
 )
+_FEW_GROUPS = "; k records of a batch move at most min(k, groups) of its updates"
 _TURNS = "only the rounds of a record's own part can hold it (Choquette-Choo et al. 2023); each: "
 _ONE_PART = "most for a group within one part (half lines, a norm is at most the sum); each: "
 
@@ -230,6 +242,8 @@ def theorem(rounds: Rounds, adjacency: Adjacency, group: int = 1) -> str:
     plain = uncorrelated(rounds, group)
     cell = _cell(plain, adjacency)
     name = cell.theorem if group == 1 else cell.group_theorem
+    if group > 1 and rounds.groups is not None:
+        name += _FEW_GROUPS
     return name if plain is rounds else f"{named_theorem(rounds, group)}; {name}"
 
 
@@ -267,11 +281,7 @@ def _whole_epochs(rounds: Rounds) -> tuple[Rounds, ...]:
         return (rounds,)
     whole, rest = divmod(rounds.count, rounds.sampling.rounds)
     counts = (whole * rounds.sampling.rounds, rest)
-    return tuple(
-        Rounds(rounds.noise_multiplier, count, rounds.sampling, rounds.clipping)
-        for count in counts
-        if count
-    )
+    return tuple(replace(rounds, count=count) for count in counts if count)
 
 
 def unsampled_distance(mechanism: Mechanism, group: int = 1) -> float:
@@ -284,7 +294,7 @@ def unsampled_distance(mechanism: Mechanism, group: int = 1) -> float:
     for rounds in all_uncorrelated(mechanism, max(2, group)):
         _cell(rounds, mechanism.adjacency)
         count = releases(rounds)
-        shift = group * sensitivity(rounds, mechanism.adjacency) / rounds.noise_multiplier
+        shift = reach(rounds, mechanism.adjacency, group) / rounds.noise_multiplier
         shifts.append(math.sqrt(count) * shift)
     return math.hypot(*shifts) * (1 + 8 * EPS)
 

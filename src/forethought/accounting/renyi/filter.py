@@ -141,7 +141,9 @@ class RenyiFilter:
         Rounds that cost nothing measurable are capped at 10⁹.
         """
         sensitivity(rounds, self.adjacency)  # refuses rounds that are no mechanisms one by one
-        one = Rounds(rounds.noise_multiplier, 1, rounds.sampling, rounds.clipping)
+        one = Rounds(
+            rounds.noise_multiplier, 1, rounds.sampling, rounds.clipping, groups=rounds.groups
+        )
         cost = self._cost(one).values
         most = 0
         for spent, limit, each in zip(self._spent.values, self._limits, cost, strict=True):

@@ -84,7 +84,7 @@ def require_room(federation: Federation, settings: SecureAggregation) -> None:
 
 def _with_noise(plan: Plan, shares: list[float]) -> Plan:
     parts = (
-        Rounds(share, part.count, part.sampling, part.clipping)
+        Rounds(share, part.count, part.sampling, part.clipping, groups=part.groups)
         for part, share in zip(plan.mechanism, shares, strict=True)
     )
     mechanism = Mechanism(*parts, adjacency=plan.mechanism.adjacency)
