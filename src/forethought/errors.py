@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from forethought.jobs.job import JobError as JobError
     from forethought.mechanism import UnsupportedMechanismError as UnsupportedMechanismError
     from forethought.network.tls import ConnectionPolicyError as ConnectionPolicyError
+    from forethought.peers.pairs import StoreError as StoreError
     from forethought.planning.plan_request import PlanError as PlanError
     from forethought.published.calculators_exact import CalculatorError as CalculatorError
     from forethought.rounds.private_sum import RoundError as RoundError
@@ -85,6 +86,7 @@ _HOME = {
     "SimulationError": "simulation.times",
     "SlowGradientsWarning": "gradients.fallback",
     "StatementError": "accounting.statement",
+    "StoreError": "peers.pairs",
     "SuspiciousDataWarning": "data.suspicions",
     "TeamError": "rounds.team",
     "TranscriptError": "rounds.transcript",

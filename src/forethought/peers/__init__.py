@@ -1,0 +1,1 @@
+"""Gossip between real processes: under torchrun, or between sites over gRPC."""

@@ -1,0 +1,282 @@
+"""Neighbours over torch.distributed: a gloo group for each pair, and threads that stay.
+
+The default process group does not survive a death, and a time-out on one of gloo's operations
+breaks its connection for good. So every two neighbours have a group of their own, made from the
+store alone, whose operations wait for ever; each pair has one thread that receives and one that
+sends; and who is living is told by signs of life, not by operations that fail.
+
+A worker that was killed and started again makes new groups: a pair's name in the store holds how
+often each side has begun.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, Store
+
+from forethought.exchange.codec import DecodeError
+from forethought.peers import wire
+from forethought.peers.links import BEAT_EVERY, Arrived, Deliver, Refused
+
+# Torch's type stubs do not know that a group sends and receives.
+_Group: TypeAlias = Any
+_FOR_EVER = timedelta(days=365)
+# Seconds to make a group once both sides are there, and between two looks for the other side.
+_MEET, _LOOK = 20.0, 0.2
+# Messages on their way to one neighbour; a stopped one must not fill the memory.
+_QUEUE = 8
+
+
+class StoreError(RuntimeError):
+    """The workers' meeting place cannot be reached."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where workers find each other: a store of torch's, which must live as long as any may come.
+
+    Args:
+        host, port: of the store. name: of the run. seconds: to reach it.
+    """
+
+    host: str
+    port: int
+    name: str = "gossip"
+    seconds: float = 60.0
+
+    def store(self) -> Store:
+        """A connection of one's own: a waiting one blocks whoever shares it.
+
+        Raises:
+            StoreError: nobody answers there.
+        """
+        try:
+            found = TCPStore(
+                self.host,
+                self.port,
+                is_master=False,
+                timeout=timedelta(seconds=self.seconds),
+                wait_for_workers=False,
+            )
+        except RuntimeError as error:
+            raise StoreError(
+                f"no store of torch.distributed answers at {self.host}:{self.port}: start all "
+                f"workers with torchrun, or with the same MASTER_ADDR and MASTER_PORT ({error})"
+            ) from None
+        return PrefixStore(self.name, found)
+
+
+class GlooPairs:
+    """Links to some workers; see :class:`~forethought.peers.links.Links`.
+
+    Args:
+        meeting: where workers find each other. me: own place. peers: the neighbours'.
+        most: entries of the longest vector that may come.
+        largest: entries beyond it in absolute value are refused.
+
+    Raises:
+        StoreError: no store there.
+
+    Attributes:
+        life: how often this worker has begun, this time included.
+    """
+
+    def __init__(
+        self, meeting: Meeting, me: int, peers: Iterable[int], most: int, largest: float
+    ) -> None:
+        self.meeting, self.me = meeting, me
+        self.most, self.largest = most, largest
+        self.life = int(meeting.store().add(f"life/{me}", 1))
+        self._pairs = {peer: _Pair(self, peer) for peer in peers}
+
+    def start(self, deliver: Deliver) -> None:
+        """See Links."""
+        for pair in self._pairs.values():
+            pair.start(deliver)
+
+    def send(self, to: int, message: Any) -> None:
+        """See Links."""
+        self._pairs[to].put(message)
+
+    def heard(self, peer: int) -> float | None:
+        """See Links."""
+        return self._pairs[peer].heard
+
+    def over(self, peer: int) -> bool:
+        """See Links."""
+        return self._pairs[peer].over
+
+    def close(self, seconds: float) -> None:
+        """See Links. Threads that wait for a stopped neighbour are left to the process's end."""
+        until = time.monotonic() + seconds
+        for pair in self._pairs.values():
+            pair.end()
+        for pair in self._pairs.values():
+            pair.join(until)
+
+
+class _Pair:
+    """One neighbour: its group, the thread that receives, the thread that sends."""
+
+    def __init__(self, links: GlooPairs, peer: int) -> None:
+        self._links, self._peer = links, peer
+        self._other = 0 if peer < links.me else 1  # rank in the pair
+        self._low, self._high = sorted((links.me, peer))
+        self.heard: float | None = None
+        self.over = False
+        self._ending = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._outgoing: queue.Queue[Any] | None = None
+        self._lock = threading.Lock()
+
+    def start(self, deliver: Deliver) -> None:
+        name = f"gossip-with-{self._peer}"
+        thread = threading.Thread(target=self._live, args=(deliver,), name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def put(self, message: Any) -> None:
+        with self._lock:
+            if self._outgoing is not None:
+                with contextlib.suppress(queue.Full):
+                    self._outgoing.put_nowait(message)
+
+    def end(self) -> None:
+        self._ending.set()
+        with self._lock:
+            if self._outgoing is not None:
+                with contextlib.suppress(queue.Full):
+                    self._outgoing.put_nowait(None)
+
+    def join(self, until: float) -> None:
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    # ---- the receiving thread, which makes the group and begins the other one
+
+    def _live(self, deliver: Deliver) -> None:
+        met = (0, 0)
+        try:
+            store = self._links.meeting.store()
+            while not self._ending.is_set() and not self.over:
+                lives = self._lives(store)
+                if lives is None or lives == met or not self._here(store, lives):
+                    self._ending.wait(_LOOK)
+                    continue
+                met = lives
+                group = self._group(store, lives)
+                if group is None:  # its thread has the store for itself
+                    store = self._links.meeting.store()
+                else:
+                    self._receive(group, deliver)
+        except (StoreError, RuntimeError) as error:
+            # The store is gone: who is connected stays so, and nobody can come back.
+            deliver(Refused(self._peer, f"worker {self._peer} cannot be met again: {error}"))
+
+    def _lives(self, store: Store) -> tuple[int, int] | None:
+        key = f"life/{self._peer}"
+        if not store.check([key]):
+            return None
+        its, own = int(store.get(key)), self._links.life
+        return (own, its) if self._low == self._links.me else (its, own)
+
+    def _here(self, store: Store, lives: tuple[int, int]) -> bool:
+        """Say that this side is there; whether the other is."""
+        name = self._name(lives)
+        store.set(f"{name}/here/{1 - self._other}", "1")
+        return bool(store.check([f"{name}/here/{self._other}"]))
+
+    def _name(self, lives: tuple[int, int]) -> str:
+        return f"pair/{self._low}-{self._high}/{lives[0]}-{lives[1]}"
+
+    def _group(self, store: Store, lives: tuple[int, int]) -> _Group | None:
+        """The pair's group; None where the other side died while it was made."""
+        made: list[_Group] = []
+
+        def make() -> None:
+            own = PrefixStore(self._name(lives), store)
+            with contextlib.suppress(RuntimeError):
+                # The time that is given here holds for all operations of the group.
+                made.append(ProcessGroupGloo(own, 1 - self._other, 2, _FOR_EVER))
+
+        thread = threading.Thread(target=make, daemon=True)
+        thread.start()
+        thread.join(_MEET)
+        return made[0] if made else None
+
+    def _receive(self, group: _Group, deliver: Deliver) -> None:
+        outgoing: queue.Queue[Any] = queue.Queue(_QUEUE)
+        with self._lock:
+            self._outgoing = outgoing
+        sender = threading.Thread(target=self._send, args=(group, outgoing), daemon=True)
+        self._threads.append(sender)
+        sender.start()
+        self.heard = time.monotonic()
+        header = torch.empty(wire.HEADER, dtype=torch.int64)
+        try:
+            while True:
+                group.recv([header], self._other, 0).wait()
+                self.heard = time.monotonic()
+                read = header.numpy()
+                kind, length = int(read[1]), wire.length_of(read, self._links.most)
+                vector = None
+                if length:
+                    vector = torch.empty(length)
+                    group.recv([vector], self._other, 1).wait()
+                if kind == wire.BYE:
+                    self.over = True
+                    break
+                if kind != wire.BEAT:
+                    self._deliver(read, vector, deliver)
+        except RuntimeError:
+            pass  # it died, or we are told so
+        except DecodeError as error:
+            deliver(Refused(self._peer, f"worker {self._peer} says {error}: no more of it is read"))
+        finally:
+            self.heard = None
+            with self._lock:
+                self._outgoing = None
+            with contextlib.suppress(queue.Full):
+                outgoing.put_nowait(None)
+        sender.join()
+
+    def _deliver(self, header: wire.Header, vector: torch.Tensor | None, deliver: Deliver) -> None:
+        held = None if vector is None else vector.numpy()
+        try:
+            message = wire.decode(header, held, self._links.largest)
+        except DecodeError as error:
+            deliver(Refused(self._peer, f"a message of worker {self._peer} was refused: {error}"))
+            return
+        deliver(Arrived(self._peer, message))
+
+    # ---- the sending thread
+
+    def _send(self, group: _Group, outgoing: queue.Queue[Any]) -> None:
+        with contextlib.suppress(RuntimeError):
+            while True:
+                try:
+                    message = outgoing.get(timeout=BEAT_EVERY)
+                except queue.Empty:
+                    self._out(group, wire.sign(wire.BEAT))
+                    continue
+                if message is None:
+                    if self._ending.is_set():
+                        self._out(group, wire.sign(wire.BYE))
+                    return
+                self._out(group, *wire.encode(message))
+
+    def _out(self, group: _Group, header: wire.Header, vector: Any = None) -> None:
+        group.send([torch.from_numpy(header)], self._other, 0).wait()
+        if vector is not None:
+            held = vector if vector.flags.writeable else vector.copy()
+            group.send([torch.from_numpy(held)], self._other, 1).wait()

@@ -1,0 +1,118 @@
+"""A message between workers that share a cluster: one small header, then the vector as it lies.
+
+No copy, no signature: whoever reaches a worker's sockets inside a cluster is trusted to be who it
+says, and what it may send is judged all the same. Between sites frames are signed
+(:mod:`forethought.exchange.signed`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forethought.exchange.codec import DecodeError, layout
+from forethought.exchange.messages import KINDS, Vector
+
+Header = NDArray[np.int64]
+_MAGIC, _INTS = 0x46544750, 8
+# Entries: magic, kind, entries of the vector, then the message's whole numbers.
+HEADER = 3 + _INTS
+# In place of a kind: a sign of life, and the last word.
+BEAT, BYE = 0, -1
+
+
+def sign(kind: int) -> Header:
+    """The header of a sign of life, or of the last word."""
+    header = np.zeros(HEADER, np.int64)
+    header[:2] = _MAGIC, kind
+    return header
+
+
+def encode(message: Any) -> tuple[Header, Vector | None]:
+    """Header and vector of a registered message.
+
+    Raises:
+        ValueError: not registered, or more than one vector and whole numbers.
+    """
+    number = next((number for number, kind in KINDS.items() if type(message) is kind), None)
+    if number is None:
+        raise ValueError(f"{type(message).__name__} is no registered message: see register()")
+    kind: type = type(message)
+    numbers, vector = _fields(kind)
+    header = sign(number)
+    for place, name in enumerate(numbers):
+        header[3 + place] = getattr(message, name)
+    if vector is None:
+        return header, None
+    held: Vector = np.ascontiguousarray(getattr(message, vector), dtype=np.float32)
+    header[2] = len(held)
+    return header, held
+
+
+def length_of(header: Header, most: int) -> int:
+    """Entries of the vector that follows a header; judged before anything is allocated for it.
+
+    Raises:
+        DecodeError: no header, an unknown kind, or too long.
+    """
+    if int(header[0]) != _MAGIC:
+        raise DecodeError("no message of this library, or of another version")
+    kind, length = int(header[1]), int(header[2])
+    if kind in (BEAT, BYE):
+        return 0
+    if kind not in KINDS:
+        raise DecodeError(f"message kind {kind} is unknown here")
+    if not 0 <= length <= most:
+        raise DecodeError(f"a vector of {length} entries, where {most} are the most")
+    return length
+
+
+def decode(header: Header, vector: Vector | None, largest: float) -> Any:
+    """The message of a header and the vector behind it.
+
+    Args:
+        largest: no entry may be beyond it in absolute value.
+
+    Raises:
+        DecodeError: a vector where there is none or the reverse, NaN, ∞, or too large.
+    """
+    kind = KINDS[int(header[1])]
+    numbers, name = _fields(kind)
+    if (name is None) != (vector is None):
+        raise DecodeError(f"{kind.__name__} came {'with' if name is None else 'without'} a vector")
+    values: dict[str, Any] = {n: int(header[3 + place]) for place, n in enumerate(numbers)}
+    if name is not None and vector is not None:
+        require_within(vector, largest, f"{kind.__name__}.{name}")
+        vector.flags.writeable = False
+        values[name] = vector
+    return kind(**values)
+
+
+def require_within(vector: Vector, largest: float, what: str) -> None:
+    """Refuse a vector that is not finite, or too large.
+
+    Raises:
+        DecodeError: says which.
+    """
+    # Both ends at once; a NaN anywhere makes both NaN, and a comparison with NaN is false.
+    low, high = (float(vector.min()), float(vector.max())) if len(vector) else (0.0, 0.0)
+    if -largest <= low and high <= largest:
+        return
+    if not np.isfinite(vector).all():
+        raise DecodeError(f"{what} holds NaN or ∞")
+    raise DecodeError(f"{what} goes to {max(-low, high):.3g}; {largest:g} is the largest")
+
+
+@lru_cache(maxsize=64)
+def _fields(kind: type) -> tuple[tuple[str, ...], str | None]:
+    """(names of whole numbers, name of the vector)."""
+    types: Mapping[str, str] = dict(layout(kind))
+    numbers = tuple(name for name, type_ in types.items() if type_ == "int")
+    others = [name for name, type_ in types.items() if type_ != "int"]
+    if len(numbers) > _INTS or len(others) > 1 or (others and types[others[0]] != "float32"):
+        raise ValueError(f"{kind.__name__} has more than whole numbers and one vector")
+    return numbers, others[0] if others else None
