@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from forethought.federated.secure_aggregation.settings import (
         SecureAggregationError as SecureAggregationError,
     )
+    from forethought.gossip.clipping import NeighbourError as NeighbourError
+    from forethought.gossip.compression import PayloadError as PayloadError
     from forethought.gossip.graphs import GraphError as GraphError
     from forethought.gossip.mixing import MixingError as MixingError
     from forethought.gradients.fallback import SlowGradientsWarning as SlowGradientsWarning
@@ -74,7 +76,9 @@ _HOME = {
     "LedgerError": "exchange.ledger",
     "LogError": "exchange.log",
     "MixingError": "gossip.mixing",
+    "NeighbourError": "gossip.clipping",
     "NonFiniteRecordsWarning": "training.fit",
+    "PayloadError": "gossip.compression",
     "PlanError": "planning.plan_request",
     "RosterError": "exchange.roster",
     "RoundError": "rounds.private_sum",
