@@ -122,7 +122,9 @@ def mixed(own: Vector, sent: Vector, received: Vector, weight: float) -> Vector:
 
     Args:
         own: the worker's weights now. sent: its replica at the neighbour. received: the neighbour's
-            replica here. weight: of the neighbour in the worker's row, such as 1/2.
+            replica here. weight: of the neighbour in the worker's row, such as 1/2;
+            with few weights a message take less of it (a consensus step near ``fraction``), or
+            agreement comes slowly.
     """
     return own + np.float32(weight) * (received - sent)
 
