@@ -189,6 +189,8 @@ class Simulator:
                 self._send(_TO_SERVER, client, effect.message)
             elif isinstance(effect, Compute):
                 seconds = self.times.compute[client] * self._factor()
+                if self.times.factors is not None:
+                    seconds *= self.times.factors(client, effect.round)
                 if self._varies[self.federation.members[client].plan]:
                     seconds *= self._size(client, effect.round)
                 self._busy[client] += seconds

@@ -7,9 +7,11 @@ for, so that a simulation that asks in the same order gets the same ones.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -87,3 +89,71 @@ def lognormal_speeds(machines: int, sigma: float, seed: int, seconds: float = 1.
     """Seconds of each machine for one unit of work, lognormal over the machines with a median."""
     draw = LogNormal(sigma, [seed, 1])
     return [seconds * draw() for _ in range(whole("machines", machines))]
+
+
+@dataclass(frozen=True)
+class Hiccups:
+    """In every round one machine, drawn anew, takes longer (Xu, Zhang and Wang, Case I).
+
+    A function of seed, machine and round: whoever waits for whom, the same rounds are slow.
+
+    Args:
+        machines: how many. factor: on the seconds of the slow one. seed: public.
+    """
+
+    machines: int
+    factor: float = 2.0
+    seed: int = 0
+
+    def __call__(self, machine: int, round: int) -> float:
+        """What a machine's seconds are multiplied by in its round."""
+        digest = hashlib.blake2b(f"hiccup {self.seed} {round}".encode(), digest_size=8).digest()
+        slow = int.from_bytes(digest, "little") % self.machines
+        return self.factor if machine == slow else 1.0
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Factors that were measured: each machine goes through its row again and again.
+
+    Args:
+        rows: one of each machine, in its own time; a trace with fewer rows than machines is dealt
+            out in turns.
+
+    Raises:
+        ValueError: no rows, an empty one, or a factor that is not positive.
+    """
+
+    rows: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        if not self.rows or not all(self.rows):
+            raise ValueError("a trace needs a row of at least one number for some machine")
+        for row in self.rows:
+            for factor in row:
+                real("a factor of a trace", factor, above=0)
+
+    def __call__(self, machine: int, round: int) -> float:
+        """What a machine's seconds are multiplied by in its round."""
+        row = self.rows[machine % len(self.rows)]
+        return row[round % len(row)]
+
+
+def read_trace(path: str | Path) -> Trace:
+    """A trace from a text file: a line a machine, its factors in turn; # begins a comment.
+
+    Raises:
+        ValueError: a line that holds something else. OSError: no such file.
+    """
+    rows = []
+    for number, line in enumerate(Path(path).read_text("utf-8").splitlines(), 1):
+        words = line.partition("#")[0].replace(",", " ").split()
+        if not words:
+            continue
+        try:
+            rows.append(tuple(float(word) for word in words))
+        except ValueError:
+            raise ValueError(
+                f"{path}, line {number}: {line.strip()!r} are no numbers; write one factor a round"
+            ) from None
+    return Trace(tuple(rows))

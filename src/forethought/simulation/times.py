@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from forethought.simulation.speeds import Outage, Way
 
+Factors = Callable[[int, int], float]
 # Bytes of a frame besides its vector.
 OVERHEAD = 256
 
@@ -24,6 +25,7 @@ class Times:
         way: of every message.
         straggling: σ of a lognormal factor on every single computation.
         outages: when machines are away.
+        factors: from a machine and its round to what its seconds are multiplied by; None: 1.
         seed: of all this.
     """
 
@@ -32,3 +34,4 @@ class Times:
     straggling: float = 0.0
     outages: tuple[Outage, ...] = ()
     seed: int = 0
+    factors: Factors | None = None

@@ -1,0 +1,348 @@
+"""A(DP)²SGD (Xu, Zhang and Wang, Algorithm 1): gradients and averaging go on side by side.
+
+A gradient is taken at the copy that the worker had when the computation began; meanwhile exchanges
+change its weights, and the noised update is subtracted from what they are when it is done. In an
+exchange both sides send what they hold, and each moves by the mixing's weight times the difference
+*of what was sent*: so the sum over all workers stays what it was, whatever happened in between, and
+nobody waits for an answer. One that comes too late, or from a worker that thinks otherwise of who
+is living, is left out by both sides alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from forethought.exchange.messages import Vector
+from forethought.exchange.storing import LedgerState
+from forethought.gossip import events as on
+from forethought.gossip.count import estimate, moved
+from forethought.gossip.events import Received, Send
+from forethought.gossip.gossip import Gossip
+from forethought.gossip.messages import ANSWER, LAST, Hello, Known, Message, Weights
+from forethought.gossip.worker import Effects, Releases
+
+_HALF = np.float32(0.5)
+
+
+@dataclass(slots=True)
+class _Sent:
+    """What an exchange compares with: own vector and count, and whose answers are to come."""
+
+    vector: Vector
+    count: int
+    sources: dict[int, float]
+
+
+@dataclass(slots=True)
+class _Return:
+    """A worker that is back: whose word is missing, who may give its weights, if anybody spoke."""
+
+    unsure: set[int]
+    ready: set[int] = field(default_factory=set)
+    heard: bool = False
+
+
+class AsynchronousWorker:
+    """One worker's decisions; see the module and :class:`~forethought.gossip.worker.Releases`.
+
+    Args:
+        gossip, me, weights, ledger: see there.
+
+    Attributes:
+        own: its releases. finished: why it ended; None: it has not.
+    """
+
+    __slots__ = (
+        "_early",
+        "_known",
+        "_left",
+        "_living",
+        "_lost",
+        "_matrices",
+        "_pending",
+        "_return",
+        "_sent",
+        "finished",
+        "gossip",
+        "me",
+        "own",
+        "step",
+    )
+
+    def __init__(
+        self, gossip: Gossip, me: int, weights: Vector, ledger: LedgerState | None = None
+    ) -> None:
+        self.gossip, self.me = gossip, me
+        self.own = Releases(gossip, me, weights, ledger)
+        self.finished: str | None = None
+        self.step = -1
+        self._sent: dict[int, _Sent] = {}
+        self._early: dict[int, dict[int, Weights]] = {}
+        # What others know of this worker is in their messages; this is what it knows of them.
+        self._known: dict[int, int] = {}
+        self._lost: set[int] = set()
+        self._living: frozenset[int] | None = None
+        self._matrices: dict[int, tuple[tuple[int, ...], dict[int, float]]] = {}
+        self._return: _Return | None = None
+        self._pending: on.GradientDone | None = None
+        # Exchanges until the end, once the end is known.
+        self._left: int | None = None
+
+    @property
+    def updates(self) -> int:
+        """How many were committed."""
+        return self.own.updates
+
+    @property
+    def weights(self) -> Vector:
+        """The worker's model, float32, shape (parameters,)."""
+        return self.own.weights
+
+    def handle(self, event: on.Event) -> Effects:
+        """What an event leads to."""
+        if isinstance(event, Received):
+            return self._received(event.sender, event.message)
+        if self.finished is not None:
+            return []
+        if isinstance(event, on.Mix):
+            return self._mix(event.step)
+        if isinstance(event, on.GradientDone):
+            return self._computed(event)
+        if isinstance(event, on.PeerLost):
+            self._lost.add(event.peer)
+            return self._changed()
+        if isinstance(event, on.PeerBack):
+            self._lost.discard(event.peer)
+            if self._return is not None and not self._return.ready:
+                self._return.unsure.add(event.peer)
+            return self._changed()
+        if isinstance(event, on.Started):
+            return self._started(bool(event.returning))
+        if isinstance(event, on.Stop):
+            self._ends(0)
+            return self._end("stopped")
+        return _alarm("event", f"{type(event).__name__} is for another rule")
+
+    # ---- the beginning, and coming back
+
+    def _started(self, returning: bool) -> Effects:
+        if not returning and not self.own.updates:
+            return self._next()
+        self._sent.clear()
+        self._early.clear()
+        self._return = _Return(set(self.gossip.mixing.graph.neighbours(self.me)) - self._lost)
+        return self._ask()
+
+    def _ask(self) -> Effects:
+        """Say Hello to those whose answer is missing."""
+        back = self._return
+        if back is None:
+            return []
+        if back.unsure:
+            hello = Hello(self.own.updates, self.step, 0)
+            return [Send(other, hello) for other in sorted(back.unsure)]
+        if back.ready:
+            return [Send(min(back.ready), Hello(self.own.updates, self.step, 1))]
+        if not back.heard:
+            return []  # alone: nobody knows what was released, and nothing more is
+        # All neighbours came back at once: the weights that were stored are as good as any.
+        self._return = None
+        return self._next()
+
+    def _heard(self, sender: int, message: Known | Weights) -> Effects:
+        """A neighbour said what it knows of this worker."""
+        if message.known > self.own.updates:
+            return self._set_back(sender, message.known)
+        back = self._return
+        if back is None:
+            return []
+        back.heard = True
+        if isinstance(message, Weights):
+            if back.unsure:
+                return []
+            # Taken whole: what this worker has is old, and would drag the others back.
+            self.own.held, self.own.count = message.vector, message.count
+            self._return = None
+            return self._next()
+        if sender not in back.unsure:
+            return []
+        back.unsure.discard(sender)
+        if message.ready:
+            back.ready.add(sender)
+        return [] if back.unsure else self._ask()
+
+    def _set_back(self, sender: int, known: int) -> Effects:
+        text = (
+            f"worker {sender} knows of {known} updates of this worker, its ledger has "
+            f"{self.own.updates}: the ledger was set back. Nothing more is released; restore the "
+            "newest ledger"
+        )
+        return [*_alarm("ledger set back", text), *self._end("ledger set back")]
+
+    # ---- gradients
+
+    def _next(self) -> Effects:
+        if self._return is not None or self._left is not None:
+            return []
+        if self._pending is not None:
+            done, self._pending = self._pending, None
+            return self._computed(done)
+        return self.own.begin()
+
+    def _computed(self, done: on.GradientDone) -> Effects:
+        if self._left is not None:
+            return []  # not released: it costs nothing
+        if self._return is not None:
+            self._pending = done
+            return []
+        effects = self.own.release(done, self.step)
+        return effects + self._next()
+
+    # ---- exchanges
+
+    def _mix(self, step: int) -> Effects:
+        if step <= self.step:
+            return _alarm("step", f"exchange {step} came after {self.step}")
+        self.step = step
+        if self._return is not None:
+            return self._ask()
+        if self._left is not None:
+            if not self._left:
+                return self._end("counted")
+            self._left -= 1
+        while self._sent and (oldest := next(iter(self._sent))) <= step - self.gossip.window:
+            del self._sent[oldest]
+        targets, sources = self._with_whom(step)
+        own = self.own
+        self._sent[step] = _Sent(own.held, own.count, sources)
+        left = -1 if self._left is None else self._left
+        effects: Effects = [
+            Send(other, own.message(step, self._known.get(other, 0), left)) for other in targets
+        ]
+        if self._early:
+            waiting = self._early.pop(step, {})
+            self._early = {later: held for later, held in self._early.items() if later > step}
+            for sender, message in waiting.items():
+                effects += self._average(sender, message)
+        return effects
+
+    def _with_whom(self, step: int) -> tuple[tuple[int, ...], dict[int, float]]:
+        """To whom this worker sends in a step, and whose weights it takes, and how much."""
+        mixing = self.gossip.mixing
+        if mixing.kind == "matchings":
+            other = mixing.partner(step, self.me, self._living)
+            return ((), {}) if other is None else ((other,), {other: 0.5})
+        targets, sources = self._rows(step % mixing.period)
+        return targets, dict(sources)
+
+    def _rows(self, place: int) -> tuple[tuple[int, ...], dict[int, float]]:
+        """The same of one matrix of a period, kept: fractions are slow."""
+        found = self._matrices.get(place)
+        if found is None:
+            mixing = self.gossip.mixing
+            row = mixing.weights(place, self.me, self._living)
+            sources = {other: float(part) for other, part in row.items() if other != self.me}
+            found = (mixing.receivers(place, self.me, self._living), sources)
+            self._matrices[place] = found
+        return found
+
+    def _received(self, sender: int, message: Message) -> Effects:
+        if sender == self.me or not self.gossip.mixing.graph.joins(self.me, sender):
+            return _alarm("stranger", f"a message from worker {sender}, which is no neighbour")
+        if self.finished is not None:
+            return self._answer(sender, message)
+        if isinstance(message, Hello):
+            self._known[sender] = max(self._known.get(sender, 0), message.round)
+            return self._answer(sender, message)
+        if isinstance(message, Known):
+            return self._heard(sender, message)
+        refusal = self.own.refusal(sender, message)
+        if refusal is not None:
+            return _alarm("weights", refusal)
+        self._known[sender] = max(self._known.get(sender, 0), message.round)
+        if message.base < 0 or message.known > self.own.updates:
+            effects = self._heard(sender, message)
+            if message.base != LAST or self.finished is not None:
+                return effects
+            self.own.held, self.own.count = message.vector, message.count
+            return self._end("neighbour")
+        if self._return is not None:
+            return []
+        if message.base > self.step:
+            if message.base <= self.step + self.gossip.window:
+                self._early.setdefault(message.base, {})[sender] = message
+            return []
+        return self._average(sender, message)
+
+    def _answer(self, sender: int, message: Message) -> Effects:
+        """To a Hello; and a worker that has ended tells whoever still exchanges."""
+        if self.finished is not None:
+            if isinstance(message, Known) or self.finished == "ledger set back":
+                return []
+            if isinstance(message, Weights) and message.base == LAST:
+                return []
+            return [Send(sender, self.own.message(LAST, self._known.get(sender, 0)))]
+        if not isinstance(message, Hello):
+            return []
+        # What was known before this Hello: a ledger that was set back says a smaller number.
+        known = self._known.get(sender, 0)
+        ready = self._return is None
+        if message.wanted and ready:
+            return [Send(sender, self.own.message(ANSWER, known))]
+        return [Send(sender, Known(self.own.updates, self.step, known, int(ready)))]
+
+    def _average(self, sender: int, message: Weights) -> Effects:
+        sent = self._sent.get(message.base)
+        weight = None if sent is None else sent.sources.pop(sender, None)
+        if sent is None or weight is None:
+            return []
+        own = self.own
+        change = message.vector - sent.vector
+        if self.gossip.clip is not None:
+            change = clipped(change, self.gossip.clip)
+        change *= _HALF if weight == 0.5 else np.float32(weight)
+        own.held = np.add(own.held, change, out=change)
+        own.count += moved(sent.count, message.count, weight)
+        if message.left >= 0:
+            self._ends(message.left)
+        elif estimate(own.count, self.gossip.workers) >= self.gossip.total:
+            self._ends(self.gossip.settle)
+        return [] if sent.sources else [on.Mixed(message.base)]
+
+    # ---- the end
+
+    def _ends(self, steps: int) -> None:
+        self._left = steps if self._left is None else min(steps, self._left)
+
+    def _end(self, reason: str) -> Effects:
+        self.finished = reason
+        self._sent.clear()
+        self._early.clear()
+        return [on.Finished(self.own.weights, reason)]
+
+    def _changed(self) -> Effects:
+        """Somebody was lost or is back: exchanges are with the living, and somebody may do without
+        an answer now."""
+        everybody = self.gossip.workers
+        self._matrices.clear()
+        self._living = frozenset(range(everybody)) - self._lost if self._lost else None
+        for sent in self._sent.values():
+            for other in self._lost & sent.sources.keys():
+                del sent.sources[other]
+        if self._return is None:
+            return []
+        self._return.unsure -= self._lost
+        self._return.ready -= self._lost
+        return self._ask()
+
+
+def clipped(change: Vector, norm: float) -> Vector:
+    """A difference, shortened to ``norm`` where it is longer."""
+    length = float(np.linalg.norm(change))
+    return change if length <= norm else change * np.float32(norm / length)
+
+
+def _alarm(code: str, text: str) -> Effects:
+    return [on.Alarm(code, text)]

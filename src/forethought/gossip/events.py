@@ -1,0 +1,138 @@
+"""What happens to a worker, and what it wants done: events in, effects out.
+
+A worker has no clock, no socket and no randomness. Its driver calls ``handle(event)`` and executes
+the effects that come back *in order, each whole before the next*: what was committed is durable
+before anything is sent. ``Commit``, ``Acknowledged``, ``Send`` and ``Alarm`` are those of
+:mod:`forethought.exchange.events`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from forethought.exchange.events import Acknowledged as Acknowledged
+from forethought.exchange.events import Alarm as Alarm
+from forethought.exchange.events import Commit as Commit
+from forethought.exchange.events import Send as Send
+from forethought.exchange.messages import Vector
+
+# ---- events
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The worker may begin.
+
+    Args:
+        returning: 1 for a worker that was away, or that a crash or a backup made anew: before it
+            computes, its neighbours say what they know of it, and it takes their weights.
+    """
+
+    returning: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Begin exchange ``step``; the driver paces them, and every step comes once, in order."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GradientDone:
+    """A trainer finished what a :class:`ComputeGradient` asked for.
+
+    Args:
+        round: of the worker's own plan. vector: the noised mean, float32, shape (parameters,).
+        rounds: private rounds of the plan that are done now.
+        input_hash: 32 bytes: of the weights it was computed on.
+        state: the trainer's own, to go on from after a restart.
+    """
+
+    round: int
+    vector: Vector
+    rounds: int
+    input_hash: bytes
+    state: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Received:
+    """A message came, its sender's identity checked."""
+
+    sender: int
+    message: Any
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLost:
+    """A neighbour does not answer: matchings are drawn without it."""
+
+    peer: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerBack:
+    """A neighbour answers again."""
+
+    peer: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reduced:
+    """The mean over all workers of what an :class:`AllReduce` handed in."""
+
+    round: int
+    vector: Vector
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The deadline has come, or the owner ends the worker: no more gradients."""
+
+
+Event: TypeAlias = Started | Mix | GradientDone | Received | PeerLost | PeerBack | Reduced | Stop
+
+# ---- effects
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ComputeGradient:
+    """The worker's next private round, on these weights; the answer is :class:`GradientDone`."""
+
+    round: int
+    weights: Vector
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """Everything that exchange ``step`` waits for has come."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AllReduce:
+    """Average this vector over all workers; the answer is :class:`Reduced`."""
+
+    round: int
+    vector: Vector
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Finished:
+    """The worker has nothing more to do; it still answers neighbours that are behind.
+
+    Args:
+        weights: its model, float32, shape (parameters,).
+        reason: "counted", "stopped", "neighbour", "rounds" or "ledger set back".
+    """
+
+    weights: Vector
+    reason: str
+
+
+Effect: TypeAlias = (
+    ComputeGradient | Mixed | AllReduce | Finished | Send | Commit | Acknowledged | Alarm
+)

@@ -1,0 +1,244 @@
+"""The Gossip: one frozen value that all workers agree on before anything is sent.
+
+It holds every worker's plan, the graph and its mixing, and when everybody stops. Nobody has a say
+in what a worker releases but its own plan. Sources: A(DP)²SGD (Xu, Zhang and Wang, Algorithm 1);
+D-PSGD (Lian et al. 2017); gradient tracking (Nedić, Olshevsky and Shi 2017).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+
+from forethought.checks import one_of, real, whole
+from forethought.exchange.messages import Vector
+from forethought.gossip.graphs import Graph
+from forethought.gossip.mixing import Mixing
+from forethought.plans import Plan
+from forethought.samplings import expected_batch
+from forethought.serialisation import Stored, build, canonical, exact_keys
+
+Rule = Literal["asynchronous", "synchronous", "allreduce"]
+
+
+class GossipError(ValueError):
+    """A gossip that cannot be, or that a worker does not fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One worker.
+
+    Args:
+        name: for people; unique. plan: place of its plan in the gossip's plans.
+        public_key: Ed25519, 32 bytes in hexadecimal; "" where nothing is signed (a simulation).
+    """
+
+    name: str
+    plan: int = 0
+    public_key: str = ""
+
+
+@dataclass(frozen=True)
+class Gossip(Stored):
+    """Everything that the workers agree on.
+
+    Args:
+        members: the workers; a worker is its place in here, and its node in the graph.
+        plans: the different plans of the members.
+        mixing: the graph, and with what weights neighbours average.
+        parameters: of the model. architecture: digest of its names and shapes.
+        start: digest of the first weights, :func:`digest_of`; "": not checked (a simulation).
+        rounds: R. Asynchronously everybody stops when K·R updates were made by all together, each
+            worker at most as many as its plan has; otherwise after R rounds.
+        rule: ``"asynchronous"``: A(DP)²SGD, nobody waits; ``"synchronous"``: D-PSGD, everybody
+            waits for its neighbours; ``"allreduce"``: SYNC, everybody waits for all.
+        momentum: of the steps along noised means; post-processing.
+        tracking: gradient tracking: neighbours exchange an estimate of the mean update as well.
+        largest: a neighbour's weights beyond this in absolute value are refused.
+        clip: norm to which the difference from a neighbour is clipped; None: it is not.
+        window: exchange steps for which a late answer still counts.
+        settle: exchange steps after the last update, so that all come to agree.
+        seed: of the simulation. nonce: drawn with the roster, so that no two runs have one name.
+
+    Raises:
+        GossipError: parts that contradict each other.
+    """
+
+    SCHEMA: ClassVar[str] = "forethought/gossip/1"
+    CALLED: ClassVar[str] = "gossip"
+
+    members: tuple[Member, ...]
+    plans: tuple[Plan, ...]
+    mixing: Mixing
+    parameters: int
+    architecture: str
+    rounds: int
+    start: str = ""
+    rule: Rule = "asynchronous"
+    momentum: float = 0.0
+    tracking: bool = False
+    largest: float = 1e4
+    clip: float | None = None
+    window: int = 4
+    settle: int = 10
+    seed: int = 0
+    nonce: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("parameters", "rounds", "window"):
+            object.__setattr__(self, name, whole(name, getattr(self, name)))
+        one_of("rule", self.rule, get_args(Rule))
+        real("momentum", self.momentum, least=0, below=1)
+        real("largest", self.largest, above=0)
+        whole("settle", self.settle, least=0)
+        whole("seed", self.seed, least=0)
+        if self.clip is not None:
+            real("clip", self.clip, above=0)
+        if self.tracking and self.momentum:
+            raise GossipError("gradient tracking replaces momentum: set one of the two")
+        if self.tracking and self.rule == "allreduce":
+            raise GossipError("under 'allreduce' every worker has the mean itself: no tracking")
+        self._check_members()
+
+    def _check_members(self) -> None:
+        if len({member.name for member in self.members}) != len(self.members):
+            raise GossipError("two workers have one name: every worker needs its own")
+        if len(self.members) != self.mixing.graph.size:
+            raise GossipError(
+                f"{len(self.members)} workers on a graph of {self.mixing.graph.size}: give a graph "
+                "of as many"
+            )
+        for member in self.members:
+            if not 0 <= member.plan < len(self.plans):
+                raise GossipError(
+                    f"worker {member.name!r} has plan {member.plan}, there are {len(self.plans)}"
+                )
+            self._check_plan(member.name, self.plans[member.plan])
+
+    def _check_plan(self, name: str, plan: Plan) -> None:
+        first = self.plans[0]
+        if plan.use != first.use or plan.clip != first.clip:
+            raise GossipError(
+                f"worker {name!r} has another plan than the others: optimizer, step sizes and "
+                "clipping must be the same for all; noise, batch and rounds may differ"
+            )
+        options = dict(plan.optimizer.options)
+        if plan.optimizer.name != "sgd" or any(options.values()):
+            raise GossipError(
+                f"a worker steps by plain 'sgd', not {plan.optimizer.name!r} with {options}: give "
+                "the gossip momentum= or tracking= instead"
+            )
+        for part in plan.privacy.mechanism:
+            batch = expected_batch(part.sampling, plan.examples)
+            if batch < 1:
+                raise GossipError(
+                    f"worker {name!r} has too little data for its rate: {plan.examples} records "
+                    f"give an expected batch of {batch:.3g}, and it must hold at least one; raise "
+                    "the rate, or leave the worker out"
+                )
+        if self.rule != "asynchronous" and plan.rounds < self.rounds:
+            raise GossipError(
+                f"worker {name!r} has a plan of {plan.rounds} rounds, {self.rounds} are to be made"
+            )
+
+    @property
+    def workers(self) -> int:
+        """K."""
+        return len(self.members)
+
+    @property
+    def total(self) -> int:
+        """The global count at which everybody stops."""
+        return self.workers * self.rounds
+
+    @property
+    def coordinates(self) -> int:
+        """Length of an exchanged vector."""
+        return self.parameters * (2 if self.tracking else 1)
+
+    def plan(self, worker: int) -> Plan:
+        """A worker's plan."""
+        return self.plans[self.members[worker].plan]
+
+    def updates(self, worker: int) -> int:
+        """The most updates that a worker makes: its plan's rounds; synchronously R of them."""
+        own = self.plan(worker).rounds
+        return own if self.rule == "asynchronous" else min(own, self.rounds)
+
+    def require(self, architecture: str, start: Vector) -> None:
+        """Refuse a worker's model of another architecture or with other first weights.
+
+        Raises:
+            GossipError: names what differs.
+        """
+        if architecture != self.architecture or len(start) != self.parameters:
+            raise GossipError(
+                "this worker's model has another architecture than was agreed: all workers train "
+                "one model, with the same names and shapes"
+            )
+        if self.start and digest_of(start) != self.start:
+            raise GossipError(
+                "this worker's first weights are not those that were agreed: all workers begin "
+                "with the same ones; make the model with the agreed seed, or load them"
+            )
+
+    @cached_property
+    def run_id(self) -> bytes:
+        """32 bytes that name this gossip: workers with other plans or rules have another."""
+        text = "forethought gossip\n" + canonical(self.to_dict())
+        return hashlib.sha256(text.encode()).digest()
+
+    def _values(self) -> dict[str, Any]:
+        return {
+            **super()._values(),
+            "plans": [plan.to_dict() for plan in self.plans],
+            "mixing": _mixing_values(self.mixing),
+        }
+
+    @classmethod
+    def _restore(cls, values: dict[str, Any]) -> Gossip:
+        known = dict(values)
+        known["members"] = tuple(build(Member, row, "worker") for row in values["members"])
+        known["plans"] = tuple(Plan.from_dict(row) for row in values["plans"])
+        known["mixing"] = _mixing(values["mixing"])
+        return cls(**known)
+
+
+def digest_of(weights: Vector) -> str:
+    """What the first weights of all workers have in common."""
+    held = np.ascontiguousarray(weights, dtype="<f4")
+    return hashlib.sha256(b"weights\n" + held.tobytes()).hexdigest()
+
+
+def _mixing_values(mixing: Mixing) -> dict[str, Any]:
+    graph = mixing.graph
+    edges = None if graph.listed is None else [list(edge) for edge in graph.listed]
+    given = mixing.given
+    rows = None if given is None else [[[k, str(weight)] for k, weight in row] for row in given]
+    return {
+        "kind": mixing.kind,
+        "seed": mixing.seed,
+        "graph": {"kind": graph.kind, "size": graph.size, "edges": edges},
+        "given": rows,
+    }
+
+
+def _mixing(values: Mapping[str, Any]) -> Mixing:
+    exact_keys("mixing", values, ("kind", "seed", "graph", "given"))
+    graph, rows = values["graph"], values["given"]
+    exact_keys("graph", graph, ("kind", "size", "edges"))
+    edges = graph["edges"]
+    listed = None if edges is None else tuple((int(one), int(other)) for one, other in edges)
+    given = None
+    if rows is not None:
+        given = tuple(tuple((int(k), Fraction(weight)) for k, weight in row) for row in rows)
+    return Mixing(
+        values["kind"], Graph(graph["kind"], graph["size"], listed), values["seed"], given
+    )

@@ -1,0 +1,68 @@
+"""What workers say to each other: frozen values, no behaviour.
+
+``round`` is how many updates the sender's ledger holds, ``base`` the exchange step. ``known`` is
+how many updates of the *recipient* the sender has heard of: a ledger that was set back is
+recognised by it. ``count`` is the sender's share of the global count, in units of
+:data:`~forethought.gossip.count.UNIT`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from forethought.exchange.messages import Vector, register
+
+# Steps below 0 are no exchanges.
+ANSWER, LAST = -1, -2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weights:
+    """A worker's weights, to average with.
+
+    Args:
+        base: the exchange step; ANSWER: to a Hello that wanted them; LAST: the sender is done.
+        left: exchanges until the sender ends; -1: it does not know the end yet.
+        vector: float32, shape (coordinates,): weights, and tracked gradients where there are any.
+    """
+
+    round: int
+    base: int
+    known: int
+    count: int
+    left: int
+    vector: Vector
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hello:
+    """A worker is back: what do you know of me?
+
+    Args:
+        wanted: 1 where the answer is to be :class:`Weights`, 0 where :class:`Known`.
+    """
+
+    round: int
+    base: int
+    wanted: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Known:
+    """The answer to a Hello that did not want the weights.
+
+    Args:
+        ready: 1 where the sender has weights worth taking, and is not coming back itself.
+    """
+
+    round: int
+    base: int
+    known: int
+    ready: int
+
+
+Message: TypeAlias = Weights | Hello | Known
+
+for _number, _kind in ((64, Weights), (65, Hello), (66, Known)):
+    register(_number, _kind)

@@ -1,0 +1,55 @@
+"""How a worker steps along its own noised means: post-processing, torch-free.
+
+``"sgd"`` steps along the mean, or along a momentum of it. Gradient tracking (Nedić, Olshevsky and
+Shi 2017; DSGT) exchanges y besides w: y += u_new − u_old with every own update u, and w steps along
+y, whose average over the workers is the average of everybody's newest update.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from forethought.exchange.messages import Vector
+from forethought.gossip.gossip import Gossip
+from forethought.training.step_sizes import step_sizes
+
+
+class Steps:
+    """One worker's own.
+
+    Args:
+        gossip: says the rule. worker: whose plan has the step sizes.
+    """
+
+    __slots__ = ("_last", "_momentum", "_parameters", "_sizes", "_tracking", "_velocity")
+
+    def __init__(self, gossip: Gossip, worker: int) -> None:
+        self._sizes = step_sizes(gossip.plan(worker))
+        self._momentum = np.float32(gossip.momentum)
+        self._tracking, self._parameters = gossip.tracking, gossip.parameters
+        self._velocity: Vector | None = None
+        self._last: Vector | None = None
+
+    def step(self, held: Vector, round: int, mean: Vector) -> Vector:
+        """What the worker holds after an update; ``held`` is left as it is.
+
+        Args:
+            held: float32, shape (coordinates,). round: of the update.
+            mean: the noised mean, float32, shape (parameters,).
+        """
+        size = np.float32(self._sizes(round))
+        if not self._tracking:
+            direction = mean
+            if self._momentum:
+                if self._velocity is not None:
+                    direction = self._momentum * self._velocity + mean
+                self._velocity = direction
+            step: Vector = direction * size
+            np.subtract(held, step, out=step)
+            return step
+        after = held.copy()
+        weights, tracked = after[: self._parameters], after[self._parameters :]
+        tracked += mean if self._last is None else mean - self._last
+        self._last = mean
+        weights -= size * tracked
+        return after

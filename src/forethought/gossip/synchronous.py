@@ -1,0 +1,188 @@
+"""The rules that wait: D-PSGD for the neighbours, SYNC for everybody, in every round.
+
+D-PSGD (Lian et al. 2017): w ← Σ_j W[k, j] w_j − η u_k, the update being taken at the weights
+before the exchange, which goes on meanwhile. SYNC (Xu, Zhang and Wang, Section 5): an allreduce
+after every worker's step. A worker that dies holds everybody up: these are what A(DP)²SGD is
+compared with.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from forethought.exchange.messages import Vector
+from forethought.exchange.storing import LedgerState
+from forethought.gossip import events as on
+from forethought.gossip.events import Received, Send
+from forethought.gossip.gossip import Gossip, GossipError
+from forethought.gossip.messages import Weights
+from forethought.gossip.worker import Effects, Releases
+
+
+class SynchronousWorker:
+    """One worker of D-PSGD; see the module.
+
+    Args:
+        gossip, me, weights, ledger: see :class:`~forethought.gossip.worker.Releases`.
+
+    Raises:
+        GossipError: a ledger that holds updates already.
+
+    Attributes:
+        own: its releases. round: the present one. finished: why it ended; None: it has not.
+    """
+
+    __slots__ = (
+        "_before",
+        "_got",
+        "_matrices",
+        "_sources",
+        "_stepped",
+        "finished",
+        "gossip",
+        "me",
+        "own",
+        "round",
+    )
+
+    def __init__(
+        self, gossip: Gossip, me: int, weights: Vector, ledger: LedgerState | None = None
+    ) -> None:
+        _require_new(gossip, ledger)
+        self.gossip, self.me = gossip, me
+        self.own = Releases(gossip, me, weights)
+        self.finished: str | None = None
+        self.round = -1
+        self._before = self.own.held
+        self._sources: dict[int, float] = {}
+        self._got: dict[int, dict[int, Vector]] = {}
+        self._matrices: dict[int, tuple[tuple[int, ...], dict[int, float]]] = {}
+        self._stepped = False
+
+    @property
+    def updates(self) -> int:
+        """How many were committed."""
+        return self.own.updates
+
+    @property
+    def weights(self) -> Vector:
+        """The worker's model, float32, shape (parameters,)."""
+        return self.own.weights
+
+    def handle(self, event: on.Event) -> Effects:
+        """What an event leads to."""
+        if self.finished is not None:
+            return []
+        if isinstance(event, Received):
+            return self._received(event.sender, event.message)
+        if isinstance(event, on.GradientDone):
+            effects = self.own.release(event, self.round)
+            self._stepped = self.own.updates > self.round
+            return effects + self._go_on()
+        if isinstance(event, on.Started):
+            return self._begin() if self.round < 0 else []
+        if isinstance(event, on.Stop):
+            return self._end("stopped")
+        return []
+
+    def _begin(self) -> Effects:
+        """The next round: say what is held, and compute on it."""
+        self.round += 1
+        if self.round >= self.gossip.rounds:
+            return self._end("rounds")
+        mixing = self.gossip.mixing
+        self._before, self._stepped = self.own.held, False
+        place = self.round if mixing.kind == "matchings" else self.round % mixing.period
+        if mixing.kind == "matchings" or place not in self._matrices:
+            row = mixing.weights(place, self.me)
+            sources = {other: float(part) for other, part in row.items() if other != self.me}
+            self._matrices[place] = (mixing.receivers(place, self.me), sources)
+        receivers, self._sources = self._matrices[place]
+        message = self.own.message(self.round, 0)
+        effects: Effects = [Send(one, message) for one in receivers]
+        return effects + self.own.begin()
+
+    def _received(self, sender: int, message: object) -> Effects:
+        if not self.gossip.mixing.graph.joins(self.me, sender):
+            return [on.Alarm("stranger", f"a message from worker {sender}, which is no neighbour")]
+        if not isinstance(message, Weights):
+            return []
+        refusal = self.own.refusal(sender, message)
+        if refusal is not None:
+            return [on.Alarm("weights", refusal)]
+        if not self.round <= message.base <= self.round + 1:
+            return []  # said twice: a neighbour is at most one round ahead
+        self._got.setdefault(message.base, {}).setdefault(sender, message.vector)
+        return self._go_on()
+
+    def _go_on(self) -> Effects:
+        """To the next round, once the own step and all neighbours are there."""
+        got = self._got.get(self.round, {})
+        if not self._stepped or any(other not in got for other in self._sources):
+            return []
+        held = self.own.held
+        for other, weight in self._sources.items():
+            held = held + np.float32(weight) * (got[other] - self._before)
+        self.own.held = held
+        self._got.pop(self.round, None)
+        return [on.Mixed(self.round), *self._begin()]
+
+    def _end(self, reason: str) -> Effects:
+        self.finished = reason
+        return [on.Finished(self.own.weights, reason)]
+
+
+class AllReduceWorker:
+    """One worker of SYNC; see the module and :class:`SynchronousWorker`."""
+
+    __slots__ = ("finished", "gossip", "me", "own")
+
+    def __init__(
+        self, gossip: Gossip, me: int, weights: Vector, ledger: LedgerState | None = None
+    ) -> None:
+        _require_new(gossip, ledger)
+        self.gossip, self.me = gossip, me
+        self.own = Releases(gossip, me, weights)
+        self.finished: str | None = None
+
+    @property
+    def updates(self) -> int:
+        """How many were committed."""
+        return self.own.updates
+
+    @property
+    def weights(self) -> Vector:
+        """The worker's model, float32, shape (parameters,)."""
+        return self.own.weights
+
+    def handle(self, event: on.Event) -> Effects:
+        """What an event leads to."""
+        if self.finished is not None:
+            return []
+        if isinstance(event, on.Started):
+            return self.own.begin()
+        if isinstance(event, on.GradientDone):
+            effects = self.own.release(event, event.round)
+            if self.own.updates > event.round:
+                effects.append(on.AllReduce(event.round, self.own.held))
+            return effects
+        if isinstance(event, on.Reduced) and event.round == self.own.updates - 1:
+            self.own.held = event.vector
+            if self.own.updates >= self.gossip.rounds:
+                return self._end("rounds")
+            return self.own.begin()
+        if isinstance(event, on.Stop):
+            return self._end("stopped")
+        return []
+
+    def _end(self, reason: str) -> Effects:
+        self.finished = reason
+        return [on.Finished(self.own.weights, reason)]
+
+
+def _require_new(gossip: Gossip, ledger: LedgerState | None) -> None:
+    if ledger is not None and ledger.updates:
+        raise GossipError(
+            f"under the rule {gossip.rule!r} everybody waits for everybody: a worker that was lost "
+            "cannot come back. Begin again with new plans, or use the rule 'asynchronous'"
+        )

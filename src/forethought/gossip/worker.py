@@ -1,0 +1,137 @@
+"""What all workers have in common: releases that their ledger counts, and frames that they refuse.
+
+**Formal guarantee.** Whatever neighbours send, a worker asks its trainer for round i of its own
+plan exactly once and in order (i = 0, 1, 2, … from its ledger), never beyond its plan; every
+release is committed before anything that depends on it is sent; and a worker whose neighbours know
+of more releases than its ledger does makes none any more. So what its neighbours see is
+post-processing of a prefix of its plan.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from forethought.exchange.events import Acknowledged, Alarm, Commit, Release
+from forethought.exchange.messages import Update, Vector
+from forethought.exchange.storing import LedgerState
+from forethought.gossip import events as on
+from forethought.gossip.count import UNIT
+from forethought.gossip.gossip import Gossip, GossipError
+from forethought.gossip.messages import Weights
+from forethought.gossip.steps import Steps
+
+Effects = list[on.Effect]
+
+
+class Machine(Protocol):
+    """A worker as its driver sees it."""
+
+    @property
+    def updates(self) -> int:
+        """How many were committed."""
+        ...
+
+    @property
+    def finished(self) -> str | None:
+        """Why it ended; None: it has not."""
+        ...
+
+    def handle(self, event: on.Event) -> Effects:
+        """What an event leads to."""
+        ...
+
+    @property
+    def weights(self) -> Vector:
+        """The worker's model, float32, shape (parameters,)."""
+        ...
+
+
+class Releases:
+    """One worker's own releases, and what it holds after them.
+
+    Args:
+        gossip: what was agreed. me: the worker's place in its members.
+        weights: the first ones, the same for all.
+        ledger: what was released before.
+
+    Raises:
+        GossipError: weights of another length, or a ledger of another gossip.
+
+    Attributes:
+        held: what is exchanged, float32, shape (coordinates,); replaced, never written to.
+        updates: how many were committed. count: see :mod:`forethought.gossip.count`.
+        computing: whether a gradient is under way.
+    """
+
+    __slots__ = ("_steps", "computing", "count", "gossip", "held", "limit", "me", "updates")
+
+    def __init__(
+        self, gossip: Gossip, me: int, weights: Vector, ledger: LedgerState | None = None
+    ) -> None:
+        self.gossip, self.me = gossip, me
+        if len(weights) != gossip.parameters:
+            raise GossipError(
+                f"first weights of {len(weights)} parameters, the model has {gossip.parameters}"
+            )
+        self.held: Vector = weights
+        if gossip.tracking:
+            self.held = np.concatenate([weights, np.zeros_like(weights)])
+        self.updates, self.count, self.computing = 0, 0, False
+        self.limit = gossip.updates(me)
+        self._steps = Steps(gossip, me)
+        if ledger is not None and ledger.updates:
+            if not ledger.outgoing or len(ledger.outgoing[-1].vector) != gossip.coordinates:
+                raise GossipError("this ledger holds no weights of this gossip: take the right one")
+            self.updates, self.held = ledger.updates, ledger.outgoing[-1].vector
+
+    @property
+    def weights(self) -> Vector:
+        """The worker's model, float32, shape (parameters,)."""
+        return self.held[: self.gossip.parameters]
+
+    def begin(self) -> Effects:
+        """Ask for the next private round; nothing where one is under way, or the plan is used."""
+        if self.computing or self.updates >= self.limit:
+            return []
+        self.computing = True
+        return [on.ComputeGradient(self.updates, self.weights)]
+
+    def release(self, done: on.GradientDone, step: int) -> Effects:
+        """Step along what a trainer brought, and commit it.
+
+        Args:
+            step: of the exchanges, for the record.
+        """
+        if not self.computing or done.round != self.updates:
+            return [Alarm("trainer", f"update {done.round} was not asked for")]
+        self.computing = False
+        self.held = self._steps.step(self.held, done.round, done.vector)
+        self.updates += 1
+        self.count += UNIT
+        update = Update(done.round, step, self.held)
+        made = Release(done.round, step, done.rounds, done.input_hash, done.state, update)
+        effects: Effects = [Commit(made)]
+        if done.round:
+            effects.append(Acknowledged(done.round - 1))  # the newest weights are enough to go on
+        return effects
+
+    def refusal(self, sender: int, message: Weights) -> str | None:
+        """Why a neighbour's weights are refused, in words; None: they are not."""
+        vector = message.vector
+        if vector.shape != (self.gossip.coordinates,) or vector.dtype != np.float32:
+            return f"weights of worker {sender} have another shape or precision"
+        # A comparison with NaN is false.
+        if not float(np.abs(vector).max()) <= self.gossip.largest:
+            return (
+                f"weights of worker {sender} are not finite, or beyond {self.gossip.largest:g} in "
+                "absolute value"
+            )
+        if not 0 <= message.count <= 2 * self.gossip.total * UNIT:
+            return f"worker {sender} says a count that cannot be"
+        return None
+
+    def message(self, step: int, known: int, left: int = -1) -> Weights:
+        """What the worker says in an exchange; see :class:`Weights`."""
+        return Weights(self.updates, step, known, self.count, left, self.held)
