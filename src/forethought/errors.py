@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from forethought.gossip.clipping import NeighbourError as NeighbourError
     from forethought.gossip.compression import PayloadError as PayloadError
+    from forethought.gossip.gossip import GossipError as GossipError
     from forethought.gossip.graphs import GraphError as GraphError
     from forethought.gossip.mixing import MixingError as MixingError
     from forethought.gradients.fallback import SlowGradientsWarning as SlowGradientsWarning
@@ -68,6 +69,7 @@ _HOME = {
     "FederationError": "federated.federation",
     "ForgeryError": "exchange.frame",
     "FrameError": "exchange.frame",
+    "GossipError": "gossip.gossip",
     "GraphError": "gossip.graphs",
     "HolderError": "holders.error",
     "Interrupted": "training.interruption",

@@ -24,7 +24,11 @@ def plan(rounds: int = 6, rate: float = 0.5, examples: int = 40, **changes: Any)
 
 
 def gossip(
-    workers: int = 4, rounds: int = 4, graph: str = "complete", kind: str = "matchings", **changes: Any
+    workers: int = 4,
+    rounds: int = 4,
+    graph: str = "complete",
+    kind: str = "matchings",
+    **changes: Any,
 ) -> Gossip:
     known: dict[str, Any] = {
         "members": tuple(Member(f"w{place}") for place in range(workers)),

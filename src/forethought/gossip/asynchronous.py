@@ -4,8 +4,8 @@ A gradient is taken at the copy that the worker had when the computation began; 
 change its weights, and the noised update is subtracted from what they are when it is done. In an
 exchange both sides send what they hold, and each moves by the mixing's weight times the difference
 *of what was sent*: so the sum over all workers stays what it was, whatever happened in between, and
-nobody waits for an answer. One that comes too late, or from a worker that thinks otherwise of who
-is living, is left out by both sides alike.
+nobody waits for an answer. What comes from a worker that thinks otherwise of who is living is left
+out by both alike; what is lost, or later than ``window`` steps, moves one side only.
 """
 
 from __future__ import annotations

@@ -104,6 +104,11 @@ class ComputeGradient:
     round: int
     weights: Vector
 
+    @property
+    def vector(self) -> Vector:
+        """The weights, as trainers ask for them."""
+        return self.weights
+
 
 @dataclass(frozen=True, slots=True)
 class Mixed:

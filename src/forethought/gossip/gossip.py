@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, ClassVar, Literal, get_args
@@ -22,7 +22,7 @@ from forethought.gossip.graphs import Graph
 from forethought.gossip.mixing import Mixing
 from forethought.plans import Plan
 from forethought.samplings import expected_batch
-from forethought.serialisation import Stored, build, canonical, exact_keys
+from forethought.serialisation import Stored, build, canonical, exact_keys, plain
 
 Rule = Literal["asynchronous", "synchronous", "allreduce"]
 
@@ -197,9 +197,10 @@ class Gossip(Stored):
 
     def _values(self) -> dict[str, Any]:
         return {
-            **super()._values(),
-            "plans": [plan.to_dict() for plan in self.plans],
-            "mixing": _mixing_values(self.mixing),
+            field.name: _mixing_values(self.mixing)
+            if field.name == "mixing"
+            else plain(getattr(self, field.name))
+            for field in fields(self)
         }
 
     @classmethod

@@ -245,7 +245,7 @@ class Simulator:
         self._busy[machine] += seconds
         if self._timeline is not None:
             self._timeline.append((machine, now, now + seconds))
-        self.trainers.begin(Work(machine, effect.round, machine, effect.weights))
+        self.trainers.begin(Work(machine, effect.round, machine, effect))
         self._agenda.add(now + seconds, _COMPUTED, machine, effect)
 
     def _commit(self, machine: int, release: Release) -> None:

@@ -1,0 +1,107 @@
+"""The Gossip: what workers agree on, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from workers import gossip, plan, vector
+
+import forethought as ft
+from forethought.exchange.messages import Update
+from forethought.exchange.storing import LedgerState
+from forethought.gossip.gossip import Gossip, GossipError, Member, digest_of
+from forethought.gossip.graphs import make, read
+from forethought.gossip.machines import worker
+from forethought.gossip.mixing import Mixing, given
+
+
+@pytest.mark.parametrize("kind", ["matchings", "metropolis", "exponential", "given"])
+def test_it_is_stored_and_read_back(kind: str, tmp_path: Path) -> None:
+    graph = make("complete", 4)
+    if kind == "given":
+        (tmp_path / "matrix").write_text("\n".join(["1/4 1/4 1/4 1/4"] * 4), "utf-8")
+        mixing = given(graph, tmp_path / "matrix")
+    else:
+        mixing = Mixing(kind, graph, 7)
+    one = gossip(mixing=mixing, clip=2.0, tracking=True)
+    one.save(tmp_path / "gossip.json")
+    again = Gossip.load(tmp_path / "gossip.json")
+    assert again == one
+    assert again.run_id == one.run_id
+    assert again.mixing.weights(3, 1) == mixing.weights(3, 1)
+
+
+def test_every_part_changes_its_name() -> None:
+    names = {
+        one.run_id
+        for one in (
+            gossip(),
+            gossip(rounds=3),
+            gossip(architecture="other"),
+            gossip(start="other"),
+            gossip(plans=(plan(9),)),
+            gossip(graph="ring"),
+            gossip(mixing=Mixing("matchings", make("complete", 4), 1)),
+            gossip(nonce="other"),
+        )
+    }
+    assert len(names) == 8
+
+
+def test_graphs_from_a_file_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "edges").write_text("0 1\n1 2\n2 3\n", "utf-8")
+    one = gossip(mixing=Mixing("metropolis", read(tmp_path / "edges")))
+    assert Gossip.from_json(one.to_json()).mixing.graph.edges == ((0, 1), (1, 2), (2, 3))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"members": (Member("a"), Member("a"), Member("b"), Member("c"))}, "one name"),
+        ({"members": (Member("a"), Member("b"))}, "graph of 4"),
+        ({"members": tuple(Member(f"w{k}", k) for k in range(4))}, "has plan 1, there are 1"),
+        (
+            {
+                "members": tuple(Member(f"w{k}", k % 2) for k in range(4)),
+                "plans": (plan(), plan(optimizer=ft.Optimizer("sgd", 0.1, ()))),
+            },
+            "another plan than the others",
+        ),
+        ({"plans": (plan(optimizer=ft.Optimizer("adam", 0.1, ())),)}, "plain 'sgd'"),
+        (
+            {"plans": (plan(optimizer=ft.Optimizer("sgd", 0.1, (("momentum", 0.9),))),)},
+            "momentum= or tracking=",
+        ),
+        ({"plans": (plan(rate=0.01),)}, "too little data for its rate"),
+        ({"plans": (plan(2),), "rule": "synchronous"}, "2 rounds, 4 are to be made"),
+        ({"tracking": True, "momentum": 0.9}, "replaces momentum"),
+        ({"tracking": True, "rule": "allreduce"}, "no tracking"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_line(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(GossipError, match=words) as refused:
+        gossip(**changes)
+    assert "\n" not in str(refused.value)
+
+
+def test_another_model_or_other_first_weights_are_refused() -> None:
+    one = gossip(start=digest_of(vector(1, 2, 3)))
+    one.require("test", vector(1, 2, 3))
+    with pytest.raises(GossipError, match="another architecture"):
+        one.require("other", vector(1, 2, 3))
+    with pytest.raises(GossipError, match="another architecture"):
+        one.require("test", vector(1, 2))
+    with pytest.raises(GossipError, match="first weights"):
+        one.require("test", vector(1, 2, 3.0001))
+
+
+def test_a_ledger_of_something_else_is_refused() -> None:
+    ledger = LedgerState(1, 1, b"", 0, (Update(0, 0, vector(1)),), 0)
+    with pytest.raises(GossipError, match="no weights of this gossip"):
+        worker(gossip(), 0, vector(), ledger)
+    with pytest.raises(GossipError, match="parameters"):
+        worker(gossip(), 0, vector(1))
+    for rule in ("synchronous", "allreduce"):
+        with pytest.raises(GossipError, match="cannot come back"):
+            worker(gossip(rule=rule), 0, vector(), ledger)

@@ -1,0 +1,127 @@
+"""D-PSGD and SYNC, against the same computed with matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from workers import D, done, gossip, of
+
+from forethought.exchange.events import Alarm
+from forethought.gossip import events as on
+from forethought.gossip.machines import Recorded, event_bytes, event_of, replayed, worker
+from forethought.gossip.messages import Weights
+
+K, ROUNDS, RATE = 6, 5, 0.5
+
+
+def updates() -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.random.default_rng(3).normal(size=(ROUNDS, K, D)).astype(np.float32).astype(float)
+
+
+def driven(seed: int, **changes: Any) -> tuple[Any, list[Recorded]]:
+    """Everybody to the end, things happening in a drawn order."""
+    draw = np.random.default_rng(seed)
+    agreed = gossip(K, ROUNDS, **changes)
+    start = np.array([0.0, 1, 2], dtype=np.float32)
+    machines = [Recorded(worker(agreed, k, start)) for k in range(K)]
+    means = updates()
+    todo: list[tuple[int, on.Event]] = [(k, on.Started()) for k in range(K)]
+    reduced: dict[int, Any] = {}
+    while todo:
+        k, event = todo.pop(int(draw.integers(len(todo))))
+        for effect in machines[k].handle(event):
+            assert not isinstance(effect, Alarm)
+            if isinstance(effect, on.Send):
+                todo.append((effect.to, on.Received(k, effect.message)))
+            elif isinstance(effect, on.ComputeGradient):
+                todo.append((k, done(effect.round, *means[effect.round, k])))
+            elif isinstance(effect, on.AllReduce):
+                reduced[k] = effect.vector
+                if len(reduced) == K:
+                    mean = np.mean(list(reduced.values()), axis=0).astype(np.float32)
+                    todo += [(one, on.Reduced(effect.round, mean)) for one in range(K)]
+                    reduced.clear()
+    assert {machine.finished for machine in machines} == {"rounds"}
+    return agreed, machines
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("graph", "kind"),
+    [("complete", "matchings"), ("ring", "metropolis"), ("exponential", "exponential")],
+)
+def test_d_psgd_is_its_matrices(graph: str, kind: str, seed: int) -> None:
+    agreed, machines = driven(seed, graph=graph, kind=kind, rule="synchronous")
+    held = np.tile([0.0, 1, 2], (K, 1))
+    for round, means in enumerate(updates()):
+        matrix = np.zeros((K, K))
+        for k in range(K):
+            for other, weight in agreed.mixing.weights(round, k).items():
+                matrix[k, other] = float(weight)
+        held = matrix @ held - RATE * means
+    assert np.array([machine.weights for machine in machines]) == pytest.approx(held, abs=1e-5)
+
+
+def test_gradient_tracking_is_its_matrices() -> None:
+    agreed, machines = driven(1, graph="ring", kind="metropolis", rule="synchronous", tracking=True)
+    matrix = np.array(
+        [[float(agreed.mixing.weights(0, k).get(j, 0)) for j in range(K)] for k in range(K)]
+    )
+    held, tracked, last = np.tile([0.0, 1, 2], (K, 1)), np.zeros((K, D)), np.zeros((K, D))
+    for means in updates():
+        fresh = means - last
+        held = matrix @ held - RATE * (tracked + fresh)
+        tracked = matrix @ tracked + fresh
+        last = means
+    assert np.array([machine.weights for machine in machines]) == pytest.approx(held, abs=1e-5)
+    # The average of what is tracked is the average of the newest updates.
+    assert tracked.mean(0) == pytest.approx(last.mean(0))
+
+
+def test_sync_is_one_machine_with_the_mean_of_all() -> None:
+    _, machines = driven(2, rule="allreduce")
+    expected = np.array([0.0, 1, 2]) - RATE * updates().mean(1).sum(0)
+    for machine in machines:
+        assert machine.weights == pytest.approx(expected, abs=1e-5)
+        assert machine.weights.tolist() == machines[0].weights.tolist()
+
+
+@pytest.mark.parametrize("rule", ["synchronous", "allreduce", "asynchronous"])
+def test_recorded_events_played_again_give_the_same_effects(rule: str) -> None:
+    if rule == "asynchronous":
+        agreed = gossip(2, 3, settle=1)
+        one = Recorded(worker(agreed, 0, np.zeros(D, np.float32)))
+        other = Weights(0, 0, 0, 5, -1, np.ones(D, np.float32))
+        for event in (
+            on.Started(),
+            on.Mix(0),
+            done(0, 1, 2, 3),
+            on.Received(1, other),
+            on.PeerLost(1),
+            on.Mix(1),
+            on.PeerBack(1),
+            on.Stop(),
+        ):
+            one.handle(event)
+        machines = [one]
+    else:
+        agreed, machines = driven(4, rule=rule)
+    start = np.array([0.0, 1, 2] if rule != "asynchronous" else [0, 0, 0], dtype=np.float32)
+    for k, machine in enumerate(machines):
+        assert [event_bytes(event_of(data)) for data in machine.events] == machine.events
+        assert replayed(worker(agreed, k, start), machine.events) == machine.digest
+        # A single event less is noticed.
+        if len(machine.events) > 2:
+            fewer = machine.events[:1] + machine.events[2:]
+            assert replayed(worker(agreed, k, start), fewer) != machine.digest
+
+
+def test_a_neighbours_nonsense_is_refused() -> None:
+    machine = worker(gossip(4, rule="synchronous"), 0, np.zeros(D, np.float32))
+    sends = machine.handle(on.Started())
+    other = next(effect.to for effect in sends if isinstance(effect, on.Send))
+    bad = Weights(0, 0, 0, 0, -1, np.array([np.nan, 0, 0], np.float32))
+    assert of(machine.handle(on.Received(other, bad)), Alarm)[0].code == "weights"
+    assert of(machine.handle(on.Received(0, bad)), Alarm)[0].code == "stranger"
