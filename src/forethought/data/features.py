@@ -1,4 +1,4 @@
-"""Scattering features of a whole data set, computed once and kept on disk."""
+"""Fixed features of a whole data set of images, computed once and kept on disk."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import struct
 import sys
 import tempfile
 import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,21 +21,89 @@ from numpy.typing import NDArray
 from forethought.caveats import Caveat
 from forethought.data.dataset import DataError, Dataset, Split
 from forethought.data.decorrelation import POWER, RIDGE, SEED, decorrelated
+from forethought.data.patches import CHANNELS, GRID, LEAST, MOST, patch_features, suits
 from forethought.data.scattering import channels, group_normalised, scatter
 
 SCALES, ANGLES = 2, 8
 GROUP = 3  # channels normalised together: 27 groups for each plane of the image
 CACHE_VARIABLE = "FORETHOUGHT_CACHE"
-CACHED = Caveat(
-    "cached-features",
-    "scattering coefficients, in the user's cache folder or in FORETHOUGHT_CACHE (off keeps none), "
-    "under names that say nothing without the key in it",
-)
 PRIVATE, _KEY, _KEY_BYTES = "private", "key", 32
-# Changed whenever the numbers change: old files are then never found.
-_KIND = f"scattering/2 J={SCALES} L={ANGLES} group={GROUP} strokes={SEED} {RIDGE} {POWER}"
 _TRAILER = struct.Struct("<4sI")  # marks the end of a whole file; then a CRC-32 of what is before
 _MARK = b"end\n"
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Extractor:
+    """A fixed map from images to features, each image by itself.
+
+    Args:
+        kind: changed whenever the numbers change: old files are then never found.
+        words, needs, note: for the caveat on what is kept, for errors and for the data's notes.
+        halved: every feature is a bfloat16, and is kept as one.
+    """
+
+    name: str
+    kind: str
+    words: str
+    needs: str
+    note: str
+    suits: Callable[[Shape], bool]
+    shape: Callable[[Shape], Shape]
+    compute: Callable[[torch.Tensor], torch.Tensor]
+    halved: bool = False
+
+    @property
+    def caveat(self) -> Caveat:
+        """That features are kept on disk, and where."""
+        return Caveat(
+            "cached-features",
+            f"{self.words}, in the user's cache folder or in FORETHOUGHT_CACHE (off keeps none), "
+            "under names that say nothing without the key in it",
+        )
+
+
+def _scattered(images: torch.Tensor) -> torch.Tensor:
+    coefficients = scatter(images, scales=SCALES, angles=ANGLES)
+    C, H, W = images.shape[1:]
+    groups = channels(SCALES, ANGLES) // GROUP
+    normalised = group_normalised(coefficients, C * groups)
+    return decorrelated(normalised, H, W, scales=SCALES, angles=ANGLES, groups=groups)
+
+
+EXTRACTORS = {
+    "scattering": Extractor(
+        "scattering",
+        f"scattering/2 J={SCALES} L={ANGLES} group={GROUP} strokes={SEED} {RIDGE} {POWER}",
+        "scattering coefficients",
+        f"scattering needs images (N, C, H, W) of more than {2**SCALES} pixels a side",
+        f"inputs replaced by scattering coefficients (J={SCALES}, L={ANGLES}), each example "
+        f"normalised by itself in groups of {GROUP} channels, then decorrelated by constants "
+        "computed on synthetic strokes",
+        lambda shape: len(shape) == 4 and min(shape[2:]) > 2**SCALES,
+        lambda shape: (
+            shape[0],
+            shape[1] * channels(SCALES, ANGLES),
+            shape[2] // 2**SCALES,
+            shape[3] // 2**SCALES,
+        ),
+        _scattered,
+    ),
+    "patches": Extractor(
+        "patches",
+        "patches/1",
+        "patch features",
+        f"patches need images (N, 1 or 3, H, W) of {LEAST} to {MOST} pixels a side",
+        "inputs replaced by patch features: responses to fixed filters, pooled, each example "
+        "normalised by itself, then decorrelated; filters and constants were learnt from "
+        "synthetic shapes",
+        suits,
+        lambda shape: (shape[0], CHANNELS, GRID, GRID),
+        lambda images: patch_features(images),
+        halved=True,
+    ),
+}
 
 
 def cache_folder() -> Path | None:
@@ -56,61 +126,67 @@ def cache_folder() -> Path | None:
 
 
 def with_scattering(dataset: Dataset) -> Dataset:
-    """The data set with images replaced by normalised, decorrelated scattering coefficients.
+    """:func:`with_features` for ``"scattering"``: (N, C, H, W) become (N, 81·C, H/4, W/4)."""
+    return with_features(dataset, "scattering")
 
-    Images (N, C, H, W) become (N, 81·C, H/4, W/4). Each example is transformed by itself and with
-    constants only, so this costs no privacy.
+
+def with_features(dataset: Dataset, name: str) -> Dataset:
+    """The data set with images replaced by fixed features.
+
+    Each example is transformed by itself and with constants only, so this costs no privacy.
+
+    Args:
+        name: ``"scattering"``: normalised, decorrelated scattering coefficients, (N, 81·C, H/4,
+            W/4); or ``"patches"``: :mod:`forethought.data.patches`, (N, 1024, 4, 4).
 
     Raises:
-        DataError: the inputs are not images, or too small.
+        DataError: the inputs are not images, or not of a size that these features take.
     """
+    extractor = EXTRACTORS[name]
     shape = dataset.train.inputs.shape
-    if len(shape) != 4 or min(shape[2:]) <= 2**SCALES:
-        raise DataError(
-            f"{dataset.name}: scattering needs images (N, C, H, W) of more than {2**SCALES} pixels "
-            f"a side, not inputs of shape {shape}"
-        )
-    note = (
-        f"inputs replaced by scattering coefficients (J={SCALES}, L={ANGLES}), each example "
-        f"normalised by itself in groups of {GROUP} channels, then decorrelated by constants "
-        "computed on synthetic strokes"
-    )
+    if not extractor.suits(shape):
+        raise DataError(f"{dataset.name}: {extractor.needs}, not inputs of shape {shape}")
     test = dataset.test
     return Dataset(
         dataset.name,
-        Split(cached(dataset.train.inputs), dataset.train.targets),
-        None if test is None else Split(cached(test.inputs), test.targets),
+        Split(cached(dataset.train.inputs, name), dataset.train.targets),
+        None if test is None else Split(cached(test.inputs, name), test.targets),
         dataset.classes,
-        (*dataset.notes, note),
-        (*dataset.caveats, *((CACHED,) if cache_folder() is not None else ())),
+        (*dataset.notes, extractor.note),
+        (*dataset.caveats, *((extractor.caveat,) if cache_folder() is not None else ())),
     )
 
 
-def cached(images: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Scattering features of ``images`` from the cache; computed and stored when not there.
+def cached(images: NDArray[np.float32], name: str = "scattering") -> NDArray[np.float32]:
+    """Features of ``images`` from the cache; computed and stored when not there.
 
     They lie in a folder of their own, readable by its owner only, under names that are hashes with
     a key kept there: a name tells nobody else which images it was made from. A file that is
     truncated or damaged is computed again. A cache folder that cannot be written is no error: the
     features are returned all the same.
     """
+    extractor = EXTRACTORS[name]
     images = np.ascontiguousarray(images, np.float32)
-    path = _path_of(images)
-    N, C, H, W = images.shape
-    shape = (N, C * channels(SCALES, ANGLES), H // 2**SCALES, W // 2**SCALES)
-    known = None if path is None else _load(path, shape)
+    path = _path_of(images, extractor)
+    known = None if path is None else _load(path, extractor, extractor.shape(images.shape))
     if known is not None:
         return known
-    coefficients = scatter(torch.from_numpy(images), scales=SCALES, angles=ANGLES)
-    groups = channels(SCALES, ANGLES) // GROUP
-    normalised = group_normalised(coefficients, C * groups)
-    features = decorrelated(normalised, H, W, scales=SCALES, angles=ANGLES, groups=groups).numpy()
+    features = extractor.compute(torch.from_numpy(images)).numpy()
     if path is not None:
-        _store(path, features)
+        _store(path, _halved(features) if extractor.halved else features)
     return features
 
 
-def _path_of(images: NDArray[np.float32]) -> Path | None:
+def _halved(features: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """The upper halves of numbers whose lower halves are zero: bfloat16, which NumPy lacks."""
+    return (features.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def _widened(halves: NDArray[np.uint16]) -> NDArray[np.float32]:
+    return (halves.astype(np.uint32) << 16).view(np.float32)
+
+
+def _path_of(images: NDArray[np.float32], extractor: Extractor) -> Path | None:
     """Where the features of these images are kept; None without a folder to keep them in."""
     folder = cache_folder()
     key = None if folder is None else _cache_key(folder / PRIVATE)
@@ -118,10 +194,10 @@ def _path_of(images: NDArray[np.float32]) -> Path | None:
         return None
     for unkeyed in folder.glob("scattering-*.npy"):  # as earlier versions left them
         unkeyed.unlink(missing_ok=True)
-    description = repr((_KIND, images.shape)).encode()
+    description = repr((extractor.kind, images.shape)).encode()
     digest = hashlib.blake2b(description, key=key, digest_size=16)
     digest.update(images.data)
-    return folder / PRIVATE / f"scattering-{digest.hexdigest()}.npy"
+    return folder / PRIVATE / f"{extractor.name}-{digest.hexdigest()}.npy"
 
 
 def _cache_key(folder: Path) -> bytes | None:
@@ -140,19 +216,22 @@ def _cache_key(folder: Path) -> bytes | None:
     return key if len(key) == _KEY_BYTES else None
 
 
-def _load(path: Path, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
+def _load(path: Path, extractor: Extractor, shape: Shape) -> NDArray[np.float32] | None:
     try:
         with path.open("rb") as file:
-            features: NDArray[np.float32] = np.lib.format.read_array(file, allow_pickle=False)
+            features = np.lib.format.read_array(file, allow_pickle=False)
             mark, checksum = _TRAILER.unpack(file.read())  # refuses another length
     except (OSError, ValueError, EOFError, struct.error):
         return None
-    if mark != _MARK or features.dtype != np.float32 or features.shape != shape:
+    dtype = np.uint16 if extractor.halved else np.float32
+    if mark != _MARK or features.dtype != dtype or features.shape != shape:
         return None
-    return features if zlib.crc32(features.data) == checksum else None
+    if zlib.crc32(features.data) != checksum:
+        return None
+    return _widened(features) if extractor.halved else features
 
 
-def _store(path: Path, features: NDArray[np.float32]) -> None:
+def _store(path: Path, features: NDArray[np.float32] | NDArray[np.uint16]) -> None:
     """Write next to the target and rename: no reader ever sees half a file."""
     try:
         handle, partial = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".partial")

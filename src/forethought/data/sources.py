@@ -42,7 +42,7 @@ _ENDINGS = {
     **dict.fromkeys(("parquet", "pq"), "parquet"),
     **dict.fromkeys(("xlsx", "xlsm", "xlsb", "xls", "ods"), "excel"),
 }
-FEATURES = ("scattering",)
+FEATURES = ("scattering", "patches")
 
 
 def names() -> tuple[str, ...]:
@@ -74,8 +74,8 @@ def load(
         label: the label's column of a table: a name; for csv a number if the file has no names.
         holdout: share of the examples held out as test part, for sources without one of their own;
             0.2 by default, drawn by a hash of each example (:func:`forethought.data.split_off`).
-        features: how many there are, declared so that no record decides it; or ``"scattering"``,
-            which replaces images by their normalised scattering coefficients, computed once and
+        features: how many there are, declared so that no record decides it; or ``"scattering"``
+            or ``"patches"``, which replace images by fixed features of them, computed once and
             cached (:mod:`forethought.data.features`).
         test: a file of its own for the test part (csv and svmlight).
         task, classes: whether targets are classes or values, and which classes (the first is class
@@ -143,11 +143,11 @@ def load(
         dataset = _ORIGINAL[source](source, where)
     else:
         raise DataError(_unknown(source))
-    if features not in FEATURES:
+    if not isinstance(features, str):
         return dataset
-    from forethought.data.features import with_scattering
+    from forethought.data.features import with_features
 
-    return with_scattering(dataset)
+    return with_features(dataset, features)
 
 
 def _declared(

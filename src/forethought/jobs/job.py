@@ -70,7 +70,8 @@ class _Section(BaseModel):
 class DataSection(_Section):
     """Where the training data comes from, and what is declared of it.
 
-    ``features`` is the number of features, or ``"scattering"``; see :func:`forethought.data.load`.
+    ``features`` is the number of features, ``"scattering"`` or ``"patches"``
+    (:func:`forethought.data.load`).
     ``standardise`` is ``"private"`` (by means and variances that are released with noise, within
     the declared ``bounds``), ``"quantiles"`` (likewise, to [0, 1]), or a public mean and deviation.
     ``columns`` declares every column of a table (:mod:`forethought.data.columns` has the forms);
@@ -85,7 +86,7 @@ class DataSection(_Section):
     split_by: str | None = None
     task: Literal["classification", "regression"] | None = None
     classes: tuple[StrictInt | StrictFloat | str, ...] | None = None
-    features: Annotated[StrictInt, Field(ge=1)] | Literal["scattering"] | None = None
+    features: Annotated[StrictInt, Field(ge=1)] | Literal["scattering", "patches"] | None = None
     standardise: Literal["private", "quantiles"] | tuple[_Float, _Float] | None = None
     bounds: tuple[_Float, _Float] | None = None
 

@@ -1,0 +1,185 @@
+"""Patch features of images: fixed filters learnt from shapes that are no photograph.
+
+Every patch of 6 × 6 pixels is normalised in contrast and compared with 512 filters; what exceeds
+a threshold, of either sign, is pooled over a grid of 4 × 4 overlapping windows, for the image and
+its mirror image together (after Coates and Ng 2012). Square roots, a standardisation of each image
+by itself, and a decorrelation by constants follow. Filters and constants come from ``dead_leaves``
+alone, so that a private linear model behind them spends its whole budget on one layer.
+
+**The same bits everywhere.** Every sum is a sum of whole numbers that single or double precision
+holds exactly, so its order, and with it processor, threads and library, does not matter; what is
+between the sums is one correctly rounded operation at a time. The features have eight significant
+bits: bfloat16 holds them exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+PATCH, FILTERS, GRID = 6, 512, 4
+LEAST, MOST = 12, 96  # pixels a side: fewer or more would want other windows
+CHANNELS = 2 * FILTERS  # a filter and its negative
+_CONTRAST = 10.0  # added to a patch's variance, of pixels from 0 to 255: flat patches stay flat
+_STEP = 32  # a normalised patch is counted in 1/32 of its standard deviation, to ±127
+_UNIT = 64  # a response is counted in 1/64
+_THRESHOLD = 0.5
+_LARGEST = 4095.0  # of a response so counted: 2 · 4095 · _WEIGHT² is below 2²⁴
+_WEIGHT = 44  # pooling weights of a window sum to less than this
+_ROOTS, _STANDARD, _FINE = 2.0**12, 2.0**8, 2.0**10  # steps to one, in the stages after pooling
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What was learnt from synthetic images, in whole numbers.
+
+    Args:
+        filters: int8, (512, channels · 36): filter k counts in 2^−exponents[k].
+        exponents: int8, (512,).
+        means: int16, (1024,), in 1/256: mean of each channel of a standardised image.
+        matrix: int16, (1024, 1024), in 2^−12: decorrelates the channels.
+    """
+
+    filters: NDArray[np.int8]
+    exponents: NDArray[np.int8]
+    means: NDArray[np.int16]
+    matrix: NDArray[np.int16]
+
+
+@lru_cache(maxsize=2)
+def constants(channels: int) -> Constants:
+    """The bundled constants for grey (1) or colour (3) images."""
+    file = files("forethought.data") / f"patches_{channels}.npz"
+    with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
+        return Constants(*(arrays[name] for name in ("filters", "exponents", "means", "matrix")))
+
+
+def patch_features(images: torch.Tensor, *, chunk: int = 8) -> torch.Tensor:
+    """Patch features of every image by itself.
+
+    Args:
+        images: float32, (N, 1 or 3, H, W) in [0, 1], at least 12 pixels a side; values are rounded
+            to 1/255.
+        chunk: images at a time. It bounds memory and changes nothing else, not a bit.
+
+    Returns:
+        float32, (N, 1024, 4, 4), each image of norm 1 less what truncation to eight bits takes.
+
+    Raises:
+        ValueError: another shape.
+    """
+    if not suits(tuple(images.shape)):
+        raise ValueError(
+            f"patch features take images (N, 1 or 3, H, W) of {LEAST} to {MOST} pixels a side, "
+            f"not shape {tuple(images.shape)}: resize them first"
+        )
+    known = constants(images.shape[1])
+    out = torch.empty(len(images), CHANNELS, GRID, GRID)
+    with _exact_products():
+        for start in range(0, len(images), chunk):
+            roots = pooled_roots(images[start : start + chunk], known.filters, known.exponents)
+            out[start : start + chunk] = _finished(standardised(roots), known)
+    return out
+
+
+def suits(shape: tuple[int, ...]) -> bool:
+    """Whether images of this shape, (N, channels, H, W), have patch features."""
+    images = len(shape) == 4 and shape[1] in (1, 3)
+    return images and min(shape[2:]) >= LEAST and max(shape[2:]) <= MOST
+
+
+@contextmanager
+def _exact_products() -> Iterator[None]:
+    """Single precision means single precision, whatever the caller has allowed for speed."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def normalised_patches(images: torch.Tensor) -> torch.Tensor:
+    """All patches, each with mean 0 and deviation about 1, counted in 1/32 and at most ±127.
+
+    Returns:
+        float32 whole numbers, (N, H − 5, W − 5, channels · 36).
+    """
+    pixels = (images.float() * 255).round_().clamp_(0, 255)
+    windows = pixels.unfold(2, PATCH, 1).unfold(3, PATCH, 1).permute(0, 2, 3, 1, 4, 5)
+    patches = windows.flatten(3)  # a copy
+    size = patches.shape[-1]
+    total = patches.sum(-1, keepdim=True)
+    square = (patches * patches).sum(-1, keepdim=True)
+    # Σ (size · p − total)² / size³ is the variance; the whole numbers are below 2⁵³.
+    variance = (square.double() * size - total.double() ** 2) / size**2
+    factor = (_STEP / (size * (variance + _CONTRAST).sqrt())).float()
+    patches.mul_(size).sub_(total).mul_(factor)
+    return patches.round_().clamp_(-127, 127)
+
+
+def pooled_roots(
+    images: torch.Tensor, filters: NDArray[np.int8], exponents: NDArray[np.int8]
+) -> torch.Tensor:
+    """Square roots of the pooled responses to the filters and to their negatives.
+
+    Returns:
+        float64 whole numbers, in 2^−12, (N, 1024, 4, 4).
+    """
+    scale = np.exp2(1.0 - exponents.astype(np.float64))[:, None]  # 64 z = 2 · (32 p) · w
+    weights = torch.from_numpy((filters * scale).astype(np.float32))
+    N, _, H, W = images.shape
+    down, across = _windows(H - PATCH + 1), _windows(W - PATCH + 1)
+    total = torch.zeros(N, 2, GRID, GRID, FILTERS)
+    for view in (images, images.flip(-1)):
+        responses = (normalised_patches(view) @ weights.T).round_()
+        kept = functional.softshrink(responses, _THRESHOLD * _UNIT).clamp_(-_LARGEST, _LARGEST)
+        for part, values in enumerate((kept, kept.abs())):
+            rows = down @ values.flatten(2)
+            total[:, part] += across @ rows.view(N, GRID, -1, FILTERS)
+    signed, size = total.double().unbind(1)
+    both = torch.cat([size + signed, size - signed], -1).permute(0, 3, 1, 2)
+    norm = 4.0 * _UNIT * float(down.sum() * across.sum()) / GRID**2
+    return ((both / norm).sqrt_() * _ROOTS).round_()
+
+
+def standardised(roots: torch.Tensor) -> torch.Tensor:
+    """Each image by itself to mean 0 and deviation 1; float64, of the same shape."""
+    flat = roots.flatten(1)
+    size = flat.shape[1]
+    total = flat.sum(1, keepdim=True)
+    square = (flat * flat).sum(1, keepdim=True)
+    deviation = ((square * size - total**2) / size**2).clamp_min_(1.0).sqrt_()
+    return ((flat - total / size) / deviation).view(roots.shape)
+
+
+def _finished(images: torch.Tensor, known: Constants) -> torch.Tensor:
+    """Centred and decorrelated by the constants, then scaled to norm 1."""
+    counted = (images * _STANDARD).round_().clamp_(-32767, 32767).flatten(2)
+    counted -= torch.from_numpy(known.means.astype(np.float64))[:, None]
+    matrix = torch.from_numpy(known.matrix.astype(np.float64))
+    mixed = (matrix @ counted).mul_(_FINE / _STANDARD / 2.0**12).round_().flatten(1)
+    norm = (mixed * mixed).sum(1, keepdim=True).sqrt_().clamp_min_(1.0)
+    # Truncated, not rounded, to the eight bits of bfloat16: the norm stays below 1.
+    single = (mixed / norm).float().view(torch.int32) & -0x10000
+    return single.view(torch.float32).view(-1, CHANNELS, GRID, GRID)
+
+
+@lru_cache(maxsize=8)
+def _windows(positions: int) -> torch.Tensor:
+    """Weights (4, positions) of overlapping triangles, whole numbers."""
+    width = positions / GRID
+    centres = (np.arange(GRID)[:, None] + 0.5) * width - 0.5
+    heights = 1 - np.abs(np.arange(positions) - centres) / width
+    steps = np.clip(heights, 0, None)
+    whole = np.round(steps * (_WEIGHT - GRID) / steps.sum(1).max())
+    return torch.from_numpy(whole.astype(np.float32))
