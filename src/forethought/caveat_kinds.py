@@ -142,6 +142,12 @@ KINDS: dict[str, Kind] = {
         "column tells persons apart",
         "the guarantee is about everything that the column says is one person's",
     ),
+    "rows-of-persons": Kind(
+        "assumption",
+        "no person has more than {detail} records in the data, whose promise is for so many "
+        "together",
+        "the guarantee for a group of records is one for a person who has no more than these",
+    ),
     "own-algorithm": Kind(
         "assumption",
         "the algorithm inside a group keeps nothing of one group for another where Python cannot "

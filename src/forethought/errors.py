@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from forethought.mechanism import UnsupportedMechanismError as UnsupportedMechanismError
     from forethought.network.tls import ConnectionPolicyError as ConnectionPolicyError
     from forethought.peers.pairs import StoreError as StoreError
-    from forethought.planning.plan_request import PlanError as PlanError
+    from forethought.planning.limits import PlanError as PlanError
     from forethought.published.calculators_exact import CalculatorError as CalculatorError
     from forethought.rounds.private_sum import RoundError as RoundError
     from forethought.rounds.team import TeamError as TeamError
@@ -81,7 +81,7 @@ _HOME = {
     "NeighbourError": "gossip.clipping",
     "NonFiniteRecordsWarning": "training.fit",
     "PayloadError": "gossip.compression",
-    "PlanError": "planning.plan_request",
+    "PlanError": "planning.limits",
     "RosterError": "exchange.roster",
     "RoundError": "rounds.private_sum",
     "RunFolderBusyError": "training.lock",

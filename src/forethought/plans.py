@@ -35,13 +35,14 @@ DECLARED = Caveat("declared")
 
 class Parts(TypedDict, total=False):
     """Short forms: ``groups=`` of ``contribution=Groups(...)``, with ``local=`` of
-    ``contribution=LocalUpdates(...)``; ``preparation=`` of the Privacy; the rest of
-    ``use=Use(...)``.
+    ``contribution=LocalUpdates(...)``; ``preparation=`` and ``records_per_person=`` of the
+    Privacy; the rest of ``use=Use(...)``.
     """
 
     groups: int | None
     local: Local | None
     preparation: Preparation | None
+    records_per_person: int
     optimizer: Optimizer
     schedule: Schedule
     averaging: Averaging
@@ -49,7 +50,12 @@ class Parts(TypedDict, total=False):
 
 def _upgrade(values: dict[str, Any]) -> dict[str, Any]:
     # Version 1 was flat, and said groups: null for clipped examples.
-    names = {field.name for field in fields(Privacy)} - {"contribution", "noise", "preparation"}
+    names = {field.name for field in fields(Privacy)} - {
+        "contribution",
+        "noise",
+        "preparation",
+        "records_per_person",
+    }
     of_use = {field.name for field in fields(Use)}
     own = {"hyperparameters", "not_covered", "reasons"}
     missing = ({"groups"} | names | of_use | own) - set(values)
@@ -73,8 +79,9 @@ class Plan(Stored):
     """Everything a private run needs, decided before any private data is touched.
 
     Args:
-        mechanism, examples, delta, clip, contribution, noise, budget, preparation: see
-            :class:`Privacy`. ``mechanism`` is that of training alone; the attribute has it all.
+        mechanism, examples, delta, clip, contribution, noise, budget, preparation,
+            records_per_person: see :class:`Privacy`. ``mechanism`` is that of training alone; the
+            attribute has it all.
         use: what happens to the noised means; post-processing.
         hyperparameters: how this plan's numbers were chosen, for the Statement: a
             :class:`~forethought.caveats.Caveat` of that role, or words.
@@ -115,6 +122,7 @@ class Plan(Stored):
     ) -> None:
         groups, local = parts.pop("groups", None), parts.pop("local", None)
         preparation = parts.pop("preparation", None)
+        records_per_person = parts.pop("records_per_person", 1)
         if contribution is None:
             contribution = Examples() if groups is None else Groups(groups)
             if local is not None:
@@ -125,7 +133,15 @@ class Plan(Stored):
                 "give one of them"
             )
         privacy = Privacy(
-            mechanism, examples, delta, clip, contribution, noise, budget, preparation
+            mechanism,
+            examples,
+            delta,
+            clip,
+            contribution,
+            noise,
+            budget,
+            preparation,
+            records_per_person,
         )
         changed: dict[str, Any] = dict(parts)
         self._set(privacy, replace(use, **changed), hyperparameters, not_covered, reasons)
@@ -174,6 +190,11 @@ class Plan(Stored):
     def contribution(self) -> Contribution:
         """What is clipped."""
         return self.privacy.contribution
+
+    @property
+    def records_per_person(self) -> int:
+        """How many of the examples may be one person's, protected together."""
+        return self.privacy.records_per_person
 
     @property
     def groups(self) -> int | None:

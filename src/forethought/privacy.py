@@ -12,12 +12,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Literal, get_args
 
+from forethought.contributions import Contribution as Contribution
+from forethought.contributions import Examples as Examples
+from forethought.contributions import Groups as Groups
+from forethought.contributions import LinearExamples as LinearExamples
+from forethought.contributions import Persons as Persons
 from forethought.local_updates import LocalUpdates
 from forethought.mechanism import (
     Budget,
-    Clipping,
     Correlated,
     Mechanism,
     Rounds,
@@ -119,76 +123,9 @@ class Clip:
         return float(left**-0.5)
 
 
-@runtime_checkable
-class Contribution(Protocol):
-    """What is clipped: one value says what one contribution to a round's sum is.
-
-    A kind is a frozen dataclass of JSON-ready fields, listed in :data:`CONTRIBUTIONS`; how it is
-    computed is registered in :mod:`forethought.rounds.contributions`.
-
-    Attributes:
-        kind: its name in files.
-        clipping: what its sensitivity follows from, see :func:`forethought.mechanism.sensitivity`.
-    """
-
-    kind: ClassVar[str]
-    clipping: ClassVar[Clipping]
-
-    def expected(self, batch: float) -> float:
-        """How many contributions a round is expected to have, at this expected batch size."""
-        ...
-
-
-@dataclass(frozen=True)
-class Examples:
-    """Every record's gradient is a contribution."""
-
-    kind: ClassVar[str] = "examples"
-    clipping: ClassVar[Clipping] = "example"
-
-    def expected(self, batch: float) -> float:
-        """One for each record of the batch."""
-        return batch
-
-
-@dataclass(frozen=True)
-class Groups:
-    """A batch is dealt into ``count`` groups, of which each one's mean gradient is a contribution.
-
-    Each record goes to a group by itself, uniformly at random, so that one record more never moves
-    another into a different group. One group is batch clipping.
-    """
-
-    count: int
-    kind: ClassVar[str] = "groups"
-    clipping: ClassVar[Clipping] = "group"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "count", whole("groups", self.count))
-
-    def expected(self, batch: float) -> float:
-        """The number of groups, empty ones included: an update is already a mean over records."""
-        return float(self.count)
-
-
-@dataclass(frozen=True)
-class LinearExamples:
-    """Every record's gradient is a contribution, and the model is a linear map of the record.
-
-    The same contributions as those of :class:`Examples`, from one product with the matrix of all
-    records (:mod:`forethought.rounds.linear`).
-    """
-
-    kind: ClassVar[str] = "linear-examples"
-    clipping: ClassVar[Clipping] = "example"
-
-    def expected(self, batch: float) -> float:
-        """One for each record of the batch."""
-        return batch
-
-
 CONTRIBUTIONS: dict[str, type[Any]] = {
-    kind.kind: kind for kind in (Examples, Groups, LinearExamples, LocalUpdates, Statistics)
+    kind.kind: kind
+    for kind in (Examples, Groups, LinearExamples, LocalUpdates, Persons, Statistics)
 }
 
 
@@ -268,6 +205,8 @@ class Privacy:
             the gridded sum, in whole numbers, see :mod:`forethought.rounds.grid`.
         budget: the target that was asked for, if any. The mechanism need not use it up.
         preparation: what is released before the rounds, to prepare the inputs with.
+        records_per_person: how many of the examples may be one person's: the budget and every
+            statement are about so many together.
 
     Raises:
         ValueError, TypeError: parts that contradict each other.
@@ -277,12 +216,19 @@ class Privacy:
     examples: int
     delta: float
     clip: Clip = Clip()
-    contribution: Contribution = Examples()
+    contribution: Contribution = Examples()  # noqa: RUF009 (frozen)
     noise: NoiseKind = "gaussian"
     budget: Budget | None = None
     preparation: Preparation | None = None
+    records_per_person: int = 1
 
     def __post_init__(self) -> None:
+        each = whole("records_per_person", self.records_per_person)
+        object.__setattr__(self, "records_per_person", each)
+        if each > 1 and isinstance(self.contribution, Persons):
+            raise ValueError(
+                "the examples of these contributions are persons already: drop records_per_person"
+            )
         if not isinstance(self.mechanism, Mechanism):
             raise TypeError("mechanism must be a forethought.Mechanism")
         object.__setattr__(self, "examples", whole("examples", self.examples))
@@ -412,12 +358,14 @@ class Privacy:
         values["contribution"] = {"kind": self.contribution.kind, **values["contribution"]}
         if self.preparation is None:  # as plans were before there was any
             del values["preparation"]
+        if self.records_per_person == 1:  # likewise
+            del values["records_per_person"]
         return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Privacy:
         """The inverse of :meth:`to_dict`; refuses unknown keys and kinds."""
-        known = {"preparation": None, **values}
+        known = {"preparation": None, "records_per_person": 1, **values}
         exact_keys("privacy", known, {field.name for field in fields(cls)})
         if known["preparation"] is not None:
             known["preparation"] = build(Preparation, known["preparation"])

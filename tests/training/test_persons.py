@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import forethought as ft
+from forethought.accounting.renyi.selection import NegativeBinomialTrials
 from forethought.data import DataError, TableSchema, load
 from forethought.data.dataset import Split
 from forethought.data.persons import EMPTY, by_person
@@ -20,7 +21,11 @@ from forethought.jobs.job import Job, JobError
 from forethought.jobs.load import load_job
 from forethought.jobs.request import Request
 from forethought.jobs.train import prepare, run
-from forethought.training.persons import PerPerson, person_loss
+from forethought.planning.search_plans import plan_tuning
+from forethought.privacy import Persons
+from forethought.rounds.losses import cross_entropy
+from forethought.training.persons import PerPerson, PersonLoss, person_loss
+from forethought.training.phases import train_until
 
 
 def rows(count: int, seed: int = 0, kind: str = "labels") -> tuple[Split, list[str]]:
@@ -116,7 +121,7 @@ def table(path: Path, count: int = 400) -> Path:
     draw = np.random.default_rng(0)
     lines = ["patient,age,ward,died"]
     for _ in range(count):
-        age = int(draw.integers(20, 90))
+        age = round(float(draw.uniform(20, 90)), 2)
         died = "yes" if age + draw.normal(0, 10) > 60 else "no"
         lines.append(f"P{draw.integers(count // 4)},{age},{'AB'[draw.integers(2)]},{died}")
     path.write_text("\n".join(lines) + "\n")
@@ -142,16 +147,21 @@ rounds = 15
 
 def test_a_job_promises_something_to_persons(tmp_path):
     path = table(tmp_path / "t.csv")
-    job = Job.parse(JOB.format(path=path))
+    text = JOB.format(path=path)
+    job = Job.parse(text)
     data = job.load_data()
     persons = {line.split(",")[0] for line in path.read_text().splitlines()[1:]}
-    assert data.train.inputs.shape[1:] == (3, 3) and data.row_shape == (3,)
-    assert 0.6 * len(persons) < len(data.train) < 0.95 * len(persons)
+    assert data.persons is not None and data.shape == (3,)
+    own, rows_each = np.unique(data.persons, return_counts=True)
+    assert rows_each.max() == 3 and 0.6 * len(persons) < len(own) < 0.95 * len(persons)
     assert data.test is not None and data.test.inputs.shape[1:] == (3,)
-    prepared = prepare(Request("t", JOB.format(path=path), job))
-    assert prepared.plan.examples == len(data.train)
+    prepared = prepare(Request("t", text, job))
+    assert isinstance(prepared.plan.contribution, Persons)
+    assert prepared.plan.examples == len(own)
+    assert dict(prepared.plan.reasons)["persons"].startswith("one contribution a person: people")
     found = run(prepared, tmp_path / "run")
     assert found.accuracy is not None and found.accuracy > 0.6
+    assert not isinstance(found.model, PerPerson)
     said = (tmp_path / "run" / "statement.md").read_text()
     assert "a record here is one person, with at most 3 of their rows" in said
     predictor = ft.load(tmp_path / "run")
@@ -165,11 +175,130 @@ def test_a_job_promises_something_to_persons(tmp_path):
     assert hits.mean() > 0.6
 
 
+def test_a_job_may_take_groups_of_rows_and_standardise(tmp_path):
+    path = table(tmp_path / "t.csv")
+    text = JOB.format(path=path).replace("rounds = 15", 'rounds = 15\nperson_as = "group"')
+    text = text.replace(
+        "[data.columns]", 'standardise = "private"\nbounds = [-1, 1]\n[data.columns]'
+    )
+    for each, group in ((text, 3), (text.replace('"group"', '"contribution"'), 1)):
+        prepared = prepare(Request("t", each, Job.parse(each)))
+        out = tmp_path / f"run{group}"
+        found = run(prepared, out)
+        rows = prepared.loaded.examples
+        assert found.plan.examples == (rows if group == 3 else prepared.loaded.persons)
+        assert found.statement.group == group and found.statement.epsilon.upper <= 8.0
+        last = float((out / "metrics.csv").read_text().splitlines()[-1].split(",")[4])
+        assert last == found.statement.epsilon.upper
+
+
+def of(count: int = 90, **options):
+    split, persons = rows(count, **options)
+    return ft.data.of_persons(split.inputs, split.targets, persons, 3), split, persons
+
+
+@pytest.mark.parametrize("way", ["contribution", "group"])
+def test_arrays_of_persons_go_the_same_way(way):
+    data, _, _ = of()
+    budget = ft.Budget(8.0, 1e-3)
+    plan = ft.plan(data=data, budget=budget, rounds=4, person_as=way, parameters=33)
+    net = model().model
+    found = ft.train(net, data, plan, seed=1)
+    assert found.model is net
+    assert found.statement.group == (3 if way == "group" else 1)
+    words = [str(text) for text in found.statement.assumptions]
+    wanted = "a record here is one person" if way == "contribution" else "no person has more than 3"
+    assert any(text.startswith(wanted) for text in words)
+    assert ft.account(plan).epsilon == found.statement.epsilon
+    assert ft.account(plan, records_per_person=6).epsilon.upper > found.statement.epsilon.upper
+
+
+def test_a_person_moves_the_noised_sum_by_one_clipping_norm_through_train():
+    """With and without one person, the same seeds: with σ next to nothing the step is the sum."""
+    _, split, persons = of(60)
+    split.inputs[[name == persons[0] for name in persons]] *= 50
+    plan = ft.Plan(
+        ft.Mechanism(ft.Rounds(0.011, 1, ft.FullBatch())),
+        len(set(persons)),
+        1e-3,
+        ft.Clip(0.5, rule="automatic"),
+        contribution=Persons(3),
+        optimizer=ft.Optimizer("sgd", 1.0),
+    )
+    steps = []
+    for names in (persons, [name for name in persons if name != persons[0]]):
+        keep = np.isin(persons, names)
+        own = ft.data.of_persons(split.inputs[keep], split.targets[keep], names, 3)
+        net = model().model
+        before = [p.detach().clone() for p in net.parameters()]
+        count = len(set(names))
+        ft.train(net, own, plan.with_(examples=count), seed=1, noise_seed=1, diagnostics=False)
+        steps.append([(a - b) * count for a, b in zip(before, net.parameters(), strict=True)])
+    moved = sum(
+        float((a - b).detach().double().square().sum()) for a, b in zip(*steps, strict=True)
+    )
+    assert 0.3 < moved**0.5 <= 0.5 * 1.01
+
+
+def test_a_loss_of_ones_own_is_meant_over_a_persons_rows():
+    split, persons = rows(30)
+    data = by_person(split, persons, 4)
+    net = model()
+    own = PersonLoss(cross_entropy, 1)
+    inputs, targets = torch.from_numpy(data.inputs), torch.from_numpy(data.targets)
+    assert torch.allclose(own(net(inputs), targets), person_loss(net(inputs), targets))
+    flat = torch.from_numpy(split.inputs), torch.from_numpy(split.targets)
+    assert torch.equal(own(net(flat[0]), flat[1]), cross_entropy(net(flat[0]), flat[1]))
+
+
+def test_a_search_is_over_persons_with_public_scores():
+    data, split, _ = of()
+    candidates = plan_tuning(
+        data=data,
+        budget=ft.Budget(20.0, 1e-3),
+        rounds=2,
+        person_as="contribution",
+        trials=NegativeBinomialTrials.of_mean(2, shape=1),
+        candidates=[{"learning_rate": 0.1}],
+    )
+    options = {"trials": NegativeBinomialTrials.of_mean(2, shape=1), "seed": 3}
+    public = (split.inputs + 9, split.targets)
+    found = ft.tune(
+        lambda: model().model, data, candidates, holdout=public, scoring="public", **options
+    )
+    assert not isinstance(found.model, PerPerson)
+    with pytest.raises(ValueError, match="one person may have any number"):
+        ft.tune(lambda: model().model, data, candidates, holdout=public, **options)
+
+
+def test_what_does_not_go_together_is_refused():
+    data, split, persons = of()
+    budget = ft.Budget(8.0, 1e-3)
+    arrays = (split.inputs, split.targets)
+    one = ft.plan(data=data, budget=budget, rounds=2, person_as="contribution")
+    with pytest.raises(DataError, match=r"data\.of_persons"):
+        ft.train(model().model, arrays, one)
+    plain = ft.plan(examples=len(data.train), budget=budget, rounds=2)
+    with pytest.raises(DataError, match=r"up to 3 rows of one person, .* something to 1"):
+        ft.train(model().model, data, plain)
+    grouped = ft.plan(data=data, budget=budget, rounds=2, person_as="group")
+    with pytest.raises(ValueError, match="phases promise something to single records"):
+        train_until(model().model, data, grouped, accuracy=0.9, test=arrays)
+    with pytest.raises(ValueError, match="a search promises something to single records"):
+        plan_tuning(
+            data=data, budget=budget, rounds=2, person_as="group",
+            trials=NegativeBinomialTrials.of_mean(2, shape=1), candidates=[{"learning_rate": 1.0}],
+        )  # fmt: skip
+    wrong = ft.data.of_persons(split.inputs, split.targets + 1, persons, 3)
+    with pytest.raises(ValueError, match="labels in data go from 1 to 3"):
+        ft.train(model().model, wrong, one)
+
+
 def test_what_knows_rows_only_refuses_persons(tmp_path):
     path = table(tmp_path / "t.csv")
     loaded = load_job(Request("t", "", Job.parse(JOB.format(path=path))))
     with pytest.raises(JobError, match="works on rows, not on persons"):
-        loaded.require_rows("tune")
+        loaded.require_rows("a federation")
     schema = TableSchema({"age": [0, 110], "ward": ["A", "B"]}, person="patient")
     for options, message in (
         ({"label": "patient", "schema": schema}, "the label and the person at once"),

@@ -174,11 +174,13 @@ def noise_multiplier(
     clipping: Clipping = "example",
     adjacency: Adjacency = "add-or-remove",
     strategy: Strategy | None = None,
+    group: int = 1,
 ) -> float:
     """The smallest noise multiplier, within 0.1 % of ε, with which the rounds meet the budget.
 
     Args:
         strategy: how the noise is correlated over the rounds; None: it is independent.
+        group: number of records in which neighbouring data sets differ.
 
     Raises:
         UnsupportedMechanismError: no theorem is known for the combination.
@@ -192,12 +194,12 @@ def noise_multiplier(
         return Mechanism(release, adjacency=adjacency)
 
     def spent(sigma: float) -> float:
-        return epsilon(make(sigma), budget.delta).upper
+        return epsilon(make(sigma), budget.delta, group).upper
 
     def meets(sigma: float) -> bool:
         return spent(sigma) <= budget.epsilon
 
-    found = _near_estimate(make, spent, budget, (1e-3, 1e9), 1e-3, 1, start=1.0)
+    found = _near_estimate(make, spent, budget, (1e-3, 1e9), 1e-3, group, start=1.0)
     if found is not None:
         return found
     high = 1.0
@@ -213,4 +215,4 @@ def noise_multiplier(
                 f"{budget} over {rounds} rounds is met with a noise multiplier of {low:g} already: "
                 "the budget asks for no noise worth the name"
             )
-    return calibrate(make, budget, (low, high))
+    return calibrate(make, budget, (low, high), group=group)

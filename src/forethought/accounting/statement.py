@@ -246,7 +246,8 @@ def account(
     plan_or_mechanism: Accounted | Mechanism,
     delta: float | None = None,
     *,
-    group: int = 1,
+    group: int | None = None,
+    records_per_person: int | None = None,
     released: int | None = None,
     seeded: bool = False,
     not_covered: Iterable[Caveat | str] = (),
@@ -259,7 +260,8 @@ def account(
     Args:
         plan_or_mechanism: a Plan (its own δ is the default) or a Mechanism (δ is required).
         delta: in (0, 1).
-        group: how many records are protected together.
+        group: how many records are protected together; by default as many as the plan says that
+            one person may have. records_per_person: another name for it.
         released: account only for the first so many rounds, as for a run that stopped early.
         seeded: short for ``randomness=Randomness(seeded_noise=True)``.
         not_covered: uses of private data outside the mechanism besides those of the plan, and any
@@ -278,6 +280,9 @@ def account(
         UnsupportedMechanismError: no theorem covers the mechanism.
         ValueError, TypeError: an argument outside its range.
     """
+    if group is not None and records_per_person not in (None, group):
+        raise ValueError("group and records_per_person are one thing: give one of them")
+    together = records_per_person if group is None else group
     examples: int | None = None
     clip_norm: float | None = None
     plan: str | None = None
@@ -291,6 +296,8 @@ def account(
         mechanism = plan_or_mechanism.mechanism
         delta = plan_or_mechanism.delta if delta is None else delta
         examples = plan_or_mechanism.examples
+        if together is None:
+            together = int(getattr(plan_or_mechanism, "records_per_person", 1))
         clip_norm = plan_or_mechanism.clip_norm
         plan = plan_digest(plan_or_mechanism.to_dict())
         chosen = choice(plan_or_mechanism.hyperparameters)
@@ -300,7 +307,7 @@ def account(
     if released is not None:
         mechanism = mechanism.first(released)
     delta = real("delta", delta, above=0, below=1)
-    group = whole("group", group)
+    group = whole("records protected together", 1 if together is None else together)
     randomness = randomness or Randomness(seeded_noise=seeded)
     chosen_way = {"kind": EXACT} if accountant is None else accountant
     registered(chosen_way)

@@ -45,7 +45,14 @@ def account(
     sampling: SamplingKind = None,
     clipping: ClippingName = None,
     adjacency: AdjacencyName = None,
-    group: Annotated[int, typer.Option(help="Records protected together.")] = 1,
+    group: Annotated[
+        int | None,
+        typer.Option(
+            "--group",
+            "--records-per-person",
+            help="Records protected together. Default: as many as the plan says, or 1.",
+        ),
+    ] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Recompute a statement; fail when it does not hold.")
     ] = False,

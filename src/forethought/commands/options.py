@@ -23,6 +23,10 @@ DataDir = Annotated[
 ]
 _PANEL = "In place of the job's own"
 RecordCount = Annotated[int | None, typer.Option(help="Records to train on.")]
+RecordsPerPerson = Annotated[
+    int | None,
+    typer.Option(help="Records that may be one person's: the promise is about all of them."),
+]
 Epsilon = Annotated[float | None, typer.Option(help="Budget.", rich_help_panel=_PANEL)]
 Delta = Annotated[
     float | None, typer.Option(help="Default: 1/(10 · examples).", rich_help_panel=_PANEL)

@@ -23,6 +23,7 @@ from forethought.commands.options import (
     PublicProxy,
     Quiet,
     RecordCount,
+    RecordsPerPerson,
     RoundCount,
     SamplingKind,
     UsageError,
@@ -48,6 +49,10 @@ def plan(
     clipping: ClippingName = None,
     adjacency: AdjacencyName = None,
     parameters: Annotated[int | None, typer.Option(help="Numbers the model trains.")] = None,
+    records_per_person: RecordsPerPerson = None,
+    persons: Annotated[
+        int | None, typer.Option(help="Different persons among the records.")
+    ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Say why each number is what it is.")
     ] = False,
@@ -113,8 +118,13 @@ def plan(
         "adjacency": adjacency,
     }
     if job_file is None:
-        request = from_numbers(**flags)
+        request = from_numbers(records_per_person=records_per_person, **flags)
     else:
+        if records_per_person is not None or persons is not None:
+            raise UsageError(
+                "--records-per-person and --persons go with --examples: a job's data "
+                "say whose each record is, with person under [data]"
+            )
         if parameters is not None:
             raise UsageError("--parameters goes with --examples: a job's model has its own number")
         request = overridden(from_file(job_file), flags)
@@ -122,16 +132,17 @@ def plan(
     loaded = None
     if examples is None:
         loaded = load_job(request, data_dir)
-        examples, parameters = loaded.examples, loaded.parameters
-    features = None if loaded is None else loaded.features
+        parameters, asked = loaded.parameters, loaded.plan_request()
+    else:
+        asked = request.job.plan_request(examples, parameters, persons=persons)
     front = None
     if pareto:
         limits = {"epsilon": max_epsilon, "rounds": max_rounds, "gradients": max_gradients}
-        front = jobs.front(request, examples, parameters, limits, utility, features)
+        front = jobs.front(asked, limits, utility)
         chosen = front.best(_weights(weight)).plan
         alternatives = []
     else:
-        chosen = jobs.chosen_plan(request, examples, parameters, utility, tolerance, features)
+        chosen = jobs.chosen_plan(asked, utility, tolerance)
         alternatives = list(neighbours(chosen, parameters))
     if loaded is not None:
         chosen = loaded.with_caveats(chosen)

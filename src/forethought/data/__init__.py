@@ -13,6 +13,7 @@ from forethought.data.sources import load, names
 
 if TYPE_CHECKING:
     from forethought.data.encoder import Encoder, TableSchema
+    from forethought.data.persons import of_persons
     from forethought.data.reading import TableFormat
 
 __all__ = [
@@ -24,9 +25,15 @@ __all__ = [
     "TableSchema",
     "load",
     "names",
+    "of_persons",
 ]
 # Loaded on first use: they bring polars along, which most sources do without.
-_LATER = {"Encoder": "encoder", "TableFormat": "reading", "TableSchema": "encoder"}
+_LATER = {
+    "of_persons": "persons",
+    "Encoder": "encoder",
+    "TableFormat": "reading",
+    "TableSchema": "encoder",
+}
 
 
 def __getattr__(name: str) -> Any:

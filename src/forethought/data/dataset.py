@@ -66,8 +66,8 @@ class Dataset:
         sites: which client of a federation holds each training record, (N,), where a column of
             the file says so; see :mod:`forethought.data.shares`.
         encoder: how new rows of the table become features; None: not from a table.
-        row_shape: of one row, where a training record is a person with several of them
-            (:mod:`forethought.data.persons`); held-out records are always rows.
+        persons: whose each training record is, (N,), where several may be one person's.
+        records_per_person: how many of them at most.
     """
 
     name: str
@@ -78,12 +78,13 @@ class Dataset:
     caveats: tuple[Caveat, ...] = ()
     sites: NDArray[np.str_] | None = None
     encoder: Encoder | None = None
-    row_shape: tuple[int, ...] | None = None
+    persons: NDArray[np.str_] | None = None
+    records_per_person: int = 1
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of what a model takes: of one example, or of one row of a person."""
-        return self.row_shape or tuple(self.train.inputs.shape[1:])
+        """Shape of what a model takes: of one example."""
+        return tuple(self.train.inputs.shape[1:])
 
     @property
     def not_covered(self) -> tuple[Caveat, ...]:

@@ -15,7 +15,7 @@ from forethought.data.columns import Outside, UndeclaredError
 from forethought.data.dataset import DataError, Dataset, Split, falls_out, share_held_out
 from forethought.data.encoder import Encoder, TableSchema
 from forethought.data.labels import Declared, Labels
-from forethought.data.persons import by_person, person_caveat
+from forethought.data.persons import kept
 from forethought.data.reading import Kind, Table
 from forethought.data.suspicions import SuspiciousDataWarning
 from forethought.data.tables import Aside
@@ -103,10 +103,19 @@ def load_declared(
     if aside.person is None:
         return Dataset(name, train, held, labels.classes, notes, caveats, names, encoder)
     assert names is not None
-    persons = by_person(train, names.tolist(), schema.records_per_person)
-    caveats = (*caveats, person_caveat(schema.records_per_person))
-    shape = tuple(train.inputs.shape[1:])
-    return Dataset(name, persons, held, labels.classes, notes, caveats, None, encoder, shape)
+    most = schema.records_per_person
+    mask = kept(train, names.tolist(), most)
+    return Dataset(
+        name,
+        train.at(mask),
+        held,
+        labels.classes,
+        notes,
+        caveats,
+        encoder=encoder,
+        persons=names[mask],
+        records_per_person=most,
+    )
 
 
 @dataclass(frozen=True)

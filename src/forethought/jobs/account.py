@@ -27,17 +27,17 @@ def compared(statement: Statement) -> list[Row]:
     return compare(statement.mechanism, statement.delta, statement.examples)
 
 
-def account_for(request: Request, examples: int, group: int) -> Statement:
+def account_for(request: Request, examples: int, group: int | None) -> Statement:
     """The statement of a run that a job describes, without data."""
     return account(request.job.make_plan(examples), group=group)
 
 
-def statement_of(path: Path, *, group: int = 1, delta: float | None = None) -> Statement:
+def statement_of(path: Path, *, group: int | None = None, delta: float | None = None) -> Statement:
     """The statement of a run folder, a plan file or a statement file.
 
     Args:
         path: run folder, plan.json or statement.json.
-        group, delta: account again for another group size or δ.
+        group, delta: account again for another group size or δ; None: its own.
 
     Raises:
         ValueError: neither a plan nor a statement.
@@ -49,9 +49,12 @@ def statement_of(path: Path, *, group: int = 1, delta: float | None = None) -> S
     return again(Statement.load(found), group=group, delta=delta)
 
 
-def again(statement: Statement, *, group: int = 1, delta: float | None = None) -> Statement:
+def again(
+    statement: Statement, *, group: int | None = None, delta: float | None = None
+) -> Statement:
     """The statement for another group size or δ; as it is where both are its own."""
-    if (group, delta) == (1, None) or (group, delta) == (statement.group, statement.delta):
+    group = statement.group if group is None else group
+    if group == statement.group and delta in (None, statement.delta):
         return statement
     other = account(
         statement.mechanism,

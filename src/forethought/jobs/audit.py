@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from forethought.jobs.load import Loaded, load_job
 from forethought.jobs.request import JOB_NAME, from_file
 from forethought.plans import Plan
+from forethought.training.persons import arranged
 
 if TYPE_CHECKING:
     from forethought.auditing.verdict import Audit
@@ -56,8 +57,8 @@ def audit(
     plan, loaded, problem = _read(path, data_dir)
     model = data = loss = None
     if loaded is not None:
-        model, loss = loaded.model, loaded.loss
-        data = (loaded.dataset.train.inputs, loaded.dataset.train.targets)
+        records = arranged(loaded.data, plan, loaded.loss)
+        model, data, loss = records.wrapped(loaded.model), records.data, records.loss
     found = audited(
         plan,
         model,
@@ -86,10 +87,7 @@ def _read(path: Path, data_dir: Path | None) -> tuple[Plan, Loaded | None, str]:
     if path.suffix == ".json":
         return Plan.load(path), None, ""
     loaded = load_job(from_file(path), data_dir)
-    made = loaded.request.job.make_plan(
-        loaded.examples, loaded.parameters, features=loaded.features
-    )
-    return loaded.with_caveats(made), loaded, ""
+    return loaded.plan(), loaded, ""
 
 
 def save(audited: Audited) -> tuple[Path, Path | None]:

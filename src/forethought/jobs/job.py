@@ -50,7 +50,12 @@ _PLAN_KEYS = (
     "optimizer",
     "learning_rate",
     "options",
+    "person_as",
 )
+
+
+# How many rows of a person are kept where a job does not say.
+ROWS_OF_A_PERSON = 4
 
 
 class JobError(ValueError):
@@ -129,6 +134,13 @@ class DataSection(_Section):
     person: str | None = None
     records_per_person: _Int | None = Field(default=None, ge=1)
 
+    @property
+    def most_of_one_person(self) -> int:
+        """How many records may be one person's."""
+        if self.records_per_person is None:
+            return 1 if self.person is None else ROWS_OF_A_PERSON
+        return self.records_per_person
+
     def table_schema(self) -> TableSchema | None:
         """What is declared of the columns; None where nothing is.
 
@@ -140,7 +152,7 @@ class DataSection(_Section):
             name: getattr(self, name)
             for name in ("separator", "decimal", "encoding", "comment", "header")
         }
-        rows = {"person": self.person, "records_per_person": self.records_per_person}
+        rows: dict[str, Any] = {"person": self.person}
         given = {"missing": self.missing, "target_range": self.target_range, **form, **rows}
         if self.columns is None:
             for name in _given(given):
@@ -150,6 +162,9 @@ class DataSection(_Section):
                 )
             return None
         from forethought.data import TableFormat, TableSchema
+
+        if self.person is not None:
+            rows["records_per_person"] = self.most_of_one_person
 
         return TableSchema(
             self.columns,
@@ -211,6 +226,7 @@ class TrainingSection(_Section):
     optimizer: str = "sgd"
     learning_rate: _Float | None = Field(default=None, gt=0, le=MOST_STEP_SIZE)
     options: dict[str, Any] | None = None
+    person_as: Literal["better", "contribution", "group"] = "better"
     schedule: Literal["constant", "inverse", "inverse-sqrt", "cosine", "drops"] | None = None
     decay: _Float | None = Field(default=None, ge=0)
     warmup: _Int | None = Field(default=None, ge=0)
@@ -291,13 +307,18 @@ class Job(_Section):
         return column or None if how == "column" else None
 
     def plan_request(
-        self, examples: int, parameters: int | None = None, features: int | None = None
+        self,
+        examples: int,
+        parameters: int | None = None,
+        features: int | None = None,
+        persons: int | None = None,
     ) -> PlanRequest:
         """What the job asks of the planner.
 
         Args:
             examples: training records. parameters: how many the model trains, if known.
             features: of the loaded data, or channels, where a preparation of them is asked for.
+            persons: how many different persons they are of, where the data say.
         """
         from forethought.planning import defaults
         from forethought.planning.plan_request import PlanRequest
@@ -327,6 +348,8 @@ class Job(_Section):
             preparation=self.data.preparation(features),
             schedule=Schedule(**_given(schedule)) if _given(schedule) else None,
             averaging=Averaging(**_given(averaging)) if _given(averaging) else None,
+            records_per_person=self.data.most_of_one_person,
+            persons=persons,
             **{name: getattr(asked, name) for name in _PLAN_KEYS},
         )
 
@@ -336,11 +359,12 @@ class Job(_Section):
         parameters: int | None = None,
         chosen: Mapping[str, Any] | None = None,
         features: int | None = None,
+        persons: int | None = None,
     ) -> Plan:
         """The plan that the job asks for.
 
         Args:
-            examples, parameters, features: as for :meth:`plan_request`.
+            examples, parameters, features, persons: as for :meth:`plan_request`.
             chosen: arguments of :func:`forethought.plan` that come from elsewhere, such as a
                 utility graph; they go before the job's own.
 
@@ -349,7 +373,7 @@ class Job(_Section):
         """
         from forethought.planning.solve import plan
 
-        asked = self.plan_request(examples, parameters, features)
+        asked = self.plan_request(examples, parameters, features, persons)
         return plan(asked.with_(**(chosen or {})))
 
     def build_model(self, dataset: Dataset) -> nn.Module:
@@ -360,18 +384,13 @@ class Job(_Section):
         """
         from forethought.models import build
 
-        model = build(
+        return build(
             self.model.name,
             inputs=dataset.shape,
             classes=dataset.classes or 1,
             seed=self.run.seed,
             **self.model.options,
         )
-        if dataset.row_shape is None:
-            return model
-        from forethought.training.persons import PerPerson
-
-        return PerPerson(model, dataset.row_shape)
 
     @classmethod
     def parse(cls, text: str, name: str = "job") -> Job:

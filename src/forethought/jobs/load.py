@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forethought.caveats import Caveat
+from forethought.data.persons import PersonRows
 from forethought.jobs.card import PREPARED, ModelCard
 from forethought.jobs.job import JobError
 from forethought.jobs.request import Request
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from forethought.data import Dataset
+    from forethought.planning.plan_request import PlanRequest
     from forethought.rounds.losses import Loss
 
 
@@ -39,8 +42,38 @@ class Loaded:
 
     @property
     def examples(self) -> int:
-        """Training records."""
+        """Training records, rows of a table."""
         return len(self.dataset.train)
+
+    @property
+    def persons(self) -> int | None:
+        """How many different persons they are of, where the data say."""
+        return None if self.dataset.persons is None else len(set(self.dataset.persons.tolist()))
+
+    def plan(self, chosen: Mapping[str, Any] | None = None) -> Plan:
+        """The plan that the job asks for these data and this model, with what loading read.
+
+        Args:
+            chosen: as for :meth:`forethought.jobs.job.Job.make_plan`.
+        """
+        made = self.request.job.make_plan(
+            self.examples, self.parameters, chosen, self.features, self.persons
+        )
+        return self.with_caveats(made)
+
+    def plan_request(self) -> PlanRequest:
+        """The same as a request."""
+        return self.request.job.plan_request(
+            self.examples, self.parameters, self.features, self.persons
+        )
+
+    @property
+    def data(self) -> tuple[Any, Any] | PersonRows:
+        """The training rows as arrays; with whose they are, where the data say."""
+        rows, persons = self.dataset.train, self.dataset.persons
+        if persons is None:
+            return rows.inputs, rows.targets
+        return PersonRows(rows, persons, self.dataset.records_per_person)
 
     @property
     def parameters(self) -> int:
@@ -54,23 +87,19 @@ class Loaded:
 
     @property
     def loss(self) -> Loss | None:
-        """One value a record; None: the usual one for its targets."""
-        if self.dataset.row_shape is None:
-            return None
-        from forethought.training.persons import person_loss
-
-        return person_loss
+        """One value a row; None: the usual one for its targets."""
+        return None
 
     def require_rows(self, what: str) -> None:
-        """Refuse a job whose records are persons where only rows are known.
+        """Refuse a job that promises something to persons where only rows are known.
 
         Raises:
             JobError: names what cannot be done.
         """
-        if self.dataset.row_shape is not None:
+        if self.dataset.persons is not None or self.request.job.data.most_of_one_person > 1:
             raise JobError(
-                f"[data] person: {what} works on rows, not on persons, so far: leave person out, "
-                "and mind that ε is then about one row"
+                f"[data] person: {what} works on rows, not on persons, so far: leave person and "
+                "records_per_person out, and mind that ε is then about one row"
             )
 
     def card(self) -> ModelCard:

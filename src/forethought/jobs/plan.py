@@ -7,41 +7,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forethought.accounting import exact
-from forethought.jobs.request import Request
 from forethought.plans import Plan
 
 if TYPE_CHECKING:
     from forethought.planning.neighbours import Neighbour
     from forethought.planning.pareto import Front
+    from forethought.planning.plan_request import PlanRequest
     from forethought.utility.rehearsal import Rehearsal
 
 
-def chosen_plan(
-    request: Request,
-    examples: int,
-    parameters: int | None = None,
-    utility: Path | None = None,
-    tolerance: float = 0.1,
-    features: int | None = None,
-) -> Plan:
-    """The plan of a job; noise and clip norm from a saved utility graph, if there is one."""
+def chosen_plan(request: PlanRequest, utility: Path | None = None, tolerance: float = 0.1) -> Plan:
+    """The plan of a request; noise and clip norm from a saved utility graph, if there is one."""
+    from forethought.planning.solve import plan
+
     if utility is None:
-        return request.job.make_plan(examples, parameters, features=features)
+        return plan(request)
     from forethought.utility.graph import UtilityGraph
 
     chosen = UtilityGraph.load(utility).plan_arguments(tolerance)
-    return request.job.make_plan(examples, parameters, chosen, features)
+    return plan(request.with_(**chosen))
 
 
 def front(
-    request: Request,
-    examples: int,
-    parameters: int | None,
-    limits: Mapping[str, float | None],
-    utility: Path | None = None,
-    features: int | None = None,
+    request: PlanRequest, limits: Mapping[str, float | None], utility: Path | None = None
 ) -> Front:
-    """The non-dominated plans for a job; what it fixes is kept, its budget is a limit.
+    """The non-dominated plans for a request; what it fixes is kept, its budget is a limit.
 
     With a saved utility graph the predicted loss of accuracy takes the place of the noise.
     """
@@ -50,7 +40,7 @@ def front(
 
     graph = None if utility is None else UtilityGraph.load(utility)
     return pareto(
-        request.job.plan_request(examples, parameters, features),
+        request,
         clip_norms=None if graph is None else graph.clip_norms,
         loss_of_utility=None if graph is None else graph.loss,
         limits={name: most for name, most in limits.items() if most is not None},
@@ -64,7 +54,7 @@ def plan_report(
     rehearsal: Rehearsal | None = None,
 ) -> dict[str, Any]:
     """A plan, its exact ε, its neighbours, front and rehearsal, JSON-ready."""
-    epsilon = exact.epsilon(plan.mechanism, plan.delta)
+    epsilon = exact.epsilon(plan.mechanism, plan.delta, plan.records_per_person)
     return {
         "plan": plan.to_dict(),
         "epsilon": {"lower": epsilon.lower, "upper": epsilon.upper},

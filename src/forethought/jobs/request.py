@@ -85,7 +85,11 @@ def resumed(folder: Path) -> Request:
 
 
 def from_numbers(
-    *, epsilon: float | None = None, delta: float | None = None, **training: Any
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    records_per_person: int | None = None,
+    **training: Any,
 ) -> Request:
     """A request without data: a budget and keys of a job's ``[training]``; None is left out.
 
@@ -93,7 +97,7 @@ def from_numbers(
         JobError: an unknown key or a value that is not allowed.
     """
     tables = {
-        "data": {"source": "none"},
+        "data": without_none({"source": "none", "records_per_person": records_per_person}),
         "budget": without_none({"epsilon": epsilon, "delta": delta}),
         "training": without_none(training),
     }

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from forethought.data.dataset import Split
+from forethought.data.persons import PersonRows, one_row_each
 from forethought.jobs.card import CARD_NAME, PREPARED
 from forethought.jobs.job import JobError
 from forethought.jobs.load import Loaded, load_job
 from forethought.jobs.request import JOB_NAME, Request, overridden
 from forethought.mechanism import real
 from forethought.plans import Plan
-
-# The constants that inputs were prepared with, in a run folder.
+from forethought.privacy import Persons
 
 if TYPE_CHECKING:
     from forethought.training.run import Run
+
+
+Records = tuple[Any, Any] | PersonRows
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,6 @@ def prepare(
         limit = real("max_epsilon", max_epsilon, above=0)
         request = overridden(request, {"epsilon": limit})
     loaded = load_job(request, data_dir)
-    if request.job.data.standardise is not None:
-        loaded.require_rows("standardise")
     if resume is not None:
         from forethought.training.folder import PLAN
         from forethought.training.phases import phases_of
@@ -85,11 +87,7 @@ def prepare(
             "a run until an accuracy needs a budget (--max-epsilon) and held-out data (test or "
             "holdout in the job's [data]) to measure it on"
         )
-    plan = loaded.with_caveats(
-        job.make_plan(loaded.examples, loaded.parameters, features=loaded.features)
-        if saved_plan is None
-        else _saved(saved_plan, loaded)
-    )
+    plan = loaded.plan() if saved_plan is None else _saved(saved_plan, loaded)
     if until is not None:
         if plan.preparation is not None:
             raise JobError(
@@ -104,17 +102,16 @@ def prepare(
 
 def _saved(path: Path, loaded: Loaded) -> Plan:
     plan = Plan.load(path)
-    if plan.examples != loaded.examples:
+    own = loaded.persons if isinstance(plan.contribution, Persons) else loaded.examples
+    if plan.examples != own:
         raise JobError(
-            f"{path} is a plan for {plan.examples} records, the job's data have {loaded.examples}: "
+            f"{path} is a plan for {plan.examples} records, the job's data have {own}: "
             "the guarantee depends on it. Plan again with: forethought plan JOB --save PLAN"
         )
-    return plan
+    return loaded.with_caveats(plan)
 
 
-def _standardised(
-    asked: Prepared, pair: tuple[Any, Any], folder: Path, options: dict[str, Any]
-) -> tuple[Any, Any]:
+def _standardised(asked: Prepared, data: Records, folder: Path, options: dict[str, Any]) -> Records:
     """Training data as prepared, and ``options`` with held-out data and files to match."""
     from forethought.preparing.constants import Constants
     from forethought.preparing.prepare import Prepared as Constant
@@ -124,7 +121,7 @@ def _standardised(
     given = asked.loaded.request.job.data.standardise
     if asked.plan.preparation is None:
         if not isinstance(given, tuple):
-            return pair
+            return data
         shift, scale = ((value,) * asked.loaded.features for value in given)
         apply = Constants(shift, scale).apply
     else:
@@ -132,13 +129,30 @@ def _standardised(
         if options["resume"] and kept.is_file():
             constants = Constant.load(kept)  # released once
         else:
+            pair = _counted(data, asked.plan)
             constants = released(asked.plan, pair, seeds=Seeds(None, options["noise_seed"]))
         options["prepared"] = constants
         options["files"] = {**options["files"], PREPARED: constants.to_json() + "\n"}
         apply = constants.apply
     if options["test"] is not None:
         options["test"] = (apply(options["test"][0]), options["test"][1])
-    return apply(pair[0]), pair[1]
+    if isinstance(data, PersonRows):
+        rows = Split(np.asarray(apply(data.rows.inputs)), data.rows.targets)
+        return replace(data, rows=rows)
+    return apply(data[0]), data[1]
+
+
+def _counted(data: Records, plan: Plan) -> tuple[Any, Any]:
+    """The records that a plan counts, as arrays: of each person one row, where these are persons.
+
+    Statistics of one row each are as far moved by one person as those of single records by one.
+    """
+    if not isinstance(data, PersonRows):
+        return data
+    rows = data.rows
+    if isinstance(plan.contribution, Persons):
+        rows = one_row_each(rows, data.persons.tolist())
+    return rows.inputs, rows.targets
 
 
 def run(
@@ -156,7 +170,7 @@ def run(
 
     loaded = prepared.loaded
     settings = loaded.request.job.run
-    data, test = loaded.dataset.train, loaded.dataset.test
+    test = loaded.dataset.test
     options: dict[str, Any] = {
         "test": None if test is None else (test.inputs, test.targets),
         "out": folder,
@@ -172,11 +186,11 @@ def run(
         "checkpoint_every": settings.checkpoint_every,
     }
     # Bare arrays: the plan has the caveats of loading already, in the words of when it was made.
-    pair = _standardised(prepared, (data.inputs, data.targets), folder, options)
+    data = _standardised(prepared, loaded.data, folder, options)
     if prepared.until is None:
-        found = train(loaded.model, pair, prepared.plan, **options)
+        found = train(loaded.model, data, prepared.plan, **options)
     else:
-        found = train_until(loaded.model, pair, prepared.plan, accuracy=prepared.until, **options)
+        found = train_until(loaded.model, data, prepared.plan, accuracy=prepared.until, **options)
     if leads():
         _keep_results(loaded, found, options["test"], folder)
     return found

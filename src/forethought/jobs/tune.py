@@ -46,11 +46,10 @@ def tune_job(
 
     job = request.job
     loaded = load_job(request, data_dir)
-    loaded.require_rows("tune")
     if job.budget.epsilon is None or loaded.dataset.test is None:
         raise JobError("a private search needs a budget, and held-out data to score trials on")
     candidates = plan_tuning(
-        job.plan_request(loaded.examples, loaded.parameters),
+        loaded.plan_request(),
         trials=trials,
         candidates=[{"learning_rate": rate} for rate in learning_rates],
     )

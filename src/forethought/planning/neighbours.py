@@ -54,7 +54,9 @@ def neighbours(plan: Plan, parameters: int | None = None) -> tuple[Neighbour, ..
     if len(plan.mechanism.rounds) != 1 or plan.noise_multiplier == 0 or correlated:
         return ()
     epsilon = (
-        plan.budget.epsilon if plan.budget else exact.epsilon(plan.mechanism, plan.delta).upper
+        plan.budget.epsilon
+        if plan.budget
+        else exact.epsilon(plan.mechanism, plan.delta, plan.records_per_person).upper
     )
     budget = Budget(epsilon, plan.delta)
     found = []
@@ -97,7 +99,9 @@ def _resized(plan: Plan, factor: float, budget: Budget, size: int) -> Plan | Non
 def _with_noise(plan: Plan, sampling: Sampling, budget: Budget, size: int) -> Plan:
     part = plan.mechanism.rounds[0]
     adjacency = plan.mechanism.adjacency
-    sigma = noise_multiplier(budget, sampling, part.count, part.clipping, adjacency)
+    sigma = noise_multiplier(
+        budget, sampling, part.count, part.clipping, adjacency, group=plan.records_per_person
+    )
     release = Rounds(sigma, part.count, sampling, part.clipping, groups=part.groups)
     found = plan.with_(mechanism=Mechanism(release, adjacency=adjacency), budget=budget)
     if plan.optimizer.name != "sgd" or dict(plan.reasons).get(STEP_SIZE, GIVEN) == GIVEN:

@@ -71,12 +71,18 @@ def staircase(
 
 
 def scheduled(
-    rounds: Rounds, budget: Budget, adjacency: Adjacency, name: NoiseScheduleName, fall: float
+    rounds: Rounds,
+    budget: Budget,
+    adjacency: Adjacency,
+    name: NoiseScheduleName,
+    fall: float,
+    group: int = 1,
 ) -> Mechanism:
     """The rounds with noise of that shape, at the least scale within the budget.
 
     Args:
         rounds: equal rounds whose noise meets the budget, or about so.
+        group: how many records the budget is for together.
 
     Raises:
         ValueError: shuffled rounds, of which only whole epochs can have a noise of their own.
@@ -92,7 +98,7 @@ def scheduled(
         return Mechanism(*shape(scale), adjacency=adjacency)
 
     def meets(scale: float) -> bool:
-        return epsilon(make(scale), budget.delta).upper <= budget.epsilon
+        return epsilon(make(scale), budget.delta, group).upper <= budget.epsilon
 
     # Lambert's W falls behind its argument's root, so scales are no noise multipliers.
     high = max(rounds.noise_multiplier, 1e-3)
@@ -101,4 +107,4 @@ def scheduled(
     low = high / 1.5
     while meets(low):
         low /= 1.5
-    return make(calibrate(make, budget, (low, high)))
+    return make(calibrate(make, budget, (low, high), group=group))

@@ -238,7 +238,9 @@ def _approximate(
 def approximate_epsilons(plans: Sequence[Plan]) -> NDArray[np.float64]:
     """ε of plans with one δ by the central limit theorem: to sort them by, never a guarantee."""
     delta = plans[0].delta
-    found = np.array([approximate_clt_mu(made.mechanism) for made in plans])
+    found = np.array(
+        [approximate_clt_mu(made.mechanism) * made.records_per_person for made in plans]
+    )
     mu = np.minimum(found, 1e4)
     low, high = np.zeros(len(mu)), mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))
     for _ in range(40):  # Chernoff's bound is halved until its end is as good as exact
@@ -249,7 +251,7 @@ def approximate_epsilons(plans: Sequence[Plan]) -> NDArray[np.float64]:
 
 
 def _certified(row: Candidate) -> Candidate:
-    interval = exact.epsilon(row.plan.mechanism, row.plan.delta)
+    interval = exact.epsilon(row.plan.mechanism, row.plan.delta, row.plan.records_per_person)
     return Candidate(row.plan, interval.upper, row.noise, row.rounds, row.gradients)
 
 

@@ -9,6 +9,7 @@ from forethought.caveats import Caveat
 from forethought.local_updates import Local
 from forethought.mechanism import Adjacency, Budget, Clipping
 from forethought.planning.noise_schedules import NoiseScheduleName
+from forethought.planning.persons import PersonAs
 from forethought.plans import Averaging, ClipRule, Schedule
 from forethought.preparation import Preparation
 
@@ -20,7 +21,7 @@ class PlanKeywords(TypedDict, total=False):
     """The keywords of :func:`forethought.plan`: the fields of a :class:`PlanRequest`, and two more.
 
     ``data``, a loaded :class:`forethought.data.Dataset`, stands for its number of training records
-    and its caveats; ``model``, a torch module, for its number of trained parameters.
+    and persons and its caveats; ``model``, a torch module, for its number of trained parameters.
     """
 
     data: Any
@@ -55,3 +56,6 @@ class PlanKeywords(TypedDict, total=False):
     hyperparameters: Caveat | str | None
     not_covered: tuple[Caveat | str, ...]
     parameters: int | None
+    records_per_person: int
+    persons: int | None
+    person_as: PersonAs

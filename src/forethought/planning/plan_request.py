@@ -29,9 +29,11 @@ from forethought.mechanism import (
     real,
     whole,
 )
-from forethought.planning import correlation, defaults
+from forethought.planning import correlation, defaults, persons
 from forethought.planning.limits import LEAST_DELTA, MOST_STEP_SIZE
+from forethought.planning.limits import PlanError as PlanError
 from forethought.planning.noise_schedules import FALL, NoiseScheduleName
+from forethought.planning.persons import PersonAs
 from forethought.planning.plan_keywords import PlanKeywords as PlanKeywords
 from forethought.plans import Averaging, ClipRule, Schedule
 from forethought.preparation import Preparation
@@ -67,6 +69,8 @@ _GIVEN_ANYWAY = (
     "adjacency",
     "hyperparameters",
     "not_covered",
+    "records_per_person",
+    "persons",
 )
 
 
@@ -79,10 +83,6 @@ NO_FILTER = (
     "is no longer the same in both directions, and throws away the updates it computed. Use "
     "sampling='poisson' with batch= p times as large"
 )
-
-
-class PlanError(ValueError):
-    """A request that no plan fulfils: over- or under-determined, or out of reach."""
 
 
 def _opened(keywords: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,6 +98,13 @@ def _opened(keywords: Mapping[str, Any]) -> dict[str, Any]:
                 "give examples=len(targets)"
             )
         found["examples"] = len(data.train)
+        if getattr(data, "persons", None) is not None:
+            if {"persons", "records_per_person"} & set(found):
+                raise PlanError(
+                    "data= says whose each row is: drop persons= and records_per_person="
+                )
+            found["persons"] = len(set(data.persons))
+            found["records_per_person"] = data.records_per_person
         found["not_covered"] = (*data.caveats, *found.get("not_covered", ()))
     if model is not None:
         if "parameters" in found:
@@ -172,6 +179,9 @@ class PlanRequest:
     hyperparameters: Caveat | str | None = None
     not_covered: tuple[Caveat | str, ...] = ()
     parameters: int | None = None
+    records_per_person: int = 1
+    persons: int | None = None
+    person_as: PersonAs = "better"
 
     def __post_init__(self) -> None:
         def settle(name: str, value: object) -> None:
@@ -179,6 +189,7 @@ class PlanRequest:
 
         settle("examples", whole("examples", self.examples))
         settle("local", local_of(self.local))
+        persons.require_possible(self)
         if self.preparation is not None and not isinstance(self.preparation, Preparation):
             raise TypeError(
                 f"preparation must be a forethought.Preparation, not {self.preparation!r}"
@@ -305,6 +316,11 @@ class PlanRequest:
     def size(self) -> int:
         """Trained parameters, or the guess where nobody says how many."""
         return defaults.PARAMETERS if self.parameters is None else self.parameters
+
+    @property
+    def protected(self) -> int:
+        """How many of the examples the budget is for together."""
+        return 1 if self.person_as == "contribution" else self.records_per_person
 
     @property
     def timed(self) -> bool:

@@ -89,6 +89,12 @@ def plan_tuning(
     if budget is None:
         raise PlanError("a search needs budget=, which all its trials together keep")
     alone = plan(request)
+    if alone.records_per_person > 1:
+        raise PlanError(
+            "a search promises something to single records: no theorem here has its ε for "
+            f"{alone.records_per_person} together. Use person_as='contribution', where a person is "
+            "one record"
+        )
     part = alone.mechanism.rounds[0]
 
     def mechanism(sigma: float) -> Mechanism:

@@ -15,12 +15,12 @@ from forethought.accounting import exact
 from forethought.accounting.calibration import calibrate
 from forethought.accounting.calibration import noise_multiplier as exact_noise
 from forethought.mechanism import Budget, Mechanism, Poisson
-from forethought.planning import defaults
+from forethought.planning import defaults, persons
 from forethought.planning.correlation import gain
+from forethought.planning.limits import PlanError
 from forethought.planning.noise_schedules import scheduled
 from forethought.planning.plan_request import (
     MOST_ROUNDS,
-    PlanError,
     PlanKeywords,
     PlanRequest,
     SamplingName,
@@ -86,6 +86,11 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
         data: a :class:`forethought.data.Dataset` in place of ``examples``: its training records
             are counted, and what loading read of them is named in the plan.
         model: a torch module in place of ``parameters``.
+        records_per_person: how many of the records may be one person's; every promise is then
+            about all of them. persons: how many different persons there are: then the stronger
+            way, one clipped contribution a person, is planned against groups of rows and the better
+            one taken. person_as: ``"contribution"`` (then examples are persons) or ``"group"``
+            decides it; see :mod:`forethought.planning.persons`.
 
     Returns:
         A Plan whose certified upper ε meets the budget.
@@ -99,7 +104,18 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
         request = PlanRequest.of(**keywords)
     elif keywords:
         request = request.with_(**keywords)
+    if request.persons is None:
+        return _plan(request)
+    return persons.planned(request, _plan)
+
+
+def _plan(request: PlanRequest) -> Plan:
     why: dict[str, str] = {}
+    if request.person_as == "better" and request.records_per_person > 1:
+        why[persons.PERSONS] = (
+            f"groups of {request.records_per_person} rows; with persons=, the number of different "
+            "persons, one contribution a person is planned against them"
+        )
     if request.budget is None and request.delta is None:
         why["delta"] = "one tenth of one over the number of examples, since none was given"
     delta = request.settled_delta()
@@ -119,15 +135,17 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
         examples=request.examples,
         delta=delta,
         clip=_clip(request, mechanism, why),
+        contribution=persons.contribution(request),
         groups=groups,
         local=local_of(request.local),
+        records_per_person=request.protected,
         noise="grid" if request.noise == "grid" else "gaussian",
         preparation=request.preparation,
         schedule=request.schedule or Schedule(),
         averaging=request.averaging or Averaging(),
         budget=request.budget,
         hyperparameters=request.chosen_by(),
-        not_covered=request.not_covered,
+        not_covered=(*request.not_covered, *persons.caveat(request)),
     )
     learning_rate = _learning_rate(request, found, options, why)
     chosen = Optimizer(request.optimizer, learning_rate, tuple(options.items()))
@@ -146,7 +164,9 @@ def _with_preparation(request: PlanRequest, why: dict[str, str]) -> PlanRequest:
             "which no standardised input feels"
         )
         if request.budget is not None:
-            least = defaults.least_preparation_noise(request.budget, len(asked.statistics))
+            least = defaults.least_preparation_noise(
+                _roughly(request, request.budget), len(asked.statistics)
+            )
             if least > sigma:
                 sigma = least
                 why["preparation"] = (
@@ -162,7 +182,10 @@ def _noise(request: PlanRequest, budget: Budget, batch: int, rounds: int) -> flo
     """The least noise multiplier of the rounds that keeps the budget, the preparation paid."""
     sampling = request.sampling_of(batch)
     strategy = request.strategy(batch, rounds)
-    alone = exact_noise(budget, sampling, rounds, request.clipping, request.neighbouring, strategy)
+    group = request.protected
+    alone = exact_noise(
+        budget, sampling, rounds, request.clipping, request.neighbouring, strategy, group
+    )
     if request.preparation is None:
         return alone
 
@@ -170,7 +193,7 @@ def _noise(request: PlanRequest, budget: Budget, batch: int, rounds: int) -> flo
         return request.mechanism(sigma, batch, rounds)
 
     high = alone
-    while exact.epsilon(make(high), budget.delta).upper > budget.epsilon:
+    while exact.epsilon(make(high), budget.delta, group).upper > budget.epsilon:
         high *= 2
         if high > 1e3 * alone:
             raise PlanError(
@@ -179,7 +202,7 @@ def _noise(request: PlanRequest, budget: Budget, batch: int, rounds: int) -> flo
             )
     if high == alone:
         return alone
-    return calibrate(make, budget, (alone / 2, high))
+    return calibrate(make, budget, (alone / 2, high), group=group)
 
 
 def _groups(request: PlanRequest, mechanism: Mechanism, why: dict[str, str]) -> int | None:
@@ -296,7 +319,7 @@ def _mechanism(request: PlanRequest, why: dict[str, str]) -> Mechanism:
             f"noise is forgotten; the least for which ε stays within {budget.epsilon:g}"
         )
         name, (rounds,) = request.noise_schedule, mechanism.rounds
-        return scheduled(rounds, budget, mechanism.adjacency, name, request.fall)
+        return scheduled(rounds, budget, mechanism.adjacency, name, request.fall, request.protected)
     if batch is not None and request.timed:
         raise PlanError(
             "too much is given: budget, noise_multiplier, batch and length leave nothing to "
@@ -312,9 +335,11 @@ def _mechanism(request: PlanRequest, why: dict[str, str]) -> Mechanism:
         return _solve_batch(request, budget, sigma)
     if batch is None:
         why["batch"] = f"the one with which the budget lasts about {defaults.ROUNDS} rounds"
-        batch = defaults.batch_for_noise(request.examples, budget, sigma)
+        batch = defaults.batch_for_noise(request.examples, _roughly(request, budget), sigma)
         # That rule is rough where σ is small: a batch that one round could not pay for is cut.
-        fitting = _largest(lambda size: request.mechanism(sigma, int(size), 1), budget, batch)
+        fitting = _largest(
+            lambda size: request.mechanism(sigma, int(size), 1), budget, batch, request.protected
+        )
         if fitting is not None and fitting < batch:
             batch = fitting
             why["batch"] = "the largest of which the budget affords a round at this noise"
@@ -332,7 +357,7 @@ def _compared(
 ) -> str:
     """What correlation is worth: noise in the weights, beside independent noise at the same ε."""
     mine = sigma * gain(strategy, length, request.momentum)
-    arguments = length, request.clipping, request.neighbouring
+    arguments = length, request.clipping, request.neighbouring, None, request.protected
     in_turns = exact_noise(budget, request.sampling_of(batch), *arguments)
     sampled = exact_noise(budget, Poisson(min(1.0, batch / request.examples)), *arguments)
     return (
@@ -342,10 +367,16 @@ def _compared(
     )
 
 
+def _roughly(request: PlanRequest, budget: Budget) -> Budget:
+    """What the rules of choice take for the budget of one record, where it is for several."""
+    return Budget(budget.epsilon / request.protected, budget.delta)
+
+
 def _batch_and_length(
     request: PlanRequest, budget: Budget, batch: int | None, why: dict[str, str]
 ) -> tuple[int, int]:
     rounds, N = request.rounds, request.examples
+    budget = _roughly(request, budget)
     if batch is None:
         why["batch"] = (
             "the smallest whose noise, relative to what the batch says, is within "
@@ -372,9 +403,9 @@ def _solve_rounds(request: PlanRequest, budget: Budget, sigma: float, batch: int
     def make(rounds: float) -> Mechanism:
         return request.mechanism(sigma, batch, int(rounds))
 
-    rounds = _largest(make, budget, MOST_ROUNDS)
+    rounds = _largest(make, budget, MOST_ROUNDS, request.protected)
     if rounds is None:
-        spent = exact.epsilon(make(1), budget.delta).upper
+        spent = exact.epsilon(make(1), budget.delta, request.protected).upper
         least = _noise(request, budget, batch, 1)
         raise PlanError(
             f"noise_multiplier {sigma:g} at batch {batch} spends ε = {spent:.4g} in one round, "
@@ -390,24 +421,27 @@ def _solve_batch(request: PlanRequest, budget: Budget, sigma: float) -> Mechanis
     most = request.examples // (request.parts or 1)
     if request.epochs is not None:
         most = min(most, max(1, math.floor(2 * request.epochs * request.examples)))
-    batch = _largest(make, budget, most)
+    batch = _largest(make, budget, most, request.protected)
     if batch is None:
+        least = exact.epsilon(make(1), budget.delta, request.protected).upper
         raise PlanError(
             f"with noise_multiplier {sigma:g} even a batch of one record exceeds ε = "
-            f"{budget.epsilon:g} (it has {exact.epsilon(make(1), budget.delta).upper:.4g}): raise "
+            f"{budget.epsilon:g} (it has {least:.4g}): raise "
             "noise_multiplier, or shorten the run"
         )
     return make(batch)
 
 
-def _largest(make: Callable[[float], Mechanism], budget: Budget, most: int) -> int | None:
+def _largest(
+    make: Callable[[float], Mechanism], budget: Budget, most: int, group: int
+) -> int | None:
     """The largest whole number from 1 to ``most`` that keeps the budget; None when none does."""
 
     def fits(number: int) -> bool:
-        return exact.epsilon(make(number), budget.delta).upper <= budget.epsilon
+        return exact.epsilon(make(number), budget.delta, group).upper <= budget.epsilon
 
     if not fits(1):
         return None
     if fits(most):
         return most
-    return int(calibrate(make, budget, (1, most), integer=True))
+    return int(calibrate(make, budget, (1, most), integer=True, group=group))

@@ -19,7 +19,7 @@ def draw_plan(plan: Plan, folder: Path, front: Front | None = None) -> list[Path
     """Draw the figures of a plan into ``folder`` as PNG and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = [
-        draw_epsilon(plan.mechanism, plan.delta, folder / "epsilon.png"),
+        draw_epsilon(plan.mechanism, plan.delta, folder / "epsilon.png", plan.records_per_person),
         draw_noise(plan, folder / "noise.png"),
         None if front is None else draw_front(front, folder / "pareto.png"),
     ]
@@ -45,6 +45,7 @@ def draw_noise(plan: Plan, path: Path) -> Path | None:
                 part.count,
                 part.clipping,
                 adjacency,
+                group=plan.records_per_person,
             )
             for batch in batches
         ]

@@ -50,7 +50,7 @@ def correlation_text(plan: Plan) -> str:
 
 def plan_rows(plan: Plan) -> list[tuple[str, str]]:
     """The plan as (what, value) pairs, with the exact ε of what it will release."""
-    epsilon = exact.epsilon(plan.mechanism, plan.delta).upper
+    epsilon = exact.epsilon(plan.mechanism, plan.delta, plan.records_per_person).upper
     rows = [("examples", f"{plan.examples:,}")]
     if len(plan.mechanism.rounds) == 1:
         rows += [

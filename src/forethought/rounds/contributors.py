@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from forethought.local_updates import LocalUpdates
 from forethought.preparation import Statistics
-from forethought.privacy import Examples, Groups, LinearExamples
+from forethought.privacy import Examples, Groups, LinearExamples, Persons
 from forethought.rounds.contributions import (
     Contributor,
     ExampleGradients,
@@ -19,5 +19,6 @@ CONTRIBUTORS: dict[type, Contributor] = {
     Groups: GroupGradients(),
     LinearExamples: LinearExampleGradients(),
     LocalUpdates: GroupUpdates(),
+    Persons: ExampleGradients(),  # records that are persons: training arranges them so
     Statistics: RecordVectors(),
 }

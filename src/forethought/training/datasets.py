@@ -6,11 +6,14 @@ from collections.abc import Sequence
 
 from forethought.caveats import Caveat
 from forethought.data import Dataset
+from forethought.data.persons import PersonRows
 from forethought.plans import Plan
 
 
 def opened(data: object, held_out: object | None) -> tuple[object, object | None, Sequence[Caveat]]:
     """Pairs of arrays, and caveats, where ``data`` is a Dataset; anything else as it is.
+
+    Where the Dataset says whose each row is, the rows with that.
 
     Args:
         held_out: records to test or score on; by default the Dataset's own test part.
@@ -21,6 +24,8 @@ def opened(data: object, held_out: object | None) -> tuple[object, object | None
         return data, held_out, ()
     if held_out is None and data.test is not None:
         held_out = (data.test.inputs, data.test.targets)
+    if data.persons is not None:
+        return PersonRows(data.train, data.persons, data.records_per_person), held_out, data.caveats
     return (data.train.inputs, data.train.targets), held_out, data.caveats
 
 

@@ -14,6 +14,7 @@ from forethought.rounds.losses import Loss, cross_entropy
 from forethought.rounds.records import Records, TensorRecords, blank
 from forethought.rounds.undisturbed import undisturbed
 from forethought.training.normalisation import mixing_layers
+from forethought.training.persons import person_loss
 
 # Cross entropy passes over targets of this value.
 IGNORED = -100
@@ -53,11 +54,12 @@ def require_fit(
         return
     targets = records.targets
     if (
-        loss is cross_entropy
+        loss in (cross_entropy, person_loss)
         and isinstance(outputs, torch.Tensor)
         and outputs.ndim == targets.ndim + 1
     ):
-        _require_labels(targets[targets != IGNORED], outputs.shape[1], name)
+        classes = outputs.shape[1 if loss is cross_entropy else -1]
+        _require_labels(targets[targets != IGNORED], classes, name)
     if targets.is_floating_point() and not bool(torch.isfinite(targets).all()):
         raise ValueError(f"targets in {name} are not finite: drop these records, or mend them")
     # One pass without a temporary the size of the data; single numbers cannot overflow in float64.

@@ -51,7 +51,7 @@ def epsilon_at(statement: Statement, rounds: Sequence[int]) -> dict[int, float]:
     # A round without noise gives no guarantee from there on.
     finite = [count for count in rounds if count <= noisy]
     if finite:
-        curve = exact.epsilon_curve(composed(mechanism), statement.delta, finite)
+        curve = exact.epsilon_curve(composed(mechanism), statement.delta, finite, statement.group)
         for count, interval in zip(finite, curve, strict=True):
             found[count] = min(interval.upper, total)
     if len(mechanism) in found:

@@ -44,6 +44,7 @@ from forethought.training.identity import environment, identity
 from forethought.training.keys import KEYS, Keys
 from forethought.training.lock import locked
 from forethought.training.metrics import Event, evaluate
+from forethought.training.persons import arranged
 from forethought.training.phase_state import Ending, PhaseState
 from forethought.training.phase_state import PhasedRun as PhasedRun
 from forethought.training.phase_state import PhaseRecord as PhaseRecord
@@ -119,6 +120,11 @@ def train_until(
     folder = None if out is None else RunFolder(out)
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a forethought.Plan, not {type(plan).__name__}")
+    if plan.records_per_person > 1:
+        raise ValueError(
+            "phases promise something to single records: make the plan with "
+            "person_as='contribution', where a person is one record"
+        )
     if decide_on == "public" and isinstance(data, LoadedData) and test is None:
         raise CoincidingRecordsError(
             "decide_on='public' with the data's own test part: it is as private as the rest. Give "
@@ -131,7 +137,9 @@ def train_until(
     if next_phase is not None and plan.budget is None:
         raise ValueError("next_phase= needs a plan with a budget, which the filter keeps")
     with locked(None if folder is None else folder.path):
-        task = opened_task(model, data, test, plan, loss, execution)
+        records = arranged(data, plan, loss)
+        wrapped = records.wrapped(model)
+        task = opened_task(wrapped, records.data, test, plan, records.loss, execution)
         _require_labels(task)
         if decide_on == "public":
             require_public(task.caveats, "test", "decide_on='held-out'")
@@ -150,7 +158,7 @@ def train_until(
             overwrite=overwrite,
             progress=progress,
         )
-        result = _run(task, state, next_phase)
+        result = replace(_run(task, state, next_phase), model=model)
     remember(result.model, result.statement)
     return result
 

@@ -41,6 +41,7 @@ from forethought.training.loop import Loop
 from forethought.training.metrics import Event, Metrics, event
 from forethought.training.normalisation import settle_statistics
 from forethought.training.optimizers import make_optimizer
+from forethought.training.persons import arranged
 from forethought.training.provenance import remember, trained_before
 from forethought.training.together import check_model as check_unwrapped
 from forethought.training.together import same_start
@@ -206,8 +207,9 @@ def train(
             raise TypeError(f"plan must be a forethought.Plan, not {type(plan).__name__}")
         require_prepared(plan, prepared)
         data, test, found = opened(data, test)
+        own, plan = arranged(data, plan, loss), with_caveats(plan, found)
         task = opened_task(
-            model, data, test, with_caveats(plan, found), loss, execution, batch_dims
+            own.wrapped(model), own.data, test, plan, own.loss, execution, batch_dims
         )
         same_start(model, team)
         path = None if folder is None else folder.path
@@ -228,6 +230,7 @@ def train(
                 prepared=prepared,
             )
         )
+    run = replace(run, model=model)
     remember(run.model, run.statement)
     return run
 

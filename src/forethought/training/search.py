@@ -34,8 +34,10 @@ from forethought.accounting.renyi.selection import Trials, draw
 from forethought.accounting.statement import Statement, account
 from forethought.caveats import Caveat
 from forethought.data import Dataset as LoadedData
+from forethought.data.persons import PersonRows
 from forethought.mechanism import one_of, real
 from forethought.plans import Plan
+from forethought.privacy import Persons
 from forethought.rounds.clip_norm import noised_count
 from forethought.rounds.losses import Loss
 from forethought.rounds.randomness import Secrets, Seeds, Stream
@@ -48,6 +50,7 @@ from forethought.training.execution import Execution, ShortForms, settled
 from forethought.training.folder import RunFolder
 from forethought.training.lock import locked
 from forethought.training.metrics import Event, Metrics, evaluate
+from forethought.training.persons import arranged, of_rows
 from forethought.training.provenance import remember, trained_before
 from forethought.training.run import (
     COINCIDE,
@@ -177,9 +180,18 @@ def tune(
     mechanisms = list(dict.fromkeys(plan.mechanism for plan in plans))
     if scoring == "noised" and score_noise is None:
         score_noise = matching_score_noise(mechanisms, trials, plans[0].delta)
+    records = arranged(data, plans[0], loss)
+    if isinstance(data, PersonRows):
+        if scoring == "noised":
+            raise ValueError(
+                "scoring='noised' counts held-out rows, of which one person may have any number: "
+                "give public records as holdout= with scoring='public'"
+            )
+        make_model = _wrapping(make_model, records.wrapped)
     probe = make_model()
     tasks = {
-        plan: opened_task(probe, data, None, plan, loss, execution) for plan in dict.fromkeys(plans)
+        plan: opened_task(probe, records.data, None, plan, records.loss, execution)
+        for plan in dict.fromkeys(plans)
     }
     first = tasks[plans[0]]
     mark: Score
@@ -283,7 +295,7 @@ def _best(
     if SEARCH_ALONE not in plan.not_covered:
         plan = plan.with_(not_covered=(*plan.not_covered, SEARCH_ALONE))
     path = None if folder is None else folder.path
-    shown = Run(run.model, statement, (last,), plan, path, run.transcript)
+    shown = Run(of_rows(run.model), statement, (last,), plan, path, run.transcript)
     if folder is not None:
         folder.save_plan(plan)
         folder.save_results(run.model.state_dict(), shown.history, statement, run.transcript)
@@ -310,6 +322,12 @@ def _candidates(candidates: Sequence[Plan]) -> list[Plan]:
     for name in ("examples", "delta"):
         if len({getattr(plan, name) for plan in plans}) > 1:
             raise ValueError(f"all candidates must have the same {name}")
+    persons = [plan.contribution for plan in plans if isinstance(plan.contribution, Persons)]
+    if any(plan.records_per_person > 1 for plan in plans) or len(persons) not in (0, len(plans)):
+        raise ValueError(
+            "a search promises something to single records: make all candidates with "
+            "person_as='contribution', where a person is one record"
+        )
     if len({plan.mechanism.adjacency for plan in plans}) > 1:
         raise ValueError("all candidates must be stated under the same adjacency")
     return plans
@@ -334,6 +352,13 @@ def _statement(
         not_covered=(more, Caveat("candidates", str(len(plans))), *named),
         randomness=source,
     )
+
+
+def _wrapping(
+    make_model: Callable[[], torch.nn.Module],
+    wrapped: Callable[[torch.nn.Module], torch.nn.Module],
+) -> Callable[[], torch.nn.Module]:
+    return lambda: wrapped(make_model())
 
 
 def _numbered(progress: Callable[[int, Event], None], trial: int) -> Callable[[Event], None]:

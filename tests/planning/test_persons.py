@@ -1,0 +1,112 @@
+"""Two ways to promise something to a person: each within the budget, the better one chosen."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import forethought as ft
+from forethought.accounting import exact
+from forethought.planning.neighbours import neighbours
+from forethought.planning.noise_to_signal import noise_to_signal
+from forethought.planning.pareto import pareto
+from forethought.privacy import Persons
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.integers(200, 5000),
+    st.integers(1, 8),
+    st.floats(0.3, 9),
+    st.sampled_from(["poisson", "full-batch", "without-replacement", "shuffled"]),
+)
+def test_the_budget_holds_for_all_records_of_a_person(rows, most, epsilon, sampling):
+    plan = ft.plan(
+        examples=rows,
+        records_per_person=most,
+        budget=ft.Budget(epsilon, 1e-5),
+        rounds=20,
+        sampling=sampling,
+        person_as="group",
+    )
+    assert plan.records_per_person == most
+    spent = exact.epsilon(plan.mechanism, plan.delta, most).upper
+    assert 0.99 * epsilon < spent <= epsilon
+    said = ft.account(plan)
+    assert (said.group, said.epsilon.upper) == (most, spent)
+    assert ft.Plan.from_json(plan.to_json()) == plan
+
+
+def test_the_way_with_less_noise_for_its_signal_is_taken():
+    chosen = []
+    for epsilon, persons in ((1.0, 1000), (1.0, 2500), (8.0, 1000), (30.0, 1000)):
+        known = {
+            "examples": 4000,
+            "records_per_person": 4,
+            "budget": ft.Budget(epsilon, 1e-5),
+            "rounds": 100,
+            "batch": 200,
+            "persons": persons,
+        }
+        ways = {way: ft.plan(**known, person_as=way) for way in ("contribution", "group")}
+        noise = {way: noise_to_signal(plan) for way, plan in ways.items()}
+        best = min(noise, key=lambda way: noise[way])
+        found = ft.plan(**known)
+        assert found.privacy == ways[best].privacy
+        assert (
+            f"{4000 / persons:.3g} rows on average and at most 4" in dict(found.reasons)["persons"]
+        )
+        chosen.append(best)
+    assert set(chosen) == {"contribution", "group"}  # both can be the better one
+
+
+def test_a_person_as_one_contribution_costs_what_a_record_costs():
+    plan = ft.plan(
+        examples=4000,
+        persons=1500,
+        records_per_person=4,
+        batch=200,
+        rounds=50,
+        noise_multiplier=2.0,
+    )
+    assert plan.contribution == Persons(4) and plan.examples == 1500 and plan.batch == 75
+    alone = ft.plan(examples=1500, batch=75, rounds=50, noise_multiplier=2.0)
+    assert ft.account(plan).epsilon == ft.account(alone).epsilon
+    assert ft.Plan.from_json(plan.to_json()) == plan
+
+
+def test_fronts_neighbours_and_falling_noise_keep_the_promise_to_persons():
+    known = {"examples": 2000, "records_per_person": 3, "budget": ft.Budget(4.0, 1e-5)}
+    front = pareto(**known, batches=[100, 500], rounds=[20, 50])
+    for row in front.candidates:
+        spent = exact.epsilon(row.plan.mechanism, row.plan.delta, 3).upper
+        assert row.epsilon == spent <= 4.0
+    plan = ft.plan(**known, rounds=40)
+    for near in neighbours(plan):
+        spent = exact.epsilon(near.plan.mechanism, near.plan.delta, 3).upper
+        assert spent <= near.plan.budget.epsilon
+    falling = ft.plan(**known, rounds=40, noise_schedule="geometric")
+    assert exact.epsilon(falling.mechanism, falling.delta, 3).upper <= 4.0
+
+
+@pytest.mark.parametrize(
+    ("given_", "message"),
+    [
+        ({"persons": 10}, "10 persons with 1 to 4 records each .* cannot have 500"),
+        ({"persons": 501}, "501 persons"),
+        ({"person_as": "contribution", "clipping": "group"}, "drop clipping='group'"),
+        ({"person_as": "rows"}, "person_as"),
+        ({"records_per_person": 0}, "records_per_person must be at least 1"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(given_, message):
+    known = {"examples": 500, "records_per_person": 4, "budget": ft.Budget(1.0, 1e-5), **given_}
+    with pytest.raises(ValueError, match=message):
+        ft.plan(**known)
+
+
+def test_a_plan_of_persons_counts_no_records_of_theirs_again():
+    mechanism = ft.Mechanism(ft.Rounds(2.0, 3, ft.Poisson(0.1)))
+    with pytest.raises(ValueError, match="persons already"):
+        ft.Plan(mechanism, 100, 1e-5, contribution=Persons(3), records_per_person=2)
