@@ -338,7 +338,7 @@ class PlanRequest:
                 f"delta {delta:g} is larger than 1/{self.examples}, one over the number of "
                 "examples: publishing a random record outright would be allowed. Use at most "
                 f"{default:.2g}",
-                stacklevel=3,
+                stacklevel=4,
             )
         return delta
 
