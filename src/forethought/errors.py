@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from forethought.jobs.job import JobError as JobError
     from forethought.mechanism import UnsupportedMechanismError as UnsupportedMechanismError
     from forethought.network.tls import ConnectionPolicyError as ConnectionPolicyError
+    from forethought.peers.driving import PeersError as PeersError
     from forethought.peers.pairs import StoreError as StoreError
     from forethought.planning.limits import PlanError as PlanError
     from forethought.published.calculators_exact import CalculatorError as CalculatorError
@@ -81,6 +82,7 @@ _HOME = {
     "NeighbourError": "gossip.clipping",
     "NonFiniteRecordsWarning": "training.fit",
     "PayloadError": "gossip.compression",
+    "PeersError": "peers.driving",
     "PlanError": "planning.limits",
     "RosterError": "exchange.roster",
     "RoundError": "rounds.private_sum",

@@ -52,8 +52,12 @@ class Links(Protocol):
         """
         ...
 
+    def finish(self) -> None:
+        """Tell the neighbours that this worker has finished; it still answers them."""
+        ...
+
     def over(self, peer: int) -> bool:
-        """Whether a neighbour has said its last word."""
+        """Whether a neighbour has said that it has finished."""
         ...
 
     def close(self, seconds: float) -> None:

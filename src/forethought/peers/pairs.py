@@ -35,6 +35,8 @@ _FOR_EVER = timedelta(days=365)
 _MEET, _LOOK = 20.0, 0.2
 # Messages on their way to one neighbour; a stopped one must not fill the memory.
 _QUEUE = 8
+# In place of a message: the present sign, or the last word.
+_SIGN, _LAST = object(), object()
 
 
 class StoreError(RuntimeError):
@@ -112,6 +114,11 @@ class GlooPairs:
         """See Links."""
         return self._pairs[peer].heard
 
+    def finish(self) -> None:
+        """See Links."""
+        for pair in self._pairs.values():
+            pair.finish()
+
     def over(self, peer: int) -> bool:
         """See Links."""
         return self._pairs[peer].over
@@ -134,6 +141,7 @@ class _Pair:
         self._low, self._high = sorted((links.me, peer))
         self.heard: float | None = None
         self.over = False
+        self._sign = wire.BEAT
         self._ending = threading.Event()
         self._threads: list[threading.Thread] = []
         self._outgoing: queue.Queue[Any] | None = None
@@ -146,17 +154,19 @@ class _Pair:
         thread.start()
 
     def put(self, message: Any) -> None:
+        """Queue a message, or one of the signs; where the queue is full it is lost."""
         with self._lock:
             if self._outgoing is not None:
                 with contextlib.suppress(queue.Full):
                     self._outgoing.put_nowait(message)
 
+    def finish(self) -> None:
+        self._sign = wire.FINISHED
+        self.put(_SIGN)
+
     def end(self) -> None:
         self._ending.set()
-        with self._lock:
-            if self._outgoing is not None:
-                with contextlib.suppress(queue.Full):
-                    self._outgoing.put_nowait(None)
+        self.put(_LAST)
 
     def join(self, until: float) -> None:
         for thread in self._threads:
@@ -168,7 +178,7 @@ class _Pair:
         met = (0, 0)
         try:
             store = self._links.meeting.store()
-            while not self._ending.is_set() and not self.over:
+            while not self._ending.is_set():
                 lives = self._lives(store)
                 if lives is None or lives == met or not self._here(store, lives):
                     self._ending.wait(_LOOK)
@@ -233,10 +243,11 @@ class _Pair:
                 if length:
                     vector = torch.empty(length)
                     group.recv([vector], self._other, 1).wait()
-                if kind == wire.BYE:
+                if kind in (wire.FINISHED, wire.BYE):
                     self.over = True
+                if kind == wire.BYE:
                     break
-                if kind != wire.BEAT:
+                if kind not in wire.SIGNS:
                     self._deliver(read, vector, deliver)
         except RuntimeError:
             pass  # it died, or we are told so
@@ -247,7 +258,7 @@ class _Pair:
             with self._lock:
                 self._outgoing = None
             with contextlib.suppress(queue.Full):
-                outgoing.put_nowait(None)
+                outgoing.put_nowait(_LAST)
         sender.join()
 
     def _deliver(self, header: wire.Header, vector: torch.Tensor | None, deliver: Deliver) -> None:
@@ -267,13 +278,14 @@ class _Pair:
                 try:
                     message = outgoing.get(timeout=BEAT_EVERY)
                 except queue.Empty:
-                    self._out(group, wire.sign(wire.BEAT))
-                    continue
-                if message is None:
-                    if self._ending.is_set():
-                        self._out(group, wire.sign(wire.BYE))
+                    message = _SIGN
+                if message is _LAST:
+                    self._out(group, wire.sign(wire.BYE))
                     return
-                self._out(group, *wire.encode(message))
+                if message is _SIGN:
+                    self._out(group, wire.sign(self._sign))
+                else:
+                    self._out(group, *wire.encode(message))
 
     def _out(self, group: _Group, header: wire.Header, vector: Any = None) -> None:
         group.send([torch.from_numpy(header)], self._other, 0).wait()

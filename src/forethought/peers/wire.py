@@ -21,12 +21,13 @@ Header = NDArray[np.int64]
 _MAGIC, _INTS = 0x46544750, 8
 # Entries: magic, kind, entries of the vector, then the message's whole numbers.
 HEADER = 3 + _INTS
-# In place of a kind: a sign of life, and the last word.
-BEAT, BYE = 0, -1
+# In place of a kind: a sign of life; the same from a worker that has finished; the last word.
+BEAT, FINISHED, BYE = 0, -1, -2
+SIGNS = (BEAT, FINISHED, BYE)
 
 
 def sign(kind: int) -> Header:
-    """The header of a sign of life, or of the last word."""
+    """The header of one of the signs."""
     header = np.zeros(HEADER, np.int64)
     header[:2] = _MAGIC, kind
     return header
@@ -62,7 +63,7 @@ def length_of(header: Header, most: int) -> int:
     if int(header[0]) != _MAGIC:
         raise DecodeError("no message of this library, or of another version")
     kind, length = int(header[1]), int(header[2])
-    if kind in (BEAT, BYE):
+    if kind in SIGNS:
         return 0
     if kind not in KINDS:
         raise DecodeError(f"message kind {kind} is unknown here")

@@ -1,0 +1,338 @@
+"""A worker in a process: paces its exchanges, and executes what it wants done, in order.
+
+One thread drives the machine; what comes from neighbours, the trainer's results and an allreduce's
+arrive in one queue, and the order in which they leave it is the order of events. Gradients are
+computed in a thread beside it, so averaging goes on meanwhile. Nobody is waited for: an exchange
+that is not answered in ``answer`` seconds is followed by the next one, and whoever is behind in
+its steps goes on with the newest that it heard of.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median_high
+from typing import TypeAlias
+
+from forethought.exchange.ledger import ClientLedger
+from forethought.exchange.messages import Vector
+from forethought.gossip import events as on
+from forethought.gossip.gossip import Gossip
+from forethought.gossip.messages import Hello, Known, Weights
+from forethought.gossip.worker import Machine
+from forethought.holders.work import Result
+from forethought.peers.links import PATIENCE, Arrived, Links, Liveness, Refused
+
+# Seconds between two looks at who is living, as a share of patience; and alarms that are kept.
+_LOOKS, _KEPT = 0.1, 50
+Compute: TypeAlias = Callable[[int, Vector], Result]
+Reduce: TypeAlias = Callable[[int, Vector], Vector]
+
+
+class PeersError(RuntimeError):
+    """A worker that cannot take part, or that lost everybody it waits for."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """When things happen, in seconds of this process; no guarantee depends on them.
+
+    Args:
+        exchange: from one exchange to the next, at least.
+        answer: for an exchange, after which the next may begin without it.
+        patience: of silence, after which a neighbour is taken for lost.
+        meet: for all neighbours to be there at the beginning; then without the missing ones.
+        quiet: without any release that is heard of, after which a worker whose plan is used up
+            stops: others may have died with rounds that the global count waits for.
+        linger: for neighbours to finish, once this worker has.
+        deadline: from the beginning, after which nothing more is released; None: the count alone.
+    """
+
+    exchange: float = 0.05
+    answer: float = 0.5
+    patience: float = PATIENCE
+    meet: float = 60.0
+    quiet: float = 300.0
+    linger: float = 60.0
+    deadline: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("exchange", "answer", "patience", "meet", "quiet", "linger", "deadline"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise ValueError(f"{name} is a number of seconds, not {value!r}")
+
+
+@dataclass
+class Drove:
+    """What became of a worker.
+
+    Args:
+        reason: why it ended; None: it was stopped from outside and can go on from its ledger.
+        exchanges: steps that it began. averaged: those that were answered in full.
+        seconds: from the first event to the last. rounds: its releases.
+        counts: alarms by code. alarms: (code, text), the last ones.
+    """
+
+    reason: str | None = None
+    exchanges: int = 0
+    averaged: int = 0
+    rounds: int = 0
+    seconds: float = 0.0
+    counts: Counter[str] = field(default_factory=Counter)
+    alarms: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=_KEPT))
+
+    def alarm(self, code: str, text: str) -> None:
+        """Something that an operator must see."""
+        self.counts[code] += 1
+        self.alarms.append((code, text))
+
+
+class WorkerDriver:
+    """Drives one worker to its end.
+
+    Args:
+        machine: the worker. gossip, me: whose. ledger: its own; None where nothing is kept.
+        links: to its neighbours. compute: its next noised mean; called in a thread, one at a time.
+        pace: see there. reduce: the mean of a vector over all workers, for the rule "allreduce".
+        returning: whether the worker has released before.
+
+    Attributes:
+        machine: see above. drove: what became of it so far. lost: neighbours that are.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        gossip: Gossip,
+        me: int,
+        links: Links,
+        compute: Compute,
+        *,
+        ledger: ClientLedger | None = None,
+        pace: Pace | None = None,
+        reduce: Reduce | None = None,
+        returning: bool = False,
+    ) -> None:
+        self.machine, self.drove = machine, Drove()
+        self._gossip, self._me = gossip, me
+        self._ledger, self._links, self._returning = ledger, links, returning
+        self._pace = pace or Pace()
+        self._compute, self._reduce = compute, reduce
+        self._peers = gossip.mixing.graph.neighbours(me)
+        self._alive = Liveness(self._peers, time.monotonic(), self._pace.patience)
+        self._queue: queue.SimpleQueue[Arrived | Refused | on.Event | BaseException] = (
+            queue.SimpleQueue()
+        )
+        self._step, self._open = -1, False
+        self._steps: dict[int, int] = {}
+        self._next_step = self._answers_until = 0.0
+        self._work: queue.SimpleQueue[Callable[[], on.Event] | None] = queue.SimpleQueue()
+        self._busy = False
+        self._rounds: dict[int, int] = {}
+        self._news = 0.0
+
+    @property
+    def lost(self) -> frozenset[int]:
+        """Neighbours that are not living now."""
+        return frozenset(self._alive.lost)
+
+    def run(
+        self, stop: threading.Event | None = None, look: Callable[[Drove], None] | None = None
+    ) -> Drove:
+        """To the end of the worker and of its neighbours, or until ``stop`` is set.
+
+        Args:
+            look: called about as often as somebody is found lost.
+
+        Raises:
+            Exception: what went wrong in the trainer or in a write; a new process goes on from the
+                ledger.
+        """
+        stop = stop or threading.Event()
+        worker = threading.Thread(target=self._working, name="gossip-work", daemon=True)
+        worker.start()
+        begin = time.monotonic()
+        self._links.start(self._queue.put)
+        try:
+            self._meet(stop)
+            begin = self._news = time.monotonic()
+            self._alive = Liveness(self._peers, begin, self._pace.patience)
+            self._handle(on.Started(int(self._returning)))
+            self._loop(stop, begin, look)
+        finally:
+            self.drove.seconds = time.monotonic() - begin
+            self.drove.reason = self.machine.finished
+            self.drove.rounds = self.machine.updates
+            self._work.put(None)
+            if self._busy:  # a computation that nobody will use; it is not released
+                worker.join(self._pace.linger)
+            self._links.close(5.0)
+        return self.drove
+
+    # ---- time
+
+    def _meet(self, stop: threading.Event) -> None:
+        until = time.monotonic() + self._pace.meet
+        while time.monotonic() < until and not stop.is_set():
+            if all(self._links.heard(peer) is not None for peer in self._peers):
+                return
+            time.sleep(0.005)
+
+    def _loop(
+        self, stop: threading.Event, begin: float, look: Callable[[Drove], None] | None
+    ) -> None:
+        pace, patience = self._pace, self._pace.patience
+        next_look, lingering = begin, None
+        end = None if pace.deadline is None else begin + pace.deadline
+        while not stop.is_set():
+            now = time.monotonic()
+            if now >= next_look:
+                next_look = now + _LOOKS * patience
+                self._look(now)
+                if look is not None:
+                    look(self.drove)
+            if self.machine.finished is not None:
+                if lingering is None:
+                    lingering = now + pace.linger
+                    self._links.finish()
+                if now >= lingering or all(map(self._done, self._peers)):
+                    return
+                wake = min(next_look, lingering, now + 0.05)
+            else:
+                if (end is not None and now >= end) or self._hopeless(now):
+                    self._handle(on.Stop())
+                    continue
+                wake = min(next_look, self._mix(now), now + 0.5)
+                wake = wake if end is None else min(wake, end)
+            self._take(max(0.0, wake - time.monotonic()))
+
+    def _take(self, seconds: float) -> None:
+        """Whatever comes in the next seconds, first of all what is there."""
+        try:
+            came = self._queue.get(timeout=seconds) if seconds > 0 else self._queue.get_nowait()
+        except queue.Empty:
+            return
+        if isinstance(came, BaseException):
+            raise came
+        if isinstance(came, Refused):
+            self.drove.alarm("refused", came.text)
+        elif isinstance(came, Arrived):
+            self._arrived(came)
+        else:
+            self._handle(came)
+
+    def _look(self, now: float) -> None:
+        lost, back = self._alive.look(now, self._links.heard)
+        for peer in lost:
+            self._handle(on.PeerLost(peer))
+        for peer in back:
+            self._handle(on.PeerBack(peer))
+
+    def _done(self, peer: int) -> bool:
+        return self._links.over(peer) or peer in self._alive.lost
+
+    def _hopeless(self, now: float) -> bool:
+        used_up = self.machine.updates >= self._gossip.updates(self._me)
+        if self._gossip.rule == "asynchronous":
+            return used_up and now - self._news > self._pace.quiet
+        if self._alive.lost:
+            raise PeersError(
+                f"worker {min(self._alive.lost)} is lost, and under the rule "
+                f"{self._gossip.rule!r} everybody waits for everybody: begin again, or use the "
+                "rule 'asynchronous'"
+            )
+        return False
+
+    # ---- exchanges
+
+    def _mix(self, now: float) -> float:
+        """Begin the next exchange if its time has come; when to look again."""
+        if self._gossip.rule != "asynchronous":
+            return now + 0.5
+        due = max(self._next_step, self._answers_until) if self._open else self._next_step
+        if now < due:
+            return due
+        # Whoever is behind goes on with the others; nobody alone can say how far they are.
+        others = [self._steps[peer] for peer in self._steps if peer not in self._alive.lost]
+        self._step = max(self._step + 1, median_high(others) if others else 0)
+        self._next_step, self._open = now + self._pace.exchange, False
+        self._answers_until = now + self._pace.answer
+        self.drove.exchanges += 1
+        self._handle(on.Mix(self._step))
+        return self._answers_until if self._open else self._next_step
+
+    def _arrived(self, came: Arrived) -> None:
+        message = came.message
+        if not isinstance(message, Weights | Hello | Known):
+            text = f"worker {came.sender} sent a {type(message).__name__}, which no worker says"
+            self.drove.alarm("stranger", text)
+            return
+        self._steps[came.sender] = max(self._steps.get(came.sender, 0), message.base)
+        if message.round > self._rounds.get(came.sender, -1):
+            self._rounds[came.sender] = message.round
+            self._news = time.monotonic()
+        self._handle(on.Received(came.sender, message))
+
+    # ---- what the worker wants
+
+    def _handle(self, event: on.Event) -> None:
+        waiting = False
+        for effect in self.machine.handle(event):
+            match effect:
+                case on.Send():
+                    self._links.send(effect.to, effect.message)
+                    message = effect.message
+                    waiting |= isinstance(message, Weights) and message.base == self._step
+                case on.Commit():
+                    if self._ledger is not None:
+                        self._ledger.commit(effect.release)
+                    self._news = time.monotonic()
+                case on.Acknowledged():
+                    if self._ledger is not None:
+                        self._ledger.acknowledged(effect.round)
+                case on.ComputeGradient():
+                    self._begin(effect)
+                case on.AllReduce():
+                    self._begin_reduce(effect)
+                case on.Mixed():
+                    self.drove.averaged += 1
+                    if effect.step == self._step:
+                        self._open = waiting = False
+                case on.Alarm():
+                    self.drove.alarm(effect.code, effect.text)
+                case _:
+                    pass  # Finished: the machine says so itself
+        if waiting and isinstance(event, on.Mix):
+            self._open = True
+
+    def _begin(self, asked: on.ComputeGradient) -> None:
+        def work() -> on.Event:
+            found = self._compute(asked.round, asked.weights)
+            return on.GradientDone(
+                asked.round, found.vector, found.rounds, found.input_hash, found.state
+            )
+
+        self._work.put(work)
+
+    def _begin_reduce(self, asked: on.AllReduce) -> None:
+        reduce = self._reduce
+        if reduce is None:
+            raise PeersError("the rule 'allreduce' needs links that can reduce: use torchrun")
+        self._work.put(lambda: on.Reduced(asked.round, reduce(asked.round, asked.vector)))
+
+    def _working(self) -> None:
+        """The thread that computes."""
+        while (work := self._work.get()) is not None:
+            self._busy = True
+            try:
+                self._queue.put(work())
+            except BaseException as error:
+                self._queue.put(error)
+                return
+            finally:
+                self._busy = False

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from threads import Crew, toward
+from workers import gossip, vector
+
+from forethought.gossip.machines import replayed, worker
+from forethought.peers.driving import Drove, Pace, PeersError
+
+
+def outcomes(crew: Crew) -> list[Drove]:
+    found = [crew.outcomes[k] for k in sorted(crew.outcomes)]
+    for one in found:
+        if isinstance(one, BaseException):
+            raise one
+    return found
+
+
+def test_all_workers_finish_together_near_the_common_target():
+    agreed = gossip(workers=4, rounds=20, settle=15)
+    crew = Crew(agreed, vector(), [toward(k, 0.004) for k in range(4)])
+    crew.start()
+    crew.join()
+    for one in outcomes(crew):
+        assert one.reason in ("counted", "neighbour") and not one.counts
+        assert one.averaged > 0
+    total = sum(machine.updates for machine in crew.recorded)
+    assert 0.5 * agreed.total <= total
+    models = np.array([machine.weights for machine in crew.recorded])
+    assert np.abs(models.mean(0) - 1.5).max() < 1.2  # their targets go from 0 to 3
+    assert np.ptp(models, axis=0).max() < 0.5
+
+
+def test_what_a_real_driver_did_is_what_the_same_events_give():
+    agreed = gossip(workers=3, rounds=8)
+    crew = Crew(agreed, vector(), [toward(k, 0.003) for k in range(3)])
+    crew.start()
+    crew.join()
+    outcomes(crew)
+    for k, machine in enumerate(crew.recorded):
+        assert len(machine.events) > 10
+        assert replayed(worker(agreed, k, vector()), machine.events) == machine.digest
+
+
+def test_a_slow_worker_holds_nobody_up():
+    agreed = gossip(workers=4, rounds=10, plans=(gossip(rounds=40).plans[0],))
+    speeds = [0.01, 0.01, 0.01, 0.3]
+    crew = Crew(agreed, vector(), [toward(1, seconds) for seconds in speeds])
+    crew.start()
+    crew.join()
+    outcomes(crew)
+    fast = [machine.updates for machine in crew.recorded[:3]]
+    assert crew.recorded[3].updates < min(fast)
+    assert max(machine.updates for machine in crew.recorded) <= 42
+
+
+def test_a_cut_worker_is_lost_and_the_others_go_on_and_agree():
+    agreed = gossip(workers=4, rounds=30, settle=20)
+    pace = Pace(0.002, 0.2, 1.0, 30.0, 1.0, 2.0)
+    crew = Crew(agreed, vector(), [toward(k, 0.02) for k in range(4)], pace)
+    crew.start()
+    while crew.recorded[0].updates < 5:
+        time.sleep(0.01)
+    crew.board.cut.add(3)
+    while not all(3 in crew.drivers[k].lost for k in range(3)):
+        time.sleep(0.01)
+    before = crew.recorded[0].updates
+    crew.join()
+    for k in range(3):
+        assert outcomes(crew)[k].reason is not None
+    assert crew.recorded[0].updates > before
+    # Plans are never exceeded, whatever happens.
+    assert all(machine.updates <= agreed.updates(0) for machine in crew.recorded)
+    models = np.array([machine.weights for machine in crew.recorded[:3]])
+    assert np.ptp(models, axis=0).max() < 0.5
+
+
+def test_a_worker_whose_trainer_fails_ends_with_its_error():
+    agreed = gossip(workers=2, rounds=5)
+
+    def broken(round: int, weights: object) -> None:
+        raise OSError("no more data")
+
+    crew = Crew(agreed, vector(), [toward(0, 0.01), broken], Pace(0.002, 0.1, 1.0, 1.0, 0.5, 0.5))
+    crew.start()
+    crew.join()
+    assert isinstance(crew.outcomes[1], OSError)
+    assert isinstance(crew.outcomes[0], Drove)  # its own plan is used up, and nothing is heard
+    assert crew.recorded[0].updates == agreed.updates(0)
+
+
+def test_a_deadline_ends_all():
+    agreed = gossip(workers=3, rounds=400)
+    pace = Pace(0.002, 0.2, 5.0, 30.0, 60.0, 20.0, deadline=0.5)
+    crew = Crew(agreed, vector(), [toward(1, 0.02)] * 3, pace)
+    crew.start()
+    crew.join()
+    assert {one.reason for one in outcomes(crew)} <= {"stopped", "neighbour"}
+    assert all(0 < machine.updates < 100 for machine in crew.recorded)
+
+
+def test_rules_that_wait_name_whom_they_lost():
+    agreed = gossip(workers=3, rounds=50, rule="synchronous", kind="metropolis")
+    pace = Pace(0.002, 0.2, 1.0, 30.0, 60.0, 5.0)
+    crew = Crew(agreed, vector(), [toward(1, 0.02)] * 3, pace)
+    crew.start()
+    while crew.recorded[0].updates < 3:
+        time.sleep(0.01)
+    crew.board.cut.add(2)
+    crew.join()
+    assert any(isinstance(one, PeersError) for one in crew.outcomes.values())
+    assert all("lost" in str(one) for one in crew.outcomes.values() if isinstance(one, PeersError))
+
+
+def test_synchronous_workers_come_to_the_same_bits_as_their_events():
+    agreed = gossip(workers=4, rounds=12, graph="ring", rule="synchronous", kind="metropolis")
+    crew = Crew(agreed, vector(), [toward(k) for k in range(4)])
+    crew.start()
+    crew.join()
+    assert [one.reason for one in outcomes(crew)] == ["rounds"] * 4
+    assert [machine.updates for machine in crew.recorded] == [12] * 4
+
+
+@pytest.mark.parametrize("name", ["exchange", "answer", "patience", "deadline"])
+def test_a_pace_is_made_of_seconds(name):
+    with pytest.raises(ValueError, match=f"{name} is a number of seconds"):
+        Pace(**{name: -1.0})
