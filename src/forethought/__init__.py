@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from forethought.strategies import Banded as Banded
     from forethought.strategies import BufferedToeplitz as BufferedToeplitz
     from forethought.training.execution import Execution as Execution
+    from forethought.training.own_loop import private as private
     from forethought.training.phases import PhasedRun as PhasedRun
     from forethought.training.phases import train_until as train_until
     from forethought.training.run import Run as Run
@@ -124,6 +125,7 @@ _HOME = {
     **dict.fromkeys(("Predictor", "load"), "jobs.predict"),
     "Seeds": "rounds.randomness",
     "Execution": "training.execution",
+    "private": "training.own_loop",
     **dict.fromkeys(("Run", "train"), "training.run"),
     **dict.fromkeys(("PhasedRun", "train_until"), "training.phases"),
     **dict.fromkeys(("Tuned", "tune"), "training.search"),

@@ -72,6 +72,12 @@ KINDS: dict[str, Kind] = {
         "about all rounds together: no round has one of its own, only the run and its beginnings",
         "later rounds cancel a part of the noise of earlier ones",
     ),
+    "stopped-early": Kind(
+        "fact",
+        "the run was stopped after {detail} rounds; all of them are accounted, whatever decided "
+        "when to stop",
+        "what a stopped run releases is a function of what the whole one would have released",
+    ),
     "presence-not-protected": Kind(
         "fact",
         "with the batches known, their positions follow from the number of records, so what a "
@@ -313,6 +319,12 @@ KINDS: dict[str, Kind] = {
         "how many rows and targets lay beyond their declared bounds was counted without noise, for "
         "the operator: not for publication",
         "a figure without noise is a release",
+    ),
+    "own-loop": Kind(
+        "not-covered",
+        "what the training loop, its owner's own code, did with the private records besides the "
+        "rounds: in the rounds it saw none of them",
+        "a figure without noise, or a choice by one, is a release",
     ),
     "time-and-memory": Kind(
         "not-covered",

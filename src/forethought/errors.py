@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from forethought.simulation.times import SimulationError as SimulationError
     from forethought.training.checkpoint import CheckpointError as CheckpointError
     from forethought.training.coincidence import CoincidingRecordsError as CoincidingRecordsError
+    from forethought.training.deferred import DeferredError as DeferredError
     from forethought.training.fit import NonFiniteRecordsWarning as NonFiniteRecordsWarning
     from forethought.training.folder import RunFolderExistsError as RunFolderExistsError
     from forethought.training.interruption import Interrupted as Interrupted
@@ -68,6 +69,7 @@ _HOME = {
     "DataError": "data.dataset",
     "DecodeError": "exchange.codec",
     "FederationError": "federated.federation",
+    "DeferredError": "training.deferred",
     "ForgeryError": "exchange.frame",
     "FrameError": "exchange.frame",
     "GossipError": "gossip.gossip",

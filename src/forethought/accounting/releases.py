@@ -78,6 +78,10 @@ def of_the_rounds(releases: Iterable[Release], rounds: int) -> dict[str, list[Re
     return {name: rows for name, rows in by_name.items() if sum(r.count for r in rows) == rounds}
 
 
+# Of a run that ended before its last round, with all of them accounted.
+STOPPED = frozenset({"phases-fixed", "stopped-early"})
+
+
 def difference(
     releases: Iterable[Release], mechanism: Mechanism, *, stopped: bool = False
 ) -> str | None:

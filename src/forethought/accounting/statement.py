@@ -22,7 +22,7 @@ from forethought.accounting.accountants import ACCOUNTANTS, EXACT, Accountant
 from forethought.accounting.assumptions import SECRET, Randomness, required, suited
 from forethought.accounting.attack import bounded
 from forethought.accounting.interval import Interval
-from forethought.accounting.releases import Release, Released, difference, listed
+from forethought.accounting.releases import STOPPED, Release, Released, difference, listed
 from forethought.caveats import Caveat, caveats, choice, of_role
 from forethought.mechanism import Adjacency, Mechanism, real, whole
 from forethought.serialisation import digest, exact_keys, plain, write_text
@@ -159,7 +159,7 @@ class Statement:
             ValueError: they are not the rounds that are accounted here.
         """
         found = listed(released)
-        stopped = any(caveat.code == "phases-fixed" for caveat in self.caveats)
+        stopped = any(caveat.code in STOPPED for caveat in self.caveats)
         wrong = difference(found, self.mechanism, stopped=stopped)
         if wrong is not None:
             raise ValueError(f"no statement is written: {wrong}")

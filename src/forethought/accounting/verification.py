@@ -16,7 +16,7 @@ from forethought.accounting.adaptive import TOLERANCE
 from forethought.accounting.assumptions import required, suited
 from forethought.accounting.attack import Attack, bounded
 from forethought.accounting.interval import Interval
-from forethought.accounting.releases import difference, of_the_rounds
+from forethought.accounting.releases import STOPPED, difference, of_the_rounds
 from forethought.accounting.statement import (
     Accounted,
     Statement,
@@ -332,7 +332,7 @@ def _releases(case: _Case) -> str | None:
     s = case.claimed
     if not s.releases:
         return "none are listed: it is the statement of a plan, or of a bare mechanism"
-    stopped = any(caveat.code == "phases-fixed" for caveat in s.caveats)
+    stopped = any(caveat.code in STOPPED for caveat in s.caveats)
     wrong = difference(s.releases, s.mechanism, stopped=stopped)
     if wrong is not None:
         raise StatementError(f"the releases are not the rounds that are accounted: {wrong}")

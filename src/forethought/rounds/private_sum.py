@@ -11,6 +11,7 @@ grid. Optimizers, messages to a server and mixing steps take noised sums and not
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -194,8 +195,12 @@ class PrivateRounds:
 
     @property
     def loss(self) -> Loss:
-        """One value per example."""
+        """One value per example; another one counts from the next round that is added to."""
         return self._how.loss
+
+    @loss.setter
+    def loss(self, loss: Loss) -> None:
+        self._how = replace(self._how, loss=loss)
 
     @property
     def rule(self) -> ClippingRule:

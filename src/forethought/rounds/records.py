@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Callable, Mapping, Sized
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from blake3 import blake3
-from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from forethought.rounds.sampling import Indices
 
 # Records that are read and hashed at a time.
 PIECE = 4096
+
+# Where the target of a record is, when it is a dict.
+LABELS = ("labels", "label", "targets", "target")
 
 
 class Records(Protocol):
@@ -76,25 +79,83 @@ class TensorRecords:
         return state.hexdigest()
 
 
-class DatasetRecords:
-    """A map-style torch Dataset of (input, target) pairs, read record by record.
+class NamedRecords:
+    """Several tensors of inputs in memory, by name or in a tuple, picked by index.
 
-    A record must be the same whenever it is read.
+    Args:
+        inputs: a dict or tuple of tensors, which may be nested. targets: a tensor.
+        device: where batches go.
+        label: the name that the targets had among the inputs, if they came that way.
     """
 
     def __init__(
         self,
-        dataset: Dataset[Any],
+        inputs: Any,
+        targets: torch.Tensor,
+        device: torch.device | str = "cpu",
+        label: str | None = None,
+    ) -> None:
+        self._tree, self._device, self.label = (inputs, targets), torch.device(device), label
+        tensors = torch.utils._pytree.tree_leaves(self._tree)
+        if any(not part.ndim or len(part) != len(targets) for part in tensors):
+            raise ValueError(
+                "inputs and targets must have one row a record: shapes "
+                f"{', '.join(str(tuple(part.shape)) for part in tensors)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self._tree[1])
+
+    def take(self, indices: Indices) -> tuple[Any, Any]:
+        if not len(indices):
+            return None, None
+        index = torch.from_numpy(indices)
+        taken: tuple[Any, Any] = torch.utils._pytree.tree_map(
+            lambda part: part.index_select(0, index.to(part.device)).to(self._device), self._tree
+        )
+        return taken
+
+    def digest(self, key: bytes) -> str:
+        state = blake3(key=key)
+        tensors, structure = torch.utils._pytree.tree_flatten(self._tree)
+        state.update(str(structure).encode())
+        for tensor in tensors:
+            state.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+            for piece in torch.split(tensor.detach(), PIECE):
+                state.update(content(piece))
+        return state.hexdigest()
+
+
+class DatasetRecords:
+    """A map-style torch Dataset of (input, target) pairs, or of dicts, read record by record.
+
+    A record must be the same whenever it is read.
+
+    Args:
+        dataset: anything with a length and records by number. dtype: of the model.
+        device: where batches go.
+        collate: a list of records → a batch; default: torch's.
+
+    Attributes:
+        label: the key of the targets, where records are dicts.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        collate: Callable[[list[Any]], Any] = default_collate,
     ) -> None:
         if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
             raise TypeError(
                 "data must be a map-style Dataset with __len__ and __getitem__: private sampling "
                 f"picks records by number, which {type(dataset).__name__} cannot do"
             )
-        self._dataset, self._size, self._dtype = dataset, len(dataset), dtype
-        self._device = torch.device(device)
+        self._dataset: Any = dataset
+        self._size, self._dtype = len(dataset), dtype
+        self._device, self._collate = torch.device(device), collate
+        self.label: str | None = None
 
     def __len__(self) -> int:
         return self._size
@@ -102,10 +163,18 @@ class DatasetRecords:
     def take(self, indices: Indices) -> tuple[Any, Any]:
         if not len(indices):
             return None, None
-        pairs = [self._dataset[int(index)] for index in indices]
-        if not isinstance(pairs[0], (tuple, list)) or len(pairs[0]) != 2:
-            raise TypeError("a Dataset must give (input, target) pairs, one a record")
-        inputs, targets = default_collate(pairs)
+        batch = self._collate([self._dataset[int(index)] for index in indices])
+        if isinstance(batch, Mapping):
+            self.label = label_of(batch)
+            targets = batch[self.label]
+            inputs: Any = {name: part for name, part in batch.items() if name != self.label}
+        elif isinstance(batch, (tuple, list)) and len(batch) == 2:
+            inputs, targets = batch
+        else:
+            raise TypeError(
+                "a Dataset must give (input, target) pairs, or dicts with the target under one of "
+                f"{', '.join(LABELS)}, one a record"
+            )
         inputs = torch.utils._pytree.tree_map(lambda leaf: as_input(leaf, self._dtype), inputs)
         moved = torch.utils._pytree.tree_map(
             lambda leaf: leaf.to(self._device), (inputs, as_target(targets, self._dtype))
@@ -133,6 +202,21 @@ class DatasetRecords:
         )
 
 
+def label_of(record: Mapping[str, Any]) -> str:
+    """The key of the target in a record that is a dict.
+
+    Raises:
+        TypeError: none of the usual names, or several.
+    """
+    found = [name for name in LABELS if name in record]
+    if len(found) != 1:
+        raise TypeError(
+            f"records are dicts with the keys {', '.join(map(str, record))}: the target must be "
+            f"under one of {', '.join(LABELS)}"
+        )
+    return found[0]
+
+
 def blank(records: Records, size: int = 2) -> tuple[Any, Any]:
     """``size`` records of zeros in the form of the given ones: no value of theirs is in them."""
     count = min(size, len(records))
@@ -149,7 +233,10 @@ def as_records(
     """Training or held-out data in the form that the loop reads.
 
     Args:
-        data: ``(inputs, targets)``, arrays or tensors, or a map-style torch Dataset.
+        data: ``(inputs, targets)``, arrays or tensors, inputs in dicts or tuples as well; a dict of
+            these with the targets under a usual name; a map-style torch Dataset of pairs or dicts,
+            or anything with a length and records by number; a DataLoader, whose data set and
+            ``collate_fn`` are used and nothing else.
         dtype: of the model: floating-point values are converted to it.
         device: where batches go.
         name: of the argument, for messages.
@@ -159,11 +246,24 @@ def as_records(
     """
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         data = data.tensors
-    if isinstance(data, Dataset):
-        records: Records = DatasetRecords(data, dtype, device)
+    label: str | None = None
+    if isinstance(data, Mapping):
+        label = label_of(data)
+        data = ({key: part for key, part in data.items() if key != label}, data[label])
+    if isinstance(data, DataLoader):
+        records: Records = DatasetRecords(data.dataset, dtype, device, data.collate_fn)
+    elif isinstance(data, Dataset) or _by_number(data):
+        records = DatasetRecords(data, dtype, device)
     elif isinstance(data, (tuple, list)) and len(data) == 2:
-        inputs, targets = (_tensor(name, part) for part in data)
-        records = TensorRecords(as_input(inputs, dtype), as_target(targets, dtype), device)
+        inputs, targets = data[0], as_target(_tensor(name, data[1]), dtype)
+        tensors = isinstance(inputs, tuple) and all(isinstance(x, torch.Tensor) for x in inputs)
+        if isinstance(inputs, Mapping) or tensors:
+            inputs = torch.utils._pytree.tree_map(
+                lambda part: as_input(_tensor(name, part), dtype), inputs
+            )
+            records = NamedRecords(inputs, targets, device, label)
+        else:
+            records = TensorRecords(as_input(_tensor(name, inputs), dtype), targets, device)
     else:
         raise TypeError(
             f"{name} must be a pair (inputs, targets) of arrays or tensors, or a map-style torch "
@@ -172,6 +272,13 @@ def as_records(
     if not len(records):
         raise ValueError(f"{name} holds no records")
     return records
+
+
+def _by_number(data: object) -> bool:
+    # Data sets of other libraries; arrays, sequences and tables have rows in another sense.
+    plain = isinstance(data, (tuple, list, str, bytes, np.ndarray, torch.Tensor))
+    table = hasattr(data, "columns")
+    return not (plain or table) and isinstance(data, Sized) and hasattr(data, "__getitem__")
 
 
 def as_input(tensor: Any, dtype: torch.dtype) -> Any:

@@ -27,13 +27,14 @@ class Descent:
     def step(
         self,
         noised: NoisedSum | Sequence[NoisedSum],
-        step_size: float,
+        step_size: float | None,
         divisor: float | None = None,
     ) -> None:
         """Step along a noised mean, or along the sum of several holders' noised sums.
 
         Args:
             noised: what was released.
+            step_size: None leaves the optimizer its own.
             divisor: what the sum is divided by; default: the divisors of the rounds together.
 
         Raises:
@@ -52,8 +53,9 @@ class Descent:
         whole = sum(one.round.divisor for one in sums) if divisor is None else divisor
         for name, part in self._mean(total / whole, sums[0].layout).items():
             self.parameters[name].grad = part
-        for group in self.optimizer.param_groups:
-            group["lr"] = step_size
+        if step_size is not None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = step_size
         self.optimizer.step()
 
     def _mean(self, mean: torch.Tensor, layout: Layout) -> dict[str, torch.Tensor]:

@@ -7,14 +7,18 @@ from typing import Any
 
 import torch
 
-from forethought.gradients import BatchDims
+from forethought.gradients import BatchDims, check_model
 from forethought.gradients.declared import outputs_in_front, placed
 from forethought.gradients.trees import call
+from forethought.plans import Plan
+from forethought.privacy import LEAST_NOISE
 from forethought.rounds.losses import Loss, cross_entropy
-from forethought.rounds.records import Records, TensorRecords, blank
+from forethought.rounds.records import Records, TensorRecords, as_records, blank
 from forethought.rounds.undisturbed import undisturbed
+from forethought.training.devices import usable
 from forethought.training.normalisation import mixing_layers
 from forethought.training.persons import person_loss
+from forethought.training.together import check_model as check_unwrapped
 
 # Cross entropy passes over targets of this value.
 IGNORED = -100
@@ -22,6 +26,38 @@ IGNORED = -100
 
 class NonFiniteRecordsWarning(UserWarning):
     """Some records hold values that are not finite: they contribute nothing."""
+
+
+def placed_records(
+    model: torch.nn.Module, data: object, plan: Plan, device: str | torch.device | None
+) -> Records:
+    """A model that can be trained privately, where it is to be, and the records that it gets.
+
+    Args:
+        device: where the model is put; None leaves it where it is.
+
+    Raises:
+        ValueError, TypeError: a model that mixes examples, noise that protects nothing, or data of
+            another form or size than the plan's.
+    """
+    check_model(model, plan.contribution.clipping == "group")
+    check_unwrapped(model)
+    if device is not None:
+        model.to(usable(device))
+    for part in plan.mechanism:
+        if 0 < part.noise_multiplier < LEAST_NOISE:
+            raise ValueError(
+                f"a noise multiplier of {part.noise_multiplier:g} protects nothing: use at least "
+                f"{LEAST_NOISE:g}, or 0 for training without privacy, which the statement says"
+            )
+    first = next(p for p in model.parameters() if p.requires_grad)
+    records = as_records(data, first.dtype, first.device)
+    if len(records) != plan.examples:
+        raise ValueError(
+            f"the plan is for {plan.examples} examples, the data has {len(records)}: the "
+            "guarantee depends on it. Make the plan with examples=len(data)"
+        )
+    return records
 
 
 def require_fit(

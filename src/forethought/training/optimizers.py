@@ -39,7 +39,7 @@ def make_optimizer(
             or an optimizer that evaluates the loss inside its step.
     """
     kind = _find(optimizer.name)
-    if _needs_closure(kind):
+    if needs_closure(kind):
         raise ValueError(_LOOKS.format(name=optimizer.name))
     options = dict(optimizer.options)
     known = set(inspect.signature(kind.__init__).parameters) - {"self", "params", "lr"}
@@ -58,7 +58,8 @@ def make_optimizer(
         raise ValueError(f"optimizer {optimizer.name!r}: {error}") from error
 
 
-def _needs_closure(kind: type[torch.optim.Optimizer]) -> bool:
+def needs_closure(kind: type[torch.optim.Optimizer]) -> bool:
+    """Whether a step of this optimizer evaluates the loss, which would read the data again."""
     closure = inspect.signature(kind.step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
 

@@ -17,7 +17,6 @@ from forethought.caveats import Caveat
 from forethought.plans import Plan
 from forethought.preparing.paid import require_prepared, with_preparation
 from forethought.preparing.prepare import Prepared
-from forethought.privacy import LEAST_NOISE
 from forethought.rounds.losses import Loss, check_loss, default_loss
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
@@ -29,9 +28,8 @@ from forethought.training.checkpointer import Checkpointer, continued
 from forethought.training.coincidence import CoincidingRecordsError, coincide
 from forethought.training.datasets import declared, opened, with_caveats
 from forethought.training.descent import Descent
-from forethought.training.devices import usable
 from forethought.training.execution import Execution, ShortForms, settled
-from forethought.training.fit import require_fit
+from forethought.training.fit import placed_records, require_fit
 from forethought.training.folder import STATEMENT, RunFolder
 from forethought.training.identity import environment, identity
 from forethought.training.interruption import Interrupted, InterruptGuard
@@ -43,7 +41,6 @@ from forethought.training.normalisation import settle_statistics
 from forethought.training.optimizers import make_optimizer
 from forethought.training.persons import arranged
 from forethought.training.provenance import remember, trained_before
-from forethought.training.together import check_model as check_unwrapped
 from forethought.training.together import same_start
 
 # Rows of the history when log_every is not given.
@@ -249,24 +246,8 @@ def opened_task(
     Raises:
         ValueError, TypeError: what cannot be run.
     """
-    grouped = plan.contribution.clipping == "group"
-    gradients.check_model(model, grouped)
-    check_unwrapped(model)
-    if execution.device is not None:
-        model.to(usable(execution.device))
-    for part in plan.mechanism:
-        if 0 < part.noise_multiplier < LEAST_NOISE:
-            raise ValueError(
-                f"a noise multiplier of {part.noise_multiplier:g} protects nothing: use at least "
-                f"{LEAST_NOISE:g}, or 0 for training without privacy, which the statement says"
-            )
+    records = placed_records(model, data, plan, execution.device)
     first = next(p for p in model.parameters() if p.requires_grad)
-    records = as_records(data, first.dtype, first.device)
-    if len(records) != plan.examples:
-        raise ValueError(
-            f"the plan is for {plan.examples} examples, the data has {len(records)}: the "
-            "guarantee depends on it. Make the plan with examples=len(data)"
-        )
     held_out = None if test is None else as_records(test, first.dtype, first.device, "test")
     chosen = default_loss(blank(records)[1]) if loss is None else loss
     require_fit(model, chosen, records, dims=batch_dims)

@@ -1,0 +1,323 @@
+"""Batches that hold nothing: what a loop does with them is written down, and done in the round.
+
+A training loop of one's own gets :class:`Deferred` values in place of tensors. They know no number
+of any record, so that nothing the loop does can depend on one. Torch's functions, operators,
+methods and attributes of them give further such values; what came of a batch in the end is an
+expression, which the private round evaluates for every example by itself.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import operator
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+
+class DeferredError(ValueError):
+    """A training loop asked for a number of a private batch, or for what a round cannot compute."""
+
+
+@dataclass(frozen=True, eq=False)
+class Leaf:
+    """A tensor of a batch's records.
+
+    Args:
+        batch: which batch. place: which of the records' tensors, inputs before targets.
+    """
+
+    batch: Any
+    place: int
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A function's value."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+# What would hand a number of the records to Python.
+_EXITS = frozenset({"item", "tolist", "numpy", "data_ptr", "storage", "untyped_storage", "nonzero"})
+# The number of records in a batch tells which were drawn.
+_SIZES = frozenset({"shape", "size", "numel", "nelement"})
+
+
+class Deferred:
+    """A value that there will be in the private round, for each example by itself."""
+
+    __slots__ = ("_what",)
+
+    def __init__(self, what: Leaf | Call) -> None:
+        object.__setattr__(self, "_what", what)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        function: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Deferred:
+        return cls(Call(function, args, dict(kwargs or {})))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in _EXITS:
+            _refuse(f".{name}()")
+        if name in _SIZES and isinstance(self._what, Leaf):
+            _refuse(f".{name}", "how many records a batch has is private; use plan.batch")
+        return Deferred(Call(getattr, (self, name), {}))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        _refuse(f".{name} = …")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Deferred:
+        return Deferred(Call(_called, (self, *args), kwargs))
+
+    def to(self, *args: Any, **kwargs: Any) -> Deferred:
+        """Itself for another device, where the round puts it; another precision as elsewhere."""
+        places = [*args, *(kwargs[name] for name in ("device", "dtype") if name in kwargs)]
+        if all(isinstance(place, str | int | torch.device | bool) for place in places):
+            return self
+        return Deferred(Call(getattr, (self, "to"), {}))(*args, **kwargs)
+
+    def cuda(self, *_: Any, **__: Any) -> Deferred:
+        """Itself: the round computes where the model is."""
+        return self
+
+    def backward(self, *args: Any, **kwargs: Any) -> None:
+        """Say that this is the loss: one value per example, to be made small by the next step.
+
+        Raises:
+            DeferredError: arguments, or a value that no batch takes part in.
+        """
+        if args or kwargs:
+            raise DeferredError("backward() of a private loss takes no arguments")
+        batches = {id(leaf.batch): leaf.batch for leaf in leaves(self)}
+        if len(batches) != 1:
+            raise DeferredError(
+                f"a loss is about one batch, this one about {len(batches)}: take inputs and "
+                "targets of the same turn of the loop"
+            )
+        batches.popitem()[1].take(self)
+
+    def __repr__(self) -> str:
+        return "a value of a private batch: it is computed when optimizer.step() runs the round"
+
+    def __format__(self, how: str) -> str:
+        return _refuse("a number for printing") if how else repr(self)
+
+    __hash__ = object.__hash__
+
+
+def _refuse(what: str, instead: str = "") -> NoReturn:
+    remedy = instead or (
+        "leave the line out, and look at public or held-out records between the epochs"
+    )
+    raise DeferredError(
+        f"{what} of a private batch would be a number without noise, which no guarantee covers: "
+        f"{remedy}"
+    )
+
+
+def _called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
+def _operator(name: str, turned: bool = False) -> Callable[..., Deferred]:
+    function = getattr(operator, name)
+
+    def apply(self: Deferred, *others: Any) -> Deferred:
+        return Deferred(Call(function, (*others, self) if turned else (self, *others), {}))
+
+    return apply
+
+
+def _exit(what: str) -> Callable[..., NoReturn]:
+    def refuse(self: Deferred, *_: Any) -> NoReturn:
+        _refuse(what)
+
+    return refuse
+
+
+for _name in (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"),
+    *("and", "or", "xor"),
+):
+    _plain = f"{_name}_" if _name in ("and", "or") else _name
+    setattr(Deferred, f"__{_name}__", _operator(_plain))
+    setattr(Deferred, f"__r{_name}__", _operator(_plain, turned=True))
+for _name in ("neg", "pos", "abs", "invert", "eq", "ne", "lt", "le", "gt", "ge", "getitem"):
+    setattr(Deferred, f"__{_name}__", _operator(_name))
+for _name, _what in {
+    "bool": "a decision (if, and, while)",
+    "len": "the length",
+    "iter": "a loop over the rows",
+    "float": "float()",
+    "int": "int()",
+    "index": "an index",
+    "array": "an array",
+    "contains": "a search",
+    "setitem": "writing into it",
+}.items():
+    setattr(Deferred, f"__{_name}__", _exit(_what))
+
+
+def children(value: Any) -> Iterator[Any]:
+    """Every value in an argument, which may be nested in tuples, lists and dicts."""
+    yield from torch.utils._pytree.tree_leaves(value)
+
+
+def nodes(value: Deferred) -> Iterator[Leaf | Call]:
+    """Everything that a value is computed from, each once, and itself."""
+    seen: set[int] = set()
+    pending: list[Any] = [value]
+    while pending:
+        one = pending.pop()
+        if not isinstance(one, Deferred) or id(one._what) in seen:
+            continue
+        what = one._what
+        seen.add(id(what))
+        yield what
+        if isinstance(what, Call):
+            pending += [*children(what.args), *children(what.kwargs)]
+
+
+def leaves(value: Deferred) -> Iterator[Leaf]:
+    """The records' tensors that a value is computed from."""
+    return (what for what in nodes(value) if isinstance(what, Leaf))
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What an earlier step of a program gave, by its number."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call of a program; the arguments hold :class:`Earlier` values."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+class Program:
+    """How a value is computed from others, as plain data: nothing of a batch or a loop is in it.
+
+    Args:
+        value: the value. known: what is given when it is computed, leaves or calls.
+    """
+
+    def __init__(self, value: Deferred, known: Sequence[Leaf | Call]) -> None:
+        self._numbers = {id(what): number for number, what in enumerate(known)}
+        steps: list[Step] = []
+
+        def number(one: Any) -> Any:
+            if not isinstance(one, Deferred):
+                return one
+            what = one._what
+            if id(what) not in self._numbers:
+                assert isinstance(what, Call)  # all leaves are known
+                args = torch.utils._pytree.tree_map(number, what.args)
+                kwargs = torch.utils._pytree.tree_map(number, dict(what.kwargs))
+                self._numbers[id(what)] = len(known) + len(steps)
+                steps.append(Step(what.function, args, kwargs))
+            return Earlier(self._numbers[id(what)])
+
+        self._result = number(value)
+        del self._numbers
+        self.steps = tuple(steps)
+
+    def __call__(self, *known: Any) -> Any:
+        values = list(known)
+
+        def of(one: Any) -> Any:
+            return values[one.number] if isinstance(one, Earlier) else one
+
+        for step in self.steps:
+            args = torch.utils._pytree.tree_map(of, step.args)
+            kwargs = torch.utils._pytree.tree_map(of, step.kwargs)
+            values.append(step.function(*args, **kwargs))
+        return of(self._result)
+
+    def same_as(self, other: Program) -> bool:
+        """Whether both do the same; objects other than numbers and words must be the same ones."""
+        if len(self.steps) != len(other.steps) or self._result != other._result:
+            return False
+        return all(_same(one, two) for one, two in zip(self.steps, other.steps, strict=True))
+
+
+def _same(one: Step, other: Step) -> bool:
+    parts, form = torch.utils._pytree.tree_flatten((one.args, dict(one.kwargs)))
+    others, other_form = torch.utils._pytree.tree_flatten((other.args, dict(other.kwargs)))
+    plain = (str, bool, int, float, Earlier)
+    return (
+        one.function is other.function
+        and form == other_form
+        and all(
+            a is b or (type(a) is type(b) and isinstance(a, plain) and a == b)
+            for a, b in zip(parts, others, strict=True)
+        )
+    )
+
+
+class Gate:
+    """Lets a model take deferred values: its call is written down, as one step of a loss.
+
+    The model's class is replaced by a subclass with another ``__call__``, as
+    ``torch.nn.utils.parametrize`` does; tensors go through as before. Copies and files of the model
+    are of the class that it had.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        if type(model) in _GATED:
+            raise ValueError(
+                "this model is in another private loop: call finish() of that loop's optimizer"
+            )
+        self._model, self._kind = model, type(model)
+        self._gated = _gated(type(model))
+        self.close()
+
+    def close(self) -> None:
+        """Deferred values are written down."""
+        self._model.__class__ = self._gated
+
+    def open(self) -> None:
+        """The model is as it was."""
+        self._model.__class__ = self._kind
+
+
+def model_call(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """What stands for a model's call in an expression; the round knows its value."""
+    return model(*args, **kwargs)
+
+
+_GATED: weakref.WeakSet[type[nn.Module]] = weakref.WeakSet()
+
+
+def _gated(kind: type[nn.Module]) -> type[nn.Module]:
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(value, Deferred) for value in children((args, kwargs))):
+            return Deferred(Call(model_call, (self, *args), kwargs))
+        return kind.__call__(self, *args, **kwargs)
+
+    def reduce(self: nn.Module, protocol: Any) -> Any:
+        # An object of the class that it had; pickle wants the class itself elsewhere.
+        rest = tuple(kind.__reduce_ex__(self, protocol))[2:]
+        return (copyreg._reconstructor, (kind, object, None), *rest)  # type: ignore[attr-defined]
+
+    gated = type(kind.__name__, (kind,), {"__call__": call, "__reduce_ex__": reduce})
+    _GATED.add(gated)
+    return gated

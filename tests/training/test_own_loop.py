@@ -1,0 +1,458 @@
+"""A loop of one's own: the same rounds as forethought.train, and nothing that is not one."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import forethought as ft
+from forethought.accounting.verification import verify
+from forethought.errors import DeferredError, RoundError
+from forethought.rounds.sampling import Batches
+
+EXAMPLES = 120
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(EXAMPLES, 5, generator=generator)
+    return inputs, (inputs[:, 0] > 0).long()
+
+
+def network(dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 2))
+
+
+def plan(rounds: int = 12, sigma: float = 1.0, **options: Any) -> ft.Plan:
+    mechanism = ft.Mechanism(ft.Rounds(sigma, rounds, ft.Poisson(0.25)))
+    return ft.Plan(mechanism, EXAMPLES, 1e-5, **options)
+
+
+def weights(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+criterion = nn.CrossEntropyLoss(reduction="none")
+SEEDS = {"seed": 3, "noise_seed": 4}
+
+
+def loop(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    the_plan: ft.Plan,
+    loss: Callable[..., Any] = criterion,
+    records: Any = None,
+) -> ft.Run:
+    loader, optimizer = ft.private(model, optimizer, records or data(), the_plan, **SEEDS)
+    for _ in range(loader.epochs):
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            loss(model(inputs), targets).backward()
+            optimizer.step()
+    return optimizer.finish()
+
+
+def absolute(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs - F.one_hot(targets, 2)).abs().sum(1) + 0.5 * outputs.square().mean(1)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("loss", [criterion, absolute])
+@pytest.mark.parametrize("kind", ["examples", "groups"])
+def test_the_weights_are_those_of_train_to_the_last_bit(
+    dropout: float, loss: Callable[..., Any], kind: str
+) -> None:
+    use: dict[str, Any] = {
+        "optimizer": ft.Optimizer("adam", 0.05, ()),
+        "averaging": ft.Averaging("none"),
+    }
+    if kind == "groups":
+        mechanism = ft.Mechanism(ft.Rounds(1.0, 6, ft.Poisson(0.25), "group"))
+        the_plan = ft.Plan(mechanism, EXAMPLES, 1e-5, groups=4, **use)
+    else:
+        the_plan = plan(**use)
+    mine, theirs = network(dropout), network(dropout)
+    own = loop(mine, torch.optim.Adam(mine.parameters(), 0.05), the_plan, loss)
+    run = ft.train(theirs, data(), the_plan, loss=loss, **SEEDS)
+    assert torch.equal(weights(mine), weights(theirs))
+    assert not torch.equal(weights(mine), weights(network(dropout)))
+    assert own.transcript.to_values() == run.transcript.to_values()
+    assert own.statement.epsilon == run.statement.epsilon
+    assert own.statement.releases == run.statement.releases
+
+
+def test_without_an_optimizer_it_is_the_plans_with_its_step_sizes_and_average() -> None:
+    the_plan = plan(
+        optimizer=ft.Optimizer("sgd", 0.3),
+        schedule=ft.Schedule("cosine", warmup=3),
+        averaging=ft.Averaging("tail", fraction=0.5),
+    )
+    mine, theirs = network(), network()
+    loop(mine, None, the_plan)
+    ft.train(theirs, data(), the_plan, **SEEDS)
+    assert torch.equal(weights(mine), weights(theirs))
+
+
+def test_the_statement_is_of_the_plan_and_can_be_verified(tmp_path: Path) -> None:
+    model, the_plan = network(), plan()
+    loader, optimizer = ft.private(model, None, data(), the_plan)
+    for inputs, targets in loader:
+        criterion(model(inputs), targets).backward()
+        optimizer.step()
+    run = optimizer.finish(tmp_path / "run")
+    assert optimizer.rounds_done == len(loader) == 4
+    text = run.statement.to_markdown()
+    assert "stopped after 4 of 12 rounds" in text
+    assert "training loop, its owner's own code" in text
+    assert run.statement.mechanism == the_plan.mechanism
+    stored = ft.Statement.load(tmp_path / "run" / "statement.json")
+    verify(stored, ft.Plan.load(tmp_path / "run" / "plan.json"))
+    assert not (tmp_path / "run" / "checkpoint").exists()
+    again = network()
+    ft.private(again, None, data(), the_plan)  # another model starts anew
+    model.load_state_dict(run.model.state_dict())
+    _, second = ft.private(model, None, data(), the_plan)
+    assert "trained before" in second._rounds.statement.to_markdown()
+
+
+def test_a_torch_scheduler_and_hooks_work_as_on_any_optimizer() -> None:
+    def run() -> tuple[list[float], list[int]]:
+        model = network()
+        seen: list[float] = []
+        hooked: list[int] = []
+        optimizer: Any = torch.optim.SGD(model.parameters(), 1.0, momentum=0.5)
+        loader, optimizer = ft.private(model, optimizer, data(), plan())
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, 3 * len(loader))
+        optimizer.register_step_post_hook(lambda *_: hooked.append(1))
+        for _ in range(loader.epochs):
+            for batch in loader:
+                optimizer.zero_grad()
+                criterion(model(batch[0]), batch[1]).backward()
+                optimizer.step()
+                seen.append(scheduler.get_last_lr()[0])
+                scheduler.step()
+        restored = torch.optim.SGD(model.parameters(), 1.0)
+        restored.load_state_dict(optimizer.state_dict())
+        assert restored.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+        assert repr(optimizer).startswith("private SGD")
+        return seen, hooked
+
+    model = network()
+    plain = torch.optim.SGD(model.parameters(), 1.0, momentum=0.5)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(plain, 1.0, 12)
+    expected = []
+    for _ in range(12):
+        expected.append(scheduler.get_last_lr()[0])
+        plain.step()
+        if len(expected) < 12:
+            scheduler.step()
+    seen, hooked = run()
+    assert seen == expected and len(hooked) == 12
+
+
+class Named(Dataset):
+    def __len__(self) -> int:
+        return EXAMPLES
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        inputs, targets = data()
+        return {"left": inputs[index, :2], "right": inputs[index, 2:], "labels": targets[index]}
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.layer = nn.Linear(5, 2)
+
+    def forward(self, left: torch.Tensor, *, right: torch.Tensor, squash: bool = False) -> Any:
+        outputs = self.layer(torch.cat([left, right], 1))
+        return {"logits": torch.tanh(outputs) if squash else outputs}
+
+
+def test_records_may_be_dicts_and_come_from_a_loader() -> None:
+    inputs, targets = data()
+    by_name = {"left": inputs[:, :2], "right": inputs[:, 2:], "labels": targets}
+    found = []
+    for records in (Named(), DataLoader(Named(), batch_size=7, shuffle=True), by_name):
+        model, the_plan = TwoInputs(), plan(5)
+        optimizer: Any = torch.optim.SGD(model.parameters(), 0.5)
+        loader, optimizer = ft.private(model, optimizer, records, the_plan, **SEEDS)
+        for batch in loader:
+            batch = {name: part.to("cpu", non_blocking=True) for name, part in batch.items()}
+            outputs = model(batch["left"], right=batch["right"], squash=True)
+            F.cross_entropy(outputs["logits"], batch["labels"], reduction="none").backward()
+            optimizer.step()
+        optimizer.finish()
+        found.append(weights(model))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    assert not torch.equal(found[0], weights(TwoInputs()))
+
+    def loss(outputs: Any, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(outputs["logits"], labels, reduction="none")
+
+    one, two = TwoInputs(), TwoInputs()
+    ft.train(one, by_name, plan(5), loss=loss, **SEEDS)
+    ft.train(two, Named(), plan(5), loss=loss, **SEEDS)
+    assert torch.equal(weights(one), weights(two))
+
+
+def test_a_loader_gives_its_data_set_and_its_way_of_collating() -> None:
+    def collate(records: list[Any]) -> Any:
+        inputs, targets = zip(*records, strict=True)
+        return torch.stack(inputs) * 2, torch.stack(targets)
+
+    one, two = network(), network()
+    doubled = DataLoader(TensorDataset(*data()), collate_fn=collate)
+    loop(one, torch.optim.SGD(one.parameters(), 0.1), plan(4), records=doubled)
+    inputs, targets = data()
+    loop(two, torch.optim.SGD(two.parameters(), 0.1), plan(4), records=(inputs * 2, targets))
+    assert torch.equal(weights(one), weights(two))
+
+
+def test_a_loss_may_look_at_the_inputs_too() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 2), nn.Linear(2, 5))
+    other = copy.deepcopy(model)
+    loader, optimizer = ft.private(
+        model, torch.optim.SGD(model.parameters(), 0.1), data(), plan(4), **SEEDS
+    )
+    for inputs, _ in loader:
+        F.mse_loss(model(inputs), inputs, reduction="none").sum(1).backward()
+        optimizer.step()
+    optimizer.finish()
+    use = {"optimizer": ft.Optimizer("sgd", 0.1, ()), "averaging": ft.Averaging("none")}
+    the_plan = plan(4, **use)
+    inputs, _ = data()
+    ft.train(other, (inputs, inputs), the_plan, **SEEDS)
+    assert torch.allclose(weights(model), weights(other), atol=1e-6)
+
+
+# What a batch does not tell.
+
+QUESTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "item": lambda x, loss: loss.item(),
+    "float": lambda x, loss: float(loss),
+    "decision": lambda x, loss: bool(loss),
+    "comparison": lambda x, loss: 1 if loss < 1 else 0,
+    "list": lambda x, loss: x.tolist(),
+    "array": lambda x, loss: np.asarray(x),
+    "size": lambda x, loss: x.size(0),
+    "shape": lambda x, loss: x.shape[0],
+    "length": lambda x, loss: len(x),
+    "rows": lambda x, loss: list(x),
+    "printed": lambda x, loss: f"{loss:.3f}",
+    "written": lambda x, loss: x.__setitem__(0, 1.0),
+    "attribute": lambda x, loss: setattr(x, "grad", None),
+    "index": lambda x, loss: [1, 2][loss],
+}
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_batch_tells_no_number(name: str) -> None:
+    model = network()
+    loader, _ = ft.private(model, None, data(), plan())
+    inputs, targets = next(iter(loader))
+    loss = criterion(model(inputs), targets)
+    with pytest.raises(DeferredError, match="private batch"):
+        QUESTIONS[name](inputs, loss)
+    assert "private batch" in f"{loss!r} {inputs}"
+
+
+def test_no_record_is_read_before_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop sees batches before their records are drawn."""
+    drawn: list[int] = []
+    draw = Batches.__call__
+    monkeypatch.setattr(Batches, "__call__", lambda s, r: (drawn.append(r.index), draw(s, r))[1])
+    model = network()
+    loader, optimizer = ft.private(model, None, data(), plan())
+    for number, (inputs, targets) in enumerate(loader):
+        loss = criterion(model(inputs), targets)
+        loss.backward()
+        assert len(drawn) == number
+        optimizer.step()
+        assert len(drawn) == number + 1
+
+
+# What is refused.
+
+
+def opened(**options: Any) -> tuple[nn.Module, Any, Any]:
+    model = network()
+    loader, optimizer = ft.private(
+        model, torch.optim.SGD(model.parameters(), 0.1), data(), plan(**options)
+    )
+    return model, loader, optimizer
+
+
+def test_a_step_needs_a_batch_and_one_loss() -> None:
+    model, loader, optimizer = opened()
+    with pytest.raises(RoundError, match="without a batch"):
+        optimizer.step()
+    inputs, targets = next(iter(loader))
+    with pytest.raises(RoundError, match="without a loss"):
+        optimizer.step()
+    loss = criterion(model(inputs), targets)
+    loss.backward()
+    with pytest.raises(RoundError, match="second backward"):
+        loss.backward()
+    with pytest.raises(RoundError, match="closure"):
+        optimizer.step(lambda: 0.0)
+    optimizer.step()
+    with pytest.raises(RoundError, match="without a batch"):
+        optimizer.step()
+    with pytest.raises(RoundError, match="earlier batch"):
+        loss.backward()
+    assert optimizer.rounds_done == 1
+
+
+def test_gradients_are_not_accumulated_over_batches() -> None:
+    model, loader, _ = opened()
+    batches = iter(loader)
+    inputs, targets = next(batches)
+    criterion(model(inputs), targets).backward()
+    with pytest.raises(RoundError, match="micro_batch"):
+        next(batches)
+
+
+LOSSES: dict[str, tuple[Callable[[Any, Any, Any, Any], Any], str]] = {
+    "mean": (lambda m, x, y, o: nn.CrossEntropyLoss()(m(x), y), "one value per example"),
+    "its mean": (lambda m, x, y, o: criterion(m(x), y).mean(), "one value per example"),
+    "sum": (lambda m, x, y, o: criterion(m(x), y).sum(), "one value per example"),
+    "penalty": (
+        lambda m, x, y, o: criterion(m(x), y) + m[0].weight.square().sum(),
+        "weight_decay",
+    ),
+    "two calls": (lambda m, x, y, o: criterion(m(x), y) + criterion(m(x), y), "2 calls"),
+    "no call": (lambda m, x, y, o: x.sum(1), "0 calls"),
+    "another model": (lambda m, x, y, o: criterion(o(x), y), "0 calls|1 calls"),
+    "a part of it": (lambda m, x, y, o: criterion(m[3](m[2](m[1](m[0](x)))), y), "0 calls"),
+    "prepared": (lambda m, x, y, o: criterion(m(x * 2), y), "move what is done"),
+    "shared": (lambda m, x, y, o: criterion(m(x, torch.ones(2)), y), "move what is done"),
+    "no targets": (lambda m, x, y, o: m(x).sum(1), "nothing of the batch"),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_that_a_round_cannot_compute_is_refused_and_nothing_is_released(name: str) -> None:
+    model, loader, optimizer = opened()
+    before, other = weights(model), network()
+    inputs, targets = next(iter(loader))
+    wrong, words = LOSSES[name]
+    with pytest.raises((ValueError, TypeError, AttributeError), match=words):
+        wrong(model, inputs, targets, other).backward()
+        optimizer.step()
+    assert torch.equal(weights(model), before) and optimizer.rounds_done == 0
+    assert len(optimizer._rounds._private.transcript) == 0
+
+
+@pytest.mark.parametrize("change", ["weights", "data", "frozen", "buffer"])
+def test_a_model_that_was_changed_is_refused(change: str) -> None:
+    model = nn.Sequential(nn.Linear(5, 2), nn.BatchNorm1d(2).eval())
+    loader, optimizer = ft.private(
+        model, torch.optim.SGD(model.parameters(), 0.1), data(), plan(), seed=1
+    )
+    batches = iter(loader)
+    for number in range(2):
+        inputs, targets = next(batches)
+        criterion(model(inputs), targets).backward()
+        if number == 0:
+            optimizer.step()
+    if change == "weights":
+        with torch.no_grad():
+            model[0].weight[0, 0] += 1e-6
+    elif change == "data":
+        model[0].bias.data[0] = 0.0
+    elif change == "frozen":
+        model[0].bias.requires_grad_(False)
+    else:
+        model[1].running_mean += 1
+    with pytest.raises(RoundError, match="changed since the last step"):
+        optimizer.step()
+    assert optimizer.rounds_done == 1
+
+
+def test_optimizers_that_do_not_fit_are_refused() -> None:
+    model, stranger = network(), network()
+    cases: list[tuple[Any, type[Exception], str]] = [
+        (torch.optim.SGD(stranger.parameters(), 0.1), ValueError, "not the model's"),
+        (torch.optim.SGD(model[0].parameters(), 0.1), ValueError, "does not have 3.weight"),
+        (torch.optim.LBFGS(model.parameters()), ValueError, "inside its step"),
+        ("adam", TypeError, "one of torch's"),
+    ]
+    for optimizer, kind, words in cases:
+        with pytest.raises(kind, match=words):
+            ft.private(model, optimizer, data(), plan())
+    _, optimizer = ft.private(model, None, data(), plan())
+    with pytest.raises(TypeError, match="one of torch's"):
+        ft.private(model, optimizer, data(), plan())
+    with pytest.raises(RoundError, match="cannot be added"):
+        optimizer.add_param_group({"params": stranger.parameters()})
+
+
+def test_there_are_as_many_rounds_as_planned_and_then_a_statement() -> None:
+    model, loader, optimizer = opened(rounds=5)
+    with pytest.raises(RoundError, match="nothing was released"):
+        optimizer.finish()
+    sizes = []
+    for _ in range(loader.epochs):
+        sizes.append(0)
+        for inputs, targets in loader:
+            criterion(model(inputs), targets).backward()
+            optimizer.step()
+            sizes[-1] += 1
+    assert sizes == [4, 1]
+    with pytest.raises(RoundError, match="5 rounds are done"):
+        iter(loader)
+    kind = type(model)
+    run = optimizer.finish()
+    assert type(model) is nn.Sequential and kind is not nn.Sequential
+    assert len(run.transcript) == 5
+    with pytest.raises(RoundError, match="finished"):
+        optimizer.finish()
+    with pytest.raises(RoundError, match="finished"):
+        iter(loader)
+
+
+def test_a_round_that_fails_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, loader, optimizer = opened()
+    inputs, targets = next(iter(loader))
+    criterion(model(inputs), targets).backward()
+    with monkeypatch.context() as patched:
+        patched.setattr(optimizer._rounds.descent, "step", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            optimizer.step()
+    for action in (optimizer.step, optimizer.finish, lambda: iter(loader)):
+        with pytest.raises(RoundError, match="round 0 failed"):
+            action()
+    assert type(model) is nn.Sequential
+
+
+def test_a_model_is_in_one_loop_at_a_time() -> None:
+    model, _, _ = opened()
+    with pytest.raises(ValueError, match="another private loop"):
+        ft.private(model, None, data(), plan())
+
+
+def test_a_copy_or_a_file_of_the_model_is_of_its_own_class() -> None:
+    model, loader, _ = opened()
+    next(iter(loader))
+    twin = copy.deepcopy(model)
+    assert type(twin) is nn.Sequential
+    kept = io.BytesIO()
+    torch.save(model, kept)
+    kept.seek(0)
+    assert type(torch.load(kept, weights_only=False)) is nn.Sequential
+    assert torch.equal(model(data()[0]), twin(data()[0]))  # tensors go through
+    assert repr(model) == repr(twin)
