@@ -45,6 +45,7 @@ REACH = ["tests/test_mechanism.py", "-k", "move_at_most"]
 CORRELATED = [TESTS + "test_correlated.py"]
 CORRELATED_NOISE = ["tests/rounds/test_correlated_noise.py"]
 FEDERATED = "forethought/federated/"
+OWN = "forethought/training/"
 SECURE = ["tests/federated/secure_aggregation"]
 CLIENT = ["tests/federated/test_client.py"]
 SERVER = ["tests/federated/test_server.py"]
@@ -55,6 +56,7 @@ VIEWS = ["tests/federated/test_statements.py"]
 ESTIMATORS = "forethought/estimators/"
 DECLARED = ["tests/estimators/test_declared.py"]
 CALLERS = ["tests/estimators/test_callers.py", "-k", "says_so or named"]
+OWN_LOOP = ["tests/training/test_own_loop.py", "-k", "changed or accumulated or needs or read"]
 LOCAL = ["tests/rounds/test_local_contributions.py", "-k", "state or statistics or order or norms"]
 PREPARED = ["tests/preparing", "-k", "longer or states"]
 STORING = ["tests/estimators/test_storing.py", "-k", "counts"]
@@ -429,6 +431,14 @@ MUTANTS = [
            "forethought/gradients/parts.py",
            "return Dense(term.values[start:end])", "return Dense(term.values[: end - start])",
            TOGETHER),
+    Mutant("own loop: a model that was changed", OWN + "own_loop.py",
+           "if _hash(self.model) != self._left:", "if False:", OWN_LOOP),
+    Mutant("own loop: gradients accumulated over batches", OWN + "own_loop.py",
+           "if self._batch is not None:", "if False:", OWN_LOOP),
+    Mutant("own loop: a second loss in a round", OWN + "own_loop.py",
+           "if self._value is not None:", "if False:", OWN_LOOP),
+    Mutant("own loop: an earlier batch", OWN + "own_loop.py",
+           "if batch is not self._batch:", "if False:", OWN_LOOP),
 ]  # fmt: skip
 
 

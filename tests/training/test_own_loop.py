@@ -456,3 +456,38 @@ def test_a_copy_or_a_file_of_the_model_is_of_its_own_class() -> None:
     assert type(torch.load(kept, weights_only=False)) is nn.Sequential
     assert torch.equal(model(data()[0]), twin(data()[0]))  # tensors go through
     assert repr(model) == repr(twin)
+
+
+def test_labels_and_features_that_do_not_fit_are_named_before_a_release() -> None:
+    inputs, targets = data()
+    model = network()
+    loader, optimizer = ft.private(model, None, (inputs, targets * 2 - 1), plan())
+    x, y = next(iter(loader))
+    criterion(model(x), y).backward()
+    with pytest.raises(ValueError, match="labels in data go from -1 to 1"):
+        optimizer.step()
+    assert optimizer.rounds_done == 0
+    inputs[3] = float("nan")
+    model = network()
+    loader, optimizer = ft.private(model, None, (inputs, targets), plan())
+    x, y = next(iter(loader))
+    criterion(model(x), y).backward()
+    with pytest.warns(ft.errors.NonFiniteRecordsWarning, match="1 of 120"):
+        optimizer.step()
+
+
+def test_persons_are_one_record_in_groups_only() -> None:
+    inputs, targets = data()
+    persons = np.arange(EXAMPLES) // 2
+    records = ft.data.of_persons(inputs.numpy(), targets.numpy(), persons, records_per_person=2)
+    budget = ft.Budget(3.0, 1e-5)
+    model = network()
+    one = ft.plan(data=records, model=model, budget=budget, epochs=2, person_as="contribution")
+    with pytest.raises(ValueError, match='person_as="group"'):
+        ft.private(model, None, records, one)
+    rows = ft.plan(data=records, model=model, budget=budget, epochs=2, person_as="group")
+    loader, optimizer = ft.private(model, None, records, rows)
+    for x, y in loader:
+        criterion(model(x), y).backward()
+        optimizer.step()
+    assert optimizer.finish().statement.group == 2

@@ -20,6 +20,7 @@ from forethought.accounting.statement import Statement, account
 from forethought.caveats import Caveat
 from forethought.plans import Averaging, Plan
 from forethought.preparing.paid import require_prepared
+from forethought.privacy import Persons
 from forethought.rounds.losses import Loss, check_loss, cross_entropy
 from forethought.rounds.private_sum import PrivateRounds, RoundError
 from forethought.rounds.randomness import Secrets, Seeds
@@ -29,10 +30,11 @@ from forethought.training.datasets import declared, opened, with_caveats
 from forethought.training.deferred import Deferred, Gate, Leaf
 from forethought.training.descent import Descent
 from forethought.training.execution import Execution, ShortForms, settled
-from forethought.training.fit import placed_records
+from forethought.training.fit import placed_records, require_fit
 from forethought.training.folder import RunFolder
 from forethought.training.lock import locked
 from forethought.training.optimizers import make_optimizer, needs_closure
+from forethought.training.persons import arranged
 from forethought.training.provenance import remember, trained_before
 from forethought.training.run import TIME_AND_MEMORY, Run, randomness
 from forethought.training.stated_loss import ArrangedRecords, stated
@@ -92,7 +94,12 @@ def private(
         raise TypeError(f"model must be a torch module, not {type(model).__name__}")
     data, _, found = opened(data, None)
     plan = with_caveats(plan, found)
-    records = placed_records(model, data, plan, execution.device)
+    if isinstance(plan.contribution, Persons):
+        raise ValueError(
+            "this plan takes all rows of a person as one record, and a loop states a loss for "
+            'rows: make the plan with person_as="group", or use forethought.train'
+        )
+    records = placed_records(model, arranged(data, plan).data, plan, execution.device)
     rounds = _Rounds(model, optimizer, records, plan, execution, seeds)
     return OwnLoop(PrivateLoader(rounds), PrivateOptimizer(rounds))
 
@@ -193,8 +200,10 @@ class _Rounds:
         self._left = _hash(self.model)
 
     def _round(self, value: Deferred) -> None:
-        loss, records = found = stated(value, self.model, self.records, self._stated)
+        loss, arranged_records = found = stated(value, self.model, self.records, self._stated)
+        records = arranged_records.settled()
         if found is not self._stated:  # before anything is released
+            require_fit(self.model, loss, records)
             check_loss(self.model, loss, records, None, self.plan.contribution)
             self._stated = found
         # What fails from here on may have drawn the round's records and noise.

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from forethought.rounds.losses import Loss, cross_entropy
-from forethought.rounds.records import Records
+from forethought.rounds.records import Records, TensorRecords
 from forethought.rounds.sampling import Indices
 from forethought.training.deferred import (
     Call,
@@ -87,6 +87,11 @@ class ArrangedRecords:
 
     def digest(self, key: bytes) -> str:
         return self._records.digest(key)
+
+    def settled(self) -> Records:
+        """The records themselves where nothing has another place: rounds know their own kinds."""
+        as_they_are = (self._inputs, self._targets) == (Place(0), (1,))
+        return self._records if as_they_are and isinstance(self._records, TensorRecords) else self
 
     def same_as(self, other: ArrangedRecords) -> bool:
         """Whether models and losses get the same of every record."""
