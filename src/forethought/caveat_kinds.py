@@ -195,6 +195,12 @@ KINDS: dict[str, Kind] = {
         "server publishes models only",
         "the noise of the others hides nothing in a single update",
     ),
+    "distant-observer": Kind(
+        "assumption",
+        "the attacker is no more of the workers than stated, follows the protocol, and reads no "
+        "messages but those sent to it; every round's exchanges average exactly, in real numbers",
+        "gradients are then taken at weights that the attacker knows, so that rounds compose",
+    ),
     "hidden-trials": Kind(
         "assumption",
         "the number of trials and their results stay secret; how long the search took tells "

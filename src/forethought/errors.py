@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from forethought.gossip.clipping import NeighbourError as NeighbourError
     from forethought.gossip.compression import PayloadError as PayloadError
+    from forethought.gossip.decentralised import NetworkViewError as NetworkViewError
     from forethought.gossip.gossip import GossipError as GossipError
     from forethought.gossip.graphs import GraphError as GraphError
     from forethought.gossip.mixing import MixingError as MixingError
@@ -82,6 +83,7 @@ _HOME = {
     "LogError": "exchange.log",
     "MixingError": "gossip.mixing",
     "NeighbourError": "gossip.clipping",
+    "NetworkViewError": "gossip.decentralised",
     "NonFiniteRecordsWarning": "training.fit",
     "PayloadError": "gossip.compression",
     "PeersError": "peers.driving",

@@ -11,7 +11,7 @@ import pytest
 import forethought as ft
 from forethought.accounting.gaussian import gaussian_epsilon, gaussian_mu
 from forethought.accounting.statement import Statement, StatementError, account
-from forethought.accounting.summed import AGGREGATE, SECURE_AGGREGATION
+from forethought.accounting.summed import AGGREGATE, NETWORK, SECURE_AGGREGATION
 from forethought.accounting.verification import verify
 from forethought.caveats import Caveat
 from forethought.mechanism import FullBatch, Mechanism, Poisson, Rounds
@@ -28,6 +28,10 @@ SECURE = {
 }
 
 
+GAIN = math.sqrt(6)
+DISTANT = {"kind": NETWORK, "gains": [[GAIN, 120]], "observers": 1}
+
+
 def test_ten_clients_of_which_two_drop_out_and_two_collude() -> None:
     """ε 3.90 becomes 1.38: a full-batch run at δ = 1e-4, by the closed form of its Gaussian."""
     mu = gaussian_mu(3.90, 1e-4)
@@ -41,7 +45,7 @@ def test_ten_clients_of_which_two_drop_out_and_two_collude() -> None:
     assert eight.guarantee == pytest.approx(1.172, abs=0.002)
 
 
-@pytest.mark.parametrize("details", [SECURE, {"kind": AGGREGATE, "gain": math.sqrt(6)}])
+@pytest.mark.parametrize("details", [SECURE, {"kind": AGGREGATE, "gain": GAIN}, DISTANT])
 def test_epsilon_is_that_of_the_noise_nobody_else_knows(details: dict) -> None:
     found = account(MECHANISM, DELTA, accountant=details)
     wanted = ft.epsilon(Mechanism(Rounds(2.42 * math.sqrt(6), 120, Poisson(0.1))), DELTA)
@@ -50,7 +54,7 @@ def test_epsilon_is_that_of_the_noise_nobody_else_knows(details: dict) -> None:
     assert "others-noise" in {caveat.code for caveat in found.caveats}
 
 
-@pytest.mark.parametrize("details", [SECURE, {"kind": AGGREGATE, "gain": math.sqrt(6)}])
+@pytest.mark.parametrize("details", [SECURE, {"kind": AGGREGATE, "gain": GAIN}, DISTANT])
 def test_attacks_are_bounded_by_the_whole_curve(details: dict) -> None:
     """As for rounds that were planned with that noise, and not by one (ε, δ) only."""
     found = account(MECHANISM, DELTA, accountant=details).attack
@@ -66,7 +70,7 @@ def test_a_gain_of_one_is_the_server_s_own_epsilon() -> None:
     assert alone.epsilon == account(MECHANISM, DELTA).epsilon
 
 
-@pytest.mark.parametrize("details", [SECURE, {"kind": AGGREGATE, "gain": 3.0}])
+@pytest.mark.parametrize("details", [SECURE, {"kind": AGGREGATE, "gain": 3.0}, DISTANT])
 def test_such_a_statement_is_read_back_verified_and_cannot_be_bettered(details: dict) -> None:
     made = account(MECHANISM, DELTA, accountant=details)
     again = Statement.from_json(made.to_json())
@@ -81,7 +85,7 @@ def test_such_a_statement_is_read_back_verified_and_cannot_be_bettered(details: 
     extra = (*account(MECHANISM, DELTA).caveats, Caveat("others-noise"))
     with pytest.raises(StatementError, match="what is not so"):
         verify(replace(account(MECHANISM, DELTA), caveats=extra))
-    assert "client's records" in made.sentences()[0]
+    assert "s records" in made.sentences()[0]
 
 
 def test_a_coarse_grid_is_charged_or_refused() -> None:
@@ -99,6 +103,9 @@ def test_a_coarse_grid_is_charged_or_refused() -> None:
     [
         ({"kind": AGGREGATE, "gain": 0.5}, "gain must be"),
         ({"kind": AGGREGATE}, "gain"),
+        ({**DISTANT, "gains": [[0.5, 120]]}, "gain must be"),
+        ({**DISTANT, "gains": [[2.0, 119]]}, "119 rounds, the mechanism has 120"),
+        ({**DISTANT, "observers": 0}, "observers must be"),
         ({**SECURE, "dropouts": 8}, "neither drop out nor collude"),
         ({**SECURE, "clients": 1}, "clients must be"),
         ({**SECURE, "coordinates": 0}, "coordinates must be"),
@@ -117,3 +124,14 @@ def test_seeded_batches_take_over() -> None:
     )
     assert seeded.accountant == {"kind": "known-batches"}
     assert seeded.guarantee > 2
+
+
+def test_rounds_that_an_observer_sees_unequally_each_count_at_their_own_noise() -> None:
+    """As if each had been planned with that noise; of several kinds of rounds, at the least."""
+    gains = [[1.0, 20], [2.0, 100]]
+    found = account(MECHANISM, DELTA, accountant={**DISTANT, "gains": gains}).epsilon
+    direct = Mechanism(Rounds(2.42, 20, Poisson(0.1)), Rounds(4.84, 100, Poisson(0.1)))
+    assert found.upper == pytest.approx(ft.epsilon(direct, DELTA).upper, rel=1e-5)
+    two = Mechanism(Rounds(2.0, 60, Poisson(0.1)), Rounds(3.0, 60, Poisson(0.1)))
+    least = account(two, DELTA, accountant={**DISTANT, "gains": gains}).epsilon
+    assert least == account(two, DELTA).epsilon

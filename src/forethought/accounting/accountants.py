@@ -20,11 +20,16 @@ from forethought.accounting.pld.pairs import theorem
 from forethought.accounting.renyi.selection import PoissonTrials
 from forethought.accounting.summed import (
     AGGREGATE,
+    NETWORK,
     SECURE_AGGREGATION,
     aggregate_caveats,
     aggregate_curve,
     aggregate_done,
     aggregate_interval,
+    network_caveats,
+    network_curve,
+    network_done,
+    network_interval,
     secure_caveats,
     secure_curve,
     secure_done,
@@ -303,6 +308,24 @@ ACCOUNTANTS: dict[str, Accountant] = {
         details=("gain",),
         curve=aggregate_curve,
         implied=aggregate_caveats,
+        batches_known=KNOWN_BATCHES,
+    ),
+    NETWORK: Accountant(
+        interval=network_interval,
+        theorems=lambda mechanism, group: (
+            *_theorems(mechanism, group),
+            "network differential privacy (Cyffers and Bellet 2022)",
+        ),
+        covered="this worker's records, in everything that the observers are sent",
+        rounds="rounds of this worker",
+        hidden=_sampled,
+        sees="sees the averages that a distant worker of the gossip is sent and knows that "
+        "worker's own sums, sees no single sum of others beyond what those averages tell, knows "
+        "the plans, the code and all other records",
+        done=network_done,
+        details=("gains", "observers"),
+        curve=network_curve,
+        implied=network_caveats,
         batches_known=KNOWN_BATCHES,
     ),
     SECURE_AGGREGATION: Accountant(

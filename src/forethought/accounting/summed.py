@@ -1,8 +1,9 @@
 """What a client's noised sums cost where nobody sees them singly: only sums with those of others.
 
-Two attackers see less of a client than the server does. One sees global models, which in
-synchronous rounds depend on the clients through their weighted sum (``aggregate``). The other is
-the server of a secure aggregation (``secure-aggregation``). Both face the noise of others besides
+Three attackers see less of a client than the server does. One sees global models, which in
+synchronous rounds depend on the clients through their weighted sum (``aggregate``). One is the
+server of a secure aggregation (``secure-aggregation``). One is a worker of a gossip that sees
+partial averages (``network``; Cyffers and Bellet 2022). All face the noise of others besides
 the client's own, which is Gaussian and independent, and the rest of the sum does not depend on the
 client's record. So the client's mechanism is accounted at its noise multiplier times a gain: the
 standard deviation of all noise that the attacker does not know, over that of the client's own.
@@ -24,9 +25,10 @@ from forethought.accounting.discrete_gaussian import (
 )
 from forethought.accounting.interval import Interval
 from forethought.caveats import Caveat
-from forethought.mechanism import Mechanism, real, whole
+from forethought.mechanism import Correlated, Mechanism, real, whole
+from forethought.samplings import epoch_length
 
-AGGREGATE, SECURE_AGGREGATION = "aggregate", "secure-aggregation"
+AGGREGATE, SECURE_AGGREGATION, NETWORK = "aggregate", "secure-aggregation", "network"
 # A divergence that is lost in the rounding of any power, which is outward.
 _NOTHING = 1e-40
 # Downward, by more than the few operations here can round.
@@ -51,7 +53,69 @@ def aggregate_interval(
 def aggregate_curve(mechanism: Mechanism, details: Mapping[str, Any]) -> Mechanism:
     """The mechanism that the attacker faces: its whole trade-off function bounds them."""
     gain = real("gain", details["gain"], least=1)
-    return mechanism if gain == 1 else _scaled(mechanism, gain)
+    return _scaled(mechanism, gain)
+
+
+def network_interval(
+    mechanism: Mechanism, delta: float, group: int, details: Mapping[str, Any]
+) -> Interval:
+    """ε against workers that see the averages which they are sent, and know their own noise.
+
+    Args:
+        details: ``gains``: (gain, rounds in which it is that), for all rounds; ``observers``: how
+            many workers tell each other everything.
+
+    Raises:
+        ValueError: a gain below 1, or rounds that are not those of the mechanism.
+    """
+    return exact.epsilon(network_curve(mechanism, details), delta, group)
+
+
+def network_curve(mechanism: Mechanism, details: Mapping[str, Any]) -> Mechanism:
+    """The mechanism that the observers face: its whole trade-off function bounds them.
+
+    Rounds of one kind compose in any order. Where a mechanism has several, which of its rounds have
+    which gain is not told here, and the least gain counts for all.
+    """
+    whole("observers", details["observers"])
+    gains = [
+        (real("gain", gain, least=1), whole("rounds", count)) for gain, count in details["gains"]
+    ]
+    if sum(count for _, count in gains) != len(mechanism):
+        raise ValueError(
+            f"gains are given for {sum(count for _, count in gains)} rounds, the mechanism has "
+            f"{len(mechanism)}"
+        )
+    parts = mechanism.rounds
+    if len(parts) > 1 or epoch_length(parts[0].sampling) > 1 or isinstance(parts[0], Correlated):
+        return _scaled(mechanism, min(gain for gain, _ in gains))
+    return Mechanism(
+        *(
+            part
+            for gain, count in gains
+            for part in _scaled(
+                Mechanism(replace(parts[0], count=count), adjacency=mechanism.adjacency), gain
+            )
+        ),
+        adjacency=mechanism.adjacency,
+    )
+
+
+def network_done(details: Mapping[str, Any]) -> tuple[str, ...]:
+    """What was done, a sentence each."""
+    least = min(float(gain) for gain, _ in details["gains"])
+    observers = whole("observers", details["observers"])
+    who = "one other worker" if observers == 1 else f"{observers} other workers together"
+    return (
+        f"The attacker is {who} of the gossip and sees averages of several workers' sums, with at "
+        f"least {least:.4g} times the standard deviation of this worker's own noise. Against its "
+        "neighbours all together, and by default, the statement without this view holds",
+    )
+
+
+def network_caveats(_mechanism: Mechanism) -> tuple[Caveat, ...]:
+    """What every statement of this kind says."""
+    return (Caveat("distant-observer"), Caveat("others-noise"))
 
 
 def secure_interval(
@@ -134,6 +198,8 @@ def secure_caveats(_mechanism: Mechanism) -> tuple[Caveat, ...]:
 
 
 def _scaled(mechanism: Mechanism, gain: float) -> Mechanism:
+    if gain == 1:
+        return mechanism
     parts = (
         replace(part, noise_multiplier=part.noise_multiplier * gain * _INWARD) for part in mechanism
     )

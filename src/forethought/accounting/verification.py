@@ -231,6 +231,7 @@ _COMPUTED = (
     "secure-aggregation",
     "others-noise",
     "single-updates-hidden",
+    "distant-observer",
 )
 
 
