@@ -64,6 +64,22 @@ def test_d_psgd_is_its_matrices(graph: str, kind: str, seed: int) -> None:
     assert np.array([machine.weights for machine in machines]) == pytest.approx(held, abs=1e-5)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_several_exchanges_a_round_mix_after_the_step(seed: int) -> None:
+    agreed, machines = driven(
+        seed, graph="ring", kind="metropolis", rule="synchronous", exchanges=3
+    )
+    matrix = np.array(
+        [[float(agreed.mixing.weights(0, k).get(j, 0)) for j in range(K)] for k in range(K)]
+    )
+    held = np.tile([0.0, 1, 2], (K, 1))
+    for means in updates():
+        held = matrix @ matrix @ (matrix @ held - RATE * means)
+    assert np.array([machine.weights for machine in machines]) == pytest.approx(held, abs=1e-5)
+    with pytest.raises(ValueError, match="for the rule 'synchronous'"):
+        gossip(K, ROUNDS, exchanges=2)
+
+
 def test_gradient_tracking_is_its_matrices() -> None:
     agreed, machines = driven(1, graph="ring", kind="metropolis", rule="synchronous", tracking=True)
     matrix = np.array(

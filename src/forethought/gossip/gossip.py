@@ -59,6 +59,9 @@ class Gossip(Stored):
             worker at most as many as its plan has; otherwise after R rounds.
         rule: ``"asynchronous"``: A(DP)²SGD, nobody waits; ``"synchronous"``: D-PSGD, everybody
             waits for its neighbours; ``"allreduce"``: SYNC, everybody waits for all.
+        exchanges: mixing steps a round, of the synchronous rule; the first goes on beside the
+            gradient. One more than the mixing needs to average exactly lets a distant worker's
+            view be accounted (:mod:`forethought.gossip.statements`).
         momentum: of the steps along noised means; post-processing.
         tracking: gradient tracking: neighbours exchange an estimate of the mean update as well.
         largest: a neighbour's weights beyond this in absolute value are refused.
@@ -82,6 +85,7 @@ class Gossip(Stored):
     rounds: int
     start: str = ""
     rule: Rule = "asynchronous"
+    exchanges: int = 1
     momentum: float = 0.0
     tracking: bool = False
     largest: float = 1e4
@@ -92,7 +96,7 @@ class Gossip(Stored):
     nonce: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("parameters", "rounds", "window"):
+        for name in ("parameters", "rounds", "window", "exchanges"):
             object.__setattr__(self, name, whole(name, getattr(self, name)))
         one_of("rule", self.rule, get_args(Rule))
         real("momentum", self.momentum, least=0, below=1)
@@ -101,6 +105,11 @@ class Gossip(Stored):
         whole("seed", self.seed, least=0)
         if self.clip is not None:
             real("clip", self.clip, above=0)
+        if self.exchanges > 1 and self.rule != "synchronous":
+            raise GossipError(
+                f"exchanges = {self.exchanges} a round is for the rule 'synchronous': under "
+                f"{self.rule!r} leave it out"
+            )
         if self.tracking and self.momentum:
             raise GossipError("gradient tracking replaces momentum: set one of the two")
         if self.tracking and self.rule == "allreduce":

@@ -1,7 +1,8 @@
 """The rules that wait: D-PSGD for the neighbours, SYNC for everybody, in every round.
 
 D-PSGD (Lian et al. 2017): w ← Σ_j W[k, j] w_j − η u_k, the update being taken at the weights
-before the exchange, which goes on meanwhile. SYNC (Xu, Zhang and Wang, Section 5): an allreduce
+before the exchange, which goes on meanwhile; with several exchanges a round, the later ones only
+mix. SYNC (Xu, Zhang and Wang, Section 5): an allreduce
 after every worker's step. A worker that dies holds everybody up: these are what A(DP)²SGD is
 compared with.
 """
@@ -29,7 +30,7 @@ class SynchronousWorker:
         GossipError: a ledger that holds updates already.
 
     Attributes:
-        own: its releases. round: the present one. finished: why it ended; None: it has not.
+        own: its releases. step: the present exchange. finished: why it ended; None: it has not.
     """
 
     __slots__ = (
@@ -42,7 +43,7 @@ class SynchronousWorker:
         "gossip",
         "me",
         "own",
-        "round",
+        "step",
     )
 
     def __init__(
@@ -52,7 +53,7 @@ class SynchronousWorker:
         self.gossip, self.me = gossip, me
         self.own = Releases(gossip, me, weights)
         self.finished: str | None = None
-        self.round = -1
+        self.step = -1
         self._before = self.own.held
         self._sources: dict[int, float] = {}
         self._got: dict[int, dict[int, Vector]] = {}
@@ -76,31 +77,32 @@ class SynchronousWorker:
         if isinstance(event, Received):
             return self._received(event.sender, event.message)
         if isinstance(event, on.GradientDone):
-            effects = self.own.release(event, self.round)
-            self._stepped = self.own.updates > self.round
+            effects = self.own.release(event, self.step)
+            self._stepped = self.own.updates > self.step // self.gossip.exchanges
             return effects + self._go_on()
         if isinstance(event, on.Started):
-            return self._begin() if self.round < 0 else []
+            return self._begin() if self.step < 0 else []
         if isinstance(event, on.Stop):
             return self._end("stopped")
         return []
 
     def _begin(self) -> Effects:
-        """The next round: say what is held, and compute on it."""
-        self.round += 1
-        if self.round >= self.gossip.rounds:
+        """The next exchange: say what is held, and compute on it where a round begins."""
+        self.step += 1
+        round, exchange = divmod(self.step, self.gossip.exchanges)
+        if round >= self.gossip.rounds:
             return self._end("rounds")
         mixing = self.gossip.mixing
-        self._before, self._stepped = self.own.held, False
-        place = self.round if mixing.kind == "matchings" else self.round % mixing.period
+        self._before, self._stepped = self.own.held, exchange > 0
+        place = self.step if mixing.kind == "matchings" else self.step % mixing.period
         if mixing.kind == "matchings" or place not in self._matrices:
             row = mixing.weights(place, self.me)
             sources = {other: float(part) for other, part in row.items() if other != self.me}
             self._matrices[place] = (mixing.receivers(place, self.me), sources)
         receivers, self._sources = self._matrices[place]
-        message = self.own.message(self.round, 0)
+        message = self.own.message(self.step, 0)
         effects: Effects = [Send(one, message) for one in receivers]
-        return effects + self.own.begin()
+        return effects + (self._go_on() if exchange else self.own.begin())
 
     def _received(self, sender: int, message: object) -> Effects:
         if not self.gossip.mixing.graph.joins(self.me, sender):
@@ -110,22 +112,22 @@ class SynchronousWorker:
         refusal = self.own.refusal(sender, message)
         if refusal is not None:
             return [on.Alarm("weights", refusal)]
-        if not self.round <= message.base < self.gossip.rounds:
+        if not self.step <= message.base < self.gossip.rounds * self.gossip.exchanges:
             return []  # said twice; who need not wait for this worker may be many rounds ahead
         self._got.setdefault(message.base, {}).setdefault(sender, message.vector)
         return self._go_on()
 
     def _go_on(self) -> Effects:
-        """To the next round, once the own step and all neighbours are there."""
-        got = self._got.get(self.round, {})
+        """To the next exchange, once the own step and all neighbours are there."""
+        got = self._got.get(self.step, {})
         if not self._stepped or any(other not in got for other in self._sources):
             return []
         held = self.own.held
         for other, weight in self._sources.items():
             held = held + np.float32(weight) * (got[other] - self._before)
         self.own.held = held
-        self._got.pop(self.round, None)
-        return [on.Mixed(self.round), *self._begin()]
+        self._got.pop(self.step, None)
+        return [on.Mixed(self.step), *self._begin()]
 
     def _end(self, reason: str) -> Effects:
         self.finished = reason
