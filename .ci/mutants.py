@@ -88,8 +88,11 @@ class Mutant:
 
 MUTANTS = [
     Mutant("local updates: one that is not clipped", "forethought/rounds/local_contributions.py",
-           "clip_and_sum(terms, trained, chosen.clip_norm, how.rule",
-           "clip_and_sum(terms, trained, 9.0 * chosen.clip_norm, how.rule", LOCAL),
+           '{"": whole[0]}, chosen.clip_norm,', '{"": whole[0]}, 9.0 * chosen.clip_norm,', LOCAL),
+    Mutant("local updates: one that is not clipped by layer",
+           "forethought/rounds/local_contributions.py",
+           "clip_and_sum(terms, kinds, chosen.clip_norm,",
+           "clip_and_sum(terms, kinds, 9.0 * chosen.clip_norm,", LOCAL),
     Mutant("local updates: weights that a group leaves behind", "forethought/local/enclosure.py",
            "parameter.data.copy_(self.start[name])\n            self._surroundings",
            "self._surroundings", LOCAL),

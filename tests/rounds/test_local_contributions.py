@@ -197,6 +197,28 @@ def test_the_general_way_gives_the_same_bits_where_nothing_is_clipped(
     assert torch.equal(found, wanted) and torch.equal(norm, other)
 
 
+def test_parameters_of_two_types_are_stepped_and_clipped_as_one_vector(dealt: np.ndarray) -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.narrow, self.wide = nn.Linear(5, 7), nn.Linear(7, 3).double()
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.wide(torch.tanh(self.narrow(inputs)).double())
+
+    torch.manual_seed(1)
+    model, data, local = Mixed(), records(), Local("adam", 0.05, passes=3)
+    found, _ = one_round(model, data, plan_of(local))
+    apart = [
+        trained_apart(model, data, np.flatnonzero(dealt == group), local, 3)
+        for group in range(GROUPS - 1)
+    ]
+    torch.testing.assert_close(found, torch.stack(apart).sum(0), rtol=1e-4, atol=1e-6)
+    for rule in ("flat", "automatic", "per-layer"):
+        short, _ = one_round(model, data, plan_of(local, clip=Clip(1e-3, rule)))
+        assert 0 < float(short.norm()) <= (GROUPS - 1) * 1e-3
+
+
 @pytest.mark.parametrize("name", INNER)
 def test_side_by_side_is_one_after_another(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     local = Local(name, 0.05, OPTIONS[name], passes=2, step=4)
@@ -264,7 +286,8 @@ def test_one_record_moves_a_rounds_sum_by_two_norms_at_most(
     """Whole rounds on neighbouring data, in floating point: all samplings, all algorithms."""
     source = np.random.default_rng(seed)
     kind, adjacency = SAMPLINGS[sampling]
-    clip = Clip(float(source.choice([1e-2, 1.0])), str(source.choice(["flat", "automatic"])))
+    rule = str(source.choice(["flat", "automatic", "per-layer"]))
+    clip = Clip(float(source.choice([1e-2, 1.0])), rule)
     plan = plan_of(local, GROUPS, kind, clip=clip, adjacency=adjacency)
     model, data = make(), records()
     other = TensorRecords(data.inputs.clone(), data.targets.clone())

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from forethought.gradients import clipping
 from forethought.gradients.precision import Limits, Measured, block_lengths
@@ -29,7 +29,7 @@ from forethought.gradients.terms import BoundedTerm, Bounds, Term, bounded, mass
 
 def clip_and_sum(
     terms: dict[str, Term],
-    trained: Mapping[str, nn.Parameter],
+    trained: Mapping[str, Tensor],
     clip_norm: float,
     clip: clipping.ClippingRule = clipping.flat,
     round_size: int | None = None,
@@ -38,7 +38,7 @@ def clip_and_sum(
 
     Args:
         terms: parameter name → its gradients; emptied, so that nothing is held longer than needed.
-        trained: the parameters by name, in the same order.
+        trained: the parameters by name, or what has their shapes and types, in the same order.
         clip_norm: C, by which one contribution more or less moves the result at most.
         clip: how norms become factors.
         round_size: contributions of the whole round, where several calls are added up.

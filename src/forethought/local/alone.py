@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from forethought.gradients import trees
 from forethought.gradients.trees import Loss
 from forethought.local.enclosure import Bare, Enclosure
+from forethought.local.joined import Joined
 from forethought.local.known import separable
 from forethought.local.optimizers import Displacement
 from forethought.local_updates import Local, imported
@@ -64,9 +65,14 @@ class OneByOne:
     ) -> dict[str, Tensor]:
         trained = self._enclosure.trained
         parameters = list(trained.values())
-        weights = [p.data for p in parameters]
-        taken = Displacement(self._local, [self._enclosure.start[name] for name in trained])
-        for order in steps(size, self._local, seed):
+        joined = Joined(parameters)
+        start = joined.join([self._enclosure.start[name] for name in trained])
+        weights = [value.clone() for value in start]
+        taken = Displacement(self._local, start)
+        for number, order in enumerate(steps(size, self._local, seed)):
+            if number:  # at first they are there, and after the last step nobody looks
+                for parameter, weight in zip(parameters, joined.part(weights), strict=True):
+                    parameter.data.copy_(weight)
             for parameter in parameters:
                 parameter.grad = None
             if order is None:
@@ -75,8 +81,8 @@ class OneByOne:
                 rows = lambda leaf, at=order: leaf[at.to(leaf.device)]  # noqa: E731
                 some = (trees.mapped(inputs, rows), trees.mapped(targets, rows))
                 self._backward(alone, *some, len(order))
-            taken.step([_dense(p.grad) for p in parameters], weights)
-        return dict(zip(trained, taken.moved, strict=True))
+            taken.step(joined.join([_slope(p) for p in parameters]), weights)
+        return dict(zip(trained, joined.part(taken.moved), strict=True))
 
     def _backward(self, alone: Mode, inputs: Any, targets: Any, size: int) -> None:
         piece = self._held or size
@@ -105,8 +111,9 @@ class OneByOne:
         return _checked(found, self._enclosure.trained)
 
 
-def _dense(gradient: Tensor | None) -> Tensor | None:
-    return None if gradient is None else gradient.detach().to_dense()
+def _slope(parameter: Tensor) -> Tensor:
+    gradient = parameter.grad
+    return torch.zeros_like(parameter) if gradient is None else gradient.detach().to_dense()
 
 
 def steps(size: int, local: Local, seed: int) -> Iterator[Tensor | None]:

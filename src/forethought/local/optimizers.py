@@ -45,14 +45,14 @@ class Displacement:
             raise ValueError(f"inner optimizer {local.optimizer!r}: {error}") from error
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor | None], weights: Sequence[Tensor]) -> None:
+    def step(self, gradients: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
         """Step, and write the new weights into ``weights``.
 
         Args:
-            gradients: at ``weights``; None is zero.
+            gradients: at ``weights``.
         """
         for moved, gradient, weight in zip(self.moved, gradients, weights, strict=True):
-            slope = torch.zeros_like(moved) if gradient is None else gradient
+            slope = gradient
             if self._decay and self._decoupled:
                 moved.add_(weight, alpha=-float(self._rate or 0.0) * self._decay)
             elif self._decay:

@@ -71,7 +71,7 @@ class GroupUpdates:
                 which = slice(first, first + run.lanes)
                 updates = _stacked(run, records, members[which], seeds[which])
                 if updates is not None:
-                    norms[which] = _added(into, model, updates, chosen, how, batch)
+                    norms[which] = _added(into, updates, chosen, how, batch)
             return norms
         alone = OneByOne(model, how.loss, kind.local, how.micro_batch)
         filled = [group for group, own in enumerate(members) if len(own)]  # others add zero
@@ -80,7 +80,7 @@ class GroupUpdates:
             some = filled[first : first + most]
             found = [alone.update(*records.take(members[g]), seeds[g]) for g in some]
             rows = {name: torch.stack([one[name] for one in found]) for name in found[0]}
-            norms[some] = _added(into, model, rows, chosen, how, batch)
+            norms[some] = _added(into, rows, chosen, how, batch)
         return norms
 
 
@@ -104,15 +104,27 @@ def _stacked(
 
 def _added(
     into: Mapping[str, torch.Tensor],
-    model: torch.nn.Module,
     updates: Mapping[str, torch.Tensor],
     chosen: Round,
     how: Gradients,
     batch: Batch,
 ) -> torch.Tensor:
     """Clip weight changes, shape (groups, *shape) each, and add them; their norms."""
-    terms: dict[str, Any] = {name: Dense(-value) for name, value in updates.items()}
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    sums, norms = clip_and_sum(terms, trained, chosen.clip_norm, how.rule, batch.round_size)
+    of_one_kind = len({value.dtype for value in updates.values()}) == 1
+    if chosen.clip.rule == "per-layer" or not of_one_kind:
+        terms: dict[str, Any] = {name: Dense(-value) for name, value in updates.items()}
+        kinds = {name: value[0] for name, value in updates.items()}
+        sums, norms = clip_and_sum(terms, kinds, chosen.clip_norm, how.rule, batch.round_size)
+    else:
+        # The rule is about the norm of the whole, so the whole is one term: a fifth of the calls.
+        whole = torch.cat([value.flatten(1) for value in updates.values()], 1).neg_()
+        found, norms = clip_and_sum(
+            {"": Dense(whole)}, {"": whole[0]}, chosen.clip_norm, how.rule, batch.round_size
+        )
+        pieces = torch.split(found[""], [value[0].numel() for value in updates.values()])
+        sums = {
+            name: piece.view(value.shape[1:])
+            for (name, value), piece in zip(updates.items(), pieces, strict=True)
+        }
     accumulate(into, sums)
     return norms.double()
