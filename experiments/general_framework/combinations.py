@@ -11,6 +11,7 @@ import argparse
 import json
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -20,6 +21,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import forethought as ft
+from forethought.planning.noise_to_signal import noise_to_signal
 
 DATA = ("mnist", "fashion-mnist")
 EPSILONS = (1.0, 3.0, 8.0)
@@ -37,6 +39,16 @@ COMBINATIONS = [
         for inside in INSIDE
         for normalised in (False, True)
     ),
+]
+
+
+# Noise so low that only the contributions themselves are compared: where do groups begin to win?
+LARGE = (32.0, 512.0, 8192.0, 100_000.0)
+LARGE_COMBINATIONS = [
+    ("individual", "gradient", False),
+    ("mixed", "gradient", True),
+    ("mixed", "SGD", False),
+    ("mixed", "SGD", True),
 ]
 
 
@@ -101,6 +113,7 @@ def accuracy_of(
         "noise_multiplier": plan.noise_multiplier,
         "groups": plan.groups,
         "learning_rate": plan.optimizer.learning_rate,
+        "noise_to_signal": noise_to_signal(plan, size),
         "seconds": round(time.process_time() - start, 1),
     }
 
@@ -108,17 +121,21 @@ def accuracy_of(
 _KEY = ("data", "clipping", "inside", "normalised", "epsilon", "seed")
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def table(
+    rows: list[dict[str, Any]],
+    combinations: Sequence[tuple[str, str, bool]],
+    epsilons: Sequence[float],
+) -> str:
     """Mean accuracy in percent, standard deviation where there are several seeds, and how many."""
-    heads = [f"{data}, ε {epsilon:g}" for data in DATA for epsilon in EPSILONS]
+    heads = [f"{data}, ε {epsilon:g}" for data in DATA for epsilon in epsilons]
     lines = [
         "| clipping | inside a group | batch norm | " + " | ".join(heads) + " |",
         "| --- | --- | --- |" + " --- |" * len(heads),
     ]
-    for clipping, inside, normalised in COMBINATIONS:
+    for clipping, inside, normalised in combinations:
         cells = []
         for data in DATA:
-            for epsilon in EPSILONS:
+            for epsilon in epsilons:
                 wanted = (data, clipping, inside, normalised, epsilon)
                 found = [
                     100 * row["accuracy"]
@@ -138,10 +155,14 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, help="where mnist/ and fashion-mnist/ are")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no run after these")
-    parser.add_argument(
-        "--results", type=Path, default=Path(__file__).with_name("combinations.jsonl")
-    )
+    parser.add_argument("--large", action="store_true", help="large budgets, few combinations")
+    parser.add_argument("--results", type=Path, help="default: beside this file")
     asked = parser.parse_args()
+    combinations, epsilons = COMBINATIONS, EPSILONS
+    if asked.large:
+        combinations, epsilons = LARGE_COMBINATIONS, LARGE
+    name = "large_budgets.jsonl" if asked.large else "combinations.jsonl"
+    asked.results = asked.results or Path(__file__).with_name(name)
     rows: list[dict[str, Any]] = []
     if asked.results.is_file():
         rows = [json.loads(line) for line in asked.results.read_text().splitlines()]
@@ -153,15 +174,15 @@ def main() -> None:
         parts[data] = (pooled(loaded.train), pooled(loaded.test))
     for seed in range(asked.seeds if parts else 0):
         for data in DATA:
-            for epsilon in EPSILONS:
-                for combination in COMBINATIONS:
+            for epsilon in epsilons:
+                for combination in combinations:
                     if (data, *combination, epsilon, seed) in done or time.monotonic() > end:
                         continue
                     row = accuracy_of(data, parts[data], combination, epsilon, seed)
                     rows.append(row)
                     with asked.results.open("a") as file:
                         file.write(json.dumps(row) + "\n")
-    print(table(rows))
+    print(table(rows, combinations, epsilons))
 
 
 if __name__ == "__main__":
