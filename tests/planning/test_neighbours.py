@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import forethought as ft
@@ -45,6 +47,43 @@ def test_noise_to_signal_follows_its_formula() -> None:
         examples=1000, noise_multiplier=2.0, batch=50, rounds=100, clipping="group", groups=5
     )
     assert noise_to_signal(grouped) == pytest.approx(2.0 / (5 * 10))
+
+
+def test_groups_keep_their_size_and_stand_beside_clipped_examples() -> None:
+    plan = ft.plan(
+        examples=20_000,
+        budget=ft.Budget(2.0, 1e-6),
+        batch=640,
+        rounds=100,
+        clipping="group",
+        groups=20,
+        local=ft.Local("adam", step=8, passes=3),
+    )
+    assert gradient_computations(plan) == pytest.approx(3 * 640 * 100)
+    cheaper, better, examples = (near.plan for near in neighbours(plan))
+    assert (cheaper.groups, better.groups, examples.groups) == (10, 40, None)
+    assert cheaper.batch / cheaper.groups == better.batch / better.groups == 32
+    assert examples.local is None and examples.batch == plan.batch
+    for near in (cheaper, better, examples):
+        assert 0.99 * 2.0 <= ft.epsilon(near.mechanism, near.delta).upper <= 2.0
+        assert near.optimizer.learning_rate != plan.optimizer.learning_rate
+    assert noise_to_signal(better) < noise_to_signal(plan) < noise_to_signal(cheaper)
+    # A factor of 2 for the sensitivity, and 32 records a contribution.
+    ratio = noise_to_signal(plan) / noise_to_signal(examples)
+    assert ratio == pytest.approx(64, rel=0.01)
+    assert "groups" not in dict(examples.reasons)
+
+
+def test_neighbours_pay_for_the_same_preparation() -> None:
+    preparation = ft.Preparation("moments", bounds=(0.0, 1.0), features=12)
+    request: Any = {"examples": 5000, "budget": ft.Budget(2.0, 1e-5), "rounds": 50, "batch": 300}
+    plan = ft.plan(**request, preparation=preparation)
+    for near in neighbours(plan):
+        assert near.plan.preparation == plan.preparation
+        assert 0.99 * 2.0 <= ft.epsilon(near.plan.mechanism, near.plan.delta).upper <= 2.0
+    # What is released of the data before moves no weights.
+    alone = plan.with_(preparation=None)
+    assert noise_to_signal(plan) == noise_to_signal(alone)
 
 
 def test_neighbours_have_a_step_size_of_their_own_unless_it_was_given() -> None:

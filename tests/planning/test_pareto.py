@@ -122,3 +122,18 @@ def test_the_approximation_sorts_plans_as_the_accountant_does(sampling: str) -> 
     plans = [candidate.plan for candidate in front.candidates]
     ratios = approximate_epsilons(plans) / [candidate.epsilon for candidate in front.candidates]
     assert ratios.min() > 0.4 and ratios.max() < 2
+
+
+def test_groups_are_searched_or_kept() -> None:
+    grouped = {"examples": 2000, "delta": 1e-5, "clipping": "group", "local": "sgd"}
+    front = pareto(**grouped, group_sizes=[10, 50], **GRID)  # type: ignore[arg-type]
+    assert front.considered == 54
+    # At one ε and one number of gradients, smaller groups have less noise for the signal.
+    assert {c.plan.batch / (c.plan.groups or 1) for c in front.candidates} == {10.0}
+    fixed = pareto(**grouped, groups=80, **GRID)  # type: ignore[arg-type]
+    assert {c.plan.groups for c in fixed.candidates} == {80}
+    assert {round(c.plan.batch) for c in fixed.candidates} <= {100, 200}
+    with pytest.raises(PlanError, match="group_sizes="):
+        pareto(examples=2000, delta=1e-5, group_sizes=[10], **GRID)
+    with pytest.raises(PlanError, match="smaller than a group"):
+        pareto(**grouped, groups=300, **GRID)  # type: ignore[arg-type]

@@ -244,6 +244,43 @@ def test_the_planner_chooses_the_share() -> None:
     assert full.rounds == 10 and full.mechanism.rounds[0].sampling == FullBatch()
 
 
+def test_noise_that_falls_goes_behind_a_preparation() -> None:
+    (inputs, targets), budget = data(), ft.Budget(2.0, 1e-5)
+    plan = ft.plan(
+        examples=N,
+        budget=budget,
+        batch=300,
+        rounds=20,
+        noise_schedule="geometric",
+        preparation=asked("moments", sigma=None),
+    )
+    noises = [part.noise_multiplier for part in plan.privacy.mechanism]
+    assert plan.preparation is not None and noises == sorted(noises, reverse=True)
+    assert noises[0] > 1.5 * noises[-1]
+    assert 1.99 <= ft.epsilon(plan.mechanism, 1e-5).upper <= 2.0
+    prepared = ft.prepare(plan, (inputs, targets))
+    model = nn.Linear(3, 4)
+    run = ft.train(model, (prepared.apply(inputs), targets), plan, prepared=prepared)
+    assert run.statement.mechanism == plan.mechanism and run.statement.epsilon.upper <= 2.0
+
+
+def test_phases_and_searches_refuse_a_preparation_before_anything_is_released() -> None:
+    (inputs, targets), budget = data(), ft.Budget(2.0, 1e-5)
+    request: Any = {"examples": N, "budget": budget, "preparation": asked("moments", sigma=None)}
+    plan, trials = ft.plan(**request), ft.PoissonTrials(3.0)
+    with pytest.raises(ft.errors.PlanError, match="no preparation of the data"):
+        ft.plan_phases(plan)
+    with pytest.raises(ft.errors.PlanError, match="drop preparation="):
+        ft.plan_tuning(candidates=[{"learning_rate": 0.1}], trials=trials, **request)
+    model = nn.Linear(3, 4)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match="train_until accounts for its runs only"):
+        ft.train_until(model, (inputs, targets), plan, accuracy=0.9, test=(inputs, targets))
+    with pytest.raises(ValueError, match="tune accounts for its runs only"):
+        ft.tune(lambda: model, (inputs, targets), [plan], trials=trials, holdout=(inputs, targets))
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+
+
 JOB = """
 [data]
 source = "digits"

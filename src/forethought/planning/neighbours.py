@@ -8,6 +8,7 @@ from forethought.accounting import exact
 from forethought.accounting.calibration import noise_multiplier
 from forethought.mechanism import (
     Budget,
+    Clipping,
     Correlated,
     CyclicPoisson,
     FullBatch,
@@ -20,8 +21,9 @@ from forethought.mechanism import (
     WithoutReplacement,
 )
 from forethought.planning import defaults
+from forethought.planning.grouping import GROUPS_AGAINST
 from forethought.planning.noise_to_signal import gradient_computations, noise_to_signal
-from forethought.planning.solve import GIVEN, STEP_SIZE
+from forethought.planning.solve import GIVEN, STEP_SIZE, behind
 from forethought.plans import Plan
 
 
@@ -42,16 +44,17 @@ def neighbours(plan: Plan, parameters: int | None = None) -> tuple[Neighbour, ..
     """A cheaper and a more accurate plan with the same promise; fewer where none exists.
 
     The cheaper one halves the batch, the more accurate one doubles it, each with exactly
-    calibrated noise and, where the planner chose it, a step size of its own. A full batch cannot be
-    doubled, and a batch near it gains nothing from it: there only a larger ε helps, so the more
-    accurate plan is the one at twice ε.
+    calibrated noise and, where the planner chose it, a step size of its own. Groups keep their
+    size: half or twice as many are made of the batch. A full batch cannot be doubled, and a batch
+    near it gains nothing from it: there only a larger ε helps, so the more accurate plan is the one
+    at twice ε. Beside groups stands the same run with clipped examples.
 
     Args:
         plan: from :func:`forethought.plan`, with equal rounds of independent noise.
         parameters: as the plan was made with.
     """
-    correlated = any(isinstance(part, Correlated) for part in plan.mechanism)
-    if len(plan.mechanism.rounds) != 1 or plan.noise_multiplier == 0 or correlated:
+    parts = plan.privacy.mechanism.rounds
+    if len(parts) != 1 or plan.noise_multiplier == 0 or isinstance(parts[0], Correlated):
         return ()
     epsilon = (
         plan.budget.epsilon
@@ -66,11 +69,16 @@ def neighbours(plan: Plan, parameters: int | None = None) -> tuple[Neighbour, ..
         found.append(Neighbour("cheaper", half, _change(plan, half)))
     double = _resized(plan, 2.0, budget, size)
     if double is None or noise_to_signal(double) > (1 - _GAIN) * noise_to_signal(plan):
-        double = _with_noise(plan, plan.sampling, Budget(2 * epsilon, plan.delta), size)
+        twice = Budget(2 * epsilon, plan.delta)
+        double = _with_noise(plan, plan.sampling, twice, size, plan.groups)
         reason = f"twice ε: {_change(plan, double)}"
     else:
         reason = _change(plan, double)
     found.append(Neighbour("more accurate", double, reason))
+    if plan.groups is not None:
+        alone = _with_noise(plan, plan.sampling, budget, size, None)
+        reason = f"{_change(plan, alone)}; a model with batch normalisation needs groups"
+        found.append(Neighbour("clipped examples", alone, reason))
     return tuple(found)
 
 
@@ -93,17 +101,33 @@ def _resized(plan: Plan, factor: float, budget: Budget, size: int) -> Plan | Non
             resized = CyclicPoisson(batch * parts / plan.examples, parts)
         case FullBatch():
             return None
-    return _with_noise(plan, resized, budget, size)
+    # Groups of the same size: more or fewer of them.
+    groups = None if plan.groups is None else max(1, round(plan.groups * factor))
+    return _with_noise(plan, resized, budget, size, groups)
 
 
-def _with_noise(plan: Plan, sampling: Sampling, budget: Budget, size: int) -> Plan:
-    part = plan.mechanism.rounds[0]
-    adjacency = plan.mechanism.adjacency
-    sigma = noise_multiplier(
-        budget, sampling, part.count, part.clipping, adjacency, group=plan.records_per_person
-    )
-    release = Rounds(sigma, part.count, sampling, part.clipping, groups=part.groups)
-    found = plan.with_(mechanism=Mechanism(release, adjacency=adjacency), budget=budget)
+def _with_noise(
+    plan: Plan, sampling: Sampling, budget: Budget, size: int, groups: int | None
+) -> Plan:
+    """The plan with another sampling and so many groups, or clipped examples, within a budget."""
+    part, adjacency = plan.privacy.mechanism.rounds[0], plan.mechanism.adjacency
+    clipping: Clipping = "example" if groups is None else "group"
+    dealt = None if part.groups is None else groups
+    ahead = plan.preparation
+
+    def make(sigma: float) -> Mechanism:
+        release = Rounds(sigma, part.count, sampling, clipping, groups=dealt)
+        return Mechanism(release, adjacency=adjacency)
+
+    group = plan.records_per_person
+    sigma = noise_multiplier(budget, sampling, part.count, clipping, adjacency, group=group)
+    if ahead is not None:
+        sigma = behind(lambda sigma: ahead.before(make(sigma)), budget, sigma, group)
+    kept = {"local": None, "groups": None} if groups is None else {"groups": groups}
+    found = plan.with_(**kept, mechanism=make(sigma), budget=budget)
+    if groups is None:
+        about = (GROUPS_AGAINST, "groups")
+        found = found.with_(reasons=tuple(pair for pair in plan.reasons if pair[0] not in about))
     if plan.optimizer.name != "sgd" or dict(plan.reasons).get(STEP_SIZE, GIVEN) == GIVEN:
         return found
     momentum = float(dict(plan.optimizer.options).get("momentum", 0.0))

@@ -18,7 +18,7 @@ approximation.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Literal
 
@@ -77,12 +77,14 @@ def scheduled(
     name: NoiseScheduleName,
     fall: float,
     group: int = 1,
+    ahead: Sequence[Rounds] = (),
 ) -> Mechanism:
     """The rounds with noise of that shape, at the least scale within the budget.
 
     Args:
         rounds: equal rounds whose noise meets the budget, or about so.
         group: how many records the budget is for together.
+        ahead: releases of their own noise that go before and are within the budget too.
 
     Raises:
         ValueError: shuffled rounds, of which only whole epochs can have a noise of their own.
@@ -95,7 +97,7 @@ def scheduled(
     shape = staircase(name, fall, rounds)
 
     def make(scale: float) -> Mechanism:
-        return Mechanism(*shape(scale), adjacency=adjacency)
+        return Mechanism(*ahead, *shape(scale), adjacency=adjacency)
 
     def meets(scale: float) -> bool:
         return epsilon(make(scale), budget.delta, group).upper <= budget.epsilon

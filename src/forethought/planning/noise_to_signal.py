@@ -15,6 +15,7 @@ def noise_to_signal(plan: Plan, parameters: int = 1) -> float:
     Round t adds N(0, σ_t² C² I_d) to a sum of at most B_t contributions of norm C. Over the run the
     noise has norm √(Σ σ_t²) C √d and the contributions at most Σ B_t C, so the ratio is
     √(d Σ σ_t²) / Σ B_t; with equal rounds σ √d / (B √T). Group clipping counts groups, not records.
+    A preparation of the data says nothing to the weights and is left out.
     Correlated noise counts as independent noise that leaves the same mean square in the weights,
     under the plan's momentum.
 
@@ -25,11 +26,11 @@ def noise_to_signal(plan: Plan, parameters: int = 1) -> float:
     momentum = float(dict(plan.optimizer.options).get("momentum", 0.0))
     noise = math.fsum(
         part.count * (part.noise_multiplier * _cancelled(part, momentum)) ** 2
-        for part in plan.mechanism
+        for part in plan.privacy.mechanism
     )
     signal = math.fsum(
         part.count * plan.contribution.expected(expected_batch(part.sampling, plan.examples))
-        for part in plan.mechanism
+        for part in plan.privacy.mechanism
     )
     return math.sqrt(parameters * noise) / signal
 
@@ -40,5 +41,10 @@ def _cancelled(part: Rounds, momentum: float) -> float:
 
 
 def gradient_computations(plan: Plan) -> float:
-    """Expected number of per-example gradients that the whole run computes."""
-    return plan.epochs * plan.examples
+    """Expected number of per-example gradients that the whole run computes.
+
+    An inner algorithm computes one for each record in each of its passes; what a function of the
+    user's own computes is not known, and counts as one pass.
+    """
+    passes = 1 if plan.local is None else plan.local.passes
+    return plan.epochs * plan.examples * passes

@@ -1,9 +1,9 @@
 """Many targets at once: the plans that no other plan beats in every respect.
 
-Batch × rounds × σ (× C) are searched for the plans that are non-dominated in privacy, predicted
-utility, communication and computation. Which grid points to keep is decided with the central limit
-theorem's ε (:mod:`forethought.published.clt`), which takes no time; of what is left at most
-twenty plans that differ visibly are certified exactly, and only those are returned.
+Batch × rounds × σ (× C, × records in a group) are searched for the plans that are non-dominated in
+privacy, predicted utility, communication and computation. Which grid points to keep is decided with
+the central limit theorem's ε (:mod:`forethought.published.clt`), which takes no time; of what is
+left at most twenty plans that differ visibly are certified exactly, and only those are returned.
 """
 
 from __future__ import annotations
@@ -109,6 +109,9 @@ class SearchGrid:
         batches, rounds, noise_multipliers: the values to try.
         clip_norms: norms to try; only with ``loss_of_utility``, since noise relative to signal
             does not depend on C.
+        group_sizes: records in a group to try, with clipping="group" and no groups of the
+            request's own. Noise and gradients are all that the objectives see, and larger groups
+            lower neither: sizes below the least that an inner algorithm needs have no place here.
         loss_of_utility: from (C, σ) to the predicted share of utility lost, for example from a
             utility graph; then it is the objective "noise".
     """
@@ -118,6 +121,7 @@ class SearchGrid:
     noise_multipliers: Sequence[float] | None = None
     clip_norms: Sequence[float] | None = None
     loss_of_utility: Callable[[float, float], float] | None = None
+    group_sizes: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         if self.clip_norms is not None and self.loss_of_utility is None:
@@ -134,17 +138,19 @@ def pareto(
     rounds: Sequence[int] | None = None,
     noise_multipliers: Sequence[float] | None = None,
     clip_norms: Sequence[float] | None = None,
+    group_sizes: Sequence[int] | None = None,
     loss_of_utility: Callable[[float, float], float] | None = None,
     limits: Mapping[str, float] | None = None,
     **keywords: Any,
 ) -> Front:
-    """Search batch × rounds × σ (× C) for the non-dominated plans.
+    """Search batch × rounds × σ (× C, × records in a group) for the non-dominated plans.
 
     Args:
         request: what is known and wanted, as for :func:`forethought.plan`. What it fixes (batch,
             length, noise, clipping, optimizer, step size, …) every plan keeps; its budget is a
             limit on ε.
-        batches, rounds, noise_multipliers, clip_norms, loss_of_utility: see :class:`SearchGrid`.
+        batches, rounds, noise_multipliers, clip_norms, group_sizes, loss_of_utility: see
+            :class:`SearchGrid`.
         limits: objective → the most allowed, for example ``{"epsilon": 3, "rounds": 500}``.
             Without one on ε, :data:`MOST_EPSILON`; without one on the length or the gradients,
             30 passes over the data.
@@ -156,8 +162,10 @@ def pareto(
     Raises:
         ValueError, PlanError: an argument outside its range, or limits that nothing meets.
     """
-    grid = SearchGrid(batches, rounds, noise_multipliers, clip_norms, loss_of_utility)
+    grid = SearchGrid(batches, rounds, noise_multipliers, clip_norms, loss_of_utility, group_sizes)
     request = PlanRequest.of(**keywords) if request is None else request.with_(**keywords)
+    if group_sizes and (request.clipping != "group" or request.groups is not None):
+        raise PlanError("group_sizes= go with clipping='group', and with no groups=: drop one")
     limits = _limits(request, grid, limits)
     request = request.with_(budget=None, delta=request.settled_delta())
     plans = [plan(point) for point in _requests(request, grid)]
@@ -203,19 +211,28 @@ def _requests(request: PlanRequest, grid: SearchGrid) -> list[PlanRequest]:
     lengths: Sequence[int | None] = sorted(set(grid.rounds or _geometric(30, 3000)))
     if request.timed:
         lengths = [request.rounds]
-    return [
+    found = [
         request.with_(
             batch=batch,
+            groups=request.groups if each is None else batch // each,
             rounds=length,
             noise_multiplier=float(sigma),
             clip_norm=request.clip_norm if norm is None else norm,
             # That these numbers were searched is no choice of the user's.
             hyperparameters=request.chosen_by(),
         )
-        for batch, sigma, norm, length in product(
-            sorted(set(batches)), sigmas, grid.clip_norms or (None,), lengths
+        for batch, sigma, norm, length, each in product(
+            sorted(set(batches)),
+            sigmas,
+            grid.clip_norms or (None,),
+            lengths,
+            grid.group_sizes or (None,),
         )
+        if batch >= (each or request.groups or 1)
     ]
+    if not found:
+        raise PlanError("every batch is smaller than a group, or than the number of groups")
+    return found
 
 
 def _approximate(

@@ -175,6 +175,11 @@ def plan_phases(plan: Plan, *, phases: int = 3, shrink: float = SHRINK) -> Plan:
     count, factor = whole("phases", phases), real("shrink", shrink, above=0, below=1)
     if plan.budget is None:
         raise PlanError("phases share out a budget: make the plan with budget=")
+    if plan.preparation is not None:
+        raise PlanError(
+            "phases pay for no preparation of the data: standardise with public constants, and "
+            "plan without preparation="
+        )
     if len(plan.mechanism.rounds) > 1:
         raise PlanError("this plan has several parts already: give one with equal rounds")
     if plan.rounds < count:

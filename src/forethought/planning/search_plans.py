@@ -85,6 +85,11 @@ def plan_tuning(
     request = PlanRequest.of(**shared) if request is None else request.with_(**shared)
     if request.noise_multiplier is not None:
         raise PlanError("noise_multiplier follows from the budget and the trials: drop it")
+    if request.preparation is not None:
+        raise PlanError(
+            "a search pays for its trials only: standardise with public constants, and drop "
+            "preparation="
+        )
     budget = request.budget
     if budget is None:
         raise PlanError("a search needs budget=, which all its trials together keep")

@@ -17,6 +17,7 @@ from forethought.accounting.calibration import noise_multiplier as exact_noise
 from forethought.mechanism import Budget, Mechanism, Poisson
 from forethought.planning import defaults, persons
 from forethought.planning.correlation import gain
+from forethought.planning.grouping import groups_of
 from forethought.planning.limits import PlanError
 from forethought.planning.noise_schedules import scheduled
 from forethought.planning.plan_request import (
@@ -33,7 +34,6 @@ from forethought.plans import (
     Optimizer,
     Plan,
     Schedule,
-    expected_batch,
 )
 from forethought.strategies import Strategy
 
@@ -126,7 +126,7 @@ def _plan(request: PlanRequest) -> Plan:
     options = request.options
     if options is None:
         options = {"momentum": defaults.MOMENTUM} if request.optimizer == "sgd" else {}
-    groups = _groups(request, mechanism, why)
+    groups = groups_of(request, mechanism, why)
     if request.clipping == "group":
         parts = (replace(part, groups=groups) for part in mechanism)
         mechanism = Mechanism(*parts, adjacency=mechanism.adjacency)
@@ -189,9 +189,21 @@ def _noise(request: PlanRequest, budget: Budget, batch: int, rounds: int) -> flo
     if request.preparation is None:
         return alone
 
-    def make(sigma: float) -> Mechanism:
-        return request.mechanism(sigma, batch, rounds)
+    return behind(lambda sigma: request.mechanism(sigma, batch, rounds), budget, alone, group)
 
+
+def behind(
+    make: Callable[[float], Mechanism], budget: Budget, alone: float, group: int = 1
+) -> float:
+    """The least noise multiplier that keeps the budget behind a preparation of the data.
+
+    Args:
+        make: noise multiplier → mechanism, the preparation in it. alone: the least without it.
+        group: how many records the budget is for together.
+
+    Raises:
+        PlanError: the preparation leaves nothing.
+    """
     high = alone
     while exact.epsilon(make(high), budget.delta, group).upper > budget.epsilon:
         high *= 2
@@ -203,31 +215,6 @@ def _noise(request: PlanRequest, budget: Budget, batch: int, rounds: int) -> flo
     if high == alone:
         return alone
     return calibrate(make, budget, (alone / 2, high), group=group)
-
-
-def _groups(request: PlanRequest, mechanism: Mechanism, why: dict[str, str]) -> int | None:
-    if request.clipping != "group":
-        return request.groups
-    batch = expected_batch(mechanism.rounds[0].sampling, request.examples)
-    each = batch / (request.groups or (1 if request.local is None else defaults.groups_for(batch)))
-    why["groups against examples"] = (
-        f"groups, as asked: with {each:.0f} records a contribution and a sensitivity of 2 the "
-        f"noise is about {2 * each:.0f} times that of clipped examples for the same signal. At "
-        "equal ε "
-        "clipped examples did better in every combination that was measured; batch normalisation "
-        "and an optimizer inside made up a part of it (docs/general_framework.md)"
-    )
-    if request.groups is not None:
-        return request.groups
-    if request.local is None:
-        return 1
-    groups = defaults.groups_for(batch)
-    why["groups"] = (
-        f"{groups:,} of about {batch / groups:.0f} records: as many as leave an inner algorithm "
-        f"{defaults.GROUP} records to work on, since every group more makes the noise on their "
-        "mean smaller"
-    )
-    return groups
 
 
 def _clip(request: PlanRequest, mechanism: Mechanism, why: dict[str, str]) -> Clip:
@@ -309,17 +296,16 @@ def _mechanism(request: PlanRequest, why: dict[str, str]) -> Mechanism:
         mechanism = request.mechanism(sigma, batch, length)
         if request.noise_schedule == "constant":
             return mechanism
-        if request.preparation is not None:
-            raise PlanError(
-                "a falling noise is not planned together with a preparation: drop noise_schedule= "
-                "or preparation="
-            )
         why["noise"] = (
             f"falls over the run ({request.noise_schedule}, by {request.fall:g}), since early "
             f"noise is forgotten; the least for which ε stays within {budget.epsilon:g}"
         )
-        name, (rounds,) = request.noise_schedule, mechanism.rounds
-        return scheduled(rounds, budget, mechanism.adjacency, name, request.fall, request.protected)
+        ahead = () if request.preparation is None else (request.preparation.rounds(),)
+        (rounds,) = request.with_(preparation=None).mechanism(sigma, batch, length).rounds
+        name = request.noise_schedule
+        return scheduled(
+            rounds, budget, mechanism.adjacency, name, request.fall, request.protected, ahead
+        )
     if batch is not None and request.timed:
         raise PlanError(
             "too much is given: budget, noise_multiplier, batch and length leave nothing to "

@@ -31,6 +31,22 @@ def require_prepared(plan: Paying, prepared: Prepared | None) -> None:
     prepared.transcript.require(found)
 
 
+def require_unprepared(plan: Paying, what: str) -> None:
+    """Refuse a plan that pays for a preparation where several runs share one accounting.
+
+    Args:
+        what: the caller, such as ``"train_until"``.
+
+    Raises:
+        ValueError: the plan has a preparation.
+    """
+    if plan.preparation is not None:
+        raise ValueError(
+            f"{what} accounts for its runs only, and this plan pays for a preparation of the data "
+            "before them: standardise with public constants, and plan without preparation="
+        )
+
+
 def with_preparation(prepared: Prepared | None, transcript: Transcript) -> Transcript:
     """All releases of a run, those of the preparation first."""
     if prepared is None:

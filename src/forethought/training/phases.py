@@ -32,6 +32,7 @@ from forethought.accounting.statement import Statement
 from forethought.data import Dataset as LoadedData
 from forethought.mechanism import Mechanism, Rounds, one_of, real
 from forethought.plans import Plan
+from forethought.preparing.paid import require_unprepared
 from forethought.rounds.losses import Loss
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.training.checkpoint import Checkpoint, CheckpointError, replace_file
@@ -125,6 +126,7 @@ def train_until(
             "phases promise something to single records: make the plan with "
             "person_as='contribution', where a person is one record"
         )
+    require_unprepared(plan, "train_until")
     if decide_on == "public" and isinstance(data, LoadedData) and test is None:
         raise CoincidingRecordsError(
             "decide_on='public' with the data's own test part: it is as private as the rest. Give "

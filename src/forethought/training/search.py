@@ -37,6 +37,7 @@ from forethought.data import Dataset as LoadedData
 from forethought.data.persons import PersonRows
 from forethought.mechanism import one_of, real
 from forethought.plans import Plan
+from forethought.preparing.paid import require_unprepared
 from forethought.privacy import Persons
 from forethought.rounds.clip_norm import noised_count
 from forethought.rounds.losses import Loss
@@ -319,6 +320,8 @@ def _candidates(candidates: Sequence[Plan]) -> list[Plan]:
     plans = list(candidates)
     if not plans or any(not isinstance(plan, Plan) for plan in plans):
         raise TypeError("candidates must be a sequence of at least one forethought.Plan")
+    for plan in plans:
+        require_unprepared(plan, "tune")
     for name in ("examples", "delta"):
         if len({getattr(plan, name) for plan in plans}) > 1:
             raise ValueError(f"all candidates must have the same {name}")
