@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from forethought.signing import SignatureError as SignatureError
     from forethought.simulation.times import SimulationError as SimulationError
     from forethought.training.checkpoint import CheckpointError as CheckpointError
+    from forethought.training.class_weights import MutedWeightsWarning as MutedWeightsWarning
     from forethought.training.coincidence import CoincidingRecordsError as CoincidingRecordsError
     from forethought.training.deferred import DeferredError as DeferredError
     from forethought.training.fit import NonFiniteRecordsWarning as NonFiniteRecordsWarning
@@ -82,6 +83,7 @@ _HOME = {
     "LedgerError": "exchange.ledger",
     "LogError": "exchange.log",
     "MixingError": "gossip.mixing",
+    "MutedWeightsWarning": "training.class_weights",
     "NeighbourError": "gossip.clipping",
     "NetworkViewError": "gossip.decentralised",
     "NonFiniteRecordsWarning": "training.fit",

@@ -258,7 +258,7 @@ def test_what_is_found_in_the_data_is_named_and_no_value_of_it(tmp_path):
         ({"classes": ["a"]}, "two or more"),
         ({"classes": ["a", "a"]}, "two or more different"),
         ({"classes": ["a", "b"], "task": "regression"}, "drop one"),
-        ({"task": "multilabel"}, "unknown task"),
+        ({"task": "ranking"}, "unknown task"),
         ({"task": "regression"}, "expected numbers"),
     ],
 )

@@ -15,7 +15,8 @@ EPILOG = "Example: forethought init patients.csv --label died"
 def init(
     table: Annotated[Path, typer.Argument(help="Your table: CSV, Parquet or Excel.")],
     label: Annotated[
-        str | None, typer.Option(help="The column to predict. Default: the last one.")
+        list[str] | None,
+        typer.Option(help="The column to predict; repeat for several labels of 1 and 0."),
     ] = None,
     out: Annotated[Path, typer.Option(help="The job file to write.")] = Path("job.toml"),
     overwrite: Annotated[bool, typer.Option(help="Replace the file.")] = False,

@@ -45,8 +45,12 @@ def load_npz(
             "x_train and y_train (perhaps with x_test and y_test), or x and y",
         )
     declared = declared or Declared()
-    raw = _column(path, wanted[1], arrays)
-    labels = Labels(f"{path}, {wanted[1]}", raw, declared)
+    if declared.task == "multilabel":
+        labels: Labels | None = None
+        raw = _labels(path, wanted[1], arrays)
+    else:
+        raw = _column(path, wanted[1], arrays)
+        labels = Labels(f"{path}, {wanted[1]}", raw, declared)
     splits = [
         _split(path, x, y, arrays, labels) for x, y in zip(wanted[::2], wanted[1::2], strict=True)
     ]
@@ -66,8 +70,21 @@ def load_npz(
         persons = None if split_by is None else _persons(path, split_by, arrays, len(raw))
         content = row_contents(arrays[wanted[0]], raw) if persons is None else persons
         train, test = split_off(splits[0], holdout, content)
+    if labels is None:
+        return Dataset(name, train, test, raw.shape[1], (scaling,), declared.caveats)
     caveats = (*declared.caveats, *labels.caveats)
     return Dataset(name, train, test, labels.classes, (scaling,), caveats)
+
+
+def _labels(path: Path, key: str, arrays: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
+    values = arrays[key]
+    if values.ndim != 2 or values.shape[1] < 2 or values.dtype.kind not in "biuf":
+        raise DataError.unexpected(
+            f"{path}, {key}", f"{values.dtype} of shape {values.shape}", "0 and 1, (N, labels)"
+        )
+    if not np.isin(values, (0, 1)).all():
+        raise DataError.unexpected(f"{path}, {key}", "other numbers", "labels of 0 and 1")
+    return values.astype(np.float32)
 
 
 def _persons(path: Path, key: str, arrays: dict[str, NDArray[Any]], examples: int) -> list[bytes]:
@@ -102,8 +119,11 @@ def _column(path: Path, key: str, arrays: dict[str, NDArray[Any]]) -> NDArray[An
     return values
 
 
-def _split(path: Path, x: str, y: str, arrays: dict[str, NDArray[Any]], labels: Labels) -> Split:
-    inputs, targets = arrays[x], _column(path, y, arrays)
+def _split(
+    path: Path, x: str, y: str, arrays: dict[str, NDArray[Any]], labels: Labels | None
+) -> Split:
+    inputs = arrays[x]
+    targets = _labels(path, y, arrays) if labels is None else _column(path, y, arrays)
     if inputs.ndim < 2 or inputs.dtype.kind not in "biuf":
         raise DataError.unexpected(
             f"{path}, {x}", f"{inputs.dtype} of shape {inputs.shape}", "numbers (N, features, …)"
@@ -116,6 +136,8 @@ def _split(path: Path, x: str, y: str, arrays: dict[str, NDArray[Any]], labels: 
         inputs = scaled(_channels_first(inputs))
     inputs = np.ascontiguousarray(inputs, np.float32)
     finite(f"{path}, {x}", inputs)
+    if labels is None:
+        return Split(inputs, targets)
     return Split(inputs, labels.encode(f"{path}, {y}", targets))
 
 

@@ -36,7 +36,8 @@ class Split:
 
     Args:
         inputs: float32, (N, features) or (N, C, H, W).
-        targets: (N,): int64 classes from 0, or float32 values to regress on.
+        targets: (N,): int64 classes from 0, or float32 values to regress on; (N, labels) of 0
+            and 1 where a record has several labels or none.
     """
 
     inputs: NDArray[np.float32]
@@ -58,7 +59,7 @@ class Dataset:
         name: the source it was loaded from.
         train: the private examples.
         test: examples that training never sees, or None.
-        classes: how many classes the targets have; None for regression.
+        classes: how many classes or labels the targets have; None for regression.
         notes: how inputs were scaled, and anything that bears on comparisons.
         caveats: for the Statement: what loading itself read from the private data, and what the
             user declared instead. :func:`forethought.train` takes a Dataset as it is and passes
@@ -85,6 +86,11 @@ class Dataset:
     def shape(self) -> tuple[int, ...]:
         """Shape of what a model takes: of one example."""
         return tuple(self.train.inputs.shape[1:])
+
+    @property
+    def multilabel(self) -> bool:
+        """Whether a record has several labels, or none, instead of one class."""
+        return self.classes is not None and self.train.targets.ndim == 2
 
     @property
     def not_covered(self) -> tuple[Caveat, ...]:
@@ -171,6 +177,9 @@ def row_contents(inputs: NDArray[Any], labels: NDArray[Any]) -> Iterable[bytes]:
     Numbers count by their value, since the kind an array stores them in may come from others.
     """
     for row, label in zip(inputs, labels, strict=True):
+        if labels.ndim > 1:
+            yield row.astype(np.float64).tobytes() + label.astype(np.float64).tobytes()
+            continue
         text = str(label) if labels.dtype.kind in "SU" else repr(float(label))
         yield row.astype(np.float64).tobytes() + text.encode()
 

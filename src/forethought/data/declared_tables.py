@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from forethought.caveats import Caveat
 from forethought.data.columns import Outside, UndeclaredError
 from forethought.data.dataset import DataError, Dataset, Split, falls_out, share_held_out
 from forethought.data.encoder import Encoder, TableSchema
-from forethought.data.labels import Declared, Labels
+from forethought.data.labels import Declared, Labels, label_column
 from forethought.data.persons import kept
 from forethought.data.reading import Kind, Table
 from forethought.data.suspicions import SuspiciousDataWarning
@@ -49,12 +49,13 @@ def load_declared(
         DataError: columns that are not declared or not there, entries that no declaration covers,
             no declared classes, or a damaged file.
     """
-    if declared.classes is None and declared.task != "regression":
+    if declared.classes is None and declared.task not in ("regression", "multilabel"):
         raise UndeclaredError(
             f'{path}: with declared columns the target is declared as well: classes = ["no", '
-            '"yes"], or task = "regression" with target_range = [low, high]'
+            '"yes"], or task = "regression" with target_range = [low, high], or task = '
+            '"multilabel" with a list of columns as label'
         )
-    if declared.classes is not None and schema.target_range is not None:
+    if declared.task != "regression" and schema.target_range is not None:
         raise UndeclaredError(f"{path}: target_range goes with a regression, not with classes")
     if declared.task == "regression" and schema.target_range is None:
         raise UndeclaredError(
@@ -63,7 +64,7 @@ def load_declared(
         )
     columns = schema.parsed()
     for column, purpose in (
-        (aside.label, "the label"),
+        *((label, "a label") for label in aside.labels or (aside.label,)),
         (aside.site, "the site"),
         (aside.person, "the person"),
     ):
@@ -72,7 +73,7 @@ def load_declared(
                 f"{path}: {column!r} is {purpose} and a feature at once: take it out of "
                 "[data.columns]"
             )
-    if aside.label in (aside.person, aside.site):
+    if {aside.label, *aside.labels} & {aside.person, aside.site}:
         raise UndeclaredError(f"{path}: {aside.label!r} is the label and the person at once")
     encoder = Encoder(
         tuple((key, value) for key, value in columns.items() if key not in aside.names),
@@ -86,9 +87,12 @@ def load_declared(
         raise DataError.unexpected(
             path, f"{len(encoder.titles)} features", f"the declared {declared.features}"
         )
-    labels = Labels(path, np.array([]), declared)
     if declared.classes is not None:
         encoder = encoder.with_classes(declared.classes)
+    if aside.labels:
+        encoder = replace(encoder, label=None, classes=aside.labels, multilabel=True)
+    labels = None if aside.labels else Labels(path, np.array([]), declared)
+    classes = len(aside.labels) if labels is None else labels.classes
     reader = _Reader(encoder, labels, aside, kind, schema, set(columns))
     outside = Outside()
     if test is None:
@@ -101,7 +105,7 @@ def load_declared(
     # What init wrote was not declared without a look at the data: nor were its classes.
     caveats = (MEASURED,) if schema.measured else (*declared.caveats, COLUMNS)
     if aside.person is None:
-        return Dataset(name, train, held, labels.classes, notes, caveats, names, encoder)
+        return Dataset(name, train, held, classes, notes, caveats, names, encoder)
     assert names is not None
     most = schema.records_per_person
     mask = kept(train, names.tolist(), most)
@@ -109,7 +113,7 @@ def load_declared(
         name,
         train.at(mask),
         held,
-        labels.classes,
+        classes,
         notes,
         caveats,
         encoder=encoder,
@@ -121,7 +125,7 @@ def load_declared(
 @dataclass(frozen=True)
 class _Reader:
     encoder: Encoder
-    labels: Labels
+    labels: Labels | None
     aside: Aside
     kind: Kind
     schema: TableSchema
@@ -173,6 +177,12 @@ class _Reader:
     def _targets(
         self, frame: pl.DataFrame, path: Path, outside: Outside
     ) -> NDArray[np.int64] | NDArray[np.float32]:
+        if self.labels is None:
+            columns = [
+                label_column(str(path), name, frame[name].cast(pl.String).fill_null("").to_list())
+                for name in self.aside.labels
+            ]
+            return np.stack(columns, axis=1)
         if self.labels.classes is None:
             return self.encoder.targets(frame, str(path), outside)
         entries = frame[self.aside.label].cast(pl.String).fill_null("").to_list()

@@ -77,6 +77,8 @@ class Encoder:
     Args:
         columns: names and kinds of the columns that become features, in their order.
         label: the target's column. classes: what it says, class 0 first; None for a regression.
+            Of several labels: None, and the names of their columns.
+        multilabel: whether ``classes`` are labels, of which a record has several or none.
         target_range: of a regression whose targets are scaled to [−1, 1]; None: as they are.
         form: how a text is written.
     """
@@ -86,6 +88,7 @@ class Encoder:
     classes: tuple[str, ...] | None = None
     target_range: tuple[float, float] | None = None
     form: TableFormat = AS_USUAL
+    multilabel: bool = False
 
     @property
     def titles(self) -> tuple[str, ...]:
@@ -159,6 +162,7 @@ class Encoder:
             "classes": None if self.classes is None else list(self.classes),
             "target_range": None if self.target_range is None else list(self.target_range),
             "format": asdict(self.form),
+            **({"multilabel": True} if self.multilabel else {}),
         }
 
     @classmethod
@@ -169,7 +173,8 @@ class Encoder:
             ValueError: keys missing or unknown, or another schema.
         """
         keys = {"schema", "columns", "label", "classes", "target_range", "format"}
-        exact_keys("encoder", values, keys)
+        values = {"multilabel": False, **values}
+        exact_keys("encoder", values, {*keys, "multilabel"})
         if values["schema"] != SCHEMA:
             raise DataError(
                 f"an encoder of schema {values['schema']!r}; this version reads {SCHEMA}"
@@ -185,6 +190,7 @@ class Encoder:
             None if classes is None else tuple(classes),
             None if limits is None else (float(limits[0]), float(limits[1])),
             form,
+            bool(values["multilabel"]),
         )
 
     def with_classes(self, classes: Sequence[Any]) -> Encoder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,8 @@ from forethought.data.dataset import DataError
 
 MOST_CLASSES = 1000
 
-Task = Literal["classification", "regression"]
-TASKS: tuple[Task, ...] = ("classification", "regression")
+Task = Literal["classification", "regression", "multilabel"]
+TASKS: tuple[Task, ...] = get_args(Task)
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Declared:
     """What the user says of the targets and the features, so that no record decides it.
 
     Args:
-        task: ``"classification"`` or ``"regression"``.
+        task: ``"classification"``, ``"regression"``, or ``"multilabel"``: several labels that a
+            record has or has not, each a column of its own.
         classes: the labels, words or numbers; the first is class 0.
         features: how many there are.
 
@@ -41,7 +42,7 @@ class Declared:
             raise DataError(f"unknown task {self.task!r}: the choice is {', '.join(TASKS)}")
         if self.classes is None:
             return
-        if self.task == "regression":
+        if self.task in ("regression", "multilabel"):
             raise DataError("classes= goes with task 'classification': drop one of the two")
         object.__setattr__(self, "classes", tuple(self.classes))
         texts = [str(label).strip() for label in self.classes]
@@ -177,6 +178,29 @@ class Labels:
             )
         places = np.searchsorted(self.kinds, values).astype(np.int64)
         return places if self._order is None else self._order[places]
+
+
+# What says that a record has a label, and that it has not.
+_HAS, _HAS_NOT = ("1", "1.0", "yes", "true", "y", "t"), ("0", "0.0", "no", "false", "n", "f")
+
+
+def label_column(where: str, name: str, entries: Sequence[str]) -> NDArray[np.float32]:
+    """Which records have a label, float32, (N,), of 0 and 1.
+
+    Args:
+        entries: 1 and 0, yes and no, true and false, in any case.
+
+    Raises:
+        DataError: anything else, a missing entry among it; names the record.
+    """
+    known = {**dict.fromkeys(_HAS, 1.0), **dict.fromkeys(_HAS_NOT, 0.0)}
+    found = [known.get(entry.strip().lower()) for entry in entries]
+    if None in found:
+        row = found.index(None)
+        raise DataError.unexpected(
+            where, f"{entries[row]!r} in label {name}, example {row}", "1 or 0, yes or no"
+        )
+    return np.array(found, np.float32)
 
 
 def _first_word(raw: NDArray[Any]) -> int:

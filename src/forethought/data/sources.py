@@ -54,7 +54,7 @@ def load(
     source: str,
     *,
     folder: Path | None = None,
-    label: str | None = None,
+    label: str | Sequence[str] | None = None,
     holdout: float | None = None,
     features: str | int | None = None,
     test: str | None = None,
@@ -72,6 +72,7 @@ def load(
             found from the working directory are looked up here too. By default the folder that the
             environment variable FORETHOUGHT_DATA names.
         label: the label's column of a table: a name; for csv a number if the file has no names.
+            Several names with ``task="multilabel"``: columns of 1 and 0, or yes and no.
         holdout: share of the examples held out as test part, for sources without one of their own;
             0.2 by default, drawn by a hash of each example (:func:`forethought.data.split_off`).
         features: how many there are, declared so that no record decides it; or ``"scattering"``
@@ -118,6 +119,13 @@ def load(
         raise DataError(f"{source}: split_by= goes with tables and npz:PATH, without test=")
     if site is not None and not tabular:
         raise DataError(f"{source}: site= goes with a table, such as csv:PATH, only")
+    labels = () if label is None or isinstance(label, str) else tuple(label)
+    if tabular and bool(labels) != (task == "multilabel"):
+        raise DataError(
+            f"{source}: task='multilabel' goes with a list of columns as label, one for each label"
+        )
+    if len(labels) == 1 or len(set(labels)) < len(labels):
+        raise DataError(f"{source}: label lists {list(labels)}: two or more different columns")
     declared = Declared(task, None if classes is None else tuple(classes), width)
     if declared != Declared() and kind not in _FORMATS:
         raise DataError(
@@ -127,12 +135,20 @@ def load(
     if colon and kind in _FORMATS:
         test_path = None if test is None else resolve(test, where)
         file = resolve(path, where)
-        aside = Aside(label or "", split_by, site)
+        one = label if isinstance(label, str) else None
+        aside = Aside(one or "", split_by, site, labels=labels)
         loaders: dict[str, Callable[[], Dataset]] = {
             "svmlight": partial(load_svmlight, source, file, test_path, holdout, declared),
             "csv": partial(load_csv, source, file, test_path, holdout, aside, declared),
             "npz": partial(load_npz, source, file, holdout, declared, split_by),
         }
+        if labels and schema is None:
+            raise DataError(
+                f"{source}: several labels go with declared columns: forethought init {file.name} "
+                "writes [data.columns] for you to correct"
+            )
+        if task == "multilabel" and kind == "svmlight":
+            raise DataError(f"{source}: task='multilabel' goes with tables and npz:PATH")
         if tabular and (schema is not None or kind != "csv"):
             dataset = _declared(source, file, schema, aside, declared, test_path, holdout)
         else:
@@ -162,7 +178,7 @@ def _declared(
     # Imported here: polars takes a while, and most sources do without it.
     from forethought.data.declared_tables import load_declared
 
-    if not aside.label:
+    if not (aside.label or aside.labels):
         raise DataError(f"{source}: which column is the label? Name it with label=")
     if schema is None:
         raise DataError(

@@ -38,7 +38,8 @@ class Aside:
     """Columns that are no features, by name; in a file without names by number, from 0.
 
     Args:
-        label: the target's. split_by: keeps a person's records on one side of the split.
+        label: the target's. labels: those of several, in place of one.
+        split_by: keeps a person's records on one side of the split.
         site: which client of a federation holds a record. person: whose row it is; all rows of a
             person are then one record (:mod:`forethought.data.persons`).
     """
@@ -47,12 +48,13 @@ class Aside:
     split_by: str | None = None
     site: str | None = None
     person: str | None = None
+    labels: tuple[str, ...] = ()
 
     @property
     def names(self) -> set[str]:
         """All of them."""
-        found = (self.label, self.split_by, self.site, self.person)
-        return {name for name in found if name is not None}
+        found = (self.label, self.split_by, self.site, self.person, *self.labels)
+        return {name for name in found if name}
 
 
 def load_csv(

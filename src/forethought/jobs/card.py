@@ -26,6 +26,7 @@ _KEYS = {
     "features",
     "standardise",
     "encoder",
+    "multilabel",
 }
 
 
@@ -40,6 +41,7 @@ class ModelCard:
         standardise: a public mean and deviation that inputs are standardised with, or a file beside
             this one that holds what was released for it; None: neither.
         encoder: how a row of a table becomes features; None: the data was no table.
+        multilabel: whether ``classes`` counts labels, of which a record has several or none.
     """
 
     name: str
@@ -49,6 +51,7 @@ class ModelCard:
     features: str | None = None
     standardise: tuple[float, float] | str | None = None
     encoder: Encoder | None = None
+    multilabel: bool = False
 
     def to_json(self) -> str:
         """One JSON object; plain values only, nothing that runs."""
@@ -61,6 +64,7 @@ class ModelCard:
             "features": self.features,
             "standardise": self.standardise,
             "encoder": None if self.encoder is None else self.encoder.to_dict(),
+            "multilabel": self.multilabel,
         }
         return json.dumps(values, indent=1, ensure_ascii=False) + "\n"
 
@@ -72,7 +76,7 @@ class ModelCard:
             JobError: no such file, or damaged; says what to do.
         """
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = {"multilabel": False, **json.loads(path.read_text(encoding="utf-8"))}
             exact_keys(
                 str(path),
                 values,
@@ -100,4 +104,5 @@ class ModelCard:
             values["features"],
             tuple(scaled) if isinstance(scaled, list) else scaled,
             encoder,
+            values["multilabel"],
         )

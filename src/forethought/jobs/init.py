@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -97,12 +97,13 @@ class _Seen:
         return self.rows - self.missing
 
 
-def job_for(path: Path, label: str | None = None) -> str:
+def job_for(path: Path, label: str | Sequence[str] | None = None) -> str:
     """The text of a job file for a table.
 
     Args:
         path: CSV with any usual separator, Parquet or Excel.
-        label: the column to predict; None: the last one, with a question.
+        label: the column to predict, or several labels of 1 and 0; none: the last column, with a
+            question.
 
     Raises:
         DataError: damaged, or no such column.
@@ -114,12 +115,19 @@ def job_for(path: Path, label: str | None = None) -> str:
             seen.setdefault(name, _Seen()).add(frame[name], form.decimal)
     if len(seen) < 2:
         raise DataError.unexpected(path, f"{len(seen)} columns", "at least two")
-    if label is not None and label not in seen:
-        raise DataError.unexpected(path, f"the columns {', '.join(seen)}", f"one named {label!r}")
-    target = label or list(seen)[-1]
-    question = "" if label else "  # is this the column to predict?"
+    labels = (label,) if isinstance(label, str) else tuple(label or ())
+    for each in labels:
+        if each not in seen:
+            raise DataError.unexpected(
+                path, f"the columns {', '.join(seen)}", f"one named {each!r}"
+            )
+    targets = tuple(dict.fromkeys(labels)) or (list(seen)[-1],)
+    question = "" if labels else "  # is this the column to predict?"
     lines = [_HEAD.format(name=path.name), "[data]", f"source = {toml_value(f'{kind}:{path}')}"]
-    lines += [f"label = {toml_value(target)}{question}", *_target(seen[target])]
+    if len(targets) > 1:
+        lines += [f"label = {toml_value(targets)}", 'task = "multilabel"']
+    else:
+        lines += [f"label = {toml_value(targets[0])}{question}", *_target(seen[targets[0]])]
     for key, value, usual in (
         ("separator", form.separator, ","),
         ("decimal", form.decimal, "."),
@@ -129,7 +137,7 @@ def job_for(path: Path, label: str | None = None) -> str:
             lines.append(f"{key} = {toml_value(value)}")
     lines += ["columns_measured = true", "", "[data.columns]"]
     for name, column in seen.items():
-        if name != target:
+        if name not in targets:
             value, why = _column(name, column)
             lines.append(f"{toml_key(name)} = {toml_value(value)}  # {why}")
     lines += ["", "[budget]", "epsilon = 3.0", ""]

@@ -79,17 +79,18 @@ class DataSection(_Section):
     (:func:`forethought.data.load`).
     ``standardise`` is ``"private"`` (by means and variances that are released with noise, within
     the declared ``bounds``), ``"quantiles"`` (likewise, to [0, 1]), or a public mean and deviation.
+    ``label`` is a column, or several with ``task = "multilabel"``.
     ``columns`` declares every column of a table (:mod:`forethought.data.columns` has the forms);
     the keys below it go with it. ``columns_measured`` says that ``forethought init`` wrote them.
     """
 
     source: str
     folder: Path | None = None
-    label: str | None = None
+    label: str | tuple[str, ...] | None = None
     test: str | None = None
     holdout: _Float | None = Field(default=None, gt=0, lt=1)
     split_by: str | None = None
-    task: Literal["classification", "regression"] | None = None
+    task: Literal["classification", "regression", "multilabel"] | None = None
     classes: tuple[StrictInt | StrictFloat | str, ...] | None = None
     features: Annotated[StrictInt, Field(ge=1)] | Literal["scattering", "patches"] | None = None
     standardise: Literal["private", "quantiles"] | tuple[_Float, _Float] | None = None
@@ -226,6 +227,7 @@ class TrainingSection(_Section):
     optimizer: str = "sgd"
     learning_rate: _Float | None = Field(default=None, gt=0, le=MOST_STEP_SIZE)
     options: dict[str, Any] | None = None
+    class_weights: tuple[Annotated[_Number, Field(gt=0)], ...] | None = None
     person_as: Literal["better", "contribution", "group"] = "better"
     schedule: Literal["constant", "inverse", "inverse-sqrt", "cosine", "drops"] | None = None
     decay: _Float | None = Field(default=None, ge=0)
@@ -244,6 +246,7 @@ class RunSection(_Section):
     micro_batch: _Int | None = Field(default=None, ge=1)
     device: str | None = None
     checkpoint_every: _Int | None = Field(default=None, ge=1)
+    metrics: tuple[str, ...] | None = None
 
 
 class Job(_Section):

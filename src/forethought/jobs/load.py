@@ -28,6 +28,9 @@ _DECLARED = Caveat(
 )
 
 
+_WEIGHTS = Caveat("declared-shape", "the weights of the classes")
+
+
 @dataclass(frozen=True)
 class Loaded:
     """A request with its data and a fresh model.
@@ -88,7 +91,31 @@ class Loaded:
     @property
     def loss(self) -> Loss | None:
         """One value a row; None: the usual one for its targets."""
-        return None
+        from forethought.training.datasets import usual_loss
+
+        weights = self.request.job.training.class_weights
+        if weights is None:
+            return usual_loss(self.dataset)
+        from forethought.training.class_weights import weighted
+
+        return weighted(weights, self.dataset)
+
+    def require_metrics(self) -> None:
+        """Refuse figures that there are not before anything is trained.
+
+        Raises:
+            JobError: says which there are.
+        """
+        from forethought.training.measures import chosen_measures
+
+        data = self.dataset
+        task = "multilabel" if data.multilabel else "classification"
+        try:
+            chosen_measures(
+                "regression" if data.classes is None else task, self.request.job.run.metrics
+            )
+        except ValueError as error:
+            raise JobError(f"[run] {error}") from None
 
     def require_rows(self, what: str) -> None:
         """Refuse a job that promises something to persons where only rows are known.
@@ -113,12 +140,15 @@ class Loaded:
             job.data.features if isinstance(job.data.features, str) else None,
             PREPARED if isinstance(job.data.standardise, str) else job.data.standardise,
             data.encoder,
+            data.multilabel,
         )
 
     def with_caveats(self, plan: Plan) -> Plan:
         """The plan with what loading read from the private data, each thing once."""
         declared = self.request.job.data.standardise
         own = () if declared is None else (_DECLARED,)
+        if self.request.job.training.class_weights is not None:
+            own = (*own, _WEIGHTS)
         return with_caveats(plan, (*self.dataset.caveats, *own))
 
 

@@ -56,6 +56,9 @@ class Predictor:
     def predict(self, records: object) -> NDArray[Any]:
         """The likeliest class of each record, by its name, or the value of a regression.
 
+        Of several labels: whether a record has each, of 0 and 1, (N, labels), in the order of
+        ``classes``.
+
         Args:
             records: for a table a polars or pandas frame, a mapping of columns, a sequence of
                 mappings, or a file's path; for other data an array (N, …) of the inputs. Columns
@@ -67,17 +70,24 @@ class Predictor:
         return self._answers(self._outputs(self._inputs(records)))
 
     def predict_proba(self, records: object) -> NDArray[np.float64]:
-        """The probability of each class, float64, (N, classes), in the order of ``classes``.
+        """The probability of each class or label, float64, (N, classes), in their order.
 
         Raises:
             DataError: as :meth:`predict`. JobError: a regression has no classes.
         """
         if self.card.classes is None:
             raise JobError("a regression has no probabilities: use predict")
-        return _softmax(self._outputs(self._inputs(records)))
+        return self._shares(self._outputs(self._inputs(records)))
+
+    def _shares(self, outputs: NDArray[np.float32]) -> NDArray[np.float64]:
+        if self.card.multilabel:
+            return np.asarray(1 / (1 + np.exp(-outputs.astype(np.float64))))
+        return _softmax(outputs)
 
     def predict_file(self, source: Path, out: Path) -> int:
         """A CSV file with a row for each row of a table: ``prediction`` and one column a class.
+
+        Of several labels ``prediction`` lists those that a record has, with "; " between.
 
         Written piece by piece under another name, and given its own at the end.
 
@@ -103,9 +113,13 @@ class Predictor:
         return rows
 
     def _frame(self, outputs: NDArray[np.float32]) -> pl.DataFrame:
-        columns: dict[str, Any] = {"prediction": self._answers(outputs)}
+        answers = self._answers(outputs)
+        columns: dict[str, Any] = {"prediction": answers}
         if self.classes is not None:
-            for name, values in zip(self.classes, _softmax(outputs).T, strict=True):
+            if self.card.multilabel:
+                names = np.array(list(map(str, self.classes)))
+                columns = {"prediction": ["; ".join(names[row == 1]) for row in answers]}
+            for name, values in zip(self.classes, self._shares(outputs).T, strict=True):
                 columns[f"probability_{name}"] = values
         return pl.DataFrame(columns)
 
@@ -114,6 +128,8 @@ class Predictor:
         if self.classes is None:
             values = outputs.reshape(len(outputs), -1)[:, 0]
             return values.astype(np.float64) if encoder is None else encoder.restored(values)
+        if self.card.multilabel:
+            return (outputs > 0).astype(np.int64)
         chosen: NDArray[Any] = np.array(self.classes)[outputs.argmax(axis=1)]
         return chosen
 

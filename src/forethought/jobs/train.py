@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,6 +62,8 @@ def prepare(
             for another number of records.
         ValueError: a device that this machine does not have.
     """
+    from forethought.training.class_weights import warn_if_muted
+
     if request.job.run.device is not None:
         from forethought.training.devices import usable
 
@@ -72,6 +74,7 @@ def prepare(
         limit = real("max_epsilon", max_epsilon, above=0)
         request = overridden(request, {"epsilon": limit})
     loaded = load_job(request, data_dir)
+    loaded.require_metrics()
     if resume is not None:
         from forethought.training.folder import PLAN
         from forethought.training.phases import phases_of
@@ -88,6 +91,7 @@ def prepare(
             "holdout in the job's [data]) to measure it on"
         )
     plan = loaded.plan() if saved_plan is None else _saved(saved_plan, loaded)
+    warn_if_muted(job.training.class_weights, plan)
     if until is not None:
         if plan.preparation is not None:
             raise JobError(
@@ -207,14 +211,18 @@ def _keep_results(loaded: Loaded, found: Run, test: tuple[Any, Any] | None, fold
     if test is None or any(mixing_layers(found.model)):
         return
     encoder, classes = loaded.dataset.encoder, loaded.dataset.classes
+    names = loaded.request.job.run.metrics
     outputs, targets = outputs_of(found.model, test[0]), np.asarray(test[1])
     if classes is None:
         values = outputs.reshape(len(outputs), -1)[:, 0].astype(np.float64)
         if encoder is not None:
             values, targets = encoder.restored(values), encoder.restored(targets)
-        results = measured(values, targets, None)
+        results = measured(values, targets, None, names)
     else:
         # Labels that were found in the data are not for a page that is handed on.
-        declared = loaded.request.job.data.classes
-        results = measured(outputs, targets, declared or [f"class {n}" for n in range(classes)])
+        declared: Sequence[Any] | None = loaded.request.job.data.classes
+        if loaded.dataset.multilabel:
+            declared = None if encoder is None else encoder.classes
+        called = declared or [f"class {n}" for n in range(classes)]
+        results = measured(outputs, targets, called, names)
     replace_file(folder / RESULTS, results.to_json().encode())

@@ -159,7 +159,11 @@ def _result(results: Results) -> list[str]:
             )
         ]
         columns = ("true class", *(f"predicted {name}" for name in results.classes), "found")
-        parts += ["<h3>Which classes it takes for which</h3>", _table(columns, table)]
+        title = "Which classes it takes for which"
+        if results.task == "multilabel":
+            title = "Which labels it finds"
+            columns = ("label", "rightly not given", "wrongly given", "missed", "given", "found")
+        parts += [f"<h3>{title}</h3>", _table(columns, table)]
     return parts
 
 

@@ -45,6 +45,13 @@ def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     )
 
 
+@separable()
+def label_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Binary cross entropy of several labels, meant over them; outputs, targets (batch, labels)."""
+    values = F.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
+    return values.flatten(1).mean(1)
+
+
 def default_loss(targets: Any) -> Loss:
     """Cross entropy for labels, squared error for floating-point targets.
 

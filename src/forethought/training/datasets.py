@@ -8,6 +8,7 @@ from forethought.caveats import Caveat
 from forethought.data import Dataset
 from forethought.data.persons import PersonRows
 from forethought.plans import Plan
+from forethought.rounds.losses import Loss, label_cross_entropy
 
 
 def opened(data: object, held_out: object | None) -> tuple[object, object | None, Sequence[Caveat]]:
@@ -27,6 +28,11 @@ def opened(data: object, held_out: object | None) -> tuple[object, object | None
     if data.persons is not None:
         return PersonRows(data.train, data.persons, data.records_per_person), held_out, data.caveats
     return (data.train.inputs, data.train.targets), held_out, data.caveats
+
+
+def usual_loss(data: object) -> Loss | None:
+    """The loss that a data set's targets call for, where that is not to be seen from their type."""
+    return label_cross_entropy if isinstance(data, Dataset) and data.multilabel else None
 
 
 def declared(plan: Plan, held_out: object | None) -> tuple[Caveat, ...]:

@@ -146,9 +146,7 @@ def arranged(data: object, plan: Plan, loss: Loss | None = None) -> Arranged:
         return Arranged((rows.inputs, rows.targets), loss)
     persons = by_person(rows, data.persons.tolist(), most)
     shape, ndim = rows.inputs.shape[1:], rows.targets.ndim
-    own: Loss = (
-        person_loss if loss is None and ndim == 1 else PersonLoss(loss or cross_entropy, ndim)
-    )
+    own: Loss = person_loss if loss is None else PersonLoss(loss, ndim)
     return Arranged((persons.inputs, persons.targets), own, lambda model: PerPerson(model, shape))
 
 

@@ -38,7 +38,7 @@ from forethought.rounds.randomness import Secrets, Seeds
 from forethought.training.checkpoint import Checkpoint, CheckpointError, replace_file
 from forethought.training.checkpointer import Checkpointer, continued
 from forethought.training.coincidence import CoincidingRecordsError
-from forethought.training.datasets import opened, with_caveats
+from forethought.training.datasets import opened, usual_loss, with_caveats
 from forethought.training.execution import Execution, ShortForms, settled
 from forethought.training.folder import PHASES, RECORD, STATEMENT, RunFolder
 from forethought.training.identity import environment, identity
@@ -132,6 +132,7 @@ def train_until(
             "decide_on='public' with the data's own test part: it is as private as the rest. Give "
             "public records as test=, or say decide_on='held-out', which the Statement names"
         )
+    loss = loss or usual_loss(data)
     data, test, found = opened(data, test)
     plan = with_caveats(plan, found)
     if test is None:

@@ -26,7 +26,7 @@ from forethought.rounds.transcript import Transcript
 from forethought.training.checkpoint import Checkpoint, CheckpointError
 from forethought.training.checkpointer import Checkpointer, continued
 from forethought.training.coincidence import CoincidingRecordsError, coincide
-from forethought.training.datasets import declared, opened, with_caveats
+from forethought.training.datasets import declared, opened, usual_loss, with_caveats
 from forethought.training.descent import Descent
 from forethought.training.execution import Execution, ShortForms, settled
 from forethought.training.fit import placed_records, require_fit
@@ -203,6 +203,7 @@ def train(
         if not isinstance(plan, Plan):
             raise TypeError(f"plan must be a forethought.Plan, not {type(plan).__name__}")
         require_prepared(plan, prepared)
+        loss = loss or usual_loss(data)
         data, test, found = opened(data, test)
         own, plan = arranged(data, plan, loss), with_caveats(plan, found)
         task = opened_task(

@@ -45,7 +45,7 @@ from forethought.rounds.randomness import Secrets, Seeds, Stream
 from forethought.rounds.records import Records, as_records
 from forethought.rounds.transcript import Transcript, TranscriptError
 from forethought.training.coincidence import CoincidingRecordsError, coincide
-from forethought.training.datasets import opened, with_caveats
+from forethought.training.datasets import opened, usual_loss, with_caveats
 from forethought.training.devices import usable
 from forethought.training.execution import Execution, ShortForms, settled
 from forethought.training.folder import RunFolder
@@ -157,6 +157,7 @@ def tune(
             "scoring='public' with the data's own test part: it is as private as the rest. Give "
             "public records as holdout=, or leave scoring='noised'"
         )
+    loss = loss or usual_loss(data)
     data, held_out, uses = opened(data, holdout)
     plans = [with_caveats(plan, uses) for plan in plans]
     if score is None:
