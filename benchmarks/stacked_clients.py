@@ -5,7 +5,8 @@
 
 Processor seconds of one thread for the same number of clipped gradients, side by side: synchronous
 rounds of E = 1 over all clients (machines, private rounds and noise of every client included), and
-rounds of one machine whose batch is all clients' batches together.
+rounds of one machine whose batch is all clients' batches together. "Noise alone" is what drawing
+every client's own noise costs of it: no way of stacking goes below that.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from forethought.holders.work import Work
 from forethought.models import build
 from forethought.rounds.losses import default_loss
 from forethought.rounds.private_sum import PrivateRounds
-from forethought.rounds.randomness import Secrets, Seeds
+from forethought.rounds.noise import GaussianNoise
+from forethought.rounds.randomness import Secrets, Seeds, Stream
 from forethought.rounds.records import TensorRecords
 from forethought.training.descent import Descent
 
@@ -120,6 +122,17 @@ def machine_seconds(
     return median(spent[1:])
 
 
+def noise_seconds(parameters: int) -> float:
+    """Processor seconds of one client's noise: a stream of its own, and its numbers added."""
+    vector, spent = torch.zeros(parameters, dtype=torch.float64), []
+    for index in range(200):
+        begin = time.process_time()
+        noise = Stream(index.to_bytes(32, "little"), "noise").at(index)
+        GaussianNoise().add_to(vector, 1.0, noise)
+        spent.append(time.process_time() - begin)
+    return median(spent)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--smoke", action="store_true")
@@ -130,7 +143,8 @@ def main() -> None:
     data = torch.randn(clients * EXAMPLES, 1, 28, 28)
     labels = torch.randint(0, 10, (len(data),))
     head = f"{clients:,} clients of {EXAMPLES} examples; times one machine:"
-    print(f"{head:52} {'together':>9} {'apart':>9} {'a client, together':>20}")
+    columns = f"{'together':>9} {'apart':>9} {'noise alone':>12} {'a client, together':>20}"
+    print(f"{head:52} {columns}")
     for name, make in MODELS.items():
         for batch in (6, 30):
             torch.manual_seed(1)
@@ -139,7 +153,12 @@ def main() -> None:
             apart = clients_seconds(Alone, make(), data, labels, batch)
             words = f"{name}, batch {batch} each ({one:.3g} s)"
             each = 1e3 * stacked / clients
-            print(f"{words:52} {stacked / one:8.2f}x {apart / one:8.2f}x {each:17.2f} ms")
+            parameters = sum(p.numel() for p in make().parameters())
+            noise = clients * noise_seconds(parameters) / one
+            print(
+                f"{words:52} {stacked / one:8.2f}x {apart / one:8.2f}x {noise:11.2f}x "
+                f"{each:17.2f} ms"
+            )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ def test_noise_is_normal_with_its_scale(dtype: torch.dtype) -> None:
     """Kolmogorov-Smirnov against N(0, 2.5²) across chunk borders, false-alarm rate 1e-6."""
     size = CHUNK + 1234
     vector = torch.full((size,), 3.0, dtype=dtype)
-    GaussianNoise(size).add_to(vector, 2.5, np.random.default_rng(0))
+    GaussianNoise().add_to(vector, 2.5, np.random.default_rng(0))
     drawn = (vector.double() - 3).numpy()
     assert stats.kstest(drawn / 2.5, "norm").pvalue > 1e-6
     # Chunks do not repeat each other.
@@ -22,6 +22,6 @@ def test_noise_is_normal_with_its_scale(dtype: torch.dtype) -> None:
 
 def test_noise_is_that_of_the_generator() -> None:
     vector = torch.zeros(10, dtype=torch.float64)
-    GaussianNoise(10).add_to(vector, 0.5, np.random.default_rng(7))
+    GaussianNoise().add_to(vector, 0.5, np.random.default_rng(7))
     expected = 0.5 * np.random.default_rng(7).standard_normal(10)
     assert np.array_equal(vector.numpy(), expected)

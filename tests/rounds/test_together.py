@@ -78,6 +78,23 @@ def test_a_record_that_is_no_number_touches_its_own_part_alone() -> None:
     assert all(bool(torch.isfinite(part).all()) for part in spoiled[0][0].values())
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30, 1e13])
+@pytest.mark.parametrize("name", ["chain", "convolution", "norm"])
+def test_no_part_has_a_bit_that_follows_from_another_s_numbers(name: str, value: float) -> None:
+    # Whether a sum is formed at once, in blocks or in float64 is each part's own affair.
+    model = models()[name]
+    inputs, targets = batch(name, sum(SIZES))
+    model(inputs[:1])
+    loss = default_loss(targets)
+    clean = clipped_sums(model, loss, inputs, targets, 0.3, SIZES)
+    inputs[0] *= value
+    spoiled = clipped_sums(model, loss, inputs, targets, 0.3, SIZES)
+    for (one, norms), (other, others) in zip(clean[1:], spoiled[1:], strict=True):
+        assert torch.equal(norms, others)
+        assert all(torch.equal(one[key], other[key]) for key in one)
+    assert all(bool(torch.isfinite(part).all()) for part in spoiled[0][0].values())
+
+
 def test_sizes_must_be_those_of_the_batch() -> None:
     inputs, targets = batch("chain", 5)
     for sizes in ([4], [6, -1]):

@@ -12,7 +12,7 @@ so is left to the general way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -23,7 +23,7 @@ from torch.nn.modules import module as modules
 from forethought.gradients import boundary, remembered, trees
 from forethought.gradients.clipping import ClippingRule, flat
 from forethought.gradients.loss_lanes import loss_in_lanes
-from forethought.gradients.once import Once, clip_and_sum_once
+from forethought.gradients.once import Once, clip_and_sum_once, clip_and_sum_once_parts
 from forethought.gradients.place import Unused
 from forethought.gradients.sums import clip_and_sum
 from forethought.gradients.terms import Dense, Outer, Term, wide
@@ -175,15 +175,38 @@ def clipped(
     round_size: int | None,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The clipped sum and the norms, as :func:`.sums.clip_and_sum` returns them."""
-    if (
-        clip is flat
-        and sum((u.weight is not None) + (u.bias is not None) for u in uses) == len(trained)
-        and all(u.inputs.dim() == 2 and u.inputs.dtype == torch.float32 for u in uses)
-    ):
+    if clip is flat and _each_once(uses, trained):
         found = clip_and_sum_once(uses, clip_norm, round_size)
         if found is not None:
             return {name: found[0][name] for name in trained}, found[1]
     return clip_and_sum(_as_terms(uses, trained, size), dict(trained), clip_norm, clip, round_size)
+
+
+def clipped_parts(
+    uses: list[Once],
+    trained: Mapping[str, nn.Parameter],
+    sizes: Sequence[int],
+    clip_norm: float,
+    clip: ClippingRule,
+) -> list[tuple[dict[str, Tensor], Tensor]]:
+    """:func:`clipped` for each of several parts of a batch, to the bit; none of them is empty."""
+    if clip is flat and _each_once(uses, trained):
+        found = clip_and_sum_once_parts(uses, clip_norm, sizes)
+        if found is not None:
+            return [({name: sums[name] for name in trained}, norms) for sums, norms in found]
+    parts, start = [], 0
+    for size in sizes:
+        end = start + size
+        own = [Once(u.inputs[start:end], u.gradients[start:end], u.weight, u.bias) for u in uses]
+        parts.append(clipped(own, trained, size, clip_norm, clip, None))
+        start = end
+    return parts
+
+
+def _each_once(uses: Sequence[Once], trained: Mapping[str, nn.Parameter]) -> bool:
+    return sum((u.weight is not None) + (u.bias is not None) for u in uses) == len(trained) and all(
+        u.inputs.dim() == 2 and u.inputs.dtype == torch.float32 for u in uses
+    )
 
 
 def _as_terms(uses: list[Once], trained: Mapping[str, nn.Parameter], size: int) -> dict[str, Term]:

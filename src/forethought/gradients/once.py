@@ -38,6 +38,39 @@ def clip_and_sum_once(
     Args:
         uses: each parameter in one of them; float32.
     """
+    found = _scaled(uses, clip_norm, round_size)
+    if found is None:
+        return None
+    norms, scaled = found
+    with exactly(norms.device.type):
+        return _summed(uses, scaled, slice(None)), norms
+
+
+def clip_and_sum_once_parts(
+    uses: Sequence[Once], clip_norm: float, sizes: Sequence[int]
+) -> list[tuple[dict[str, Tensor], Tensor]] | None:
+    """The same for each of several parts of a batch, one after the other; none of them is empty.
+
+    What holds for the sum of all examples holds for shorter ones: each bound grows with the length.
+    None where one part by itself might be formed in another way.
+    """
+    found = _scaled(uses, clip_norm, None)
+    if found is None:
+        return None
+    norms, scaled = found
+    parts, start = [], 0
+    with exactly(norms.device.type):
+        for size in sizes:
+            part = slice(start, start + size)
+            parts.append((_summed(uses, scaled, part), norms[part]))
+            start += size
+    return parts
+
+
+def _scaled(
+    uses: Sequence[Once], clip_norm: float, round_size: int | None
+) -> tuple[Tensor, list[Tensor]] | None:
+    """Norms, float32, and every use's clipped gradients of its outputs."""
     size = len(uses[0].inputs)
     whole = max(size, round_size or size)
     # B contributions of at most C, whose products meet at most B + 4 roundings each.
@@ -63,11 +96,15 @@ def clip_and_sum_once(
             return None
         bound = clip_norm * (1 - CHARGE) * NARROW * (1 - 2.0**-40)
         factors = torch.clamp(bound / norms, max=1.0).float().unsqueeze(1)
-        sums: dict[str, Tensor] = {}
-        for use in uses:
-            scaled = use.gradients * factors
-            if use.weight is not None:
-                sums[use.weight] = (scaled.t() @ use.inputs).double()
-            if use.bias is not None:
-                sums[use.bias] = scaled.sum(0).double()
-    return sums, norms.float()
+        return norms.float(), [use.gradients * factors for use in uses]
+
+
+def _summed(uses: Sequence[Once], scaled: Sequence[Tensor], part: slice) -> dict[str, Tensor]:
+    sums: dict[str, Tensor] = {}
+    for use, clipped in zip(uses, scaled, strict=True):
+        few = clipped[part]
+        if use.weight is not None:
+            sums[use.weight] = (few.t() @ use.inputs[part]).double()
+        if use.bias is not None:
+            sums[use.bias] = few.sum(0).double()
+    return sums

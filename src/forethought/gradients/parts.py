@@ -6,7 +6,7 @@ from its own examples' gradients by the same proven steps, and no lane sees anot
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from forethought.gradients import chain, clipping, trees
 from forethought.gradients.batch import Batch
-from forethought.gradients.once import Once
+from forethought.gradients.part_sums import clip_and_sum_parts
 from forethought.gradients.passes import contributions
-from forethought.gradients.sums import clip_and_sum
-from forethought.gradients.terms import Dense, OneHot, Outer, Term
+from forethought.gradients.terms import Term
 from forethought.gradients.trees import Loss
 from forethought.mechanism import real
 
@@ -55,44 +54,11 @@ def clipped_sums(
     terms: dict[str, Term] = {}
     if uses is None and size:
         terms = contributions(model, loss, Batch(inputs, targets), trained)
-    found: list[Sums] = []
-    start = 0
-    for count in sizes:
-        end = start + count
-        if not count:
-            nothing = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in trained.items()}
-            found.append((nothing, trees.zeros_for(next(iter(trained.values())), 0)))
-        elif uses is not None:
-            own = [
-                Once(use.inputs[start:end], use.gradients[start:end], use.weight, use.bias)
-                for use in uses
-            ]
-            found.append(chain.clipped(own, trained, count, bound, clip, None))
-        else:
-            found.append(clip_and_sum(_between(terms, start, end), trained, bound, clip, None))
-        start = end
-    return found
-
-
-def _between(terms: Mapping[str, Term], start: int, end: int) -> dict[str, Term]:
-    return {name: _slice(term, start, end) for name, term in terms.items()}
-
-
-def _slice(term: Term, start: int, end: int) -> Term:
-    """The term of some examples in a row, sharing memory."""
-    match term:
-        case Dense():
-            return Dense(term.values[start:end])
-        case Outer():
-            blocks = [
-                (
-                    OneHot(left.index[start:end], left.size)
-                    if isinstance(left, OneHot)
-                    else left[start:end],
-                    right[start:end],
-                )
-                for left, right in term.blocks
-            ]
-            return Outer(blocks, term.transposed)
-        case _:
-            return Dense(term.rows()[start:end])
+    filled = [count for count in sizes if count]
+    if uses is not None:
+        found = iter(chain.clipped_parts(uses, trained, filled, bound, clip))
+    else:
+        found = iter(clip_and_sum_parts(terms, trained, bound, filled, clip) if filled else [])
+    nothing = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in trained.items()}
+    empty = nothing, trees.zeros_for(next(iter(trained.values())), 0)
+    return [next(found) if count else empty for count in sizes]

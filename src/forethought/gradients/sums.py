@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -50,6 +51,40 @@ def clip_and_sum(
     Raises:
         ValueError: more contributions than ``round_size``, or a round of more than 2^20.
     """
+    ready = weighed(terms, trained, clip_norm, clip, round_size)
+    sums = {}
+    with exactly(ready.norms.device.type):
+        for name, row, length in zip(ready.names, ready.factors, ready.lengths, strict=True):
+            found = ready.held.pop(0).summed(row, length)
+            sums[name] = found.view(trained[name].shape)
+    return sums, ready.norms
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """What a clipped sum is formed from.
+
+    Attributes:
+        names: of the parameters. held: their terms.
+        factors: shape (parameters, contributions). lengths: of float32 blocks; None: in float64.
+        norms: before clipping, as they are handed over.
+    """
+
+    names: tuple[str, ...]
+    held: list[BoundedTerm]
+    factors: Tensor
+    lengths: list[int | None]
+    norms: Tensor
+
+
+def weighed(
+    terms: dict[str, Term],
+    trained: Mapping[str, nn.Parameter],
+    clip_norm: float,
+    clip: clipping.ClippingRule,
+    round_size: int | None,
+) -> Weighed:
+    """Everything of :func:`clip_and_sum` but the sums; the same arguments, and the same errors."""
     names = tuple(terms)
     first = next(iter(trained.values()))
     precise = any(p.dtype == torch.float64 for p in trained.values())
@@ -72,18 +107,14 @@ def clip_and_sum(
         factors = factors if precise else factors.float()
         limits = Limits(clip_norm, clip_norm * (CHARGE / 2) * OWN * share, largest, precise)
         lengths = block_lengths(held, factors, measured, limits)
-        sums = {}
-        for name, row, length in zip(names, factors, lengths, strict=True):
-            found = held.pop(0).summed(row, length)
-            sums[name] = found.view(trained[name].shape)
     total = measured.norms.total
-    if precise:
-        return sums, total
-    # A norm beyond float32 is still a number.
-    limit = torch.finfo(torch.float32).max
-    if not greatest < limit:
-        total = torch.where(total < math.inf, total.clamp(max=limit), total)
-    return sums, total.float()
+    if not precise:
+        # A norm beyond float32 is still a number.
+        limit = torch.finfo(torch.float32).max
+        if not greatest < limit:
+            total = torch.where(total < math.inf, total.clamp(max=limit), total)
+        total = total.float()
+    return Weighed(names, held, factors, lengths, total)
 
 
 def _settled(held: list[BoundedTerm], measured: Measured) -> tuple[list[BoundedTerm], Measured]:

@@ -13,7 +13,7 @@ from forethought.holders.work import Result, Work
 TOGETHER = 32
 # Clients are dealt into so many blocks; only within one do they compute together. It depends on
 # nothing but the number of clients, and so do the bits.
-BLOCKS = 64
+BLOCKS = 32
 
 
 def block_of(client: int, clients: int) -> int:

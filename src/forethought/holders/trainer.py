@@ -36,6 +36,8 @@ from forethought.training.step_sizes import step_sizes
 
 # Name of the JSON in a state's tensors.
 _VALUES = "values"
+# What stands in for tensors where there are none: one zero.
+_NONE = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 
 
 class SharedModel:
@@ -169,7 +171,7 @@ class ClientTrainer:
         noised = total.release()
         if self._gradients:
             self.noised = noised
-            vector = noised.mean().to(torch.float32).cpu().numpy()
+            vector = _narrow_mean(noised)
         else:
             shared.write(weights)
             self._descent.step(noised, self._step_size(first))
@@ -189,8 +191,11 @@ class ClientTrainer:
             "clip_norm": self.private.clip_norm,
             "optimizer": values,
         }
+        said = {_VALUES: json.dumps(held)}
+        if not tensors:
+            return _without_tensors(said)
         own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        return save(own or {"none": torch.zeros(1)}, {_VALUES: json.dumps(held)})
+        return save(own, said)
 
     def _restore(self, state: bytes) -> None:
         tensors = load(state)
@@ -199,6 +204,22 @@ class ClientTrainer:
         self.private.transcript = Transcript.from_values(held["transcript"])
         self.private.clip_norm = float(held["clip_norm"])
         restore_optimizer(self._descent.optimizer, tensors, held["optimizer"])
+
+
+def _without_tensors(said: dict[str, str]) -> bytes:
+    """What safetensors' ``save`` makes of no tensors, without its many looks at them."""
+    header = json.dumps({"__metadata__": said, "none": _NONE}).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + bytes(4)
+
+
+def _narrow_mean(noised: NoisedSum) -> Vector:
+    """The mean of a noised sum, divided in float64 and rounded once, float32."""
+    vector = noised.vector.cpu().numpy()
+    mean: Vector = np.empty(len(vector), dtype=np.float32)
+    divisor = noised.round.divisor
+    np.divide(vector, divisor, out=mean, dtype=np.float64, casting="unsafe")
+    return mean
 
 
 def compute_together(

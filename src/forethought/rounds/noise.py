@@ -10,16 +10,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-# Small enough to stay in cache and to bound the memory, large enough to hide the call.
-CHUNK = 1 << 16
+# Small enough to stay in the nearest cache, large enough to hide the call.
+CHUNK = 1 << 13
 
 
 class GaussianNoise:
-    """Adds N(0, std² I) to a vector, with one fixed buffer whatever the vector's length."""
-
-    def __init__(self, size: int) -> None:
-        self._buffer = np.empty(min(size, CHUNK))
-        self._tensor = torch.from_numpy(self._buffer)
+    """Adds N(0, std² I) to vectors, a small buffer at a time."""
 
     def add_to(self, vector: torch.Tensor, std: float, generator: np.random.Generator) -> None:
         """Add to ``vector`` (one dimension, floating point) in place.
@@ -27,8 +23,11 @@ class GaussianNoise:
         The numbers are drawn on the CPU, so that a round's noise does not depend on the device.
         """
         size = vector.shape[0]
+        # Its own for every call: a thousand clients' buffers would be cold.
+        buffer = np.empty(min(size, CHUNK))
+        drawn = torch.from_numpy(buffer)
         for start in range(0, size, CHUNK):
             length = min(CHUNK, size - start)
-            generator.standard_normal(out=self._buffer[:length])
-            noise = self._tensor[:length].to(vector.device)
+            generator.standard_normal(out=buffer[:length])
+            noise = drawn[:length].to(vector.device)
             vector[start : start + length].add_(noise, alpha=std)

@@ -135,7 +135,7 @@ class PrivateRounds:
         self._secret = secrets.sampling
         self._noise = Stream(secrets.noise, "noise")
         self._noise_secret, self.salted = secrets.noise, salted
-        self._gaussian = GaussianNoise(self.layout.size)
+        self._gaussian = GaussianNoise()
         self._correlated: CorrelatedNoise | None = None
         if salted and any(isinstance(part, Correlated) for part in privacy.mechanism):
             raise ValueError(
@@ -301,8 +301,9 @@ class PrivateSum:
         self._batch = batch
         self._left = batch.indices
         self._norms: list[torch.Tensor] = []
-        self._vector: torch.Tensor | None = rounds.layout.zeros()
-        self._views = rounds.layout.views(self._vector)
+        self._closed = False
+        # Made when something is added: a thousand holders' sums are open at once.
+        self._vector: torch.Tensor | None = None
         self._salt = blake3() if rounds.salted else None
         self.input_hash = b""
 
@@ -319,7 +320,7 @@ class PrivateSum:
             RoundError: released already, or records that were added before.
             ValueError: records that are not in the batch, or a model of other parameters.
         """
-        if self._vector is None:
+        if self._closed:
             raise RoundError(f"round {self.round.index} is closed: it takes nothing more")
         if self._salt is not None:
             self.input_hash = input_hash(model)
@@ -335,10 +336,11 @@ class PrivateSum:
             self._left = np.setdiff1d(self._left, some)
         if not len(batch.indices):
             return
+        views = self.rounds.layout.views(self._so_far())
         try:
-            found = self.rounds._contribute(self._views, model, records, batch, self.round)
+            found = self.rounds._contribute(views, model, records, batch, self.round)
         except BaseException:
-            self._vector = None  # a part may have been added: nothing may come of it
+            self._spoil()
             raise
         self._norms.append(found)
 
@@ -348,7 +350,7 @@ class PrivateSum:
         Raises:
             RoundError: closed, or added to before, or data of another size.
         """
-        if self._vector is None or self._left is not self._batch.indices:
+        if self._closed or self._left is not self._batch.indices:
             raise RoundError(f"round {self.round.index} is closed, or was added to before")
         self.rounds.require_size(records, self.round)
         if self._salt is not None:
@@ -362,14 +364,19 @@ class PrivateSum:
 
         Only :func:`forethought.rounds.together.add_together` calls it.
         """
-        if self._vector is None:
+        if self._closed:
             raise RoundError(f"round {self.round.index} is closed: it takes nothing more")
-        accumulate(self._views, sums)
+        accumulate(self.rounds.layout.views(self._so_far()), sums)
         self._norms.append(norms)
 
     def _spoil(self) -> None:
         """Close the round: a part may have been added, and nothing may come of it."""
-        self._vector = None
+        self._closed, self._vector = True, None
+
+    def _so_far(self) -> torch.Tensor:
+        if self._vector is None:
+            self._vector = self.rounds.layout.zeros()
+        return self._vector
 
     @property
     def norms(self) -> torch.Tensor:
@@ -385,7 +392,7 @@ class PrivateSum:
         Raises:
             RoundError: released before, or records of the batch are missing.
         """
-        if self._vector is None:
+        if self._closed:
             raise RoundError(
                 f"round {self.round.index} is closed: it was released, which is accounted once, or "
                 "its contributions failed"
@@ -395,7 +402,8 @@ class PrivateSum:
                 f"{len(self._left)} records of the batch were not added: which ones are left out "
                 "could depend on the data"
             )
-        vector, self._vector, self._views = self._vector, None, {}
+        vector = self._so_far()
+        self._closed, self._vector = True, None
         salt = None if self._salt is None else self._salt.digest()
         return self.rounds._finish(self.round, vector, self.norms, salt)
 
