@@ -27,8 +27,8 @@ from forethought.holders.trainer import ClientTrainer, Holder, SharedModel
 from forethought.holders.work import Work
 from forethought.models import build
 from forethought.rounds.losses import default_loss
-from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.noise import GaussianNoise
+from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds, Stream
 from forethought.rounds.records import TensorRecords
 from forethought.training.descent import Descent

@@ -19,6 +19,7 @@ from forethought.federated.secure_aggregation.shared_noise import secured
 from forethought.federated.secure_training import train_securely
 from forethought.federated.server_optimizers import moved
 from forethought.federated.statements import client_statement
+from forethought.federated.synchronous import cohort_of
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.mechanism import Mechanism, Poisson, Rounds
 from forethought.plans import Plan
@@ -73,9 +74,10 @@ def in_the_clear(federation: Federation) -> np.ndarray:
     for index in range(ROUNDS):
         shared.write(weights)
         total, divisor = np.zeros(shared.layout.size), 0.0
-        for private, holder in zip(rounds, holders, strict=True):
+        asked = cohort_of(federation, index, np.arange(CLIENTS, dtype=np.int64))
+        for private, holder in ((rounds[client], holders[client]) for client in asked):
             with private:
-                opened = private.open(index)
+                opened = private.open(len(private.transcript))
                 opened.add(shared.model, holder.records)
                 noised = opened.release()
             total += noised.vector.numpy()
@@ -89,6 +91,21 @@ def test_the_model_is_that_of_the_plain_sums_bit_for_bit() -> None:
     done = train_securely(*brought(federation), federation)
     assert np.array_equal(done.weights, in_the_clear(federation))
     assert done.survivors == (tuple(range(CLIENTS)),) * ROUNDS
+
+
+def test_cohorts_are_summed_as_in_the_clear_and_cost_what_their_clients_released() -> None:
+    plain = replace(agreed(), secure=None, cohort=4)
+    federation = secured(plain, SecureAggregation(4, dropouts=1))
+    done = train_securely(*brought(federation), federation)
+    assert np.array_equal(done.weights, in_the_clear(federation))
+    numbers = [len(transcript) for transcript in done.transcripts]
+    assert sum(numbers) == 4 * ROUNDS and len(set(numbers)) > 1
+    spent = {}
+    for client, transcript in enumerate(done.transcripts):
+        made = client_statement(federation, client, "secure-server", transcript=transcript)
+        spent[len(transcript)] = made.guarantee
+        assert any(note.code == "no-client-amplification" for note in made.caveats)
+    assert [spent[count] for count in sorted(spent)] == sorted(spent.values())
 
 
 def test_every_client_has_spent_what_it_released_even_in_lost_rounds() -> None:
@@ -142,7 +159,7 @@ def test_noise_of_an_opened_sum_is_what_is_accounted() -> None:
     assert unknown.var() == pytest.approx(SETTINGS.honest * one.noise_std**2, rel=0.06)
 
 
-def test_a_small_ring_other_plans_and_cohorts_are_refused() -> None:
+def test_a_small_ring_other_plans_and_phases_of_cohorts_are_refused() -> None:
     with pytest.raises(SecureAggregationError, match="use at least"):
         agreed(settings=SecureAggregation(CLIENTS, 1, 1, bits=24))
     federation = agreed()
@@ -151,11 +168,11 @@ def test_a_small_ring_other_plans_and_cohorts_are_refused() -> None:
         train_securely(shared, holders, replace(federation, secure=None))
     with pytest.raises(FederationError, match="holders' plans"):
         train_securely(shared, holders[:-1], federation)
-    with pytest.raises(FederationError, match="leave the cohort out"):
+    two = Mechanism(Rounds(2.0, 2, Poisson(0.5)), Rounds(3.0, 2, Poisson(0.5)))
+    phases = replace(federation, plans=(federation.plan(0).with_(mechanism=two),))
+    with pytest.raises(SecureAggregationError, match="leave the cohort out"):
         train_securely(
-            shared,
-            holders,
-            replace(federation, cohort=4, secure=SecureAggregation(4).to_dict()),
+            shared, holders, replace(phases, cohort=4, secure=SecureAggregation(4).to_dict())
         )
     short = Plan(Mechanism(Rounds(2.0, 2, Poisson(0.5))), RECORDS, 1e-5)
     with pytest.raises(SecureAggregationError, match="same number of rounds"):

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from forethought.exchange.messages import Vector
 from forethought.federated.federation import Federation, FederationError
 from forethought.federated.reporting import ReportedAverage
@@ -22,6 +24,7 @@ from forethought.federated.secure_aggregation.settings import (
 )
 from forethought.federated.secure_aggregation.shared_noise import require_room
 from forethought.federated.server_optimizers import Moments, moved
+from forethought.federated.synchronous import cohort_of
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.rounds.grid_step import grid
 from forethought.rounds.private_sum import PrivateRounds
@@ -65,7 +68,7 @@ def train_securely(
         entropy: n → n secret bytes, for keys and masks.
 
     Raises:
-        FederationError: no secure aggregation, cohorts, or holders of other plans.
+        FederationError: no secure aggregation, or holders of other plans.
         SecureAggregationError: settings that do not go with the federation.
     """
     if federation.secure is None:
@@ -74,9 +77,10 @@ def train_securely(
     settings.require(federation)
     require_room(federation, settings)
     members = range(len(federation.members))
-    if federation.cohort is not None or settings.clients != len(members):
-        raise FederationError(
-            "secure training in memory asks all members every round: leave the cohort out"
+    if federation.cohort is not None and any(len(p.mechanism.rounds) > 1 for p in federation.plans):
+        raise SecureAggregationError(
+            "clients of a cohort miss rounds, so all rounds need one noise multiplier and "
+            "sampling: plan rounds of one kind, or leave the cohort out"
         )
     if [holder.plan for holder in holders] != [federation.plan(client) for client in members]:
         raise FederationError("the holders' plans are not those of the federation")
@@ -102,9 +106,9 @@ def train_securely(
     for index in range(federation.rounds):
         shared.write(weights)
         sums, divisors = {}, {}
-        for client in members:
+        for client in cohort_of(federation, index, np.array(members)):
             with rounds[client]:
-                total = rounds[client].open(index)
+                total = rounds[client].open(len(rounds[client].transcript))
                 total.add(shared.model, holders[client].records)
                 noised = total.release()
             sums[client] = noised.vector.cpu().numpy()

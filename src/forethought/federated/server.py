@@ -325,6 +325,10 @@ class ServerMachine:
                 self.average.update(self.version, self.rule.model)
         return moved or self.finished != was
 
+    def _is_here(self, client: int) -> bool:
+        """Whether it was heard of, and may be sent to."""
+        return client in self._present
+
     def _told(self, client: int) -> on.Send:
         """The newest model, or the last one, for one client."""
         marks = self._marks[client]

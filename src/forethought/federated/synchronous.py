@@ -48,6 +48,11 @@ class Synchronous:
         return self.model
 
     @property
+    def asked(self) -> tuple[int, ...]:
+        """The clients that the present version was made for, those that have answered too."""
+        return self._asked
+
+    @property
     def begun(self) -> bool:
         """Whether some of a round's updates are in, and others are waited for."""
         return bool(self._aggregate.count and self._waiting)
@@ -126,14 +131,7 @@ class Synchronous:
 
     def _cohort(self) -> tuple[int, ...]:
         able = np.flatnonzero(~self._gone & (self._next < self._limits))
-        size = self._federation.cohort
-        if size is not None and size < len(able):
-            # PCG64 of (seed, version): anybody can draw the cohorts again.
-            generator = np.random.Generator(
-                np.random.PCG64([self._federation.seed, self.version, len(able)])
-            )
-            able = np.sort(generator.choice(able, size, replace=False))
-        return tuple(able.tolist())
+        return cohort_of(self._federation, self.version, able)
 
     def state(self) -> tuple[dict[str, Any], Arrays]:
         arrays: Arrays = {
@@ -164,3 +162,13 @@ class Synchronous:
         self._aggregate.restore(
             {own: arrays[name] for name, (kind, _, own) in parts.items() if kind == "came"}
         )
+
+
+def cohort_of(federation: Federation, version: int, able: NDArray[np.int64]) -> tuple[int, ...]:
+    """Whom a round asks of those who are able, ascending; all of them where there is no cohort."""
+    size = federation.cohort
+    if size is not None and size < len(able):
+        # PCG64 of (seed, version): anybody can draw the cohorts again.
+        generator = np.random.Generator(np.random.PCG64([federation.seed, version, len(able)]))
+        able = np.sort(generator.choice(able, size, replace=False))
+    return tuple(able.tolist())

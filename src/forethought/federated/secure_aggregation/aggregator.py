@@ -45,7 +45,7 @@ class Aggregator:
     Args:
         settings: what the cohort agreed on.
         run_id: 32 bytes of the federation. round: the global round.
-        clients: the cohort, places in the roster.
+        clients: the cohort, places in the roster; those that are missing have dropped out.
         size: length of the summed vector.
         attempt: at this round; another one has other keys.
 
@@ -53,7 +53,7 @@ class Aggregator:
         total: the survivors' sum in the ring, once the machine is done.
         survivors: who is in it, ascending.
         numbers: client → number of the own update that it masked.
-        gone: clients that are not waited for.
+        gone: clients that are not waited for. asked: the cohort, ascending.
     """
 
     def __init__(
@@ -70,10 +70,11 @@ class Aggregator:
         self.total: Ring | None = None
         self.survivors: tuple[int, ...] = ()
         self._run_id = attempted(run_id, attempt)
-        self._asked = tuple(sorted(clients))
-        if len(self._asked) != settings.clients:
+        self.asked = tuple(sorted(clients))
+        if not settings.threshold <= len(self.asked) <= settings.clients:
             raise SecureAggregationError(
-                f"a cohort of {len(self._asked)}, secure aggregation is set for {settings.clients}"
+                f"a cohort of {len(self.asked)}, secure aggregation is set for {settings.clients} "
+                f"of which {settings.threshold} stay"
             )
         self.numbers: dict[int, int] = {}
         self.gone: frozenset[int] = frozenset()
@@ -127,7 +128,7 @@ class Aggregator:
 
     def _expected(self) -> tuple[int, ...]:
         if self._step == 0:
-            return tuple(client for client in self._asked if client not in self.gone)
+            return tuple(client for client in self.asked if client not in self.gone)
         before = self._steps[self._step - 1][0]
         return tuple(sorted(self._answers[before]))
 

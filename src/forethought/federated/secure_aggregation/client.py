@@ -151,9 +151,8 @@ def settings_of(federation: Federation) -> SecureAggregation:
             "clients may miss a round, so all rounds need one noise multiplier and sampling: plan "
             "rounds of one kind"
         )
-    if federation.cohort is not None or federation.deadline is not None:
+    if federation.deadline is not None:
         raise SecureAggregationError(
-            "secure aggregation asks all members every round and waits by its own patience: leave "
-            "cohort and deadline out"
+            "secure aggregation waits by its own patience: leave the deadline out"
         )
     return settings

@@ -16,6 +16,7 @@ import numpy as np
 from forethought.exchange import events as on
 from forethought.exchange.events import Alarm, Effect, Received, Send, Woken
 from forethought.exchange.messages import Join, Leave, Model, Refusal, Update, Vector
+from forethought.exchange.storing import Closed
 from forethought.federated.federation import Federation
 from forethought.federated.secure_aggregation.aggregator import Aggregator
 from forethought.federated.secure_aggregation.client import settings_of
@@ -28,6 +29,7 @@ from forethought.federated.secure_aggregation.messages import (
 )
 from forethought.federated.secure_aggregation.ring import from_ring
 from forethought.federated.server import Average, ServerMachine
+from forethought.federated.synchronous import Synchronous
 from forethought.rounds.grid_step import grid
 
 _OF_THE_ROUND = (MaskKeys, MaskShares, MaskedSum, Unmasking)
@@ -89,34 +91,62 @@ class SecureServer(ServerMachine):
             found.append(effect)
             if isinstance(effect, Send) and isinstance(effect.message, Model):
                 found += self._attempt(now)
-                found.append(Send(effect.to, self._request()))
+                if self._attempted is not None:
+                    found.append(Send(effect.to, self._request()))
         return found
 
     def _attempt(self, now: float) -> list[Effect]:
         """Begin summing the present version, if that is not under way."""
-        if self._attempted is not None and self._attempted.round == self.version:
+        asked = self._asked()
+        current = self._attempted
+        if current is not None and (current.round, current.asked) == (self.version, asked):
             return []
-        members = range(len(self.federation.members))
+        if len(asked) < self.settings.threshold:
+            self._attempted = None
+            few = f"{len(asked)} clients are left, of {self.settings.threshold} whose sum is opened"
+            return [Alarm("secure-few", few)]
         self._attempted = Aggregator(
             self.settings,
             self.federation.run_id,
             self.version,
-            members,
+            asked,
             self.federation.parameters,
             attempt=int.from_bytes(self._entropy(7), "big"),
         )
         self._attempted.gone = self.left
         return self._attempted.begin(now)
 
+    def _asked(self) -> tuple[int, ...]:
+        """The cohort of the present version; everybody where there is none."""
+        rule = self.rule
+        if self.federation.cohort is None or not isinstance(rule, Synchronous):
+            return tuple(range(len(self.federation.members)))
+        return rule.asked
+
     def _request(self) -> MaskRequest:
         assert self._attempted is not None
         return MaskRequest(0, self._attempted.round, self._attempted.attempt)
 
     def _joined(self, event: Received) -> list[Effect]:
-        if self._attempted is None or self._attempted.done:
+        current = self._attempted
+        if current is None or current.done:
             return []
-        self._attempted.gone = self.left
-        return self._attempted.again(event.sender)
+        current.gone = self.left
+        few = len(set(current.asked) - self.left) < self.settings.threshold
+        if few and isinstance(event.message, Leave) and self.federation.cohort is not None:
+            return self._drawn_anew(event.now)
+        return current.again(event.sender)
+
+    def _drawn_anew(self, now: float) -> list[Effect]:
+        """Too few of a cohort are left for a sum: another one is asked for the same model."""
+        self._attempted = None
+        effects = self._decide(Closed(self.version), now)
+        if self.finished:
+            return effects
+        told: list[Effect] = [
+            self._told(client) for client in self._asked() if self._is_here(client)
+        ]
+        return [*effects, *(self._requesting(told, now) or self._attempt(now))]
 
     def _of_the_round(self, event: Received) -> list[Effect]:
         if self._attempted is None:
@@ -134,6 +164,8 @@ class SecureServer(ServerMachine):
             # Nothing was opened: everybody masks anew, or says that it cannot.
             self._attempted = None
             begun = self._attempt(now)
+            if self._attempted is None:
+                return [*kept, *begun]
             told = [Send(client, self._request()) for client in sorted(current.numbers)]
             return [*kept, *begun, *told]
         return [*kept, *self._opened(current, now)]
