@@ -343,6 +343,13 @@ KINDS: dict[str, Kind] = {
         "large they were",
         "the size of a sampled batch depends on the records",
     ),
+    "padded-times": Kind(
+        "not-covered",
+        "when updates arrive, should computing one ever take longer than the cadence of {detail} "
+        "to which it is padded: how many beats it took would show, and so roughly how large the "
+        "batch was",
+        "the size of a sampled batch depends on the records",
+    ),
     "stated": Kind(
         "not-covered",
         "{detail}",

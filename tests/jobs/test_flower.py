@@ -182,6 +182,15 @@ def test_secure_aggregation_is_refused(tmp_path: Path) -> None:
         answered(config, [])
 
 
+def test_a_cadence_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB.replace("local_rounds = 4", "local_rounds = 4\ncadence = 5.0"))
+    jobs.make_everybody(from_file(path), tmp_path / "keys")
+    config = {"job": str(path), "keys": str(tmp_path / "keys" / "a"), "out": str(tmp_path / "a")}
+    with pytest.raises(FederationError, match="not at a cadence"):
+        answered(config, [])
+
+
 def test_the_app_and_the_extra_name_the_tested_version() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"

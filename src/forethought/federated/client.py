@@ -8,6 +8,8 @@ is what its ledger holds, a prefix of its plan.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from forethought.exchange import events as on
@@ -59,11 +61,14 @@ class ClientMachine:
     __slots__ = (
         "_acknowledged",
         "_asynchronous",
+        "_begun",
         "_computing",
         "_halted",
+        "_held",
         "_last",
         "_limit",
         "_newest",
+        "_now",
         "_outgoing",
         "base",
         "federation",
@@ -91,6 +96,9 @@ class ClientMachine:
         self._outgoing = {update.round: update for update in ledger.outgoing} or None
         self._computing = False
         self._halted = False
+        # When the present update was begun, and until when a computed one is held back.
+        self._now = self._begun = 0.0
+        self._held: tuple[float, Update] | None = None
         self._asynchronous = federation.rule != "synchronous"
 
     @property
@@ -102,6 +110,19 @@ class ClientMachine:
         """What an event leads to."""
         if self._halted:
             return []
+        self._now = event.now
+        if self._held is not None and event.now >= self._held[0]:
+            if isinstance(event, on.Woken):
+                return [*self._let_go(), on.Wake(event.now + self.federation.resend)]
+            return [*self._let_go(), *self._handled(event)]
+        return self._handled(event)
+
+    @property
+    def held_until(self) -> float | None:
+        """When an update leaves that is computed and waits for the cadence; None: there is none."""
+        return None if self._held is None else self._held[0]
+
+    def _handled(self, event: on.Event) -> Effects:
         if isinstance(event, Received):
             if event.sender != SERVER:
                 return [on.Alarm("sender", f"a message from {event.sender}, not the server")]
@@ -112,6 +133,8 @@ class ClientMachine:
             joined: Effects = [Send(SERVER, Join(self.updates, self.base))]
             joined += [Send(SERVER, update) for update in self._unsent()]
             joined.append(on.Wake(event.now + self.federation.resend))
+            if self._held is not None:
+                joined.append(on.Wake(self._held[0]))
             return joined
         if isinstance(event, on.Stopped):
             self._halted = True
@@ -120,7 +143,8 @@ class ClientMachine:
         return []
 
     def _unsent(self) -> list[Update]:
-        return list(self._outgoing.values()) if self._outgoing else []
+        held = None if self._held is None else self._held[1]
+        return [one for one in (self._outgoing or {}).values() if one is not held]
 
     def _received(self, message: object) -> Effects:
         if isinstance(message, Model):
@@ -177,7 +201,7 @@ class ClientMachine:
 
     def _next(self) -> Effects:
         """Begin the next update if the plan, the ledger and the delay allow it."""
-        if self._computing or self._newest is None:
+        if self._computing or self._held is not None or self._newest is None:
             return []
         if not self._asynchronous:
             if self.base <= self._last:
@@ -189,6 +213,7 @@ class ClientMachine:
                 return []
             return [Send(SERVER, Leave(self.updates, self.base, "plan used up"))]
         self._computing = True
+        self._begun = self._now
         return [Compute(self.updates, self.base, self._newest)]
 
     def _computed(self, done: Computed) -> Effects:
@@ -202,12 +227,21 @@ class ClientMachine:
         self.updates += 1
         self._last = done.base
         release = Release(done.round, done.base, done.rounds, done.input_hash, done.state, update)
-        effects: Effects = [Commit(release), Send(SERVER, update)]
         if self._asynchronous and self._newest is not None and self.base == done.base:
             size = step_size(self.federation, self.me, done.round)
             self._newest = OwnModel(self._newest, done.vector, size)
-        effects += self._next()
-        return effects
+        cadence = self.federation.cadence
+        if cadence is None:
+            return [Commit(release), Send(SERVER, update), *self._next()]
+        beats = max(1, math.ceil((self._now - self._begun) / cadence))
+        self._held = (self._begun + beats * cadence, update)
+        return [Commit(release), on.Wake(self._held[0])]
+
+    def _let_go(self) -> Effects:
+        """Send what was held back, and begin the next update: both at a beat of the cadence."""
+        assert self._held is not None
+        update, self._held = self._held[1], None
+        return [Send(SERVER, update), *self._next()]
 
 
 _NOTHING = LedgerState()

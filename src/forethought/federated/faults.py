@@ -72,7 +72,13 @@ class Tally:
 
 @lru_cache(maxsize=512)
 def trial_federation(
-    rule: Any, clients: int, updates: int, cohort: bool, slack: bool, lost: bool
+    rule: Any,
+    clients: int,
+    updates: int,
+    cohort: bool,
+    slack: bool,
+    lost: bool,
+    padded: bool = False,
 ) -> Federation:
     """``lost``: clients may stop for good, so that nobody may be waited for for ever."""
     plan = Plan(
@@ -98,4 +104,5 @@ def trial_federation(
         deadline=15.0 if synchronous and bounded else None,
         absence=12.0 if rule == "asynchronous" and bounded else None,
         resend=3.0,
+        cadence=2.0 if padded else None,
     )

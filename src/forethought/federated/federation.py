@@ -117,6 +117,8 @@ class Federation(Stored):
         cohort: how many clients a synchronous round asks; None: all.
         deadline: seconds that a synchronous round waits from its beginning; None: for ever.
         absence: seconds without a word after which the asynchronous rule goes on without a client.
+        cadence: seconds; a client's computation of an update lasts a whole multiple of them, as
+            others see it, so that the size of a batch does not show as long as one is enough.
         resend: seconds after which what was not acknowledged is sent again; also the heartbeat.
         server: how the mean of a round's updates moves the model. robust: which mean.
         averaging: of the global models, for the one that is reported.
@@ -152,6 +154,7 @@ class Federation(Stored):
     seed: int = 0
     server_key: str = ""
     nonce: str = ""
+    cadence: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("parameters", "rounds", "local_rounds"):
@@ -160,7 +163,7 @@ class Federation(Stored):
         one_of("exchanged", self.exchanged, get_args(Exchanged))
         whole("seed", self.seed, least=0)
         real("resend", self.resend, above=0)
-        for name in ("deadline", "absence"):
+        for name in ("deadline", "absence", "cadence"):
             value = getattr(self, name)
             if value is not None:
                 real(name, value, above=0)
@@ -213,6 +216,11 @@ class Federation(Stored):
             raise FederationError("absence goes with the rule 'asynchronous'; give a deadline")
         if self.rule == "published" and self.absence is not None:
             raise FederationError("the published rule waits for everyone: absence= contradicts it")
+        if self.cadence is not None and self.secure is not None:
+            raise FederationError(
+                "under secure aggregation a masked sum leaves when all keys are agreed on, not at "
+                "a cadence: leave one of the two out"
+            )
         if self.cohort is not None:
             whole("cohort", self.cohort, most=len(self.members))
 

@@ -203,7 +203,7 @@ class Simulator:
                 if self._committed is not None:
                     self._committed(client, effect.release)
             elif isinstance(effect, on.Wake):
-                if self._loses:
+                if self._loses or effect.at == self.clients[client].held_until:
                     self._agenda.add(effect.at, _WAKE, client)
             elif isinstance(effect, on.Alarm):
                 self._alarms.append((effect.code, effect.text))

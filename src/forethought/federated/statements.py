@@ -75,7 +75,7 @@ def client_statement(
                 "is no statement to write"
             )
         transcript.require(plan.mechanism.first(count))
-    named = [Caveat("arrival-times")]
+    named = [_arrivals(federation)]
     if federation.cohort is not None:
         named.append(Caveat("no-client-amplification"))
     return account(
@@ -199,7 +199,7 @@ def shared(
         account(
             _composed(choice),
             delta,
-            not_covered=(Caveat("several-holders", detail), Caveat("arrival-times")),
+            not_covered=(Caveat("several-holders", detail), _arrivals(federation)),
             randomness=randomness,
         )
         for choice in _choices(mechanisms, min(holders, len(mechanisms)))
@@ -236,6 +236,13 @@ def overview(
             rounds, delta = len(made[0].mechanism), made[0].delta
         lines.append(f"| {member.name} | {rounds:,} | {' | '.join(cells)} | {delta:g} |")
     return "\n".join(lines)
+
+
+def _arrivals(federation: Federation) -> Caveat:
+    """What the times of updates can show."""
+    if federation.cadence is None:
+        return Caveat("arrival-times")
+    return Caveat("padded-times", f"{federation.cadence:g} seconds")
 
 
 def _accountant(federation: Federation, client: int, view: View) -> dict[str, Any] | None:

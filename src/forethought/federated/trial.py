@@ -92,6 +92,7 @@ class Trial:
             draw() < 0.5,
             draw() < 0.4,
             bool(faults.backups),
+            draw() < 0.2,
         )
         self.run_id = b"%032d" % seed
         self.agenda = Agenda()

@@ -244,6 +244,7 @@ def agreed(
         lead.averaging,
         None,
         section.seed,
+        cadence=section.cadence,
     )
     if section.secure is not None:
         federation = secured(federation, settings_of(section, count))

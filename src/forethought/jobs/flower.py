@@ -165,7 +165,13 @@ def _places(config: Mapping[str, Any]) -> tuple[Path, Path, Path]:
             f"the configuration lacks {', '.join(missing)}: give job, keys and out, each a path"
         )
     job, keys, out = (Path(str(config[name])) for name in ("job", "keys", "out"))
-    if Federation.load(keys / FEDERATION).secure is not None:
+    agreed = Federation.load(keys / FEDERATION)
+    if agreed.cadence is not None:
+        raise FederationError(
+            "Flower answers each request as soon as it is computed, not at a cadence: use "
+            "federate server and client, or leave cadence out of [federation]"
+        )
+    if agreed.secure is not None:
         raise FederationError(
             "secure aggregation needs a client that keeps its keys from message to message, which "
             "Flower's do not: use federate server and client, or leave secure out of [federation]"

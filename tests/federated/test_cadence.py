@@ -1,0 +1,97 @@
+"""Padding to a cadence: when an update leaves says nothing of how long it took, up to a beat."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from forethought.exchange import events as on
+from forethought.exchange.messages import Join, Update
+from forethought.exchange.storing import LedgerState
+from forethought.federated.client import ClientMachine
+from forethought.federated.federation import FederationError
+from forethought.federated.simulator import Simulated, Simulator, Times
+from forethought.federated.statements import client_statement
+from forethought.holders.work import NoTraining, no_gradients
+
+from .machines import D, federation, from_server, model, of, sent, vector
+
+
+def begun(rule: str = "synchronous") -> tuple[ClientMachine, on.Compute]:
+    machine = ClientMachine(federation(rule=rule, cadence=10.0), 0)
+    (compute,) = of(machine.handle(from_server(model(0), 3.0)), on.Compute)
+    return machine, compute
+
+
+def computed(asked: on.Compute, now: float) -> on.Computed:
+    return on.Computed(asked.round, asked.base, vector(), asked.round + 1, b"", b"", now)
+
+
+@pytest.mark.parametrize(("now", "due"), [(3.1, 13.0), (12.9, 13.0), (13.5, 23.0), (43.0, 43.0)])
+def test_an_update_leaves_at_a_beat_and_is_in_the_ledger_before(now: float, due: float) -> None:
+    machine, asked = begun()
+    effects = machine.handle(computed(asked, now))
+    assert len(of(effects, on.Commit)) == 1 and not sent(effects, Update)
+    assert [wake.at for wake in of(effects, on.Wake)] == [due] == [machine.held_until]
+    early = machine.handle(on.Woken(due - 1e-6))
+    assert sent(early, Join) and not sent(early, Update)  # a heartbeat does not bring it along
+    assert due in [wake.at for wake in of(early, on.Wake)]
+    assert len(sent(machine.handle(on.Woken(due)), Update)) == 1
+    assert machine.held_until is None
+
+
+def test_the_next_update_begins_at_the_beat_not_when_the_last_one_was_ready() -> None:
+    machine, asked = begun("asynchronous")
+    assert not of(machine.handle(computed(asked, 7.0)), on.Compute)
+    newer = machine.handle(from_server(model(1, *(0.0,) * D, round=1), 8.0))
+    assert not of(newer, on.Compute)  # a model that comes meanwhile does not begin one either
+    effects = machine.handle(on.Woken(13.0))
+    assert len(sent(effects, Update)) == 1
+    (following,) = of(effects, on.Compute)
+    assert following.round == 1
+    (wake,) = of(machine.handle(computed(following, 21.0)), on.Wake)
+    assert wake.at == 23.0
+
+
+def test_a_client_that_restarts_sends_what_it_had_written() -> None:
+    update = Update(0, 0, vector())
+    machine = ClientMachine(federation(cadence=10.0), 0, LedgerState(1, 1, b"", 0, (update,), 0))
+    assert sent(machine.handle(on.Connected(0.0)), Update) == [update]
+
+
+def simulated(straggling: float, cadence: float | None, rule: str) -> Simulated:
+    agreed = federation(4, 6, rule=rule, cadence=cadence)
+    gradients = None if rule == "synchronous" else no_gradients(D)
+    times = Times([1.0, 1.5, 2.0, 2.5], straggling=straggling, seed=3)
+    start = np.zeros(D, dtype=np.float32)
+    return Simulator(agreed, start, NoTraining(vector=gradients), times).run()
+
+
+@pytest.mark.parametrize("rule", ["synchronous", "asynchronous"])
+def test_seen_from_outside_nothing_depends_on_how_long_batches_take(rule: str) -> None:
+    even, uneven = (simulated(spread, 100.0, rule) for spread in (0.0, 0.5))
+    assert not np.array_equal(even.busy, uneven.busy)
+    assert even.versions == uneven.versions and even.seconds == uneven.seconds
+    assert all(second % 100 == 0 for second in even.versions)
+    # Without padding the times of the models follow the batches.
+    plain = [simulated(spread, None, rule) for spread in (0.0, 0.5)]
+    assert plain[0].versions != plain[1].versions
+    assert even.messages == uneven.messages
+
+
+def test_the_statement_says_what_is_left_of_the_times() -> None:
+    padded = client_statement(federation(cadence=30.0), 0)
+    (note,) = [note for note in padded.caveats if "times" in note.code]
+    assert note.code == "padded-times" and note.detail == "30 seconds"
+    plain = client_statement(federation(), 0)
+    assert [note.code for note in plain.caveats if "times" in note.code] == ["arrival-times"]
+
+
+def test_a_cadence_and_secure_aggregation_are_refused_together() -> None:
+    words = re.escape("not at a cadence: leave one of the two out")
+    with pytest.raises(FederationError, match=words):
+        federation(exchanged="gradients", cadence=5.0, secure={"clients": 3})
+    with pytest.raises(ValueError, match="cadence"):
+        federation(cadence=0.0)
