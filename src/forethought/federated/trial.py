@@ -140,7 +140,8 @@ class Trial:
                 raise self._violation("it does not end")
             self._happens(kind, machine, what)
             server = self.server.machine
-            if server is not None and server.finished and agenda.now > QUIET:
+            ended = server is not None and server.finished
+            if agenda.now > QUIET and (ended or self._nobody_left()):
                 break
         self._judge()
         return self.tally
@@ -361,9 +362,13 @@ class Trial:
                 "in its journal"
             )
 
+    def _nobody_left(self) -> bool:
+        """Whether every client has stopped for ever, all their ledgers set back."""
+        return all(client.halted for client in self.clients)
+
     def _judge(self) -> None:
         server = self.server.machine
-        if server is None or not server.finished:
+        if server is None or not (server.finished or self._nobody_left()):
             raise self._violation("the faults ended, and the federation did not")
         applied = [(e.client, e.round) for e in self.history if isinstance(e, Accepted)]
         self.tally.accepted = len(applied)
