@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from forethought import mechanism
 from forethought.accounting import adaptive, exact
 from forethought.accounting import attack as attack_bounds
 from forethought.accounting.pld import pairs
@@ -294,7 +295,7 @@ def half_sensitivity() -> Iterator[None]:
 
     _forget()
     try:
-        with replaced((pairs, "sensitivity", half), (curves, "sensitivity", half)):
+        with replaced(*((room, "sensitivity", half) for room in (mechanism, pairs, curves))):
             yield
     finally:
         _forget()  # what was computed with the fault
