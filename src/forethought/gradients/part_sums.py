@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from forethought.gradients import clipping
 from forethought.gradients.rounding import exactly
@@ -23,7 +23,7 @@ from forethought.gradients.terms import Dense, OneHot, Outer, Term
 
 def clip_and_sum_parts(
     terms: dict[str, Term],
-    trained: Mapping[str, nn.Parameter],
+    trained: Mapping[str, Tensor],
     clip_norm: float,
     sizes: Sequence[int],
     clip: clipping.ClippingRule = clipping.flat,

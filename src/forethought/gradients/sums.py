@@ -79,7 +79,7 @@ class Weighed:
 
 def weighed(
     terms: dict[str, Term],
-    trained: Mapping[str, nn.Parameter],
+    trained: Mapping[str, Tensor],
     clip_norm: float,
     clip: clipping.ClippingRule,
     round_size: int | None,
