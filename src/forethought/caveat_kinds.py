@@ -97,6 +97,12 @@ KINDS: dict[str, Kind] = {
         "clients that are left out leave another client's records in the sum, so that leaving out "
         "says nothing of one record; docs/federation.md has the counterexample",
     ),
+    "known-steps": Kind(
+        "fact",
+        "who stepped, and when, counts as known: every round of this worker counts in full, at its "
+        "own rate",
+        "a worker's neighbours see it in the weights that they are sent",
+    ),
     # What the guarantee rests on.
     "public-size": Kind(
         "assumption",
@@ -185,14 +191,14 @@ KINDS: dict[str, Kind] = {
     ),
     "others-noise": Kind(
         "assumption",
-        "the other clients add the noise of their plans in every round, from random numbers that "
+        "the other holders add the noise of their plans in every round, from random numbers that "
         "stay secret",
         "their noise is counted here",
     ),
     "single-updates-hidden": Kind(
         "assumption",
-        "no single client's update is shown to the attacker: connections are encrypted, and the "
-        "server publishes models only",
+        "no single holder's update is shown to the attacker: connections are encrypted, and only "
+        "models are published",
         "the noise of the others hides nothing in a single update",
     ),
     "distant-observer": Kind(
