@@ -150,6 +150,7 @@ class WorkerDriver:
             look: called about as often as somebody is found lost.
 
         Raises:
+            PeersError: no neighbour was met, or under a rule that waits one was lost.
             Exception: what went wrong in the trainer or in a write; a new process goes on from the
                 ledger.
         """
@@ -177,11 +178,19 @@ class WorkerDriver:
     # ---- time
 
     def _meet(self, stop: threading.Event) -> None:
-        until = time.monotonic() + self._pace.meet
+        until, there = time.monotonic() + self._pace.meet, [True]
         while time.monotonic() < until and not stop.is_set():
-            if all(self._links.heard(peer) is not None for peer in self._peers):
+            there = [self._links.heard(peer) is not None for peer in self._peers]
+            if all(there):
                 return
             time.sleep(0.005)
+        if not any(there) and not stop.is_set():
+            while not self._queue.empty():
+                self._take(0.0)
+            said = f": {self.drove.alarms[-1][1]}" if self.drove.alarms else ""
+            raise PeersError(
+                f"no neighbour was met in {self._pace.meet:g} s{said or '; is anybody there?'}"
+            )
 
     def _loop(
         self, stop: threading.Event, begin: float, look: Callable[[Drove], None] | None

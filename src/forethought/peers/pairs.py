@@ -48,12 +48,13 @@ class Meeting:
     """Where workers find each other: a store of torch's, which must live as long as any may come.
 
     Args:
-        host, port: of the store. name: of the run. seconds: to reach it.
+        host, port: of the store. run: of the gossip, which others must have as well.
+        seconds: to reach the store.
     """
 
     host: str
     port: int
-    name: str = "gossip"
+    run: bytes = b""
     seconds: float = 60.0
 
     def store(self) -> Store:
@@ -75,7 +76,7 @@ class Meeting:
                 f"no store of torch.distributed answers at {self.host}:{self.port}: start all "
                 f"workers with torchrun, or with the same MASTER_ADDR and MASTER_PORT ({error})"
             ) from None
-        return PrefixStore(self.name, found)
+        return PrefixStore("gossip", found)
 
 
 class GlooPairs:
@@ -98,7 +99,9 @@ class GlooPairs:
     ) -> None:
         self.meeting, self.me = meeting, me
         self.most, self.largest = most, largest
-        self.life = int(meeting.store().add(f"life/{me}", 1))
+        store = meeting.store()
+        store.set(f"run/{me}", meeting.run.hex())
+        self.life = int(store.add(f"life/{me}", 1))
         self._pairs = {peer: _Pair(self, peer) for peer in peers}
 
     def start(self, deliver: Deliver) -> None:
@@ -184,6 +187,8 @@ class _Pair:
                     self._ending.wait(_LOOK)
                     continue
                 met = lives
+                if not self._same_run(store, deliver):
+                    continue
                 group = self._group(store, lives)
                 if group is None:  # its thread has the store for itself
                     store = self._links.meeting.store()
@@ -199,6 +204,16 @@ class _Pair:
             return None
         its, own = int(store.get(key)), self._links.life
         return (own, its) if self._low == self._links.me else (its, own)
+
+    def _same_run(self, store: Store, deliver: Deliver) -> bool:
+        if store.get(f"run/{self._peer}") == self._links.meeting.run.hex().encode():
+            return True
+        text = (
+            f"worker {self._peer} has another gossip than worker {self._links.me}: plans, graph, "
+            "architecture or first weights differ; start all with the same job"
+        )
+        deliver(Refused(self._peer, text))
+        return False
 
     def _here(self, store: Store, lives: tuple[int, int]) -> bool:
         """Say that this side is there; whether the other is."""

@@ -1,0 +1,131 @@
+"""Workers that torchrun started, or whoever else sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
+
+Each process is a worker, its rank its place. The store where they meet is torchrun's, or else the
+first process's: then nobody can come back once that one is gone, while those who have met go on.
+torchrun itself ends all workers of one agent when one of them dies; under an agent for each worker
+(``--nnodes=K --nproc-per-node=1 --rdzv-backend=static``) the others go on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
+
+from forethought.exchange.messages import Vector
+from forethought.gossip.gossip import Gossip
+from forethought.peers.driving import PeersError
+from forethought.peers.pairs import GlooPairs, Meeting
+
+
+@dataclass(frozen=True)
+class Launched:
+    """Which of the workers this process is.
+
+    Args:
+        rank, size: place and number. host, port: of the store.
+        serves: whether this process is the one that serves the store.
+    """
+
+    rank: int
+    size: int
+    host: str
+    port: int
+    serves: bool
+
+    @classmethod
+    def here(cls, environment: Mapping[str, str] | None = None) -> Launched:
+        """As torchrun says.
+
+        Raises:
+            PeersError: it did not start this process.
+        """
+        given = os.environ if environment is None else environment
+        names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        missing = [name for name in names if name not in given]
+        try:
+            rank, size, port = (int(given.get(names[i], "")) for i in (0, 1, 3))
+        except ValueError:
+            raise PeersError(
+                f"this process does not know which worker it is ({', '.join(missing or names)}): "
+                "start it with torchrun, for example torchrun --nproc-per-node=4 ..."
+            ) from None
+        if not 0 <= rank < size or size < 2:
+            raise PeersError(f"rank {rank} of {size}: gossip needs at least two workers")
+        agent = given.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        return cls(rank, size, given["MASTER_ADDR"], port, rank == 0 and not agent)
+
+    @contextmanager
+    def meeting(self, gossip: Gossip) -> Iterator[Meeting]:
+        """Where the workers meet; while it is open, the store is served where this one serves it.
+
+        Raises:
+            PeersError: the port is taken, or there are other workers than processes.
+        """
+        if gossip.workers != self.size:
+            raise PeersError(
+                f"{self.size} processes for {gossip.workers} workers: start as many as the gossip "
+                "has"
+            )
+        held: Any = None
+        if self.serves:
+            try:
+                held = TCPStore(
+                    self.host,
+                    self.port,
+                    is_master=True,
+                    timeout=timedelta(seconds=60),
+                    wait_for_workers=False,
+                )
+            except RuntimeError as error:
+                raise PeersError(
+                    f"cannot serve the workers' store at {self.host}:{self.port}: {error}"
+                ) from None
+        try:
+            yield Meeting(self.host, self.port, gossip.run_id)
+        finally:
+            del held
+
+    def links(self, meeting: Meeting, gossip: Gossip) -> GlooPairs:
+        """Links to this worker's neighbours."""
+        near = gossip.mixing.graph.neighbours(self.rank)
+        return GlooPairs(meeting, self.rank, near, gossip.coordinates, gossip.largest)
+
+
+class GlooReduce:
+    """The mean of a vector over all workers; everybody waits for everybody.
+
+    Args:
+        meeting: where workers find each other. rank, size: this worker, of how many.
+    """
+
+    def __init__(self, meeting: Meeting, rank: int, size: int) -> None:
+        self._meeting, self._rank, self._size = meeting, rank, size
+        self._group: Any = None
+
+    def __call__(self, round: int, vector: Vector) -> Vector:
+        """The mean, added up in float64 and rounded once.
+
+        Raises:
+            PeersError: one of the workers is gone.
+        """
+        if self._group is None:
+            store = PrefixStore("reduce", self._meeting.store())
+            self._group = ProcessGroupGloo(store, self._rank, self._size, timedelta(days=365))
+        total = torch.from_numpy(vector.astype("float64"))
+        try:
+            self._group.allreduce([total]).wait()
+        except RuntimeError as error:
+            raise PeersError(
+                f"a worker was lost in round {round}, and under the rule 'allreduce' everybody "
+                f"waits for everybody: begin again, or use the rule 'asynchronous' ({error})"
+            ) from None
+        mean: Vector = (total / self._size).to(torch.float32).numpy()
+        return mean

@@ -1,0 +1,215 @@
+"""A worker as a process: its folder of ledger and secrets, its trainer, its statement.
+
+Everything that protects the worker's records is here and below: its plan and policy, its ledger,
+its secrets, its noise. Neighbours get weights that are post-processing of noised sums, and each
+release is in the ledger, durably, before anything that depends on it is sent.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from forethought.accounting.assumptions import Randomness
+from forethought.accounting.statement import Statement, account
+from forethought.caveats import Caveat
+from forethought.exchange.keys import Keys as MemberKeys
+from forethought.exchange.ledger import LEDGER, ClientLedger
+from forethought.exchange.messages import Vector
+from forethought.exchange.signed import Endpoint
+from forethought.exchange.storage import FolderStorage
+from forethought.gossip.gossip import Gossip, GossipError
+from forethought.gossip.machines import worker
+from forethought.holders.trainer import ClientTrainer, Holder, SharedModel, released
+from forethought.peers.driving import Drove, Pace, Reduce, WorkerDriver
+from forethought.peers.links import Links
+from forethought.rounds.losses import Loss
+from forethought.rounds.randomness import Seeds
+from forethought.rounds.records import Records
+from forethought.rounds.transcript import Transcript
+from forethought.training.keys import KEYS, Keys, wipe
+from forethought.training.lock import locked
+
+# Ways to end after which there is nothing to go on with.
+ENDINGS = ("counted", "neighbour", "rounds", "stopped", "ledger set back")
+Stated = Callable[[Gossip, int, Transcript, Randomness], Statement]
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a worker brings along.
+
+    Args:
+        records: its own, exactly as many as its plan says. loss: one value per example.
+        epsilon: the most that its whole plan may spend, at delta; None: what the plan spends.
+        delta: None: the plan's.
+        seeds: of its random numbers; a seeded noise protects nothing, as its statement says.
+        micro_batch: examples whose gradients are held at once.
+    """
+
+    records: Records
+    loss: Loss
+    epsilon: float | None = None
+    delta: float | None = None
+    seeds: Seeds = Seeds()  # noqa: RUF009 (frozen)
+    micro_batch: int | None = None
+
+    def require(self, gossip: Gossip, me: int) -> None:
+        """Refuse a plan that is for other records, or that spends more than is allowed.
+
+        Raises:
+            GossipError: names both figures.
+        """
+        plan, name = gossip.plan(me), gossip.members[me].name
+        if len(self.records) != plan.examples:
+            raise GossipError(
+                f"the plan of {name!r} is for {plan.examples} examples, the data has "
+                f"{len(self.records)}: the guarantee depends on it"
+            )
+        if self.epsilon is None:
+            return
+        found = account(plan, self.delta).guarantee
+        if found > self.epsilon:
+            raise GossipError(
+                f"the plan of {name!r} spends epsilon {found:.4g}, its owner allows "
+                f"{self.epsilon:g}: ask for a plan with more noise or fewer rounds"
+            )
+
+
+@dataclass(frozen=True)
+class TookPart:
+    """What came of taking part.
+
+    Args:
+        drove: how it went. updates: in the ledger.
+        statement: against the neighbours, of what was released; None: nothing was.
+        weights: this worker's model, float32, shape (parameters,).
+    """
+
+    drove: Drove
+    updates: int
+    statement: Statement | None
+    weights: Vector
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing can follow; else folder and secrets are still needed."""
+        return self.drove.reason in ENDINGS
+
+
+def take_part(
+    gossip: Gossip,
+    me: int,
+    shared: SharedModel,
+    share: Share,
+    folder: Path,
+    links: Callable[[MemberKeys], Links],
+    *,
+    keys: MemberKeys | None = None,
+    pace: Pace | None = None,
+    reduce: Reduce | None = None,
+    stop: threading.Event | None = None,
+    look: Callable[[Drove], None] | None = None,
+    stated: Gossip | None = None,
+) -> TookPart:
+    """Take part to the end, or until ``stop`` is set; the same folder goes on where it was.
+
+    Args:
+        shared: the model, with the first weights. share: records, and the most they may be used.
+        folder: of ledger and secrets.
+        links: makes the links to the neighbours.
+        keys: own; None: made in the folder, where nobody asks for them.
+        pace, reduce, look: see :class:`~forethought.peers.driving.WorkerDriver`.
+        stated: the gossip that the statement is made from, where loading found more to say.
+
+    Raises:
+        GossipError: another model, other first weights or records, a plan beyond what is allowed
+            (before anything is connected), or a part that has ended. LedgerError, LogError: the
+            ledger is another gossip's, or damaged. PeersError: see the driver.
+        RunFolderBusyError: somebody takes part there. OSError: a write that failed.
+    """
+    first = shared.read()
+    gossip.require(shared.architecture, first)
+    share.require(gossip, me)
+    with locked(folder):
+        own = _secrets(folder, share.seeds)
+        if keys is None:
+            keys = _own_keys(folder / "member", f"worker-{me}")
+        storage = FolderStorage(folder)
+        returning = storage.read(LEDGER) is not None
+        endpoint = Endpoint(gossip.run_id, me, keys.signing, {}, gossip.coordinates)
+        ledger = ClientLedger(storage, endpoint, share.records.digest(own.identity))
+        state = ledger.read()
+        trainer = ClientTrainer(
+            shared,
+            Holder(gossip.plan(me), share.records, share.loss, own.secrets, share.micro_batch),
+            gradients=True,
+            state=state.state,
+        )
+        machine = worker(gossip, me, first, state)
+        driver = WorkerDriver(
+            machine,
+            gossip,
+            me,
+            links(keys),
+            trainer.compute,
+            ledger=ledger,
+            pace=pace,
+            reduce=reduce,
+            returning=returning,
+        )
+        drove = driver.run(stop, look)
+        state = ledger.read()
+        transcript = released(state.state)
+        randomness = Randomness(
+            seeded_noise=own.secrets.seeded_noise,
+            seeded_sampling=own.secrets.seeded_sampling,
+            grid=gossip.plan(me).noise == "grid",
+        )
+        statement = None
+        if len(transcript):
+            statement = _statement(stated or gossip, me, transcript, randomness)
+            statement.save(folder)
+        return TookPart(drove, state.updates, statement, machine.weights)
+
+
+def end(folder: Path) -> None:
+    """Wipe the secrets of a part that is over; its results must have been saved before.
+
+    Raises:
+        OSError: cannot be overwritten.
+    """
+    wipe(folder / KEYS)
+
+
+def _statement(
+    gossip: Gossip, me: int, transcript: Transcript, randomness: Randomness
+) -> Statement:
+    plan = gossip.plan(me)
+    transcript.require(plan.mechanism.first(len(transcript)))
+    return account(
+        plan,
+        released=len(transcript),
+        releases=transcript.releases(),
+        not_covered=(Caveat("arrival-times"),),
+        randomness=randomness,
+    )
+
+
+def _secrets(folder: Path, seeds: Seeds) -> Keys:
+    if (folder / KEYS).exists():
+        return Keys.read(folder)
+    if (folder / LEDGER).exists():
+        raise GossipError(
+            f"{folder} holds a part that has ended: its secrets are wiped, its statement is there. "
+            "What it released counts; for another run take another folder"
+        )
+    own = Keys.draw(seeds)
+    own.write(folder)
+    return own
+
+
+def _own_keys(folder: Path, name: str) -> MemberKeys:
+    return MemberKeys.load(folder) if folder.exists() else MemberKeys.make(folder, name)
