@@ -10,6 +10,7 @@ from workers import gossip, plan, vector
 import forethought as ft
 from forethought.exchange.messages import Update
 from forethought.exchange.storing import LedgerState
+from forethought.gossip.clipping import Trust
 from forethought.gossip.gossip import Gossip, GossipError, Member, digest_of
 from forethought.gossip.graphs import make, read
 from forethought.gossip.machines import worker
@@ -24,7 +25,7 @@ def test_it_is_stored_and_read_back(kind: str, tmp_path: Path) -> None:
         mixing = given(graph, tmp_path / "matrix")
     else:
         mixing = Mixing(kind, graph, 7)
-    one = gossip(mixing=mixing, clip=2.0, tracking=True)
+    one = gossip(mixing=mixing, trust=Trust(2.0), tracking=True)
     one.save(tmp_path / "gossip.json")
     again = Gossip.load(tmp_path / "gossip.json")
     assert again == one

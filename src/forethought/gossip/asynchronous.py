@@ -299,9 +299,10 @@ class AsynchronousWorker:
         if sent is None or weight is None:
             return []
         own = self.own
-        change = message.vector - sent.vector
-        if self.gossip.clip is not None:
-            change = clipped(change, self.gossip.clip)
+        received = message.vector
+        if self.gossip.trust.difference is not None:
+            received = self.gossip.trust.admit(sent.vector, received)
+        change = received - sent.vector
         change *= _HALF if weight == 0.5 else np.float32(weight)
         own.held = np.add(own.held, change, out=change)
         own.count += moved(sent.count, message.count, weight)
@@ -336,12 +337,6 @@ class AsynchronousWorker:
         self._return.unsure -= self._lost
         self._return.ready -= self._lost
         return self._ask()
-
-
-def clipped(change: Vector, norm: float) -> Vector:
-    """A difference, shortened to ``norm`` where it is longer."""
-    length = float(np.linalg.norm(change))
-    return change if length <= norm else change * np.float32(norm / length)
 
 
 def _alarm(code: str, text: str) -> Effects:

@@ -18,12 +18,15 @@ import numpy as np
 
 from forethought.checks import one_of, real, whole
 from forethought.exchange.messages import Vector
+from forethought.gossip.clipping import Trust
 from forethought.gossip.graphs import Graph
 from forethought.gossip.mixing import Mixing
 from forethought.plans import Plan
 from forethought.samplings import expected_batch
 from forethought.serialisation import Stored, build, canonical, exact_keys, plain
 
+# Norm of weights that no honest model has: beyond it they are refused.
+LARGEST = 1e6
 Rule = Literal["asynchronous", "synchronous", "allreduce"]
 
 
@@ -64,8 +67,7 @@ class Gossip(Stored):
             view be accounted (:mod:`forethought.gossip.statements`).
         momentum: of the steps along noised means; post-processing.
         tracking: gradient tracking: neighbours exchange an estimate of the mean update as well.
-        largest: a neighbour's weights beyond this in absolute value are refused.
-        clip: norm to which the difference from a neighbour is clipped; None: it is not.
+        trust: what of a neighbour's weights is refused, and how far one may move a worker.
         window: exchange steps for which a late answer still counts.
         settle: exchange steps after the last update, so that all come to agree.
         seed: of the simulation. nonce: drawn with the roster, so that no two runs have one name.
@@ -88,8 +90,7 @@ class Gossip(Stored):
     exchanges: int = 1
     momentum: float = 0.0
     tracking: bool = False
-    largest: float = 1e4
-    clip: float | None = None
+    trust: Trust = Trust(largest=LARGEST)  # noqa: RUF009 (frozen)
     window: int = 4
     settle: int = 10
     seed: int = 0
@@ -100,11 +101,8 @@ class Gossip(Stored):
             object.__setattr__(self, name, whole(name, getattr(self, name)))
         one_of("rule", self.rule, get_args(Rule))
         real("momentum", self.momentum, least=0, below=1)
-        real("largest", self.largest, above=0)
         whole("settle", self.settle, least=0)
         whole("seed", self.seed, least=0)
-        if self.clip is not None:
-            real("clip", self.clip, above=0)
         if self.exchanges > 1 and self.rule != "synchronous":
             raise GossipError(
                 f"exchanges = {self.exchanges} a round is for the rule 'synchronous': under "
@@ -217,6 +215,7 @@ class Gossip(Stored):
         known = dict(values)
         known["members"] = tuple(build(Member, row, "worker") for row in values["members"])
         known["plans"] = tuple(Plan.from_dict(row) for row in values["plans"])
+        known["trust"] = build(Trust, values["trust"], "trust")
         known["mixing"] = _mixing(values["mixing"])
         return cls(**known)
 

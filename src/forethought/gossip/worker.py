@@ -9,6 +9,7 @@ post-processing of a prefix of its plan.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from forethought.exchange.events import Acknowledged, Alarm, Commit, Release
 from forethought.exchange.messages import Update, Vector
 from forethought.exchange.storing import LedgerState
 from forethought.gossip import events as on
+from forethought.gossip.clipping import NeighbourError
 from forethought.gossip.count import UNIT
 from forethought.gossip.gossip import Gossip, GossipError
 from forethought.gossip.messages import Weights
@@ -65,7 +67,17 @@ class Releases:
         computing: whether a gradient is under way.
     """
 
-    __slots__ = ("_steps", "computing", "count", "gossip", "held", "limit", "me", "updates")
+    __slots__ = (
+        "_bare",
+        "_steps",
+        "computing",
+        "count",
+        "gossip",
+        "held",
+        "limit",
+        "me",
+        "updates",
+    )
 
     def __init__(
         self, gossip: Gossip, me: int, weights: Vector, ledger: LedgerState | None = None
@@ -81,6 +93,8 @@ class Releases:
         self.updates, self.count, self.computing = 0, 0, False
         self.limit = gossip.updates(me)
         self._steps = Steps(gossip, me)
+        # Differences are shortened where they are averaged.
+        self._bare = replace(gossip.trust, difference=None)
         if ledger is not None and ledger.updates:
             if not ledger.outgoing or len(ledger.outgoing[-1].vector) != gossip.coordinates:
                 raise GossipError("this ledger holds no weights of this gossip: take the right one")
@@ -119,15 +133,12 @@ class Releases:
 
     def refusal(self, sender: int, message: Weights) -> str | None:
         """Why a neighbour's weights are refused, in words; None: they are not."""
-        vector = message.vector
-        if vector.shape != (self.gossip.coordinates,) or vector.dtype != np.float32:
-            return f"weights of worker {sender} have another shape or precision"
-        # A comparison with NaN is false.
-        if not float(np.abs(vector).max()) <= self.gossip.largest:
-            return (
-                f"weights of worker {sender} are not finite, or beyond {self.gossip.largest:g} in "
-                "absolute value"
-            )
+        if message.vector.dtype != np.float32:
+            return f"worker {sender} sent {message.vector.dtype}, not float32"
+        try:
+            self._bare.admit(self.held, message.vector, f"worker {sender}")
+        except NeighbourError as error:
+            return str(error)
         if not 0 <= message.count <= 2 * self.gossip.total * UNIT:
             return f"worker {sender} says a count that cannot be"
         return None
