@@ -18,6 +18,7 @@ from forethought.commands import (
     audit,
     calculator,
     federate,
+    gossip,
     init,
     keygen,
     plan,
@@ -52,6 +53,7 @@ for command in (
 ):
     app.command(epilog=command[1])(command[0])
 app.add_typer(federate.app)
+app.add_typer(gossip.app)
 
 
 def _version(wanted: bool) -> None:

@@ -22,6 +22,7 @@ from forethought.federated.secure_training import train_securely
 from forethought.federated.simulator import Simulated, Simulator, Times
 from forethought.federated.statements import client_statement
 from forethought.gradients import check_model
+from forethought.holders.begun import begun
 from forethought.holders.in_process import InProcess
 from forethought.holders.recorded import RECORD, Recorded
 from forethought.holders.trainer import Holder, SharedModel, released
@@ -32,15 +33,13 @@ from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import Records, as_records, blank
 from forethought.rounds.transcript import Transcript
 from forethought.serialisation import plain
-from forethought.training.checkpoint import CheckpointError
 from forethought.training.fit import require_fit
-from forethought.training.folder import RunFolderExistsError
-from forethought.training.keys import KEYS, Keys, wipe
+from forethought.training.keys import KEYS, wipe
 from forethought.training.lock import locked
 from forethought.training.metrics import evaluate
 from forethought.training.run import NOT_COVERED_TEST
 
-FEDERATION, START, SUMMARY = "federation.json", "start.npy", "simulation.json"
+FEDERATION, SUMMARY = "federation.json", "simulation.json"
 Progress = Callable[[int, int], None]
 
 
@@ -142,7 +141,9 @@ def simulate(
         folder = None if out is None else Path(out)
         if folder is not None:
             held.enter_context(locked(folder))
-        secrets, start = _begun(folder, resume, federation, shared, seeds or Seeds())
+        secrets, start = begun(
+            folder, resume, federation, FEDERATION, shared.read(), seeds or Seeds()
+        )
         shared.write(start)
         holders = [
             Holder(federation.plan(c), one, chosen, secrets.of(c), micro_batch)
@@ -210,38 +211,6 @@ def rehearsed(federation: Federation, times: Times) -> Simulated:
     vector = no_gradients(federation.parameters) if gradients else None
     bare = replace(federation, averaging=replace(federation.averaging, kind="none"))
     return Simulator(bare, start, NoTraining(federation.local_rounds, vector), times).run()
-
-
-def _begun(
-    folder: Path | None,
-    resume: bool,
-    federation: Federation,
-    shared: SharedModel,
-    seeds: Seeds,
-) -> tuple[Secrets, Vector]:
-    """Secrets and first weights: new ones, or those of the simulation that goes on."""
-    if folder is None:
-        if resume:
-            raise ValueError("resume=True goes on in out=: give out")
-        return Secrets.draw(seeds), shared.read()
-    if resume:
-        if not (folder / KEYS).exists():
-            raise CheckpointError(f"{folder} holds no simulation that was interrupted")
-        if Federation.load(folder / FEDERATION) != federation:
-            raise CheckpointError(
-                f"the federation of {folder} is another one: go on with the job it began with"
-            )
-        start: Vector = np.load(folder / START, allow_pickle=False)
-        return Keys.read(folder).secrets, start
-    if (folder / FEDERATION).exists() or (folder / RECORD).exists():
-        raise RunFolderExistsError(
-            f"{folder} holds a simulation: go on with resume (--resume), or choose another folder"
-        )
-    keys, start = Keys.draw(seeds), shared.read()
-    keys.write(folder)
-    np.save(folder / START, start)
-    federation.save(folder / FEDERATION)
-    return keys.secrets, start
 
 
 def _run(

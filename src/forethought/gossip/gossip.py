@@ -128,6 +128,12 @@ class Gossip(Stored):
                     f"worker {member.name!r} has plan {member.plan}, there are {len(self.plans)}"
                 )
             self._check_plan(member.name, self.plans[member.plan])
+        most = sum(self.plan(worker).rounds for worker in range(self.workers))
+        if most < self.total:
+            raise GossipError(
+                f"all plans together have {most} rounds and never reach {self.total} updates: plan "
+                "more rounds for each worker, or set fewer rounds"
+            )
 
     def _check_plan(self, name: str, plan: Plan) -> None:
         first = self.plans[0]

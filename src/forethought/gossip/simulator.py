@@ -9,8 +9,9 @@ for what machines that are away miss; faults have a driver of their own
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,25 @@ from forethought.simulation.times import OVERHEAD, SimulationError, Times
 _MESSAGE, _COMPUTED, _MIX, _REDUCED, _LOST, _BACK, _ON, _OFF, _DEADLINE = range(9)
 # Exchanges without a single update, after which nothing is to be expected any more.
 _PATIENCE = 10_000
+
+
+@dataclass(frozen=True)
+class Pace:
+    """When exchanges begin, and when all is over.
+
+    Args:
+        exchange: seconds from one exchange to the next, of the asynchronous rule; None: half the
+            median of a computation.
+        deadline: virtual second at which everybody stops; None: by the count alone.
+    """
+
+    exchange: float | None = None
+    deadline: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("exchange", "deadline"):
+            if getattr(self, name) is not None:
+                real(name, getattr(self, name), above=0)
 
 
 @dataclass(frozen=True)
@@ -72,8 +92,7 @@ class Simulator:
     Args:
         gossip: what was agreed. weights: the first ones of all, float32, shape (parameters,).
         trainers: compute the noised means. times: how long everything takes.
-        exchange: seconds from one exchange to the next; for the asynchronous rule.
-        deadline: virtual second at which everybody stops; None: by the count alone.
+        pace: when exchanges begin, and when all is over.
         committed: called with worker and release for every release.
         looked: called with the global count, virtual second and workers, after every ``every``
             updates.
@@ -90,8 +109,7 @@ class Simulator:
         trainers: Trainers,
         times: Times,
         *,
-        exchange: float = 1.0,
-        deadline: float | None = None,
+        pace: Pace = Pace(),
         committed: Callable[[int, Release], None] | None = None,
         looked: Callable[[int, float, list[Machine]], None] | None = None,
         every: int = 1,
@@ -101,8 +119,8 @@ class Simulator:
         if len(times.compute) != count:
             raise ValueError(f"times for {len(times.compute)} workers, the gossip has {count}")
         self.gossip, self.trainers, self.times = gossip, trainers, times
-        self.exchange = real("exchange", exchange, above=0)
-        self.deadline = deadline
+        self.exchange = pace.exchange or median(times.compute) / 2
+        self.deadline = pace.deadline
         self.machines: list[Machine] = [worker(gossip, k, weights) for k in range(count)]
         self._committed, self._looked, self._every = committed, looked, every
         self._agenda = Agenda()
@@ -141,20 +159,13 @@ class Simulator:
         while not self._done:
             if not len(agenda) or self._idle > _PATIENCE:
                 raise SimulationError(
-                    f"after {self._updates} updates of {self.gossip.total} nothing is to come: the "
-                    "workers' plans are used up, or somebody waits for a worker that is away; give "
-                    "a deadline, plans with more rounds, or fewer rounds"
+                    f"after {self._updates} updates of {self.gossip.total} nothing is to come: "
+                    "somebody waits for a worker that is away; give a deadline, or use the rule "
+                    "'asynchronous'"
                 )
             self._happens(*agenda.next())
             seconds = agenda.now
         return self._result(seconds)
-
-    def average(self) -> Vector:
-        """The average of all workers' models, in float64, rounded once."""
-        total = np.zeros(self.gossip.parameters)
-        for machine in self.machines:
-            total += machine.weights
-        return (total / len(self.machines)).astype(np.float32)
 
     def _happens(self, kind: int, machine: int, what: object) -> None:
         # The commonest first: ten thousand workers go through here hundreds of times.
@@ -305,7 +316,7 @@ class Simulator:
 
     def _result(self, seconds: float) -> Simulated:
         return Simulated(
-            self.average(),
+            average(self.machines),
             tuple(machine.weights for machine in self.machines),
             seconds,
             np.array([machine.updates for machine in self.machines]),
@@ -318,3 +329,11 @@ class Simulator:
             tuple(self._alarms),
             tuple(self._timeline or ()),
         )
+
+
+def average(machines: Sequence[Machine]) -> Vector:
+    """The average of all workers' models, in float64, rounded once."""
+    total = np.zeros(len(machines[0].weights))
+    for machine in machines:
+        total += machine.weights
+    return (total / len(machines)).astype(np.float32)

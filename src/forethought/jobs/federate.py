@@ -18,6 +18,7 @@ from forethought.federated.secure_aggregation.settings import (
 from forethought.federated.secure_aggregation.shared_noise import secured
 from forethought.federated.simulator import Times
 from forethought.jobs.federation_section import FederationSection
+from forethought.jobs.holders import holder_plan, named_speeds, reference_plan
 from forethought.jobs.job import Job, JobError
 from forethought.jobs.load import Loaded, load_job
 from forethought.jobs.request import Request
@@ -25,7 +26,7 @@ from forethought.mechanism import Budget
 from forethought.planning import defaults
 from forethought.planning.growing import growing
 from forethought.plans import Plan
-from forethought.simulation.speeds import Way, lognormal_speeds, slow_ones
+from forethought.simulation.speeds import Way
 
 if TYPE_CHECKING:
     from forethought.data import Dataset
@@ -164,22 +165,7 @@ def speeds_of(section: FederationSection, clients: int) -> tuple[float, ...]:
     """
     if section.client:
         return tuple(table.speed for table in section.client)
-    match section.speeds:
-        case None:
-            return tuple(1 / s for s in slow_ones(clients, section.slow, section.slow_factor))
-        case str() as words:
-            kind, _, sigma = words.partition(":")
-            try:
-                spread = float(sigma)
-            except ValueError:
-                spread = -1.0
-            if kind != "lognormal" or spread < 0:
-                raise JobError(f"speeds = {words!r}: say a list, or 'lognormal:0.5'")
-            return tuple(lognormal_speeds(clients, spread, section.seed))
-        case listed:
-            if len(listed) != clients:
-                raise JobError(f"{len(listed)} speeds for {clients} clients: give one each")
-            return tuple(float(speed) for speed in listed)
+    return named_speeds(section.speeds, section.slow, section.slow_factor, clients, section.seed)
 
 
 def agreed(
@@ -200,7 +186,7 @@ def agreed(
     weights = section.rule == "synchronous" and section.secure is None
     exchanged = section.exchanged or ("weights" if weights else "gradients")
     typical = int(np.median(sizes))
-    lead = _reference(job, budgets[0], typical, count, parameters, exchanged == "gradients")
+    lead = reference_plan(job, budgets[0], typical, count, parameters, exchanged == "gradients")
     local = section.local_rounds or 1
     if section.local_epochs is not None:
         local = max(1, round(section.local_epochs * lead.examples / lead.batch))
@@ -218,7 +204,7 @@ def agreed(
         key = (size, batch, budgets[client])
         if key not in plans:
             plans[key] = len(made)
-            found = _plan(job, lead, *key, rounds * local, parameters)
+            found = holder_plan(job, lead, *key, rounds * local, parameters)
             made.append(growing(found, section.growth, local))
         name = section.client[client].name if section.client else f"client-{client}"
         weight = float(size if section.weights == "size" else 1)
@@ -288,40 +274,3 @@ def _budget(job: Job, section: FederationSection, client: int, size: int) -> Bud
     if epsilon is None:
         raise JobError("a federation needs a budget: epsilon in [budget], or for each client")
     return Budget(epsilon, job.budget.delta or defaults.default_delta(size))
-
-
-def _reference(
-    job: Job, budget: Budget, size: int, clients: int, parameters: int, gradients: bool
-) -> Plan:
-    """What one machine would do whose signal and noise are those of all clients together."""
-    from forethought.planning.solve import plan
-
-    asked = job.plan_request(round(size * clients**0.5), parameters)
-    changes: dict[str, Any] = {"budget": budget, "delta": None}
-    if asked.batch is not None:
-        changes["batch"] = max(1, round(asked.batch * clients**0.5))
-    if gradients and asked.options is None and asked.optimizer == "sgd":
-        changes["options"] = {"momentum": 0.0}  # the server steps along each gradient by itself
-    return plan(asked.with_(**changes))
-
-
-def _plan(
-    job: Job, lead: Plan, size: int, batch: int, budget: Budget, rounds: int, parameters: int
-) -> Plan:
-    """One client's plan: its own noise for its own budget, everything else as agreed."""
-    from forethought.planning.solve import plan
-
-    asked = job.plan_request(size, parameters)
-    return plan(
-        asked.with_(
-            budget=budget,
-            delta=None,
-            batch=batch,
-            rounds=rounds,
-            epochs=None,
-            learning_rate=lead.optimizer.learning_rate,
-            schedule=lead.schedule,
-            averaging=lead.averaging,
-            options=dict(lead.optimizer.options),
-        )
-    )

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, Valid
 
 from forethought.jobs.explain import explain_error
 from forethought.jobs.federation_section import FederationSection
+from forethought.jobs.gossip_section import GossipSection
 from forethought.mechanism import Budget, whole
 from forethought.planning.limits import LEAST_DELTA, MOST_STEP_SIZE
 from forethought.plans import Averaging, Plan, Schedule
@@ -263,6 +264,7 @@ class Job(_Section):
     training: TrainingSection = TrainingSection()
     run: RunSection = RunSection()
     federation: FederationSection | None = None
+    gossip: GossipSection | None = None
 
     @classmethod
     def load(cls, path: str | Path) -> Job:
@@ -305,8 +307,9 @@ class Job(_Section):
 
     @property
     def _site(self) -> str | None:
-        """The column that says which client holds a record, where one does."""
-        how, _, column = (self.federation.shares if self.federation else "").partition(":")
+        """The column that says which client or worker holds a record, where one does."""
+        holders = self.federation or self.gossip
+        how, _, column = (holders.shares if holders else "").partition(":")
         return column or None if how == "column" else None
 
     def plan_request(

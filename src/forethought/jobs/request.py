@@ -69,6 +69,11 @@ def federated_demo() -> Request:
     return _built_in("federated_demo")
 
 
+def gossip_demo() -> Request:
+    """The built-in gossip: the digits over eight workers, one of them slow."""
+    return _built_in("gossip_demo")
+
+
 def _built_in(name: str) -> Request:
     text = resources.files("forethought").joinpath(f"{name}.toml").read_text(encoding="utf-8")
     return Request(name, text, Job.parse(text, f"{name}.toml"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -77,15 +77,22 @@ def show_simulated(console: Console, summary: Mapping[str, Any]) -> None:
 
 def draw_timeline(summary: Mapping[str, Any], path: Path) -> Path:
     """Who computed when: a line a client, a bar an update, in virtual seconds."""
-    figure, axes = new_axes("Who computed when", "virtual seconds", "client")
+    return draw_bars(summary, summary["clients"], "client", path)
+
+
+def draw_bars(
+    summary: Mapping[str, Any], holders: Sequence[Mapping[str, Any]], what: str, path: Path
+) -> Path:
+    """Who computed when: a line a holder (with "name" and "busy"), a bar a computation."""
+    figure, axes = new_axes("Who computed when", "virtual seconds", what)
     rows: dict[int, list[tuple[float, float]]] = {}
     for client, begin, end in summary["timeline"]:
         if client < SHOWN:
             rows.setdefault(int(client), []).append((begin, end - begin))
-    usual = median(row["busy"] for row in summary["clients"])
+    usual = median(row["busy"] for row in holders)
     for client, bars in rows.items():
         # Whoever is busy much longer than most is what the others may have waited for.
-        slow = summary["clients"][client]["busy"] > 1.5 * usual
+        slow = holders[client]["busy"] > 1.5 * usual
         axes.broken_barh(
             bars,
             (client - 0.4, 0.8),
@@ -93,7 +100,7 @@ def draw_timeline(summary: Mapping[str, Any], path: Path) -> Path:
             edgecolor="white",
             linewidth=0.3,
         )
-    names = [row["name"] for row in summary["clients"][:SHOWN]]
+    names = [row["name"] for row in holders[:SHOWN]]
     axes.set_yticks(range(len(names)), names, fontsize=7)
     axes.invert_yaxis()
     axes.axvline(summary["seconds"], color=GREY, linewidth=0.8)
@@ -103,10 +110,15 @@ def draw_timeline(summary: Mapping[str, Any], path: Path) -> Path:
 
 def draw_accuracy(summary: Mapping[str, Any], path: Path) -> Path | None:
     """Accuracy against virtual seconds."""
-    if not summary["accuracies"]:
+    return draw_accuracies(summary["accuracies"], "Accuracy of the global model", path)
+
+
+def draw_accuracies(points: Sequence[tuple[float, float]], title: str, path: Path) -> Path | None:
+    """Points of (virtual second, accuracy) as a curve; None where there are none."""
+    if not points:
         return None
-    figure, axes = new_axes("Accuracy of the global model", "virtual seconds", "accuracy")
-    seconds, accuracies = zip(*summary["accuracies"], strict=True)
+    figure, axes = new_axes(title, "virtual seconds", "accuracy")
+    seconds, accuracies = zip(*points, strict=True)
     axes.plot(seconds, accuracies, color=BLUE)
     figure.savefig(path)
     return path

@@ -1,0 +1,136 @@
+"""The simulator: virtual seconds, who is away, and the ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from workers import D, gossip, plan
+
+from forethought.gossip.gossip import Gossip
+from forethought.gossip.graphs import make
+from forethought.gossip.mixing import Mixing
+from forethought.gossip.simulator import Pace, Simulated, Simulator
+from forethought.holders.work import NoTraining, Work
+from forethought.simulation.speeds import Hiccups, Outage, Trace, Way, slow_ones
+from forethought.simulation.times import SimulationError, Times
+
+K, ROUNDS = 8, 60
+TARGET = np.array([3.0, -1.0, 2.0], dtype=np.float32)
+
+
+def pull(work: Work) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The gradient of a quadratic whose minimum differs from worker to worker around TARGET."""
+    own = TARGET + np.float32(work.client - (K - 1) / 2)
+    return np.float32(0.2) * (work.weights - own)
+
+
+def agreed(
+    rule: str = "asynchronous", rounds: int = ROUNDS, cap: int = 90, **changes: Any
+) -> Gossip:
+    return gossip(K, rounds, rule=rule, plans=(plan(cap),), **changes)
+
+
+def run(one: Gossip, times: Times | None = None, deadline: float | None = None) -> Simulated:
+    times = times or Times([1.0] * K)
+    start = np.zeros(D, dtype=np.float32)
+    pace = Pace(0.5, deadline)
+    return Simulator(one, start, NoTraining(1, pull), times, pace=pace).run()
+
+
+def test_one_slow_worker_holds_up_only_those_who_wait() -> None:
+    """Case II: 60 rounds take 600 s where all wait; elsewhere the others make up for it."""
+    slow = Times(slow_ones(K, 1, 10.0))
+    waiting, alone = run(agreed("allreduce"), slow), run(agreed(), slow)
+    assert waiting.seconds == pytest.approx(600)
+    assert waiting.seconds / alone.seconds > 8
+    assert alone.updates.sum() == pytest.approx(K * ROUNDS, rel=0.03)
+    assert alone.updates[-1] <= 7
+    assert alone.updates.max() <= 72
+    assert set(alone.reasons) == {"counted"}
+    for one in (waiting, alone):
+        assert one.weights == pytest.approx(TARGET, abs=0.6)
+    # D-PSGD waits as well: a slow worker's neighbours for it, theirs for them.
+    assert run(agreed("synchronous"), slow).seconds > 500
+
+
+def test_a_random_worker_twice_as_slow_doubles_sync_alone() -> None:
+    times = Times([1.0] * K, factors=Hiccups(K, 2.0, 1))
+    assert run(agreed("allreduce"), times).seconds == pytest.approx(2 * ROUNDS)
+    assert run(agreed(), times).seconds < 1.4 * ROUNDS
+
+
+def test_traces_are_gone_through_again_and_again() -> None:
+    times = Times([1.0] * K, factors=Trace(((1.0, 3.0), (2.0, 2.0))))
+    assert run(agreed("allreduce"), times).seconds == pytest.approx(ROUNDS * 2.5)
+
+
+def test_no_worker_exceeds_its_plan_and_all_stop_at_a_deadline() -> None:
+    """With plans of 62 rounds the fast ones cannot make up for the slow one: 480 is not reached."""
+    slow = Times(slow_ones(K, 1, 10.0))
+    one = run(agreed(cap=62), slow, deadline=100.0)
+    assert one.updates.tolist() == [62] * 7 + [9]
+    assert one.seconds == 100
+    assert set(one.reasons) == {"stopped"}
+
+
+def test_without_a_deadline_the_slow_one_is_waited_for_and_the_end_comes() -> None:
+    one = run(agreed(cap=62), Times(slow_ones(K, 1, 10.0)))
+    assert 470 < one.updates.sum() <= 480
+    assert one.seconds > 300
+
+
+def test_what_never_ends_is_said() -> None:
+    times = Times([1.0] * K, outages=(Outage(0, 5.0),))
+    with pytest.raises(SimulationError, match="give a deadline"):
+        run(agreed("synchronous"), times)
+    # Without a server the living go on, and stop when they have made their share.
+    one = run(agreed(cap=60), times)
+    assert one.updates[1:].tolist() == [60] * 7
+
+
+@pytest.mark.parametrize("graph", ["complete", "ring", "hypercube"])
+@pytest.mark.parametrize("kind", ["matchings", "metropolis"])
+def test_workers_that_fail_and_come_back_do_no_harm(graph: str, kind: str) -> None:
+    times = Times(
+        [1.0] * K,
+        Way(0.1, 1000.0, 0.3),
+        straggling=0.4,
+        outages=(Outage(2, 10.0, 30.0), Outage(5, 20.5, 22.0), Outage(6, 40.0)),
+    )
+
+    one = run(agreed(mixing=Mixing(kind, make(graph, K))), times)
+    assert one.updates.max() <= 90
+    assert one.updates[6] < 50
+    assert one.reasons[6] == "away"
+    assert set(one.reasons[:6]) <= {"counted", "neighbour"}
+    # What a failing worker held is lost from the sum; the others stay near the minimum.
+    assert np.delete(np.array(one.models), 6, 0).mean(0) == pytest.approx(TARGET, abs=1.2)
+
+
+@pytest.mark.parametrize("rule", ["asynchronous", "synchronous", "allreduce"])
+def test_the_same_again_is_the_same_to_the_bit(rule: str) -> None:
+    times = Times([1.0] * K, Way(0.1, 1000.0, 0.3), straggling=0.5)
+    one, again = run(agreed(rule), times), run(agreed(rule), times)
+    assert one.weights.tobytes() == again.weights.tobytes()
+    assert (one.seconds, one.messages, one.sent_bytes) == (
+        again.seconds,
+        again.messages,
+        again.sent_bytes,
+    )
+
+
+def test_messages_take_their_time() -> None:
+    """A ring of 8: 14 messages of 0.01 s and an eighth of the vector each, after every round."""
+    one = run(agreed("allreduce", 5), Times([1.0] * K, Way(0.01, 1e6)))
+    assert one.seconds == pytest.approx(5 * (1 + 14 * (0.01 + (256 + 2) / 1e6)), rel=1e-6)
+    # Mixing goes on beside the gradients: latency does not slow a worker down.
+    late = run(agreed(), Times([1.0] * K, Way(0.4)))
+    assert late.seconds == pytest.approx(run(agreed()).seconds, abs=6)
+    assert late.weights == pytest.approx(TARGET, abs=0.6)
+
+
+def test_times_for_others_are_refused() -> None:
+    with pytest.raises(ValueError, match="times for 3 workers"):
+        run(agreed(), Times([1.0] * 3))
