@@ -35,8 +35,8 @@ def agreed(
 def run(one: Gossip, times: Times | None = None, deadline: float | None = None) -> Simulated:
     times = times or Times([1.0] * K)
     start = np.zeros(D, dtype=np.float32)
-    pace = Pace(0.5, deadline)
-    return Simulator(one, start, NoTraining(1, pull), times, pace=pace).run()
+    paced = Pace(**vars(times), exchange=0.5, deadline=deadline)
+    return Simulator(one, start, NoTraining(1, pull), paced).run()
 
 
 def test_one_slow_worker_holds_up_only_those_who_wait() -> None:

@@ -18,7 +18,7 @@ from forethought.caveats import Caveat
 from forethought.exchange.events import Release
 from forethought.exchange.messages import Vector
 from forethought.gossip.gossip import Gossip, GossipError
-from forethought.gossip.simulator import Pace, Simulated, Simulator, average
+from forethought.gossip.simulator import Simulated, Simulator, average
 from forethought.gossip.worker import Machine
 from forethought.gradients import check_model
 from forethought.holders.begun import begun
@@ -99,7 +99,6 @@ def simulate(
     gossip: Gossip,
     times: Times,
     *,
-    pace: Pace = Pace(),  # noqa: B008 (frozen)
     loss: Loss | None = None,
     test: object | None = None,
     seeds: Seeds | None = None,
@@ -118,8 +117,8 @@ def simulate(
         model: of all workers, with the weights that they begin with.
         shares: each worker's records, in the forms of ``ft.train``.
         gossip: what they agree on; a plan for each share.
-        times: how long everything takes, in virtual seconds.
-        pace: when exchanges begin, and when all is over.
+        times: how long everything takes, in virtual seconds; a
+            :class:`~forethought.gossip.simulator.Pace` says more.
         loss: one value per example. test: held-out records.
         seeds: of all workers; a seeded simulation is not private, and its statements say so.
         out: folder that keeps what is needed to go on after an interruption, and the results.
@@ -171,7 +170,6 @@ def simulate(
             start,
             trainers,
             times,
-            pace=pace,
             committed=observer.committed,
             looked=None if held_out is None else observer.looked,
             every=max(1, gossip.total // POINTS),

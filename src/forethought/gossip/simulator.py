@@ -35,8 +35,8 @@ _PATIENCE = 10_000
 
 
 @dataclass(frozen=True)
-class Pace:
-    """When exchanges begin, and when all is over.
+class Pace(Times):
+    """Times of a gossip: when exchanges begin, and when all is over, as well.
 
     Args:
         exchange: seconds from one exchange to the next, of the asynchronous rule; None: half the
@@ -91,8 +91,8 @@ class Simulator:
 
     Args:
         gossip: what was agreed. weights: the first ones of all, float32, shape (parameters,).
-        trainers: compute the noised means. times: how long everything takes.
-        pace: when exchanges begin, and when all is over.
+        trainers: compute the noised means. times: how long everything takes; a
+            :class:`Pace` says when exchanges begin and when all stop, too.
         committed: called with worker and release for every release.
         looked: called with the global count, virtual second and workers, after every ``every``
             updates.
@@ -119,8 +119,10 @@ class Simulator:
         if len(times.compute) != count:
             raise ValueError(f"times for {len(times.compute)} workers, the gossip has {count}")
         self.gossip, self.trainers, self.times = gossip, trainers, times
-        self.exchange = pace.exchange or median(times.compute) / 2
-        self.deadline = pace.deadline
+        pace = times if isinstance(times, Pace) else None
+        asked = None if pace is None else pace.exchange
+        self.exchange = asked or median(times.compute) / 2
+        self.deadline = None if pace is None else pace.deadline
         self.machines: list[Machine] = [worker(gossip, k, weights) for k in range(count)]
         self._committed, self._looked, self._every = committed, looked, every
         self._agenda = Agenda()

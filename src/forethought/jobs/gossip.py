@@ -13,6 +13,7 @@ from forethought.gossip.clipping import Trust
 from forethought.gossip.gossip import Gossip, Member, digest_of
 from forethought.gossip.graphs import Graph, make, read
 from forethought.gossip.mixing import Mixing, given
+from forethought.gossip.simulator import Pace
 from forethought.jobs.gossip_section import GossipSection
 from forethought.jobs.holders import holder_plan, named_speeds, reference_plan
 from forethought.jobs.job import Job, JobError
@@ -22,7 +23,7 @@ from forethought.mechanism import Budget
 from forethought.planning import defaults
 from forethought.plans import Plan
 from forethought.simulation.speeds import Hiccups, Outage, Way, read_trace
-from forethought.simulation.times import Factors, Times
+from forethought.simulation.times import Factors
 
 if TYPE_CHECKING:
     from forethought.data import Dataset
@@ -50,7 +51,7 @@ class Gossiping:
     gossip: Gossip
     parts: tuple[np.ndarray[Any, np.dtype[np.int64]], ...]
     speeds: tuple[float, ...]
-    times: Times
+    times: Pace
 
     def share(self, worker: int) -> Dataset:
         """One worker's own records."""
@@ -114,7 +115,6 @@ def simulate_gossip(
         The run, and the virtual seconds that SYNC takes for as many rounds.
     """
     from forethought.gossip.simulate import simulate, synchronous_seconds
-    from forethought.gossip.simulator import Pace
     from forethought.rounds.randomness import Seeds
 
     job, dataset = gossiping.loaded.request.job, gossiping.loaded.dataset
@@ -126,7 +126,6 @@ def simulate_gossip(
         [(one.inputs, one.targets) for one in own],
         gossiping.gossip,
         gossiping.times,
-        pace=Pace(section.exchange, section.deadline),
         test=test,
         seeds=Seeds(job.run.seed, job.run.noise_seed),
         out=out,
@@ -235,7 +234,7 @@ def agreed_gossip(
 
 def times_of(
     section: GossipSection, gossip: Gossip, speeds: Sequence[float], folder: Path | None = None
-) -> Times:
+) -> Pace:
     """How long everything takes in a simulation: records over speed, messages by size.
 
     Raises:
@@ -251,13 +250,15 @@ def times_of(
             raise JobError(f"[[gossip.outage]]: no worker {row.worker!r}; there are {names[:20]}")
         end = {} if row.end is None else {"end": row.end}
         outages.append(Outage(names.index(row.worker), row.begin, **end))
-    return Times(
+    return Pace(
         [seconds[m.plan] / speed for m, speed in zip(gossip.members, speeds, strict=True)],
         Way(section.latency, section.bandwidth),
         section.straggling,
         tuple(outages),
         section.seed,
         _factors(section, gossip.workers, folder),
+        section.exchange,
+        section.deadline,
     )
 
 
