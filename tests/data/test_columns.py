@@ -128,6 +128,25 @@ def test_no_record_exceeds_the_bound(data):
     assert Encoder.from_dict(encoder.to_dict()) == encoder
 
 
+def test_the_usual_norm_is_that_of_records_spread_over_what_is_declared():
+    kinds = (
+        ("a", Number(low=0.0, high=10.0)),
+        ("b", Category(words=("A", "B"))),
+        ("c", Number(low=-5.0, high=5.0)),
+    )
+    random = np.random.default_rng(0)
+    frame = pl.DataFrame(
+        {
+            "a": random.uniform(0, 10, 4000),
+            "b": random.choice(["A", "B"], 4000),
+            "c": random.uniform(-5, 5, 4000),
+        }
+    )
+    encoder = Encoder(kinds)
+    norms = np.linalg.norm(encoder.encode(frame, "t.csv"), axis=1)
+    assert encoder.usual_norm == pytest.approx(np.sqrt(np.mean(norms**2)), rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [

@@ -174,3 +174,11 @@ def test_the_statement_names_what_is_kept_and_off_keeps_nothing(images, cache, m
     bare = features.with_scattering(Dataset("own", whole, None, 2))
     assert bare.not_covered == ()
     np.testing.assert_array_equal(bare.train.inputs, kept.train.inputs)
+
+
+def test_the_usual_norm_is_near_that_of_images(monkeypatch):
+    monkeypatch.setenv("FORETHOUGHT_CACHE", "off")
+    plain, scattered = load("digits"), load("digits", features="scattering")
+    for data in (plain, scattered):
+        norms = np.linalg.norm(data.train.inputs.reshape(len(data.train), -1), axis=1)
+        assert data.feature_norm == pytest.approx(np.sqrt(np.mean(norms**2)), rel=0.5)

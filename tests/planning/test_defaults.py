@@ -257,3 +257,69 @@ def test_the_default_on_digits_is_within_a_point_and_a_half_of_a_grid(linear: Mo
         for seed in range(3)
     )
     assert 100 * own >= float(found.max()) / 3 - 1.5
+
+
+@given(
+    sigma=st.floats(0.1, 1e3),
+    parameters=st.integers(1, 10**7),
+    norm=st.floats(1e-3, 1e4),
+    momentum=st.floats(0, 0.99),
+)
+def test_a_linear_models_scores_carry_the_noise_that_the_rule_allows(
+    sigma: float, parameters: int, norm: float, momentum: float
+) -> None:
+    """Undoes the rule by hand: step size → path → noise in the weights → noise in a score."""
+    plan = plan_with(sigma, 100, 200, 1000)
+    rate = defaults.learning_rate(plan, parameters, momentum, norm)
+    lag = momentum * (1 - momentum**200) / (1 - momentum)
+    path = rate * (200 - lag) / (1 - momentum)
+    usual = math.sqrt(norm**2 + 1)
+    score = noise_to_signal(plan, parameters) * path * usual / math.sqrt(parameters)
+    longest = path / 200 * usual
+    assert score <= defaults.SCORE_NOISE * (1 + 1e-9)
+    assert longest <= defaults.SCORE_STEP * (1 + 1e-9)
+    assert score == pytest.approx(defaults.SCORE_NOISE) or longest == pytest.approx(
+        defaults.SCORE_STEP
+    )
+
+
+def test_scaled_features_train_the_same_scores() -> None:
+    """Features ten times larger want weights ten times smaller, nothing else."""
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(400, 30) * 3, torch.randint(0, 2, (400,))
+    found = []
+    for scale in (1.0, 10.0):
+        plan = ft.plan(
+            examples=400,
+            budget=ft.Budget(0.3, 1e-4),
+            parameters=60,
+            feature_norm=scale * 3 * math.sqrt(30),
+            rounds=30,
+            sampling="full-batch",
+            clip_norm=1e-6,  # every contribution is clipped: only directions count
+        )
+        model = torch.nn.Linear(30, 2, bias=False)
+        torch.nn.init.zeros_(model.weight)
+        ft.train(model, (inputs * scale, targets), plan, seed=1, noise_seed=1, log_every=30)
+        found.append(model(inputs * scale).detach())
+    assert torch.corrcoef(torch.stack([f.flatten() for f in found]))[0, 1] > 0.99
+    assert found[0].std() == pytest.approx(float(found[1].std()), rel=0.02)
+
+
+def test_the_norm_comes_with_the_data_where_the_model_is_linear() -> None:
+    data, budget = load("digits"), ft.Budget(1.0, 1e-5)
+    linear = build("linear", inputs=(1, 8, 8), classes=10)
+    network = build("mlp", inputs=(1, 8, 8), classes=10)
+    known = ft.plan(data=data, model=linear, budget=budget)
+    told = ft.plan(examples=len(data.train), parameters=650, feature_norm=3.2, budget=budget)
+    bare = ft.plan(examples=len(data.train), parameters=650, budget=budget)
+    assert data.feature_norm == pytest.approx(3.2)
+    assert known.optimizer == told.optimizer != bare.optimizer
+    assert known.hyperparameters == bare.hyperparameters
+    assert "feature norm" in str(told.hyperparameters)
+    deep = ft.plan(data=data, model=network, budget=budget)
+    size = sum(p.numel() for p in network.parameters())
+    plain = ft.plan(examples=len(data.train), parameters=size, budget=budget)
+    assert deep.optimizer == plain.optimizer
+    with pytest.raises(ValueError, match="feature_norm"):
+        ft.plan(examples=100, budget=budget, feature_norm=-1.0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
 
 from forethought.data.dataset import Dataset, Split, split_off
+from forethought.data.idx import usual_norm_of_pixels
 
 # Upper bounds of breast-cancer's ten measurements: round numbers at or above the ranges printed in
 # the data set's public description, so that no constant comes from the rows loaded. Each line is
@@ -32,7 +34,9 @@ def load_digits(name: str, folder: Path | None, holdout: float | None) -> Datase
     images, labels = fetch(return_X_y=True)
     inputs = (images / 16).astype(np.float32).reshape(-1, 1, 8, 8)
     train, test = split_off(Split(inputs, labels.astype(np.int64)), holdout)
-    return Dataset(name, train, test, 10, ("pixels divided by 16, their largest value",))
+    note = "pixels divided by 16, their largest value"
+    norm = usual_norm_of_pixels(inputs.shape)
+    return Dataset(name, train, test, 10, (note,), feature_norm=norm)
 
 
 def load_breast_cancer(name: str, folder: Path | None, holdout: float | None) -> Dataset:
@@ -44,4 +48,5 @@ def load_breast_cancer(name: str, folder: Path | None, holdout: float | None) ->
     inputs = (2 * np.clip(features / bounds, 0, 1) - 1).astype(np.float32)
     train, test = split_off(Split(inputs, labels.astype(np.int64)), holdout)
     note = "measurements scaled from [0, bound] to [−1, 1] by fixed public bounds, and clipped"
-    return Dataset(name, train, test, 2, (note,))
+    norm = math.sqrt(inputs.shape[1] / 3)
+    return Dataset(name, train, test, 2, (note,), feature_norm=norm)

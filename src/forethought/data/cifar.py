@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from forethought.data.dataset import DataError, Dataset, Split
 from forethought.data.files import find, read
-from forethought.data.idx import scaled
+from forethought.data.idx import scaled, usual_norm_of_pixels
 
 CLASSES = 10
 _SHAPE = (3, 32, 32)
@@ -45,7 +45,9 @@ def load_cifar10(name: str, folder: Path | None) -> Dataset:
         )
     train = _split([batches[file] for file in _TRAIN])
     notes = ("pixels divided by 255", *_inexact(found.parent))
-    return Dataset(name, train, _split([batches[_TEST]]), CLASSES, notes)
+    norm = usual_norm_of_pixels(train.inputs.shape)
+    test = _split([batches[_TEST]])
+    return Dataset(name, train, test, CLASSES, notes, feature_norm=norm)
 
 
 def _split(batches: list[NDArray[np.uint8]]) -> Split:

@@ -69,6 +69,8 @@ class Dataset:
         encoder: how new rows of the table become features; None: not from a table.
         persons: whose each training record is, (N,), where several may be one person's.
         records_per_person: how many of them at most.
+        feature_norm: usual norm of a record's features, as far as it follows from declarations or
+            from how the features are made, and from no record; None: unknown.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Dataset:
     encoder: Encoder | None = None
     persons: NDArray[np.str_] | None = None
     records_per_person: int = 1
+    feature_norm: float | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -105,7 +105,17 @@ def load_declared(
     # What init wrote was not declared without a look at the data: nor were its classes.
     caveats = (MEASURED,) if schema.measured else (*declared.caveats, COLUMNS)
     if aside.person is None:
-        return Dataset(name, train, held, classes, notes, caveats, names, encoder)
+        return Dataset(
+            name,
+            train,
+            held,
+            classes,
+            notes,
+            caveats,
+            names,
+            encoder,
+            feature_norm=encoder.usual_norm,
+        )
     assert names is not None
     most = schema.records_per_person
     mask = kept(train, names.tolist(), most)
@@ -119,6 +129,7 @@ def load_declared(
         encoder=encoder,
         persons=names[mask],
         records_per_person=most,
+        feature_norm=encoder.usual_norm,
     )
 
 

@@ -100,6 +100,18 @@ class Encoder:
         """Largest norm that an encoded record can have."""
         return math.sqrt(math.fsum(kind.bound**2 for _, kind in self.columns))
 
+    @property
+    def usual_norm(self) -> float | None:
+        """Root mean square norm of records spread evenly over what is declared; None: no ranges.
+
+        A number in [−1, 1] counts 1/3, a category 1.
+        """
+        squares = [
+            kind.bound**2 / 3 if kind.kind == "range" else kind.bound**2 for _, kind in self.columns
+        ]
+        total = math.fsum(squares)
+        return math.sqrt(total) if 0 < total < math.inf else None
+
     def encode(
         self, frame: pl.DataFrame, where: str, first: int = 0, outside: Outside | None = None
     ) -> NDArray[np.float32]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import secrets
 import struct
@@ -41,6 +42,7 @@ class Extractor:
     Args:
         kind: changed whenever the numbers change: old files are then never found.
         words, needs, note: for the caveat on what is kept, for errors and for the data's notes.
+        usual_norm: of features of this shape.
         halved: every feature is a bfloat16, and is kept as one.
     """
 
@@ -52,6 +54,7 @@ class Extractor:
     suits: Callable[[Shape], bool]
     shape: Callable[[Shape], Shape]
     compute: Callable[[torch.Tensor], torch.Tensor]
+    usual_norm: Callable[[Shape], float]
     halved: bool = False
 
     @property
@@ -89,6 +92,8 @@ EXTRACTORS = {
             shape[3] // 2**SCALES,
         ),
         _scattered,
+        # As the synthetic strokes have it: decorrelation leaves most channels a deviation near 1.
+        lambda shape: 0.75 * math.sqrt(math.prod(shape[1:])),
     ),
     "patches": Extractor(
         "patches",
@@ -101,6 +106,7 @@ EXTRACTORS = {
         suits,
         lambda shape: (shape[0], CHANNELS, GRID, GRID),
         lambda images: patch_features(images),
+        lambda shape: 1.0,
         halved=True,
     ),
 }
@@ -154,6 +160,7 @@ def with_features(dataset: Dataset, name: str) -> Dataset:
         dataset.classes,
         (*dataset.notes, extractor.note),
         (*dataset.caveats, *((extractor.caveat,) if cache_folder() is not None else ())),
+        feature_norm=extractor.usual_norm(extractor.shape(shape)),
     )
 
 

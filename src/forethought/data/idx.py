@@ -29,7 +29,13 @@ def load_idx(name: str, folder: Path | None) -> Dataset:
             f"images of {test.inputs.shape[2:]} pixels",
             f"the training images' {train.inputs.shape[2:]}",
         )
-    return Dataset(name, train, test, CLASSES, ("pixels divided by 255",))
+    norm = usual_norm_of_pixels(train.inputs.shape)
+    return Dataset(name, train, test, CLASSES, ("pixels divided by 255",), feature_norm=norm)
+
+
+def usual_norm_of_pixels(shape: tuple[int, ...]) -> float:
+    """Usual norm of images in [0, 1], (N, …): pixels of photographs and drawings are 0.4 or so."""
+    return 0.4 * math.sqrt(math.prod(shape[1:]))
 
 
 def _part(name: str, folder: Path | None, part: str) -> Split:

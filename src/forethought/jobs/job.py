@@ -226,6 +226,7 @@ class TrainingSection(_Section):
     quantile: _Float | None = Field(default=None, gt=0, lt=1)
     count_noise: _Float | None = Field(default=None, gt=0)
     optimizer: str = "sgd"
+    feature_norm: _Float | None = Field(default=None, gt=0)
     learning_rate: _Float | None = Field(default=None, gt=0, le=MOST_STEP_SIZE)
     options: dict[str, Any] | None = None
     class_weights: tuple[Annotated[_Number, Field(gt=0)], ...] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,16 +60,22 @@ class Loaded:
         Args:
             chosen: as for :meth:`forethought.jobs.job.Job.make_plan`.
         """
-        made = self.request.job.make_plan(
-            self.examples, self.parameters, chosen, self.features, self.persons
-        )
-        return self.with_caveats(made)
+        from forethought.planning.solve import plan
+
+        return self.with_caveats(plan(self.plan_request().with_(**(chosen or {}))))
 
     def plan_request(self) -> PlanRequest:
         """The same as a request."""
-        return self.request.job.plan_request(
+        asked = self.request.job.plan_request(
             self.examples, self.parameters, self.features, self.persons
         )
+        norm = self.dataset.feature_norm
+        if self.request.job.model.name != "linear" or norm is None or asked.feature_norm:
+            return asked
+        # A standardised feature is about 1, whatever it was before.
+        if self.request.job.data.standardise is not None:
+            norm = math.sqrt(math.prod(self.dataset.shape))
+        return asked.with_(feature_norm=norm, feature_norm_known=True)
 
     @property
     def data(self) -> tuple[Any, Any] | PersonRows:

@@ -9,6 +9,9 @@ Gaussian-DP parameter that the budget is worth. docs/defaults.md has the reasoni
   (:func:`forethought.planning.noise_to_signal.noise_to_signal`). No plan gets below √p/(μ N).
 - *Step size.* A path of length L leaves noise of norm ν L in the weights. L is chosen so that this
   norm is :data:`NOISE`: travel as far as the noise allows, at most :data:`STEP` clip norms a round.
+  For a linear model whose features have a known norm R the noise that counts is that of its
+  scores, ν L √(R² + 1)/√p: L is chosen so that this is :data:`SCORE_NOISE`. Scaling the features
+  then scales the weights and changes nothing else.
 - *Rounds.* With σ/q near its limit ν does not depend on T, and neither does accuracy from 50
   rounds on: :data:`ROUNDS`.
 - *Batch.* ν falls with q towards its limit. A larger batch never costs accuracy, only gradients:
@@ -39,6 +42,9 @@ ROUNDS = 200
 FEWEST_ROUNDS = 50
 NOISE = 30.0
 STEP = 30.0
+# For a linear model with features of known norm: deviation of a score's noise, and the longest
+# step a round in units of the scores.
+SCORE_NOISE, SCORE_STEP = 3.0, 1000.0
 WASTE = 0.1
 BATCH = 256
 EPOCHS_LIMIT = 30.0
@@ -84,9 +90,30 @@ def _signal(examples: int, parameters: int, mu: float, rounds: float, rate: floa
     return math.sqrt(rounds / parameters) * rate * examples * inverse_sigma
 
 
-def _enough(examples: int, parameters: int, mu: float, rounds: float, rate: float) -> float:
+def _reach(parameters: int, feature_norm: float | None) -> tuple[float, float]:
+    """The norm of noise that the weights may carry, and their longest step in a round."""
+    if feature_norm is None:
+        return NOISE, STEP
+    usual = math.hypot(feature_norm, 1.0)  # the bias is a feature, too
+    return SCORE_NOISE * math.sqrt(parameters) / usual, SCORE_STEP / usual
+
+
+def noise_norm(parameters: int = PARAMETERS, feature_norm: float | None = None) -> float:
+    """The norm of noise in the weights that a path may leave."""
+    return _reach(parameters, feature_norm)[0]
+
+
+def _enough(
+    examples: int,
+    parameters: int,
+    mu: float,
+    rounds: float,
+    rate: float,
+    feature_norm: float | None,
+) -> float:
     """The smallest rate, up to ``rate``, that has twice the signal the longest path can use."""
-    wanted = 2 * rounds * STEP / NOISE
+    noise, step = _reach(parameters, feature_norm)
+    wanted = 2 * rounds * step / noise
 
     def excess(log_rate: float) -> float:
         return _signal(examples, parameters, mu, rounds, math.exp(log_rate)) - wanted
@@ -102,7 +129,11 @@ def _batch(examples: int, rate: float) -> int:
 
 
 def batch_for_rounds(
-    examples: int, budget: Budget, rounds: int, parameters: int = PARAMETERS
+    examples: int,
+    budget: Budget,
+    rounds: int,
+    parameters: int = PARAMETERS,
+    feature_norm: float | None = None,
 ) -> int:
     """The batch for a given number of rounds: as large as it pays, see the module's text.
 
@@ -111,7 +142,7 @@ def batch_for_rounds(
     """
     mu = budget_mu(budget)
     rate = min(1.0, mu / math.sqrt(_allowed_x(WASTE) * rounds))
-    rate = _enough(examples, parameters, mu, rounds, rate)
+    rate = _enough(examples, parameters, mu, rounds, rate, feature_norm)
     rate = min(max(rate, 1 / rounds, BATCH / examples), max(EPOCHS_LIMIT, 1.0) / rounds)
     # The limit of passes is about time, and the smallest sensible batch takes none.
     return _batch(examples, max(rate, min(BATCH, examples) / examples))
@@ -143,17 +174,26 @@ def batch_for_noise(examples: int, budget: Budget, noise_multiplier: float) -> i
     return _batch(examples, budget_mu(budget) / spread)
 
 
-def path_length(plan: Plan, parameters: int = PARAMETERS) -> float:
+def path_length(
+    plan: Plan, parameters: int = PARAMETERS, feature_norm: float | None = None
+) -> float:
     """How far, in all, the data's part of the steps may carry the weights.
 
-    As far as leaves noise of norm :data:`NOISE` in them, but at most :data:`STEP` a round.
+    As far as leaves noise of norm :data:`NOISE` in them, but at most :data:`STEP` a round; with a
+    linear model's ``feature_norm``, as far as leaves :data:`SCORE_NOISE` in its scores.
     """
-    most = STEP * plan.rounds
+    noise, step = _reach(parameters, feature_norm)
+    most = step * plan.rounds
     ratio = noise_to_signal(plan, parameters)
-    return most if ratio * most <= NOISE else NOISE / ratio
+    return most if ratio * most <= noise else noise / ratio
 
 
-def learning_rate(plan: Plan, parameters: int = PARAMETERS, momentum: float = 0.0) -> float:
+def learning_rate(
+    plan: Plan,
+    parameters: int = PARAMETERS,
+    momentum: float = 0.0,
+    feature_norm: float | None = None,
+) -> float:
     """η for which the plan's rounds, contributions of norm C, follow :func:`path_length`.
 
     With momentum m the weights have moved by η (T − m (1 − mᵀ)/(1 − m))/(1 − m) unit steps.
@@ -161,7 +201,9 @@ def learning_rate(plan: Plan, parameters: int = PARAMETERS, momentum: float = 0.
     Args:
         plan: all but its optimizer. parameters: how many are trained.
         momentum: of torch's SGD, below 1.
+        feature_norm: usual norm of a record's features, where the model is linear.
     """
     rounds = plan.rounds
     lag = momentum * (1 - momentum**rounds) / (1 - momentum)
-    return path_length(plan, parameters) * (1 - momentum) / ((rounds - lag) * plan.clip.norm)
+    length = path_length(plan, parameters, feature_norm)
+    return length * (1 - momentum) / ((rounds - lag) * plan.clip.norm)

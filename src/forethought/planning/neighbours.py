@@ -36,11 +36,15 @@ class Neighbour:
     reason: str
 
 
+_Size = tuple[int, float | None]  # parameters, and the norm of a linear model's features
+
 # Less noise for the signal than this share of it is no gain in accuracy.
 _GAIN = 0.01
 
 
-def neighbours(plan: Plan, parameters: int | None = None) -> tuple[Neighbour, ...]:
+def neighbours(
+    plan: Plan, parameters: int | None = None, feature_norm: float | None = None
+) -> tuple[Neighbour, ...]:
     """A cheaper and a more accurate plan with the same promise; fewer where none exists.
 
     The cheaper one halves the batch, the more accurate one doubles it, each with exactly
@@ -51,7 +55,7 @@ def neighbours(plan: Plan, parameters: int | None = None) -> tuple[Neighbour, ..
 
     Args:
         plan: from :func:`forethought.plan`, with equal rounds of independent noise.
-        parameters: as the plan was made with.
+        parameters, feature_norm: as the plan was made with.
     """
     parts = plan.privacy.mechanism.rounds
     if len(parts) != 1 or plan.noise_multiplier == 0 or isinstance(parts[0], Correlated):
@@ -63,7 +67,7 @@ def neighbours(plan: Plan, parameters: int | None = None) -> tuple[Neighbour, ..
     )
     budget = Budget(epsilon, plan.delta)
     found = []
-    size = defaults.PARAMETERS if parameters is None else parameters
+    size = (defaults.PARAMETERS if parameters is None else parameters, feature_norm)
     half = _resized(plan, 0.5, budget, size)
     if half is not None:
         found.append(Neighbour("cheaper", half, _change(plan, half)))
@@ -82,7 +86,7 @@ def neighbours(plan: Plan, parameters: int | None = None) -> tuple[Neighbour, ..
     return tuple(found)
 
 
-def _resized(plan: Plan, factor: float, budget: Budget, size: int) -> Plan | None:
+def _resized(plan: Plan, factor: float, budget: Budget, size: _Size) -> Plan | None:
     batch = plan.batch * factor
     if not 1 <= batch <= plan.examples:
         return None
@@ -107,7 +111,7 @@ def _resized(plan: Plan, factor: float, budget: Budget, size: int) -> Plan | Non
 
 
 def _with_noise(
-    plan: Plan, sampling: Sampling, budget: Budget, size: int, groups: int | None
+    plan: Plan, sampling: Sampling, budget: Budget, size: _Size, groups: int | None
 ) -> Plan:
     """The plan with another sampling and so many groups, or clipped examples, within a budget."""
     part, adjacency = plan.privacy.mechanism.rounds[0], plan.mechanism.adjacency
@@ -131,7 +135,8 @@ def _with_noise(
     if plan.optimizer.name != "sgd" or dict(plan.reasons).get(STEP_SIZE, GIVEN) == GIVEN:
         return found
     momentum = float(dict(plan.optimizer.options).get("momentum", 0.0))
-    rate = defaults.learning_rate(found, size, momentum)
+    parameters, feature_norm = size
+    rate = defaults.learning_rate(found, parameters, momentum, feature_norm)
     return found.with_(optimizer=replace(plan.optimizer, learning_rate=rate))
 
 

@@ -21,7 +21,8 @@ class PlanKeywords(TypedDict, total=False):
     """The keywords of :func:`forethought.plan`: the fields of a :class:`PlanRequest`, and two more.
 
     ``data``, a loaded :class:`forethought.data.Dataset`, stands for its number of training records
-    and persons and its caveats; ``model``, a torch module, for its number of trained parameters.
+    and persons, its caveats and, where the model is linear, the norm of its features; ``model``, a
+    torch module, for its number of trained parameters.
     """
 
     data: Any
@@ -56,6 +57,8 @@ class PlanKeywords(TypedDict, total=False):
     hyperparameters: Caveat | str | None
     not_covered: tuple[Caveat | str, ...]
     parameters: int | None
+    feature_norm: float | None
+    feature_norm_known: bool
     records_per_person: int
     persons: int | None
     person_as: PersonAs

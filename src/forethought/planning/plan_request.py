@@ -71,6 +71,7 @@ _GIVEN_ANYWAY = (
     "not_covered",
     "records_per_person",
     "persons",
+    "feature_norm_known",
 )
 
 
@@ -112,7 +113,16 @@ def _opened(keywords: Mapping[str, Any]) -> dict[str, Any]:
         if not hasattr(model, "parameters"):
             raise TypeError(f"model must be a torch module, not {type(model).__name__}")
         found["parameters"] = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        if found.get("feature_norm") is None and _linear(model):
+            found["feature_norm"] = getattr(data, "feature_norm", None)
+            found["feature_norm_known"] = True
     return found
+
+
+def _linear(model: Any) -> bool:
+    """Whether a torch module is one linear layer, by the names of its parts: without torch."""
+    parts = [type(part).__name__ for part in model.modules() if not list(part.children())]
+    return parts in (["Linear"], ["Flatten", "Linear"])
 
 
 def local_of(given: Local | str | Mapping[str, Any] | None) -> Local | None:
@@ -179,6 +189,8 @@ class PlanRequest:
     hyperparameters: Caveat | str | None = None
     not_covered: tuple[Caveat | str, ...] = ()
     parameters: int | None = None
+    feature_norm: float | None = None
+    feature_norm_known: bool = False
     records_per_person: int = 1
     persons: int | None = None
     person_as: PersonAs = "better"
@@ -231,6 +243,8 @@ class PlanRequest:
             settle("rounds", whole("rounds", self.rounds, most=MOST_ROUNDS))
         if self.parameters is not None:
             settle("parameters", whole("parameters", self.parameters))
+        if self.feature_norm is not None:
+            settle("feature_norm", real("feature_norm", self.feature_norm, above=0))
         if self.noise_multiplier is not None:
             sigma = real("noise_multiplier", self.noise_multiplier, least=0)
             if 0 < sigma < LEAST_NOISE:
@@ -353,7 +367,9 @@ class PlanRequest:
         given = [
             field.name
             for field in fields(self)
-            if field.name not in _GIVEN_ANYWAY and getattr(self, field.name) != field.default
+            if field.name not in _GIVEN_ANYWAY
+            and getattr(self, field.name) != field.default
+            and not (field.name == "feature_norm" and self.feature_norm_known)
         ]
         if not given:
             return Caveat("planned")

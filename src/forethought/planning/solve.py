@@ -20,6 +20,7 @@ from forethought.planning.correlation import gain
 from forethought.planning.grouping import groups_of
 from forethought.planning.limits import PlanError
 from forethought.planning.noise_schedules import scheduled
+from forethought.planning.noise_to_signal import noise_to_signal
 from forethought.planning.plan_request import (
     MOST_ROUNDS,
     PlanKeywords,
@@ -83,6 +84,11 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
         hyperparameters, not_covered: for the Statement.
         parameters: how many the model trains; the step size and the batch depend on it. Default:
             a guess, `forethought.planning.defaults.PARAMETERS`.
+        feature_norm: usual norm of a record's features (root mean square), declared or known from
+            how they were made, for a linear model: step size and batch then follow from the noise
+            in its scores. Default: taken from ``data`` where it is known and ``model`` is linear.
+        feature_norm_known: that it follows from how the features are made, such as normalised or
+            declared ones, and not from a look at the data: for the Statement.
         data: a :class:`forethought.data.Dataset` in place of ``examples``: its training records
             are counted, and what loading read of them is named in the plan.
         model: a torch module in place of ``parameters``.
@@ -251,17 +257,19 @@ def _learning_rate(
     size, momentum = request.size, float(options.get("momentum", 0.0))
     # What correlated noise leaves in the weights depends on the momentum, which is known by now.
     found = found.with_(optimizer=replace(found.optimizer, options=tuple(options.items())))
-    length = defaults.path_length(found, size)
+    norm = request.feature_norm
+    length = defaults.path_length(found, size, norm)
+    scores = "" if norm is None else f" in scores of features of norm {norm:.3g}"
     bound = (
-        f"further steps of {size:,} weights would only gather noise"
-        if length < defaults.STEP * found.rounds
-        else f"{defaults.STEP:g} a round, which longer steps would not make better"
+        f"further steps of {size:,} weights would only gather noise{scores}"
+        if length * noise_to_signal(found, size) > 0.999 * defaults.noise_norm(size, norm)
+        else "further a round would not be better"
     )
     why[STEP_SIZE] = (
         f"lets {found.rounds:,} unit steps carry the weights {length:,.0f} far, momentum "
         f"included: {bound}"
     )
-    return defaults.learning_rate(found, size, momentum)
+    return defaults.learning_rate(found, size, momentum, norm)
 
 
 def _mechanism(request: PlanRequest, why: dict[str, str]) -> Mechanism:
@@ -378,7 +386,8 @@ def _batch_and_length(
                     "gain nothing in sum"
                 )
             rounds = rounds or defaults.ROUNDS
-            batch = defaults.batch_for_rounds(N, budget, rounds, request.size)
+            norm = request.feature_norm
+            batch = defaults.batch_for_rounds(N, budget, rounds, request.size, norm)
     if rounds is None and request.epochs is None:
         why["rounds"] = "as many as this batch serves before small batches waste noise"
         rounds = defaults.rounds_for_batch(N, budget, batch)
