@@ -187,7 +187,8 @@ def synchronous_seconds(gossip: Gossip, times: Times) -> float:
     other = replace(gossip, rule="allreduce", tracking=False)
     start = np.zeros(gossip.parameters, dtype=np.float32)
     idle = NoTraining(1, no_gradients(gossip.parameters))
-    return Simulator(other, start, idle, replace(times, outages=())).run().seconds
+    alone = Times(times.compute, times.way, times.straggling, (), times.seed, times.factors)
+    return Simulator(other, start, idle, alone).run().seconds
 
 
 class _Observer:

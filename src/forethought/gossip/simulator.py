@@ -109,7 +109,6 @@ class Simulator:
         trainers: Trainers,
         times: Times,
         *,
-        pace: Pace = Pace(),
         committed: Callable[[int, Release], None] | None = None,
         looked: Callable[[int, float, list[Machine]], None] | None = None,
         every: int = 1,
@@ -119,10 +118,9 @@ class Simulator:
         if len(times.compute) != count:
             raise ValueError(f"times for {len(times.compute)} workers, the gossip has {count}")
         self.gossip, self.trainers, self.times = gossip, trainers, times
-        pace = times if isinstance(times, Pace) else None
-        asked = None if pace is None else pace.exchange
-        self.exchange = asked or median(times.compute) / 2
-        self.deadline = None if pace is None else pace.deadline
+        paced = times if isinstance(times, Pace) else Pace(**vars(times))
+        self.exchange = paced.exchange or median(times.compute) / 2
+        self.deadline = paced.deadline
         self.machines: list[Machine] = [worker(gossip, k, weights) for k in range(count)]
         self._committed, self._looked, self._every = committed, looked, every
         self._agenda = Agenda()

@@ -118,7 +118,6 @@ def simulate_gossip(
     from forethought.rounds.randomness import Seeds
 
     job, dataset = gossiping.loaded.request.job, gossiping.loaded.dataset
-    section = gossip_section(job)
     test = None if dataset.test is None else (dataset.test.inputs, dataset.test.targets)
     own = [gossiping.share(k).train for k in range(gossiping.gossip.workers)]
     run = simulate(

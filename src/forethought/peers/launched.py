@@ -96,7 +96,7 @@ class Launched:
     def links(self, meeting: Meeting, gossip: Gossip) -> GlooPairs:
         """Links to this worker's neighbours."""
         near = gossip.mixing.graph.neighbours(self.rank)
-        return GlooPairs(meeting, self.rank, near, gossip.coordinates, gossip.largest)
+        return GlooPairs(meeting, self.rank, near, gossip.coordinates, gossip.trust.largest)
 
 
 class GlooReduce:

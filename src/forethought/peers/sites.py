@@ -300,7 +300,7 @@ class SiteLinks:
                 raise FrameError(f"it is signed by worker {opened.sender}")
             vector = getattr(opened.message, "vector", None)
             if vector is not None:
-                require_within(vector, self._gossip.largest, type(opened.message).__name__)
+                require_within(vector, self._gossip.trust.largest, type(opened.message).__name__)
         except (FrameError, DecodeError) as error:
             name = self._roster.workers[peer].name
             deliver(Refused(peer, f"a frame from worker {name!r} was refused: {error}"))
