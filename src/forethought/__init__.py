@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from forethought import errors as errors
     from forethought import estimators as estimators
     from forethought import gradients as gradients
+    from forethought.accounting.about import About as About
     from forethought.accounting.calibration import calibrate as calibrate
     from forethought.accounting.calibration import noise_multiplier as noise_multiplier
     from forethought.accounting.exact import delta as delta
@@ -106,6 +107,7 @@ _HOME = {
     "Local": "local_updates",
     "Preparation": "preparation",
     **dict.fromkeys(("Prepared", "prepare"), "preparing.prepare"),
+    "About": "accounting.about",
     "Interval": "accounting.interval",
     **dict.fromkeys(("epsilon", "delta"), "accounting.exact"),
     **dict.fromkeys(("calibrate", "noise_multiplier"), "accounting.calibration"),

@@ -174,7 +174,7 @@ def test_a_missing_entry_is_caught() -> None:
 
 def test_every_entry_has_a_check() -> None:
     values = json.loads(of_a_run().to_json())
-    assert set(CHECKS) == {*values, "signature"}
+    assert set(CHECKS) == {*values, "signature", "about"}
 
 
 def edited(statement: Statement, **changes: Any) -> Statement:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from forethought.cli import app
+from forethought.jobs.job import Job, JobError
 
 JOB = """
 [data]
@@ -91,3 +93,49 @@ def test_a_search_or_filter_statement_is_accounted_its_own_way_at_another_delta(
     again = statement_of(tmp_path / "statement.json", delta=1e-4)
     assert again.accountant["kind"] == "selection"
     assert again.epsilon.upper > account(mechanism, 1e-4).epsilon.upper
+
+
+ABOUT = """
+[about]
+data = "Breast masses"
+date = 1995-11-01
+purpose = "a test"
+responsible = "nobody"
+"""
+
+
+def test_a_jobs_owner_is_quoted_and_the_model_file_named(job: Path, tmp_path: Path) -> None:
+    job.write_text(JOB + ABOUT)
+    out = tmp_path / "run"
+    run("train", job, "--epsilon", 2, "--out", out)
+    said = json.loads((out / "statement.json").read_text())["about"]
+    weights = (out / "model.safetensors").read_bytes()
+    assert said == {
+        "data": "Breast masses",
+        "date": "1995-11-01",
+        "purpose": "a test",
+        "responsible": "nobody",
+        "model": f"sha256:{hashlib.sha256(weights).hexdigest()}",
+    }
+    assert "Purpose: a test" in (out / "statement.md").read_text()
+    assert "1995-11-01" in (out / "job.toml").read_text()
+    assert "as its owner says" in run("account", out, "--verify")
+    (out / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    result = CliRunner().invoke(app, ["account", str(out), "--verify"])
+    assert result.exit_code != 0 and "its hash differs" in str(result.exception or result.output)
+
+
+def test_a_run_in_phases_quotes_its_owner_too(job: Path, tmp_path: Path) -> None:
+    job.write_text(JOB + ABOUT)
+    out = tmp_path / "run"
+    run("train", job, "--until-accuracy", 0.01, "--max-epsilon", 2, "--out", out)
+    said = json.loads((out / "statement.json").read_text())["about"]
+    assert said["purpose"] == "a test" and said["model"].startswith("sha256:")
+    assert "Verified" in run("account", out, "--verify")
+
+
+@pytest.mark.parametrize("wrong", ['data = ""', "purpose = 3", 'data = "a\\nb"', "owner = 'x'"])
+def test_a_malformed_about_is_named(wrong: str, job: Path) -> None:
+    job.write_text(f"{JOB}[about]\n{wrong}\n")
+    with pytest.raises(JobError, match=r"line 12: .*about\."):
+        Job.load(job)

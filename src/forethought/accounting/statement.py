@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from forethought import __version__
 from forethought.accounting import statement_text
+from forethought.accounting.about import About
 from forethought.accounting.accountants import ACCOUNTANTS, EXACT, Accountant
 from forethought.accounting.assumptions import SECRET, Randomness, required, suited
 from forethought.accounting.attack import bounded
@@ -93,6 +94,7 @@ class Statement:
     plan: str | None = None
     version: str = __version__
     signature: Signature | None = None
+    about: About | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "caveats", caveats(self.caveats))
@@ -165,6 +167,10 @@ class Statement:
             raise ValueError(f"no statement is written: {wrong}")
         return replace(self, releases=found, signature=None)
 
+    def of_model(self, file_hash: str) -> Statement:
+        """The same statement, about the model file with that hash (``sha256:…``)."""
+        return replace(self, about=replace(self.about or About(), model=file_hash), signature=None)
+
     def sentences(self) -> tuple[str, str, str]:
         """The guarantee in three plain sentences: what, what it means, what it does not cover."""
         return statement_text.sentences(self)
@@ -199,6 +205,7 @@ class Statement:
             "assumptions": list(map(str, self.assumptions)),
             "not_covered": list(map(str, self.not_covered)),
             "theorems": list(self.theorems),
+            **({} if self.about is None else {"about": self.about.to_dict()}),
         }
 
     def to_json(self) -> str:

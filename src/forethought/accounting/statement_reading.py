@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from forethought.accounting.about import About
 from forethought.accounting.assumptions import Randomness
 from forethought.accounting.interval import Interval
 from forethought.accounting.releases import Release
@@ -71,6 +72,7 @@ def _statement(values: Any) -> Statement:
         plan=_optional(_text, "plan", content["plan"]),
         version=_text("version", content["version"]),
         signature=None if signature is None else Signature.from_dict(signature),
+        about=About.from_dict(content["about"]) if "about" in content else None,
     )
     # A mechanism of an older version says the same in other words: it is compared as it was read.
     _same_content(statement.content(), {**content, "mechanism": statement.mechanism.to_dict()})

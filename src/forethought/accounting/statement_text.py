@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING
 
 from forethought.accounting.releases import rows
@@ -176,6 +177,11 @@ def _meaning(statement: Statement) -> list[str]:
     ]
 
 
+def as_text(text: str) -> str:
+    """What a person wrote, with nothing in it that a page would take for more than text."""
+    return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", text)
+
+
 def markdown(statement: Statement) -> str:
     """The statement as a page."""
     s = statement
@@ -183,6 +189,9 @@ def markdown(statement: Statement) -> str:
     if s.breaks:
         lines += ["## Why there is no guarantee", ""]
         lines += [f"- {text}: {text.kind.reason}." for text in s.breaks] + [""]
+    if s.about is not None:
+        lines += ["## What it is about", "", "As its owner says:", ""]
+        lines += [f"- {what}: {as_text(text)}" for what, text in s.about.lines()] + [""]
     lines += [
         "## What is protected, and against whom",
         "",

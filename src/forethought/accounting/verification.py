@@ -60,6 +60,7 @@ class _Case:
     attack: Attack
     plan: Accounted | None
     plan_values: Mapping[str, Any] | None
+    model: str | None = None
 
     @property
     def of_this_version(self) -> bool:
@@ -85,12 +86,14 @@ def check(
     statement: Statement,
     plan: Accounted | None = None,
     plan_values: Mapping[str, Any] | None = None,
+    model: str | None = None,
 ) -> Verification:
     """Recompute a statement, and say entry by entry what could be recomputed.
 
     Args:
         plan: the plan that is said to have been run, if it is at hand.
         plan_values: its JSON object as it was stored; None takes it from ``plan``.
+        model: hash of the model file beside it (``sha256:…``).
 
     Raises:
         StatementError: an entry claims more than can be proven, or belongs to something else.
@@ -102,7 +105,7 @@ def check(
         )
         if plan is not None and plan_values is None:
             plan_values = plan.to_dict()
-        case = _Case(statement, epsilon, attack, plan, plan_values)
+        case = _Case(statement, epsilon, attack, plan, plan_values, model)
         found = {name: look(case) for name, look in CHECKS.items()}
     except UnsupportedMechanismError as error:
         raise StatementError(f"no theorem covers the stated mechanism: {error}") from error
@@ -350,6 +353,23 @@ def _signature(case: _Case) -> str | None:
     return f"fits, by the key {s.signature.fingerprint}; whose key that is, check with a public key"
 
 
+def _about(case: _Case) -> str | None:
+    about = case.claimed.about
+    if about is None:
+        return "not stated: which data, what for, who answers for it, which model file"
+    if None not in (about.model, case.model) and about.model != case.model:
+        raise StatementError(
+            "the model file beside the statement is not the one that it is about: its hash differs"
+        )
+    given = [word.lower() for word, _ in about.lines() if word != "Model file"]
+    file = "no model file is named"
+    if about.model is not None:
+        file = "the model file's hash is that of the file beside it"
+        if case.model is None:
+            file = "no model file beside it to compare its hash with"
+    return f"{file}; {', '.join(given)}: as its owner says" if given else file
+
+
 def _delta(case: _Case) -> str | None:
     return None if case.claimed.private else "with no guarantee any δ is as good as another"
 
@@ -384,6 +404,7 @@ CHECKS: dict[str, Callable[[_Case], str | None]] = {
     "assumptions": _follows,
     "not_covered": _follows,
     "theorems": _follows,
+    "about": _about,
     "checksum": _follows,
     "signature": _signature,
 }

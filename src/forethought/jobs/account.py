@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from forethought.serialisation import parse, write_text
 if TYPE_CHECKING:
     from forethought.published.comparison import Row
 
-PLAN, STATEMENT = "plan.json", "statement.json"
+PLAN, STATEMENT, MODEL = "plan.json", "statement.json", "model.safetensors"
 
 
 def compared(statement: Statement) -> list[Row]:
@@ -89,14 +90,17 @@ def verified(path: Path, public_key: Path | None = None) -> Verification:
         raise ValueError(f"{found} is a plan: there is no statement to verify")
     statement = Statement.load(found)
     planned = found.with_name(PLAN)
-    plan, values = None, None
+    plan, values, model = None, None, None
     if found.name == STATEMENT and planned.is_file():
         plan, values = Plan.load(planned), parse(planned.read_text(encoding="utf-8"))
+    weights = found.with_name(MODEL)
+    if found.name == STATEMENT and weights.is_file():
+        model = f"sha256:{hashlib.sha256(weights.read_bytes()).hexdigest()}"
     if public_key is not None:
         if statement.signature is None:
             raise StatementError(f"{found} is not signed")
         signing.check(statement.signature, statement.content(), public_key)
-    return check(statement, plan, values)
+    return check(statement, plan, values, model)
 
 
 def sign(path: Path, key: Path) -> Statement:

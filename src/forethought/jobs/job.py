@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, ValidationError
 
+from forethought.jobs.about_section import AboutSection
 from forethought.jobs.explain import explain_error
 from forethought.jobs.federation_section import FederationSection
 from forethought.jobs.gossip_section import GossipSection
@@ -264,6 +265,7 @@ class Job(_Section):
     budget: BudgetSection = BudgetSection()
     training: TrainingSection = TrainingSection()
     run: RunSection = RunSection()
+    about: AboutSection = AboutSection()
     federation: FederationSection | None = None
     gossip: GossipSection | None = None
 

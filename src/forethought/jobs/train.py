@@ -180,6 +180,7 @@ def run(
         "out": folder,
         "loss": loaded.loss,
         "files": {JOB_NAME: loaded.request.released_text(), CARD_NAME: loaded.card().to_json()},
+        "about": loaded.request.job.about.about(),
         "resume": resume,
         "overwrite": overwrite,
         "progress": progress,

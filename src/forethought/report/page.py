@@ -35,6 +35,9 @@ def statement_page(statement: Statement, title: str = "Privacy statement") -> st
     s = statement
     first, second, _ = s.sentences()
     body = [f"<h1>{escape(title)}</h1>", *_head(s, first, second)]
+    if s.about is not None:
+        body += ["<h2>What it is about</h2>", "<p>As its owner says:</p>"]
+        body.append(_list(f"{what}: {text}" for what, text in s.about.lines()))
     if s.breaks:
         body += ["<h2>Why there is no guarantee</h2>"]
         body.append(_list(f"{text}: {text.kind.reason}." for text in s.breaks))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -30,6 +31,11 @@ PHASES, RECORD = "phases", "phases.json"
 _OF_RESULTS = (METRICS, DIAGNOSTICS, RESULTS, TRANSCRIPT)
 PAGES = ("report.html", "statement.html")
 WRITTEN = (PLAN, MODEL, STATEMENT, STATEMENT_TEXT, *_OF_RESULTS, RECORD, *PAGES)
+
+
+def model_hash(weights: bytes) -> str:
+    """How a statement names a model file."""
+    return f"sha256:{hashlib.sha256(weights).hexdigest()}"
 
 
 class RunFolderExistsError(ValueError):
@@ -149,11 +155,17 @@ class RunFolder:
         history: Sequence[Metrics],
         statement: Statement,
         transcript: Transcript | None,
-    ) -> None:
-        """Write model, metrics, transcript and statement; the statement last."""
+    ) -> Statement:
+        """Write model, metrics, transcript and statement; the statement last.
+
+        Returns:
+            The statement with the hash of the model file.
+        """
         # Tied weights share memory, which the format has no way to say: each name gets its own.
         own = {name: value.detach().cpu().clone().contiguous() for name, value in state.items()}
-        replace_file(self.path / MODEL, save(own))
+        weights = save(own)
+        replace_file(self.path / MODEL, weights)
+        statement = statement.of_model(model_hash(weights))
         replace_file(self.path / METRICS, as_csv(history, PUBLIC).encode())
         if any(row.non_finite is not None for row in history):
             private = as_csv(history, ("round", *PRIVATE)).encode()
@@ -163,6 +175,7 @@ class RunFolder:
             replace_file(self.path / TRANSCRIPT, (text + "\n").encode())
         replace_file(self.path / STATEMENT_TEXT, statement.to_markdown().encode())
         replace_file(self.path / STATEMENT, (statement.to_json() + "\n").encode())
+        return statement
 
     def transcript(self) -> Transcript | None:
         """The transcript that :meth:`save_results` wrote."""

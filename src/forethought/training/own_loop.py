@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, NoReturn, Unpack
 import torch
 from blake3 import blake3
 
+from forethought.accounting.about import About
 from forethought.accounting.statement import Statement, account
 from forethought.caveats import Caveat
 from forethought.plans import Averaging, Plan
@@ -227,7 +228,7 @@ class _Rounds:
                 "more epochs"
             )
 
-    def finish(self, out: str | Path | None) -> Run:
+    def finish(self, out: str | Path | None, about: About | None) -> Run:
         if self.closed:
             raise RoundError(f"{self.closed}: there is no statement")
         if not self.done:
@@ -243,7 +244,7 @@ class _Rounds:
             statement = replace(
                 statement, caveats=(*statement.caveats, Caveat("stopped-early", how))
             )
-        statement = statement.of_run(transcript.releases())
+        statement = replace(statement.of_run(transcript.releases()), about=about)
         with torch.no_grad():
             for name, weights in self.average.values.items():
                 self.descent.parameters[name].copy_(weights)
@@ -254,7 +255,7 @@ class _Rounds:
             with locked(path):
                 folder.begin(overwrite=False)
                 folder.save_plan(self.plan)
-                folder.save_results(self.model.state_dict(), (), statement, transcript)
+                statement = folder.save_results(self.model.state_dict(), (), statement, transcript)
                 folder.erase_secrets()
         remember(self.model, statement)
         return Run(self.model, statement, (), self.plan, path, transcript)
@@ -373,17 +374,18 @@ class PrivateOptimizer(torch.optim.Optimizer):
     def __repr__(self) -> str:
         return f"private {self._rounds.descent.optimizer!r}"
 
-    def finish(self, out: str | Path | None = None) -> Run:
+    def finish(self, out: str | Path | None = None, about: About | None = None) -> Run:
         """End the loop: the model is as it was but for its weights, and the Statement is written.
 
         Args:
             out: a new run folder for plan, model, transcript and statement. None keeps nothing.
+            about: as for :func:`forethought.train`.
 
         Raises:
             RoundError: nothing was released, or a round failed. TranscriptError: what was released
                 is not what was accounted. RunFolderExistsError: ``out`` is not empty.
         """
-        return self._rounds.finish(out)
+        return self._rounds.finish(out, about)
 
     @property
     def rounds_done(self) -> int:

@@ -27,6 +27,7 @@ from typing import Any, Literal, Unpack, get_args
 import torch
 
 from forethought.accounting import exact
+from forethought.accounting.about import About
 from forethought.accounting.assumptions import Randomness
 from forethought.accounting.statement import Statement
 from forethought.data import Dataset as LoadedData
@@ -72,6 +73,7 @@ def train_until(
     loss: Loss | None = None,
     out: str | Path | None = None,
     files: Mapping[str, str] | None = None,
+    about: About | None = None,
     execution: Execution | None = None,
     seeds: Seeds | None = None,
     diagnostics: bool = True,
@@ -85,7 +87,8 @@ def train_until(
     Each phase starts from the reported (averaged) model of the one before, with a fresh optimizer.
 
     Args:
-        model, data, loss, files, execution, diagnostics, short: as in :func:`forethought.train`.
+        model, data, loss, files, about, execution, diagnostics, short: as in
+            :func:`forethought.train`.
         plan: with several parts, each a phase: see :func:`forethought.plan_phases`. With
             ``next_phase`` its first part is the first phase, its budget that of the filter, and
             the rest only what is foreseen.
@@ -155,6 +158,7 @@ def train_until(
             task,
             folder=folder,
             files=files or {},
+            about=about,
             seeds=seeds,
             diagnostics=diagnostics,
             resume=resume,
@@ -202,8 +206,9 @@ def _run(task: Task, state: PhaseState, next_phase: NextPhaseRule | None) -> Pha
     if folder is not None:
         RunFolder(_place(folder, len(state.phases) - 1)).load_model(model)
     result = state.result(model, folder, task.diagnostics)
+    result = replace(result, statement=replace(result.statement, about=task.about))
     if folder is not None:
-        _finish(folder, state, result)
+        result = _finish(folder, state, result)
     return result
 
 
@@ -291,7 +296,7 @@ def phases_of(path: str | Path) -> tuple[Plan, float] | None:
     return None
 
 
-def _finish(folder: RunFolder, state: PhaseState, result: PhasedRun) -> None:
+def _finish(folder: RunFolder, state: PhaseState, result: PhasedRun) -> PhasedRun:
     """Write the results, the statement last; then forget the secrets and the phases' runs."""
     record = {
         "schema": RECORD_SCHEMA,
@@ -302,11 +307,12 @@ def _finish(folder: RunFolder, state: PhaseState, result: PhasedRun) -> None:
     }
     folder.save_plan(result.plan)
     replace_file(folder.path / RECORD, (json.dumps(record, indent=2) + "\n").encode())
-    folder.save_results(
+    statement = folder.save_results(
         result.model.state_dict(), result.history, result.statement, state.transcript
     )
     folder.erase_secrets()
     folder.erase_phases()
+    return replace(result, statement=statement)
 
 
 def _read_back(folder: RunFolder, model: torch.nn.Module, state: PhaseState) -> PhasedRun:

@@ -11,6 +11,7 @@ from typing import Any, Unpack
 import torch
 
 from forethought import gradients
+from forethought.accounting.about import About
 from forethought.accounting.assumptions import Randomness
 from forethought.accounting.statement import Statement, account
 from forethought.caveats import Caveat
@@ -115,6 +116,7 @@ class Task:
     team: Team = field(default_factory=Team)
     public_inputs: Any = None
     prepared: Prepared | None = None
+    about: About | None = None
 
 
 def train(
@@ -129,6 +131,7 @@ def train(
     prepared: Prepared | None = None,
     out: str | Path | None = None,
     files: Mapping[str, str] | None = None,
+    about: About | None = None,
     execution: Execution | None = None,
     seeds: Seeds | None = None,
     diagnostics: bool = True,
@@ -161,6 +164,7 @@ def train(
             ``data`` and ``test`` hold the inputs as prepared.
         out: run folder: plan, statement, model, metrics, and checkpoints to resume from. Until
             the run ends it holds the keys of the noise and is a secret. None keeps nothing.
+        about: which data, what for, who answers for it, for the Statement.
         files: name → text to keep in the run folder from the start, such as the job.
         execution: device, micro-batches, intervals: what cannot change a guarantee.
         seeds: of sampling (and dropout), and of the noise. Default: the operating system's
@@ -226,6 +230,7 @@ def train(
                 team=team,
                 public_inputs=public_inputs,
                 prepared=prepared,
+                about=about,
             )
         )
     run = replace(run, model=model)
@@ -303,7 +308,7 @@ def run_plan(task: Task) -> Run:
             checkpointer.close()
     transcript = with_preparation(task.prepared, loop.private.transcript)
     transcript.require(statement.mechanism)
-    statement = statement.of_run(transcript.releases())
+    statement = replace(statement.of_run(transcript.releases()), about=task.about)
     with torch.no_grad():
         for name, weights in loop.average.values.items():
             loop.descent.parameters[name].copy_(weights)
@@ -311,7 +316,10 @@ def run_plan(task: Task) -> Run:
         settle_statistics(model, task.public_inputs)
     history = tuple(loop.history)
     if folder is not None:
-        team.first(lambda: folder.save_results(model.state_dict(), history, statement, transcript))
+        unsaved = statement
+        statement = team.first(
+            lambda: folder.save_results(model.state_dict(), history, unsaved, transcript)
+        )
         team.first(folder.erase_secrets)
     path = None if folder is None else folder.path
     return Run(model, statement, history, plan, path, transcript)

@@ -300,7 +300,10 @@ def _best(
     shown = Run(of_rows(run.model), statement, (last,), plan, path, run.transcript)
     if folder is not None:
         folder.save_plan(plan)
-        folder.save_results(run.model.state_dict(), shown.history, statement, run.transcript)
+        statement = folder.save_results(
+            run.model.state_dict(), shown.history, statement, run.transcript
+        )
+        shown = replace(shown, statement=statement)
         folder.erase_secrets()
     if run.transcript is not None:
         remember(shown.model, statement)
