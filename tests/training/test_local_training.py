@@ -13,6 +13,9 @@ from torch.nn import functional as F
 
 import forethought as ft
 from forethought.jobs.job import Job
+from forethought.planning.defaults import INNER_STEP
+from forethought.planning.grouping import LOST, WON
+from forethought.planning.noise_to_signal import noise_to_signal
 from forethought.planning.solve import PlanError
 from forethought.report.terminal import plan_rows
 from forethought.training.normalisation import public_statistics, settle_statistics
@@ -184,7 +187,7 @@ local = {local}
 @pytest.mark.parametrize(
     ("local", "wanted"),
     [
-        ('"adamw"', ft.Local("adamw")),
+        ('"adamw"', ft.Local("adamw", step=INNER_STEP)),
         (
             '{ optimizer = "adam", step = 8, passes = 2, options = { betas = [0.8, 0.9] } }',
             ft.Local("adam", None, (("betas", (0.8, 0.9)),), 2, 8),
@@ -220,21 +223,41 @@ def test_neighbours_keep_the_groups() -> None:
     from forethought.planning.neighbours import neighbours
 
     made = plan(local="adam")
-    for near in neighbours(made):
-        assert near.plan.local == made.local and near.plan.groups == made.groups
+    *others, examples = neighbours(made)
+    for near in others:
+        assert near.plan.local == made.local
+        assert near.plan.batch / near.plan.groups == pytest.approx(made.batch / made.groups)
+    assert examples.plan.local is None and examples.plan.groups is None
     assert np.isfinite(ft.epsilon(made.mechanism, 1e-4).upper)
 
 
 def test_the_plan_table_shows_what_runs_inside() -> None:
     shown = dict(plan_rows(plan(local="adam")))
     assert shown["groups"] == "6 of about 33 records"
-    assert shown["inside a group"] == "adam at 0.001, one pass, steps of the whole group"
+    assert shown["inside a group"] == "adam at 0.001, one pass, steps of 8 records"
     assert "groups" not in dict(plan_rows(ft.plan(examples=400, budget=ft.Budget(3.0, 1e-4))))
 
 
 def test_the_planner_says_what_groups_cost() -> None:
     text = plan(local="adam").explain()
     assert "sensitivity of 2" in text and "about 67 times" in text
+    # Noise against signal decides, as it was measured.
+    few = {"examples": 2000, "budget": ft.Budget(1.0, 1e-5), "parameters": 2000}
+    many = {"examples": 10_000_000, "budget": ft.Budget(3.0, 1e-9), "parameters": 2000}
+    for request, words in ((few, "clipped examples did better"), (many, "did better than clipped")):
+        chosen = ft.plan(**request, clipping="group", local="sgd")
+        assert words in dict(chosen.reasons)["groups against examples"]
+        noise = noise_to_signal(chosen, 2000)
+        assert noise < WON or noise > LOST
+
+
+def test_inner_steps_are_the_planners_where_only_an_optimizer_is_named() -> None:
+    named = plan(local="adam")
+    assert named.local == ft.Local("adam", step=INNER_STEP)
+    assert "inner steps" in dict(named.reasons)
+    for given in (ft.Local("adam"), {"optimizer": "adam"}):
+        chosen = plan(local=given)
+        assert chosen.local == ft.Local("adam") and "inner steps" not in dict(chosen.reasons)
     assert "groups against" not in ft.plan(examples=400, budget=ft.Budget(3.0, 1e-4)).explain()
 
 

@@ -53,6 +53,8 @@ MOMENTUM = 0.9
 PRECISION, PREPARATION = 0.01, 0.1
 # Records in a group on which an inner algorithm runs.
 GROUP = 32
+# Records in a step of an inner algorithm that is given by name.
+INNER_STEP = 8
 # When nobody says how large the model is: a large linear model or a small network.
 PARAMETERS = 10_000
 

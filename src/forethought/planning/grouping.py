@@ -5,31 +5,63 @@ docs/general_framework.md has the tables and the commands that print them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from forethought.local_updates import Local
 from forethought.mechanism import Mechanism, expected_batch
 from forethought.planning import defaults
-from forethought.planning.plan_request import PlanRequest
+from forethought.planning.limits import PlanError
+from forethought.planning.noise_to_signal import noise_to_signal
+from forethought.plans import Plan
+
+if TYPE_CHECKING:  # which asks what runs inside a group
+    from forethought.planning.plan_request import PlanRequest
 
 # In a plan's reasons: what groups cost against clipped examples.
 GROUPS_AGAINST = "groups against examples"
+# Noise against signal of groups of 64 records at which batch normalisation inside made them better
+# than clipped examples, and at which they still were worse.
+WON, LOST = 0.05, 0.16
+
+
+def local_of(given: Local | str | Mapping[str, Any] | None) -> Local | None:
+    """The algorithm inside a group, from itself, an optimizer's name, or its fields.
+
+    With the name alone the planner chooses: one pass in steps of :data:`defaults.INNER_STEP`
+    records, with the optimizer's usual step size.
+
+    Raises:
+        PlanError: anything else. ValueError, TypeError: fields outside their range.
+    """
+    if given is None or isinstance(given, Local):
+        return given
+    if isinstance(given, str):
+        if ":" in given:
+            return Local(function=given)
+        return Local(given, step=defaults.INNER_STEP)
+    if isinstance(given, Mapping):
+        known = [field.name for field in fields(Local)]
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            raise PlanError(
+                f"local has no {', '.join(map(repr, unknown))}; it takes {', '.join(known)}"
+            )
+        return Local(**given)
+    raise PlanError(
+        f"local must be a forethought.Local or the name of an inner optimizer, not {given!r}"
+    )
 
 
 def groups_of(request: PlanRequest, mechanism: Mechanism, why: dict[str, str]) -> int | None:
     """How many groups a batch is dealt into, as given or by rule; None: examples are clipped."""
-    if request.clipping != "group":
+    if request.clipping != "group" or request.groups is not None:
         return request.groups
-    batch = expected_batch(mechanism.rounds[0].sampling, request.examples)
-    each = batch / (request.groups or (1 if request.local is None else defaults.groups_for(batch)))
-    why[GROUPS_AGAINST] = (
-        f"groups, as asked: with {each:.0f} records a contribution and a sensitivity of 2 the "
-        f"noise is about {2 * each:.0f} times that of clipped examples for the same signal. At "
-        "equal ε "
-        "clipped examples did better in every combination that was measured; batch normalisation "
-        "and an optimizer inside made up a part of it (docs/general_framework.md)"
-    )
-    if request.groups is not None:
-        return request.groups
-    if request.local is None:
+    local = local_of(request.local)
+    if local is None:
         return 1
+    batch = expected_batch(mechanism.rounds[0].sampling, request.examples)
     groups = defaults.groups_for(batch)
     why["groups"] = (
         f"{groups:,} of about {batch / groups:.0f} records: as many as leave an inner algorithm "
@@ -37,3 +69,30 @@ def groups_of(request: PlanRequest, mechanism: Mechanism, why: dict[str, str]) -
         "mean smaller"
     )
     return groups
+
+
+def explain(plan: Plan, parameters: int, why: dict[str, str]) -> None:
+    """Add to a plan's reasons what runs inside its groups, and what they cost against examples."""
+    if plan.groups is None:
+        return
+    local = plan.local
+    if local is not None and local.step == defaults.INNER_STEP and local.passes == 1:
+        why["inner steps"] = (
+            f"one pass in steps of {local.step} records: fewer and larger ones, a second pass, and "
+            "step sizes a third or three times as long were no better by more than seeds differ; "
+            "ten times shorter or longer ones were worse"
+        )
+    each = plan.batch / plan.groups
+    noise = noise_to_signal(plan, parameters)
+    measured = (
+        f"above {LOST:g} clipped examples did better in every combination that was measured"
+        if noise > (LOST * WON) ** 0.5
+        else f"at {WON:g} groups with batch normalisation inside did better than clipped examples, "
+        "and without it worse"
+    )
+    why[GROUPS_AGAINST] = (
+        f"groups, as asked: with {each:.0f} records a contribution and a sensitivity of 2 the "
+        f"noise is about {2 * each:.0f} times that of clipped examples for the same signal, "
+        f"{noise:.2g} of it in {parameters:,} weights. At equal ε, {measured} "
+        "(docs/general_framework.md)"
+    )

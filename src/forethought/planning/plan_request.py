@@ -30,6 +30,7 @@ from forethought.mechanism import (
     whole,
 )
 from forethought.planning import correlation, defaults, persons
+from forethought.planning.grouping import local_of
 from forethought.planning.limits import LEAST_DELTA, MOST_STEP_SIZE
 from forethought.planning.limits import PlanError as PlanError
 from forethought.planning.noise_schedules import FALL, NoiseScheduleName
@@ -123,29 +124,6 @@ def _linear(model: Any) -> bool:
     """Whether a torch module is one linear layer, by the names of its parts: without torch."""
     parts = [type(part).__name__ for part in model.modules() if not list(part.children())]
     return parts in (["Linear"], ["Flatten", "Linear"])
-
-
-def local_of(given: Local | str | Mapping[str, Any] | None) -> Local | None:
-    """The algorithm inside a group, from itself, an optimizer's name, or its fields.
-
-    Raises:
-        PlanError: anything else. ValueError, TypeError: fields outside their range.
-    """
-    if given is None or isinstance(given, Local):
-        return given
-    if isinstance(given, str):
-        return Local(function=given) if ":" in given else Local(given)
-    if isinstance(given, Mapping):
-        known = [field.name for field in fields(Local)]
-        unknown = sorted(set(given) - set(known))
-        if unknown:
-            raise PlanError(
-                f"local has no {', '.join(map(repr, unknown))}; it takes {', '.join(known)}"
-            )
-        return Local(**given)
-    raise PlanError(
-        f"local must be a forethought.Local or the name of an inner optimizer, not {given!r}"
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

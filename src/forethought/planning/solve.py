@@ -17,7 +17,7 @@ from forethought.accounting.calibration import noise_multiplier as exact_noise
 from forethought.mechanism import Budget, Mechanism, Poisson
 from forethought.planning import defaults, persons
 from forethought.planning.correlation import gain
-from forethought.planning.grouping import groups_of
+from forethought.planning.grouping import explain, groups_of, local_of
 from forethought.planning.limits import PlanError
 from forethought.planning.noise_schedules import scheduled
 from forethought.planning.noise_to_signal import noise_to_signal
@@ -26,7 +26,6 @@ from forethought.planning.plan_request import (
     PlanKeywords,
     PlanRequest,
     SamplingName,
-    local_of,
 )
 from forethought.plans import (
     Averaging,
@@ -66,8 +65,9 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
             replace-one without replacement, zero-out when shuffled.
         clipping, groups: ``"example"``, or ``"group"`` with the number of groups (default 1, or
             chosen for ``local``).
-        local: what runs inside a group (`forethought.Local`, or an inner optimizer's name). The
-            clipped contribution is then its weight change; by default the mean gradient.
+        local: what runs inside a group (`forethought.Local`, or an inner optimizer's name, whose
+            steps the planner chooses). The clipped contribution is then its weight change; by
+            default the mean gradient.
         noise: ``"gaussian"``, or ``"grid"`` for discrete noise in whole numbers, which leaves no
             assumption on floating-point arithmetic in the Statement, or ``"correlated"`` over the
             rounds, so that later ones cancel a part of it (with ``"cyclic-poisson"`` sampling).
@@ -153,6 +153,7 @@ def _plan(request: PlanRequest) -> Plan:
         hyperparameters=request.chosen_by(),
         not_covered=(*request.not_covered, *persons.caveat(request)),
     )
+    explain(found, request.size, why)
     learning_rate = _learning_rate(request, found, options, why)
     chosen = Optimizer(request.optimizer, learning_rate, tuple(options.items()))
     return found.with_(optimizer=chosen, reasons=tuple(why.items()))
