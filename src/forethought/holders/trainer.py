@@ -191,11 +191,11 @@ class ClientTrainer:
             "clip_norm": self.private.clip_norm,
             "optimizer": values,
         }
-        said = {_VALUES: json.dumps(held)}
+        metadata = {_VALUES: json.dumps(held)}
         if not tensors:
-            return _without_tensors(said)
+            return _without_tensors(metadata)
         own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        return save(own, said)
+        return save(own, metadata)
 
     def _restore(self, state: bytes) -> None:
         tensors = load(state)
@@ -206,9 +206,9 @@ class ClientTrainer:
         restore_optimizer(self._descent.optimizer, tensors, held["optimizer"])
 
 
-def _without_tensors(said: dict[str, str]) -> bytes:
+def _without_tensors(metadata: dict[str, str]) -> bytes:
     """What safetensors' ``save`` makes of no tensors, without its many looks at them."""
-    header = json.dumps({"__metadata__": said, "none": _NONE}).encode()
+    header = json.dumps({"__metadata__": metadata, "none": _NONE}).encode()
     header += b" " * (-len(header) % 8)
     return len(header).to_bytes(8, "little") + header + bytes(4)
 
