@@ -90,7 +90,8 @@ def disjoint(parts: Sequence[Indices]) -> bool:
 
 def share_of(dataset: Dataset, part: Indices) -> Dataset:
     """A data set whose training part are the records of one share; the test part stays."""
-    return replace(dataset, train=dataset.train.at(part), sites=None)
+    persons = None if dataset.persons is None else dataset.persons[part]
+    return replace(dataset, train=dataset.train.at(part), sites=None, persons=persons)
 
 
 def write_share(dataset: Dataset, folder: Path) -> Path:

@@ -21,6 +21,7 @@ from forethought.jobs.federation_section import FederationSection
 from forethought.jobs.holders import holder_plan, named_speeds, reference_plan
 from forethought.jobs.job import Job, JobError
 from forethought.jobs.load import Loaded, load_job
+from forethought.jobs.members import arranged_for, count_of, dealt, module_of, require_possible
 from forethought.jobs.request import Request
 from forethought.mechanism import Budget
 from forethought.planning import defaults
@@ -69,12 +70,11 @@ def federation_of(request: Request, data_dir: Path | None = None) -> Federated:
         JobError: no ``[federation]``, or one without clients.
         ValueError: what data, planner or federation refuse.
     """
-    from forethought.data.shares import shares
     from forethought.holders.trainer import SharedModel
 
     section = section_of(request.job)
+    require_possible(request.job)
     loaded = load_job(request, data_dir)
-    loaded.require_rows("a federation")
     dataset = loaded.dataset
     clients = section.clients or (len(section.client) or None)
     how, _, column = section.shares.partition(":")
@@ -83,12 +83,15 @@ def federation_of(request: Request, data_dir: Path | None = None) -> Federated:
     if clients is None and how != "column":
         raise JobError("[federation] needs clients = a number, or [[federation.client]] tables")
     generator = np.random.Generator(np.random.PCG64(section.seed))
-    targets = dataset.train.targets
-    parts = tuple(shares(targets, clients, section.shares, generator, dataset.sites))
-    shared = SharedModel(loaded.model)
+    parts = tuple(dealt(dataset, clients, section.shares, generator))
+    shared = SharedModel(module_of(loaded))
     speeds = speeds_of(section, len(parts))
     federation, budgets = agreed(
-        request.job, [len(part) for part in parts], speeds, shared.layout.size, shared.architecture
+        request.job,
+        [count_of(dataset, part) for part in parts],
+        speeds,
+        shared.layout.size,
+        shared.architecture,
     )
     federation = replace(
         federation, plans=tuple(loaded.with_caveats(plan) for plan in federation.plans)
@@ -123,11 +126,16 @@ def simulate_job(
 
     job, dataset = federated.loaded.request.job, federated.loaded.dataset
     test = None if dataset.test is None else (dataset.test.inputs, dataset.test.targets)
+    own = [
+        arranged_for(federated.loaded, federated.share(one), federated.federation.plan(one))
+        for one in _members(federated)
+    ]
     run = simulate(
-        federated.loaded.model,
-        [(s.train.inputs, s.train.targets) for s in map(federated.share, _members(federated))],
+        federated.shared.model,
+        [one.data for one in own],
         federated.federation,
         federated.times,
+        loss=own[0].loss,
         test=test,
         seeds=Seeds(job.run.seed, job.run.noise_seed),
         out=out,
@@ -177,10 +185,12 @@ def agreed(
     clients' noised sums together have the signal of K·n records and √K times one client's noise.
 
     Args:
-        sizes: records of each client. speeds: see :func:`speeds_of`.
+        sizes: records of each client, or persons where the job names them.
+        speeds: see :func:`speeds_of`.
         parameters, architecture: of the model.
     """
     section = section_of(job)
+    require_possible(job)
     count = len(sizes)
     budgets = tuple(_budget(job, section, client, size) for client, size in enumerate(sizes))
     weights = section.rule == "synchronous" and section.secure is None

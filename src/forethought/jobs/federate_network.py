@@ -13,12 +13,13 @@ from forethought.federated.federation import Federation, FederationError, Policy
 from forethought.jobs.federate import agreed, federation_of, section_of, speeds_of
 from forethought.jobs.job import JobError
 from forethought.jobs.load import Loaded, load_job
+from forethought.jobs.members import arranged_for, module_of
 from forethought.jobs.request import Request
 from forethought.network.serving import Carry, Served, over_grpc, serve, with_roster
 from forethought.planning import defaults
 
 if TYPE_CHECKING:
-    from forethought.data.dataset import Split
+    from forethought.data.dataset import Dataset
     from forethought.holders.trainer import SharedModel
     from forethought.network import taking_part
     from forethought.network.taking_part import TookPart
@@ -110,7 +111,7 @@ def planned(request: Request, data_dir: Path | None = None) -> Federation:
 
     section = section_of(request.job)
     sizes = [table.examples or 0 for table in section.client]
-    shared = SharedModel(load_job(request, data_dir).model)
+    shared = SharedModel(module_of(load_job(request, data_dir)))
     speeds = speeds_of(section, len(sizes))
     return agreed(request.job, sizes, speeds, shared.layout.size, shared.architecture)[0]
 
@@ -141,8 +142,7 @@ def serve_job(
 
     member = Membership.load(folder)
     loaded = load_job(request, data_dir)
-    loaded.require_rows("a federation")
-    shared = SharedModel(loaded.model)
+    shared = SharedModel(module_of(loaded))
     federation = member.federation
     if shared.architecture != federation.architecture:
         raise FederationError(
@@ -201,11 +201,12 @@ def take_part_in_job(
     federation, name = member.federation, member.keys.identity.name
     me = member.roster.place(name)
     loaded, own = _own_records(request, name, me, data_dir)
-    shared = SharedModel(loaded.model)
+    shared = SharedModel(module_of(loaded))
     first = next(iter(shared.parameters.values()))
-    records = as_records((own.inputs, own.targets), first.dtype, first.device)
-    loss = default_loss(blank(records)[1])
-    require_fit(loaded.model, loss, records)
+    found = arranged_for(loaded, own, federation.plan(me))
+    records = as_records(found.data, first.dtype, first.device)
+    loss = found.loss or default_loss(blank(records)[1])
+    require_fit(shared.model, loss, records)
     run = request.job.run
     share = Share(
         records,
@@ -247,17 +248,16 @@ def _brings_own(request: Request) -> bool:
 
 def _own_records(
     request: Request, name: str, me: int, data_dir: Path | None
-) -> tuple[Loaded, Split]:
+) -> tuple[Loaded, Dataset]:
     if not _brings_own(request):
         federated = federation_of(request, data_dir)
-        return federated.loaded, federated.share(me).train
+        return federated.loaded, federated.share(me)
     folder = next(
         (table.folder for table in section_of(request.job).client if table.name == name), None
     )
     own = data_dir or (None if folder is None else (request.folder or Path()) / folder)
     loaded = load_job(request, own)
-    loaded.require_rows("a federation")
-    return loaded, loaded.dataset.train
+    return loaded, loaded.dataset
 
 
 def _policy(request: Request, federation: Federation, me: int) -> Policy:

@@ -63,7 +63,8 @@ def rehearse(
     from forethought.rounds.randomness import Seeds
 
     job, private = federated.loaded.request.job, federated.loaded.dataset
-    sizes = [len(part) for part in federated.parts]
+    plans = map(federated.federation.plan, range(len(federated.parts)))
+    sizes = [plan.examples for plan in plans]
     accuracies, seconds = [], []
     for repeat in range(repeats):
         data = _proxy(federated, proxy, sum(sizes), repeat, data_dir)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from forethought.jobs.job import Job, JobError
+from forethought.jobs.members import asked_of
 from forethought.mechanism import Budget
 from forethought.plans import Plan
 from forethought.simulation.speeds import lognormal_speeds, slow_ones
@@ -47,7 +48,7 @@ def reference_plan(
     """What one machine would do whose signal and noise are those of all clients together."""
     from forethought.planning.solve import plan
 
-    asked = job.plan_request(round(size * clients**0.5), parameters)
+    asked = asked_of(job, round(size * clients**0.5), parameters)
     changes: dict[str, Any] = {"budget": budget, "delta": None}
     if asked.batch is not None:
         changes["batch"] = max(1, round(asked.batch * clients**0.5))
@@ -62,7 +63,7 @@ def holder_plan(
     """One client's plan: its own noise for its own budget, everything else as agreed."""
     from forethought.planning.solve import plan
 
-    asked = job.plan_request(size, parameters)
+    asked = asked_of(job, size, parameters)
     return plan(
         asked.with_(
             budget=budget,

@@ -1,0 +1,144 @@
+"""Persons in a federation: one contribution each, at one client; and what is refused there."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forethought.accounting.statement import Statement
+from forethought.accounting.verification import verify
+from forethought.jobs import federate_network as network
+from forethought.jobs.federate import Federated, agreed, federation_of, simulate_job
+from forethought.jobs.job import Job, JobError
+from forethought.jobs.members import count_of
+from forethought.jobs.request import Request, from_file
+from forethought.privacy import Persons
+
+JOB = """
+[data]
+source = "csv:{path}"
+label = "died"
+classes = ["no", "yes"]
+person = "patient"
+records_per_person = 3
+[data.columns]
+age = [0, 110]
+ward = ["A", "B"]
+[budget]
+epsilon = 8.0
+[training]
+batch = 40
+rounds = 15
+[federation]
+clients = 2
+"""
+
+
+def table(path: Path, count: int = 900) -> Path:
+    draw = np.random.default_rng(0)
+    lines = ["patient,age,ward,died"]
+    for _ in range(count):
+        age = round(float(draw.uniform(20, 90)), 2)
+        died = "yes" if age + draw.normal(0, 10) > 60 else "no"
+        lines.append(f"P{draw.integers(count // 4)},{age},{'AB'[draw.integers(2)]},{died}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def written(folder: Path, text: str = JOB) -> Path:
+    path = folder / "job.toml"
+    path.write_text(text.format(path=table(folder / "t.csv")))
+    return path
+
+
+@pytest.fixture(scope="module")
+def federated(tmp_path_factory: pytest.TempPathFactory) -> Federated:
+    return federation_of(from_file(written(tmp_path_factory.mktemp("persons"))))
+
+
+def test_a_person_is_at_one_client_with_all_rows(federated: Federated) -> None:
+    persons = federated.loaded.dataset.persons
+    assert persons is not None
+    own = [set(persons[part].tolist()) for part in federated.parts]
+    assert not own[0] & own[1] and own[0] | own[1] == set(persons.tolist())
+    assert sum(map(len, federated.parts)) == len(persons) > len(own[0]) + len(own[1])
+    for client in range(2):
+        plan = federated.federation.plan(client)
+        assert plan.contribution == Persons(3)
+        share = federated.share(client)
+        assert plan.examples == len(own[client]) == count_of(share) < len(share.train)
+        assert share.persons is not None and set(share.persons.tolist()) == own[client]
+
+
+def test_it_trains_and_its_statements_are_about_persons(federated: Federated) -> None:
+    run, _ = simulate_job(federated)
+    assert run.accuracy is not None and run.accuracy > 0.7
+    for client, statement in enumerate(run.statements):
+        assert statement is not None and 6 < statement.guarantee <= 8
+        assert any(note.code == "persons" for note in statement.caveats)
+        assert len(statement.mechanism) == federated.federation.plan(client).rounds
+
+
+@pytest.mark.slow
+def test_a_federation_of_persons_over_the_network(tmp_path: Path) -> None:
+    request, keys = from_file(written(tmp_path)), tmp_path / "keys"
+    network.make_everybody(request, keys)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    results: dict[str, Any] = {}
+
+    def run(name: str) -> None:
+        way = network.serve_job if name == "server" else network.take_part_in_job
+        results[name] = way(request, keys / name, tmp_path / name, address=address)
+
+    names = ("server", "client-0", "client-1")
+    threads = [threading.Thread(target=run, args=(name,), daemon=True) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(300)
+    served, accuracy = results["server"]
+    assert served.finished and accuracy > 0.7
+    for name in names[1:]:
+        statement = Statement.load(tmp_path / name / "statement.json")
+        assert verify(statement).guarantee == statement.guarantee <= 8
+        assert any(note.code == "persons" for note in statement.caveats)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('person = "patient"\n', "", "persons that a column tells apart"),
+        ("batch = 40", 'batch = 40\nperson_as = "group"', "a person is one contribution"),
+        (
+            'person = "patient"\nrecords_per_person = 3',
+            'standardise = "private"\nbounds = [0, 1]',
+            "every client would standardise by figures of its own",
+        ),
+    ],
+)
+def test_what_a_federation_cannot_do_is_said(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    text = JOB.replace(old, new)
+    assert text != JOB
+    path = written(tmp_path, text)
+    with pytest.raises(JobError, match=message):
+        federation_of(from_file(path))
+    with pytest.raises(JobError, match=message):  # before any member has read a record
+        agreed(Job.parse(path.read_text()), [100, 100], [1.0, 1.0], 10, "a")
+
+
+def test_class_weights_are_used_by_every_client(tmp_path: Path) -> None:
+    path = written(tmp_path, JOB.replace("batch = 40", "batch = 40\nclass_weights = [0.01, 1]"))
+    text = path.read_text() + "[run]\nseed = 1\nnoise_seed = 1\n"
+    weighted, _ = simulate_job(federation_of(Request("t", text, Job.parse(text))))
+    plain = text.replace("class_weights = [0.01, 1]", "")
+    even, _ = simulate_job(federation_of(Request("t", plain, Job.parse(plain))))
+    assert not np.array_equal(weighted.simulated.weights, even.simulated.weights)
