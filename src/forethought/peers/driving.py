@@ -187,10 +187,8 @@ class WorkerDriver:
         if not any(there) and not stop.is_set():
             while not self._queue.empty():
                 self._take(0.0)
-            said = f": {self.drove.alarms[-1][1]}" if self.drove.alarms else ""
-            raise PeersError(
-                f"no neighbour was met in {self._pace.meet:g} s{said or '; is anybody there?'}"
-            )
+            why = f": {self.drove.alarms[-1][1]}" if self.drove.alarms else "; is anybody there?"
+            raise PeersError(f"no neighbour was met in {self._pace.meet:g} s{why}")
 
     def _loop(
         self, stop: threading.Event, begin: float, look: Callable[[Drove], None] | None

@@ -95,7 +95,7 @@ class Results:
             f"gives {self.baseline[first]:{form}}"
         ]
         if rest:
-            lines.append(", ".join(self._beside(other, figure) for other, figure in rest))
+            lines.append(", ".join(self._named_with(other, figure) for other, figure in rest))
         if self.weak:
             lines.append(
                 "the model is not clearly better than no model: give it more records, a larger ε, "
@@ -103,7 +103,7 @@ class Results:
             )
         return tuple(lines)
 
-    def _beside(self, name: str, figure: Figure) -> str:
+    def _named_with(self, name: str, figure: Figure) -> str:
         """A figure with what no model reaches."""
         plain = self.baseline.get(name)
         return f"{name} {figure.value:.3g}" + ("" if plain is None else f" (no model {plain:.3g})")
