@@ -84,10 +84,12 @@ def test_a_cut_worker_is_lost_and_the_others_go_on_and_agree():
 def test_a_worker_whose_trainer_fails_ends_with_its_error():
     agreed = gossip(workers=2, rounds=5)
 
-    def broken(round: int, weights: object) -> None:
-        raise OSError("no more data")
+    def broken(round: int, weights: object) -> object:
+        if round == 2:
+            raise OSError("no more data")
+        return toward(0, 0.05)(round, weights)
 
-    crew = Crew(agreed, vector(), [toward(0, 0.01), broken], Pace(0.002, 0.1, 1.0, 1.0, 0.5, 0.5))
+    crew = Crew(agreed, vector(), [toward(0, 0.01), broken], Pace(0.002, 0.1, 1.0, 30.0, 0.5, 0.5))
     crew.start()
     crew.join()
     assert isinstance(crew.outcomes[1], OSError)

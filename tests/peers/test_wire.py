@@ -53,8 +53,9 @@ def test_a_lying_header_is_refused_before_anything_is_allocated(place, value, me
         (np.nan, "NaN or ∞"),
         (np.inf, "NaN or ∞"),
         (-np.inf, "NaN or ∞"),
-        (-1e6, "goes to 1e.06; 10 is the largest"),
-        (10.5, "goes to 10.5"),
+        (-1e6, "norm 1e.06; 10 is the largest"),
+        (3e20, "norm 3e.20"),
+        (10.5, "has norm 1[01]"),
     ],
 )
 @pytest.mark.parametrize("place", [0, 1, 2])

@@ -85,7 +85,7 @@ class GlooPairs:
     Args:
         meeting: where workers find each other. me: own place. peers: the neighbours'.
         most: entries of the longest vector that may come.
-        largest: entries beyond it in absolute value are refused.
+        largest: norm beyond which a vector is refused.
 
     Raises:
         StoreError: no store there.

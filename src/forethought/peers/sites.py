@@ -30,7 +30,6 @@ from forethought.network.loop import channel_options
 from forethought.network.tls import channel_credentials, place_of, server_credentials
 from forethought.peers.links import BEAT_EVERY, Arrived, Deliver, Refused
 from forethought.peers.roster import PeerRoster
-from forethought.peers.wire import require_within
 
 SERVICE, METHOD = "forethought.Gossip", "Exchange"
 # Seconds between two tries to connect: from the first, doubling, to the last; half of it random.
@@ -102,14 +101,21 @@ class SiteLinks:
         back_off: tuple[float, float] = BACK_OFF,
     ) -> None:
         self.me = roster.place(keys)
-        self._gossip, self._roster, self._keys = gossip, roster, keys
+        self._roster, self._keys = roster, keys
         self._listen = listen or roster.addresses[self.me]
         self._back_off = back_off
         near = gossip.mixing.graph.neighbours(self.me)
         self._earlier = tuple(peer for peer in near if peer < self.me)
         self._later = tuple(peer for peer in near if peer > self.me)
         public = {peer: bytes.fromhex(roster.workers[peer].public_key) for peer in near}
-        self.endpoint = Endpoint(gossip.run_id, self.me, keys.signing, public, gossip.coordinates)
+        self.endpoint = Endpoint(
+            gossip.run_id,
+            self.me,
+            keys.signing,
+            public,
+            gossip.coordinates,
+            lambda sender, message: gossip.trust.largest,
+        )
         self._heard: dict[int, float] = {}
         self._over: set[int] = set()
         self._finished = 0
@@ -298,9 +304,6 @@ class SiteLinks:
             opened = self.endpoint.open(data)
             if opened.sender != peer:
                 raise FrameError(f"it is signed by worker {opened.sender}")
-            vector = getattr(opened.message, "vector", None)
-            if vector is not None:
-                require_within(vector, self._gossip.trust.largest, type(opened.message).__name__)
         except (FrameError, DecodeError) as error:
             name = self._roster.workers[peer].name
             deliver(Refused(peer, f"a frame from worker {name!r} was refused: {error}"))

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forethought.accounting.assumptions import Randomness
-from forethought.accounting.statement import Statement, account
-from forethought.caveats import Caveat
+from forethought.accounting.statement import Statement
 from forethought.exchange.keys import Keys as MemberKeys
 from forethought.exchange.ledger import LEDGER, ClientLedger
 from forethought.exchange.messages import Vector
@@ -22,19 +21,18 @@ from forethought.exchange.signed import Endpoint
 from forethought.exchange.storage import FolderStorage
 from forethought.gossip.gossip import Gossip, GossipError
 from forethought.gossip.machines import worker
+from forethought.gossip.statements import worker_statement
 from forethought.holders.trainer import ClientTrainer, Holder, SharedModel, released
 from forethought.peers.driving import Drove, Pace, Reduce, WorkerDriver
 from forethought.peers.links import Links
 from forethought.rounds.losses import Loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import Records
-from forethought.rounds.transcript import Transcript
 from forethought.training.keys import KEYS, Keys, wipe
 from forethought.training.lock import locked
 
 # Ways to end after which there is nothing to go on with.
 ENDINGS = ("counted", "neighbour", "rounds", "stopped", "ledger set back")
-Stated = Callable[[Gossip, int, Transcript, Randomness], Statement]
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class Share:
             )
         if self.epsilon is None:
             return
-        found = account(plan, self.delta).guarantee
+        found = worker_statement(gossip, me, delta=self.delta).guarantee
         if found > self.epsilon:
             raise GossipError(
                 f"the plan of {name!r} spends epsilon {found:.4g}, its owner allows "
@@ -170,7 +168,9 @@ def take_part(
         )
         statement = None
         if len(transcript):
-            statement = _statement(stated or gossip, me, transcript, randomness)
+            statement = worker_statement(
+                stated or gossip, me, transcript=transcript, randomness=randomness
+            )
             statement.save(folder)
         return TookPart(drove, state.updates, statement, machine.weights)
 
@@ -182,20 +182,6 @@ def end(folder: Path) -> None:
         OSError: cannot be overwritten.
     """
     wipe(folder / KEYS)
-
-
-def _statement(
-    gossip: Gossip, me: int, transcript: Transcript, randomness: Randomness
-) -> Statement:
-    plan = gossip.plan(me)
-    transcript.require(plan.mechanism.first(len(transcript)))
-    return account(
-        plan,
-        released=len(transcript),
-        releases=transcript.releases(),
-        not_covered=(Caveat("arrival-times"),),
-        randomness=randomness,
-    )
 
 
 def _secrets(folder: Path, seeds: Seeds) -> Keys:

@@ -7,6 +7,7 @@ says, and what it may send is judged all the same. Between sites frames are sign
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -24,6 +25,8 @@ HEADER = 3 + _INTS
 # In place of a kind: a sign of life; the same from a worker that has finished; the last word.
 BEAT, FINISHED, BYE = 0, -1, -2
 SIGNS = (BEAT, FINISHED, BYE)
+# Squares below this are exact enough in single precision; the other allows for their rounding.
+_LARGE, _ROUNDING = 1e36, 1 + 1e-3
 
 
 def sign(kind: int) -> Header:
@@ -76,7 +79,7 @@ def decode(header: Header, vector: Vector | None, largest: float) -> Any:
     """The message of a header and the vector behind it.
 
     Args:
-        largest: no entry may be beyond it in absolute value.
+        largest: norm that no honest vector exceeds.
 
     Raises:
         DecodeError: a vector where there is none or the reverse, NaN, ∞, or too large.
@@ -87,25 +90,23 @@ def decode(header: Header, vector: Vector | None, largest: float) -> Any:
         raise DecodeError(f"{kind.__name__} came {'with' if name is None else 'without'} a vector")
     values: dict[str, Any] = {n: int(header[3 + place]) for place, n in enumerate(numbers)}
     if name is not None and vector is not None:
-        require_within(vector, largest, f"{kind.__name__}.{name}")
+        _require_norm(vector, largest, f"{kind.__name__}.{name}")
         vector.flags.writeable = False
         values[name] = vector
     return kind(**values)
 
 
-def require_within(vector: Vector, largest: float, what: str) -> None:
-    """Refuse a vector that is not finite, or too large.
-
-    Raises:
-        DecodeError: says which.
-    """
-    # Both ends at once; a NaN anywhere makes both NaN, and a comparison with NaN is false.
-    low, high = (float(vector.min()), float(vector.max())) if len(vector) else (0.0, 0.0)
-    if -largest <= low and high <= largest:
-        return
-    if not np.isfinite(vector).all():
+def _require_norm(vector: Vector, largest: float, what: str) -> None:
+    # NaN and ∞ go through a sum of squares; in double precision nothing finite gives them.
+    with np.errstate(over="ignore", invalid="ignore"):
+        square = float(np.dot(vector, vector))
+    if not square < _LARGE:
+        wide = vector.astype(np.float64)
+        square = float(np.dot(wide, wide))
+    if not math.isfinite(square):
         raise DecodeError(f"{what} holds NaN or ∞")
-    raise DecodeError(f"{what} goes to {max(-low, high):.3g}; {largest:g} is the largest")
+    if math.sqrt(square) > largest * _ROUNDING:
+        raise DecodeError(f"{what} has norm {math.sqrt(square):.3g}; {largest:g} is the largest")
 
 
 @lru_cache(maxsize=64)
