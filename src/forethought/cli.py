@@ -26,6 +26,7 @@ from forethought.commands import (
     report,
     train,
     tune,
+    ui,
     utility,
 )
 from forethought.commands.options import fail, of_the_system
@@ -47,6 +48,7 @@ for command in (
     (audit.audit, audit.EPILOG),
     (report.report, report.EPILOG),
     (tune.tune, tune.EPILOG),
+    (ui.ui, ui.EPILOG),
     (utility.utility, utility.EPILOG),
     (calculator.calculator, calculator.EPILOG),
     (keygen.keygen, keygen.EPILOG),

@@ -1,0 +1,38 @@
+"""What the page begins with: a job's numbers, or the usual ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from forethought.web.planner import Settings
+from forethought.web.saving import Place
+
+
+def beginning(job_file: Path | None, folder: Path, data_dir: Path | None) -> tuple[Place, Settings]:
+    """Where to save, and where the sliders stand first.
+
+    Args:
+        job_file: its data are counted, nothing else is read of them; None: there is none.
+
+    Raises:
+        ValueError: a job that cannot be used, or data that are missing.
+    """
+    if job_file is None:
+        return Place(folder), Settings()
+    from forethought.jobs.load import load_job
+    from forethought.jobs.request import from_file
+
+    request = from_file(job_file)
+    loaded = load_job(request, data_dir)
+    job, usual = request.job, Settings()
+    start = Settings(
+        epsilon=job.budget.epsilon or usual.epsilon,
+        delta=job.budget.delta,
+        records=loaded.examples,
+        persons=loaded.persons,
+        records_per_person=job.data.most_of_one_person,
+        epochs=job.training.epochs,
+        features=min(1000, loaded.features),
+    )
+    tables = job.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+    return Place(folder, tables), start

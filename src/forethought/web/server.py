@@ -1,0 +1,170 @@
+"""One page and two answers on 127.0.0.1, by the standard library's HTTP server.
+
+There is one page for one person, and nothing to route: a framework would bring a dozen packages
+for what is a hundred lines here. Who may ask:
+
+- Only this machine: the socket is bound to 127.0.0.1, and a Host header of another name is refused,
+  so no page elsewhere can be led here by its name (DNS rebinding).
+- Only who has the token: 256 random bits, in the part of the address behind #, which no browser
+  sends to anybody; the page sends it back in a header of its own. Other people with an account here
+  get the empty page and no answer, and another site's page (CSRF) cannot set that header.
+- The page may load nothing and talk to nobody else: its Content-Security-Policy says so.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import threading
+from collections.abc import Mapping
+from functools import cached_property
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
+from typing import Any
+
+from forethought.web.planner import Settings, shown
+from forethought.web.saving import Place
+
+HOST = "127.0.0.1"
+_LONGEST = 1 << 14
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class PlannerServer(ThreadingHTTPServer):
+    """Serves the planner's page until it is shut down.
+
+    Args:
+        place: where files are saved. start: settings that the sliders begin with.
+        port: 0 takes any that is free.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, place: Place, start: Settings | None = None, port: int = 0) -> None:
+        self.place, self.start = place, start or Settings()
+        self.token = secrets.token_urlsafe(32)
+        self.thinking = threading.Lock()  # one answer at a time: the sliders ask often
+        super().__init__((HOST, port), _Handler)
+
+    @property
+    def address(self) -> str:
+        """What to open in a browser; it holds the token."""
+        return f"http://{HOST}:{self.server_address[1]}/#{self.token}"
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """What a Host header may be."""
+        port = self.server_address[1]
+        return frozenset({f"{HOST}:{port}", f"localhost:{port}"})
+
+    def answer(self, path: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What the page is told.
+
+        Raises:
+            ValueError: settings that make no sense or cannot be planned. KeyError: nothing there.
+        """
+        with self.thinking:
+            if path == "/start":
+                return vars(self.start) | {"job": self.place.job is not None}
+            if path == "/plan":
+                return shown(Settings.of(values))
+            if path == "/save":
+                name = str(values.get("name", ""))
+                path_written = self.place.save(name, Settings.of(values.get("settings", {})))
+                return {"path": str(path_written)}
+        raise KeyError(path)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: PlannerServer
+    protocol_version = "HTTP/1.1"
+    timeout = 30
+    server_version = "forethought"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        if self.headers.get("Host") not in self.server.names:
+            self._tell(HTTPStatus.MISDIRECTED_REQUEST, "this server answers to 127.0.0.1 only")
+        elif self.path != "/":
+            self._tell(HTTPStatus.NOT_FOUND, "nothing here")
+        else:
+            nonce = secrets.token_urlsafe(16)
+            self._send(HTTPStatus.OK, "text/html; charset=utf-8", page(nonce).encode(), nonce)
+
+    def do_POST(self) -> None:
+        length = self.headers.get("Content-Length", "")
+        body = b""
+        if length.isdigit() and int(length) <= _LONGEST:
+            body = self.rfile.read(int(length))
+        else:
+            self.close_connection = True
+        refused = self._refused(length)
+        if refused is not None:
+            self._tell(*refused)
+            return
+        try:
+            values = json.loads(body)
+            if not isinstance(values, dict):
+                raise ValueError("a request is a JSON object")
+            found = self.server.answer(self.path, values)
+        except KeyError:
+            self._tell(HTTPStatus.NOT_FOUND, "nothing here")
+        except (ValueError, TypeError, OSError) as error:
+            self._tell(HTTPStatus.BAD_REQUEST, str(error))
+        else:
+            self._send(HTTPStatus.OK, "application/json", json.dumps(found).encode())
+
+    def _refused(self, length: str) -> tuple[HTTPStatus, str] | None:
+        """Why a request gets no answer; None: it gets one."""
+        given = self.headers.get("X-Forethought-Token", "")
+        origin = self.headers.get("Origin")
+        if self.headers.get("Host") not in self.server.names:
+            return HTTPStatus.MISDIRECTED_REQUEST, "this server answers to 127.0.0.1 only"
+        if origin is not None and origin.removeprefix("http://") not in self.server.names:
+            return HTTPStatus.FORBIDDEN, "asked by another site's page"
+        if not hmac.compare_digest(given.encode(), self.server.token.encode()):
+            return HTTPStatus.FORBIDDEN, "open the whole address that forethought ui printed"
+        if not length.isdigit() or int(length) > _LONGEST:
+            return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too long"
+        if self.headers.get("Content-Type") != "application/json":
+            return HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send JSON"
+        return None
+
+    def _tell(self, status: HTTPStatus, message: str) -> None:
+        self._send(status, "application/json", json.dumps({"error": message}).encode())
+
+    def _send(self, status: HTTPStatus, kind: str, body: bytes, nonce: str = "") -> None:
+        own = f"script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; "
+        policy = f"default-src 'none'; {own if nonce else ''}base-uri 'none'; form-action 'none'"
+        self.send_response(status)
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        self.send_header("Content-Security-Policy", f"{policy}; frame-ancestors 'none'")
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: the terminal belongs to the person."""
+
+
+def page(nonce: str) -> str:
+    """The page in one file, its style and script allowed by a nonce."""
+    own = resources.files("forethought.web")
+    body, style, script = (
+        own.joinpath(f"planner.{kind}").read_text(encoding="utf-8")
+        for kind in ("html", "css", "js")
+    )
+    return (
+        body.replace("NONCE", nonce).replace("/* STYLE */", style).replace("/* SCRIPT */", script)
+    )
