@@ -150,6 +150,10 @@ def client(
     leave: Annotated[
         bool, typer.Option("--leave", help="Leave for good: the server goes on without you.")
     ] = False,
+    witness: Annotated[
+        Path | None,
+        typer.Option(help="Folder that counts releases, to tell a restored ledger. Default: keys."),
+    ] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -175,6 +179,7 @@ def client(
         address=address,
         data_dir=data_dir,
         leave=leave,
+        witness=witness,
         look=_progress(console),
     )
     for raised in took.alarms:

@@ -177,6 +177,7 @@ def take_part_in_job(
     address: str | None = None,
     data_dir: Path | None = None,
     carry: taking_part.Carry | None = None,
+    witness: Path | None = None,
     **options: Any,
 ) -> TookPart:
     """Take part in a job's federation; leave statement and model in ``out``.
@@ -187,6 +188,7 @@ def take_part_in_job(
         data_dir: where the job's data is: this client's own, or what all deal out alike.
         address: host:port of the server; the job's by default.
         carry: another way than gRPC to take frames to the server and back.
+        witness: folder for the count that a restored ledger is told by; the keys' by default.
         options: of :func:`forethought.network.taking_part.over_grpc`.
     """
     from forethought.holders.trainer import SharedModel
@@ -226,6 +228,7 @@ def take_part_in_job(
         out,
         carry or grpc_client(member.roster, member.keys, _address(request, address), **options),
         stated=stated,
+        witness=witness or folder,
     )
     if took.statement is not None:
         took.statement.save(out)

@@ -19,6 +19,7 @@ from forethought.exchange.journal import ServerJournal
 from forethought.exchange.ledger import ClientLedger
 from forethought.exchange.messages import Update
 from forethought.exchange.signed import Endpoint, Opened
+from forethought.exchange.witness import Witness
 
 Clock = Callable[[], float]
 # (to, message, frame): put a frame on its way; it may be lost.
@@ -165,6 +166,7 @@ class ClientDriver(Driver):
 
     Args:
         compute: begins the private rounds that are asked for; hand their outcome to :meth:`handle`.
+        witness: counts what leaves, apart from the ledger.
     """
 
     def __init__(
@@ -175,9 +177,10 @@ class ClientDriver(Driver):
         out: Out,
         compute: Callable[[on.Compute], None],
         clock: Clock = time.monotonic,
+        witness: Witness | None = None,
     ) -> None:
         super().__init__(machine, endpoint, out, clock)
-        self.ledger, self._compute = ledger, compute
+        self.ledger, self._compute, self._witness = ledger, compute, witness
 
     def frame(self, to: int, message: Any) -> bytes:
         """The signed bytes; of an update those in the ledger, and nothing that is not in it."""
@@ -193,6 +196,8 @@ class ClientDriver(Driver):
         match effect:
             case on.Commit():
                 self.ledger.commit(effect.release)
+                if self._witness is not None:
+                    self._witness.note(effect.release.round + 1)
             case on.Acknowledged():
                 self.ledger.acknowledged(effect.round)
             case on.Compute():

@@ -26,6 +26,7 @@ from forethought.exchange.roster import Roster
 from forethought.exchange.signed import Endpoint
 from forethought.exchange.storage import FolderStorage
 from forethought.exchange.storing import LedgerState
+from forethought.exchange.witness import Witness
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Federation, FederationError, Policy
 from forethought.federated.secure_aggregation.client import SecureClient
@@ -101,6 +102,7 @@ def take_part(
     carry: Carry,
     *,
     stated: Federation | None = None,
+    witness: Path | None = None,
 ) -> TookPart:
     """Take part for as long as ``carry`` does: to the end, or until it is stopped.
 
@@ -109,12 +111,14 @@ def take_part(
         folder: of ledger and secrets; a folder with a ledger goes on where it was.
         carry: takes frames to the server and back, given how to make the driver and how to
             compute an update; see :func:`over_grpc`. Returns the driver.
+        witness: a folder apart from ``folder``, to tell a ledger that was set back; None: only the
+            server can tell.
         stated: the federation that the statement is made from, where loading found more to say.
 
     Raises:
         FederationError: a plan beyond the policy (before anything is connected), other records,
             model, roster or keys, or a part that has ended. LedgerError, LogError: the ledger is
-            another run's, or damaged.
+            another run's, was set back, or is damaged.
         RunFolderBusyError: somebody takes part there. OSError: a write that failed.
     """
     require_roster(federation, roster)
@@ -137,6 +141,9 @@ def take_part(
         server = {SERVER: bytes.fromhex(roster.server.public_key)}
         endpoint = Endpoint(federation.run_id, me, keys.signing, server, federation.parameters)
         ledger = ClientLedger(storage, endpoint, share.records.digest(own.identity))
+        kept = None if witness is None else Witness(witness, federation.run_id)
+        if kept is not None:
+            kept.require(ledger.read().updates)
         trainer = ClientTrainer(
             shared,
             Holder(plan, share.records, share.loss, own.secrets, share.micro_batch),
@@ -164,7 +171,8 @@ def take_part(
             )
 
         driver = carry(
-            lambda out, begin: ClientDriver(machine, ledger, endpoint, out, begin), compute
+            lambda out, begin: ClientDriver(machine, ledger, endpoint, out, begin, witness=kept),
+            compute,
         )
         state = ledger.read()
         transcript = released(state.state)
