@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import typer
 
-from forethought.commands import gossip_simulate
+from forethought.commands import gossip_plan, gossip_simulate
 
 app = typer.Typer(
     name="gossip",
     help="Private training without a server: neighbours on a graph average and step alone.",
     no_args_is_help=True,
 )
-for command in ((gossip_simulate.simulate, gossip_simulate.EPILOG),):
+for command in (
+    (gossip_plan.plan, gossip_plan.EPILOG),
+    (gossip_simulate.simulate, gossip_simulate.EPILOG),
+):
     app.command(epilog=command[1])(command[0])
-
-
-@app.callback()
-def _group() -> None:
-    """A callback keeps the group a group while it has a single command."""

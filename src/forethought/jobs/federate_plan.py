@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from forethought.jobs.federate import Federated
-from forethought.jobs.public_proxy import SYNTHETIC
+from forethought.jobs.public_proxy import SYNTHETIC, public_records
 from forethought.planning.federated import FederatedPlan, predict
-
-if TYPE_CHECKING:
-    from forethought.data import Dataset
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,7 @@ def rehearse(
     sizes = [plan.examples for plan in plans]
     accuracies, seconds = [], []
     for repeat in range(repeats):
-        data = _proxy(federated, proxy, sum(sizes), repeat, data_dir)
+        data = public_records(federated.loaded, proxy, sum(sizes), repeat, data_dir)
         generator = np.random.default_rng(repeat)
         order = generator.permutation(len(data.train))[: sum(sizes)]
         parts = np.split(order, np.cumsum(sizes)[:-1])
@@ -84,25 +80,3 @@ def rehearse(
         if progress is not None:
             progress(repeat + 1, repeats)
     return FederatedRehearsal(proxy or SYNTHETIC, tuple(accuracies), tuple(seconds))
-
-
-def _proxy(
-    federated: Federated, proxy: str | None, records: int, repeat: int, data_dir: Path | None
-) -> Dataset:
-    private = federated.loaded.dataset
-    shape = private.train.inputs.shape[1:]
-    if proxy in (None, SYNTHETIC):
-        from forethought.data.synthetic import like
-
-        return like(shape, private.classes or 2, records, seed=repeat)
-    from forethought.data import load
-
-    data = load(str(proxy), folder=data_dir, features=federated.loaded.request.job.data.features)
-    found: Sequence[int] = data.train.inputs.shape[1:]
-    if found != shape or data.classes != private.classes or len(data.train) < records:
-        raise ValueError(
-            f"the public proxy {proxy!r} has {len(data.train):,} records of shape {tuple(found)} "
-            f"in {data.classes} classes; the federation needs {records:,} of {tuple(shape)} in "
-            f"{private.classes}: choose another, or 'synthetic'"
-        )
-    return data

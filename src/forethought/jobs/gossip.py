@@ -188,7 +188,7 @@ def agreed_gossip(
     """
     section = gossip_section(job)
     count = len(sizes)
-    budgets = [_budget(job, section, worker, size) for worker, size in enumerate(sizes)]
+    budgets = budgets_of(job, sizes)
     lead = reference_plan(job, budgets[0], int(np.median(sizes)), count, parameters, True)
     rounds = section.rounds or lead.rounds
     rate = lead.batch / lead.examples
@@ -266,6 +266,12 @@ def _factors(section: GossipSection, workers: int, folder: Path | None) -> Facto
         return read_trace((folder or Path()) / section.trace)
     factor = HICCUP if section.case == "I" else section.hiccup
     return None if factor == 1 else Hiccups(workers, factor, section.seed)
+
+
+def budgets_of(job: Job, sizes: Sequence[int]) -> list[Budget]:
+    """What every worker may spend. Raises JobError: no budget."""
+    section = gossip_section(job)
+    return [_budget(job, section, worker, size) for worker, size in enumerate(sizes)]
 
 
 def _budget(job: Job, section: GossipSection, worker: int, size: int) -> Budget:

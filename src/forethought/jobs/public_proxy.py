@@ -94,6 +94,37 @@ def utility_of(
     )
 
 
+def public_records(
+    loaded: Loaded, proxy: str | None, records: int, repeat: int, data_dir: Path | None = None
+) -> Dataset:
+    """Public data in the place of a job's, to deal out to several holders.
+
+    Args:
+        proxy: a named public data set; None or ``"synthetic"`` draws one for every ``repeat``.
+        records: how many are needed.
+
+    Raises:
+        ValueError: a proxy of another shape, or with too few records.
+    """
+    private = loaded.dataset
+    shape = private.train.inputs.shape[1:]
+    if proxy in (None, SYNTHETIC):
+        from forethought.data.synthetic import like
+
+        return like(shape, private.classes or 2, records, seed=repeat)
+    from forethought.data import load
+
+    data = load(str(proxy), folder=data_dir, features=loaded.request.job.data.features)
+    found = data.train.inputs.shape[1:]
+    if found != shape or data.classes != private.classes or len(data.train) < records:
+        raise ValueError(
+            f"the public proxy {proxy!r} has {len(data.train):,} records of shape {tuple(found)} "
+            f"in {data.classes} classes; {records:,} of {tuple(shape)} in {private.classes} are "
+            "needed: choose another, or 'synthetic'"
+        )
+    return data
+
+
 def _named(loaded: Loaded, name: str, data_dir: Path | None) -> Dataset:
     job = loaded.request.job
     data = job.data.model_copy(update={"source": name, "test": None})
