@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from forethought.gossip.gossip import Gossip
-from forethought.jobs.gossip import Gossiping, budgets_of, gossip_section
+from forethought.jobs.gossip import Gossiping, budgets_of
 from forethought.jobs.public_proxy import SYNTHETIC, public_records
-from forethought.planning.gossip import GossipPlan, mixings, predict
+from forethought.planning.gossip import GossipPlan, mixings, predict, undisturbed
 
 if TYPE_CHECKING:
     from forethought.gossip.simulate import SimulatedGossip
@@ -62,13 +62,9 @@ class GossipRehearsal:
 
 def plan_job(gossiping: Gossiping) -> GossipPlan:
     """The costs of a job's gossip."""
-    from forethought.gossip.simulator import Pace
-
-    section = gossip_section(gossiping.loaded.request.job)
     sizes = [len(part) for part in gossiping.parts]
     budgets = budgets_of(gossiping.loaded.request.job, sizes)
-    pace = Pace(section.exchange, section.deadline)
-    return predict(gossiping.gossip, budgets, gossiping.times, pace)
+    return predict(gossiping.gossip, budgets, gossiping.times)
 
 
 def rehearse(
@@ -119,11 +115,10 @@ def _trainer(
     import torch
 
     from forethought.gossip.simulate import simulate
-    from forethought.gossip.simulator import Pace
     from forethought.rounds.randomness import Seeds
 
     loaded = gossiping.loaded
-    job, section = loaded.request.job, gossip_section(loaded.request.job)
+    job = loaded.request.job
     sizes = [len(part) for part in gossiping.parts]
     data = public_records(loaded, proxy, sum(sizes), repeat, data_dir)
     order = np.random.default_rng(repeat).permutation(len(data.train))[: sum(sizes)]
@@ -137,8 +132,7 @@ def _trainer(
             job.build_model(loaded.dataset),
             shares,
             gossip,
-            gossiping.times,
-            pace=Pace(section.exchange, section.deadline),
+            undisturbed(gossiping.times) if gossip.rule == "allreduce" else gossiping.times,
             test=test,
             seeds=Seeds(repeat, repeat),
             micro_batch=job.run.micro_batch,

@@ -115,17 +115,14 @@ class GossipPlan:
         }
 
 
-def predict(
-    gossip: Gossip, budgets: Sequence[Budget], times: Times, pace: Pace | None = None
-) -> GossipPlan:
+def predict(gossip: Gossip, budgets: Sequence[Budget], times: Times) -> GossipPlan:
     """Costs of a gossip, a row a worker, and the graphs that it could run on.
 
     Args:
         gossip: what everybody would agree on. budgets: of each worker.
-        times, pace: of its simulation.
+        times: of its simulation.
     """
-    pace = pace or Pace()
-    idle = _idle(gossip, times, pace)
+    idle = _idle(gossip, times)
     known: dict[int, WorkerCost] = {}
     workers = []
     for worker, member in enumerate(gossip.members):
@@ -144,9 +141,9 @@ def predict(
     return GossipPlan(
         gossip,
         tuple(workers),
-        tuple(_route(gossip, mixing, times, pace) for mixing in mixings(gossip)),
+        tuple(_route(gossip, mixing, times) for mixing in mixings(gossip)),
         idle.seconds,
-        _idle(everybody, replace(times, outages=()), Pace()).seconds,
+        _idle(everybody, undisturbed(times)).seconds,
         tuple(_notes(gossip)),
     )
 
@@ -204,9 +201,9 @@ def _cost(gossip: Gossip, worker: int, budget: Budget) -> WorkerCost:
     )
 
 
-def _route(gossip: Gossip, mixing: Mixing, times: Times, pace: Pace) -> Route:
+def _route(gossip: Gossip, mixing: Mixing, times: Times) -> Route:
     on_it = replace(gossip, mixing=mixing)
-    run = _idle(on_it, times, pace)
+    run = _idle(on_it, times)
     vector = 4 * gossip.coordinates
     return Route(
         mixing.graph.kind,
@@ -220,7 +217,7 @@ def _route(gossip: Gossip, mixing: Mixing, times: Times, pace: Pace) -> Route:
     )
 
 
-def _idle(gossip: Gossip, times: Times, pace: Pace) -> Simulated:
+def _idle(gossip: Gossip, times: Times) -> Simulated:
     """The whole gossip through virtual time: vectors of one parameter that travel like the real."""
     way = times.way
     if way.bandwidth is not None:
@@ -229,7 +226,13 @@ def _idle(gossip: Gossip, times: Times, pace: Pace) -> Simulated:
     small = replace(gossip, parameters=1, tracking=False, trust=Trust())
     weights = np.zeros(1, dtype=np.float32)
     trainers = NoTraining(1, no_gradients(1))
-    return Simulator(small, weights, trainers, replace(times, way=way), pace=pace).run()
+    return Simulator(small, weights, trainers, replace(times, way=way)).run()
+
+
+def undisturbed(times: Times) -> Times:
+    """For SYNC, which would wait for ever for a worker that is away, and stops at no deadline."""
+    always = replace(times, outages=())
+    return replace(always, deadline=None) if isinstance(always, Pace) else always
 
 
 def _notes(gossip: Gossip) -> list[str]:
