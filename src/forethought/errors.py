@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from forethought.peers.pairs import StoreError as StoreError
     from forethought.planning.limits import PlanError as PlanError
     from forethought.published.calculators_exact import CalculatorError as CalculatorError
+    from forethought.report.pdf import PrintingError as PrintingError
     from forethought.rounds.private_sum import RoundError as RoundError
     from forethought.rounds.team import TeamError as TeamError
     from forethought.rounds.transcript import TranscriptError as TranscriptError
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from forethought.training.folder import RunFolderExistsError as RunFolderExistsError
     from forethought.training.interruption import Interrupted as Interrupted
     from forethought.training.lock import RunFolderBusyError as RunFolderBusyError
+    from forethought.web.planner import SettingError as SettingError
 
 _HOME = {
     "BudgetExceededError": "accounting.renyi.filter",
@@ -90,12 +92,14 @@ _HOME = {
     "PayloadError": "gossip.compression",
     "PeersError": "peers.driving",
     "PlanError": "planning.limits",
+    "PrintingError": "report.pdf",
     "RosterError": "exchange.roster",
     "RoundError": "rounds.private_sum",
     "RunFolderBusyError": "training.lock",
     "RunFolderExistsError": "training.folder",
     "SecureAggregationError": "federated.secure_aggregation.settings",
     "SelectionNotCoveredWarning": "estimators.callers",
+    "SettingError": "web.planner",
     "SignatureError": "signing",
     "SimulationError": "simulation.times",
     "SlowGradientsWarning": "gradients.fallback",

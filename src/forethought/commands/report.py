@@ -10,6 +10,7 @@ import typer
 from forethought.commands.options import (
     Json,
     Quiet,
+    UsageError,
     console_for,
     print_json,
 )
@@ -19,6 +20,9 @@ EPILOG = "Example: forethought report runs/mnist"
 
 def report(
     folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    pdf: Annotated[
+        bool, typer.Option("--pdf", help="Print report and statement with a browser found here.")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -26,9 +30,12 @@ def report(
     from forethought.report import terminal
     from forethought.report.figures import draw_run
     from forethought.report.page import write_pages
+    from forethought.report.pdf import print_pdf
     from forethought.training.summary import RunSummary, UnfinishedRun
 
     if not (folder / "statement.json").is_file():
+        if pdf:
+            raise UsageError(f"the run in {folder} has not ended: there is no report to print")
         unfinished = UnfinishedRun.load(folder)
         if as_json:
             print_json(unfinished.to_dict())
@@ -38,7 +45,14 @@ def report(
     draw_run(RunSummary.load(folder), folder / "figures")
     summary = RunSummary.load(folder)
     write_pages(summary)
+    printed = []
+    if pdf:
+        for name in ("report", "statement"):
+            printed.append(print_pdf(folder / f"{name}.html", folder / f"{name}.pdf"))
     if as_json:
         print_json(summary.to_dict())
     else:
-        terminal.show_summary(console_for(quiet), summary)
+        console = console_for(quiet)
+        terminal.show_summary(console, summary)
+        for path in printed:
+            console.print(f"printed  {path}")

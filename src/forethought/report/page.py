@@ -161,7 +161,7 @@ def _result(results: Results) -> list[str]:
                 results.classes, results.confusion, results.recall, strict=True
             )
         ]
-        columns = ("true class", *(f"predicted {name}" for name in results.classes), "found")
+        columns = ("true class, taken for:", *results.classes, "found")
         title = "Which classes it takes for which"
         if results.task == "multilabel":
             title = "Which labels it finds"

@@ -1,0 +1,101 @@
+"""Pages on paper: printed by the command, laid out on A4, and what is said without a browser."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from forethought.report import pdf
+from forethought.report.page import write_pages
+from forethought.report.pdf import PrintingError, print_pdf
+from forethought.training.summary import RunSummary
+
+CHROMIUM = shutil.which("chromium")
+NEEDS_CHROMIUM = pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A finished run with results of ten classes: the widest table that is shown."""
+    from forethought.jobs.job import Job
+    from forethought.jobs.request import Request
+    from forethought.jobs.train import prepare
+    from forethought.jobs.train import run as train
+
+    text = '[data]\nsource = "digits"\n[budget]\nepsilon = 3.0\n[training]\nrounds = 12\n'
+    folder = tmp_path_factory.mktemp("runs") / "digits"
+    train(prepare(Request("digits", text, Job.parse(text))), folder)
+    write_pages(RunSummary.load(folder))
+    return folder
+
+
+def pages(path: Path) -> list[tuple[float, float]]:
+    """Width and height of each page, in points."""
+    content = path.read_bytes()
+    assert content.startswith(b"%PDF-") and content.rstrip().endswith(b"%%EOF")
+    found = re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", content)
+    return [(float(width), float(height)) for width, height in found]
+
+
+@pytest.mark.slow
+@NEEDS_CHROMIUM
+def test_the_command_prints_report_and_statement(run, monkeypatch, capsys):
+    import sys
+
+    from forethought.cli import main
+
+    monkeypatch.setattr(sys, "argv", ["forethought", "report", str(run), "--pdf"])
+    try:
+        main()
+    except SystemExit as ended:
+        assert not ended.code
+    assert "report.pdf" in capsys.readouterr().out
+    for name in ("report.pdf", "statement.pdf"):
+        sizes = pages(run / name)
+        assert 1 <= len(sizes) <= 6
+        for width, height in sizes:
+            assert (width, height) == (pytest.approx(595, abs=2), pytest.approx(842, abs=2))
+    assert not list(run.glob(".*.part"))
+
+
+@pytest.mark.slow
+@NEEDS_CHROMIUM
+@pytest.mark.parametrize("name", ["report", "statement"])
+def test_nothing_is_cut_off_on_paper(run, name):
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        # What A4 leaves between its margins, at 96 pixels an inch; a dark screen stays white paper.
+        shown = browser.new_page(viewport={"width": 672, "height": 1000}, color_scheme="dark")
+        shown.emulate_media(media="print")
+        shown.goto((run / f"{name}.html").as_uri())
+        wide = shown.evaluate(
+            """() => [...document.querySelectorAll("main *")].filter(
+                (box) => box.getBoundingClientRect().right > innerWidth + 1 &&
+                    !box.closest("svg")).map((box) => box.outerHTML.slice(0, 80))"""
+        )
+        assert wide == []
+        assert shown.evaluate("getComputedStyle(document.body).backgroundColor") == (
+            "rgb(255, 255, 255)"
+        )
+        browser.close()
+
+
+def test_without_a_browser_the_remedy_is_said(monkeypatch, tmp_path):
+    monkeypatch.setattr(pdf.shutil, "which", lambda _name: None)
+    with pytest.raises(PrintingError, match=r"install chromium, or open .*report\.html"):
+        print_pdf(tmp_path / "report.html", tmp_path / "report.pdf")
+
+
+def test_a_browser_that_fails_leaves_nothing(monkeypatch, tmp_path):
+    false = shutil.which("false")
+    if false is None:
+        pytest.skip("there is no program that fails")
+    monkeypatch.setattr(pdf, "browser", lambda: false)
+    (tmp_path / "report.html").write_text("<p>x</p>")
+    with pytest.raises(PrintingError, match="could not print"):
+        print_pdf(tmp_path / "report.html", tmp_path / "report.pdf")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
