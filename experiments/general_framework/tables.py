@@ -74,7 +74,8 @@ def table_2(settings: list[tuple[Any, ...]], delta: float) -> list[str]:
             ("shuffling", Shuffled(batch, N), "shuffling"),
         ):
             rounds = E * -(-N // batch)
-            release = Rounds(2 * sigma, rounds, kind, clipping)
+            dealt = None if s == 1 else m  # g records of a batch are in at most m groups
+            release = Rounds(2 * sigma, rounds, kind, clipping, groups=dealt)
             mechanism = Mechanism(release, adjacency="replace-one")
             exact = ft.accounting.account(mechanism, delta, group=g).epsilon.upper
             strong = StrongAdversary(N, E, 2 * sigma, m, s, theirs, g)  # type: ignore[arg-type]

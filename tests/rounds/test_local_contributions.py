@@ -17,9 +17,11 @@ from forethought.gradients.rounding import CHARGE
 from forethought.local.known import separable
 from forethought.local_updates import INNER, Local, LocalUpdates
 from forethought.mechanism import (
+    CyclicPoisson,
     FullBatch,
     Mechanism,
     Poisson,
+    RandomAllocation,
     Rounds,
     Sampling,
     Shuffled,
@@ -252,6 +254,8 @@ SAMPLINGS: dict[str, tuple[Sampling, str]] = {
     "without-replacement": (WithoutReplacement(12, EXAMPLES), "replace-one"),
     "shuffled": (Shuffled(12, EXAMPLES), "zero-out"),
     "full-batch": (FullBatch(), "replace-one"),
+    "random-allocation": (RandomAllocation(2), "add-or-remove"),
+    "cyclic-poisson": (CyclicPoisson(0.8, 2), "add-or-remove"),
 }
 ALGORITHMS = [
     *(Local(name, 0.3, step=3, passes=2) for name in INNER),

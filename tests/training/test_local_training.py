@@ -211,6 +211,7 @@ def test_every_cell_comes_from_a_job(sampling: str, local: str, wanted: ft.Local
         ({"local": 3, "clipping": "group"}, "name of an inner optimizer"),
         ({"groups": 600, "clipping": "group"}, "600 groups are more than the 500"),
         ({"groups": 65, "batch": 64, "clipping": "group"}, "65 groups are more than the 64"),
+        ({"groups": 480, "rounds": 500, "clipping": "group"}, "records of a batch as planned"),
     ],
 )
 def test_requests_that_contradict_themselves(options: dict[str, Any], words: str) -> None:

@@ -5,6 +5,7 @@ docs/general_framework.md has the tables and the commands that print them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -55,13 +56,24 @@ def local_of(given: Local | str | Mapping[str, Any] | None) -> Local | None:
 
 
 def groups_of(request: PlanRequest, mechanism: Mechanism, why: dict[str, str]) -> int | None:
-    """How many groups a batch is dealt into, as given or by rule; None: examples are clipped."""
-    if request.clipping != "group" or request.groups is not None:
+    """How many groups a batch is dealt into, as given or by rule; None: examples are clipped.
+
+    Raises:
+        PlanError: more groups than a batch has records.
+    """
+    if request.clipping != "group":
+        return request.groups
+    batch = expected_batch(mechanism.rounds[0].sampling, request.examples)
+    if request.groups is not None:
+        if request.groups > math.ceil(batch):
+            raise PlanError(
+                f"{request.groups} groups are more than the {batch:.0f} records of a batch as "
+                "planned: choose fewer, or give batch="
+            )
         return request.groups
     local = local_of(request.local)
     if local is None:
         return 1
-    batch = expected_batch(mechanism.rounds[0].sampling, request.examples)
     groups = defaults.groups_for(batch)
     why["groups"] = (
         f"{groups:,} of about {batch / groups:.0f} records: as many as leave an inner algorithm "
