@@ -40,6 +40,10 @@ class OneByOne:
             if self._function is None and separable(model, loss)
             else Enclosure(model, loss, self._function)
         )
+        start = list(self._enclosure.start.values())
+        self._joined = Joined(start)
+        self._start = self._joined.join(start)
+        self._weights = [torch.empty_like(value) for value in self._start]
 
     def update(self, inputs: Any, targets: Any, seed: int) -> dict[str, Tensor]:
         """Name → weight change that a group's records make, not finite where it overflowed.
@@ -64,11 +68,10 @@ class OneByOne:
         self, alone: Mode, inputs: Any, targets: Any, size: int, seed: int
     ) -> dict[str, Tensor]:
         trained = self._enclosure.trained
-        parameters = list(trained.values())
-        joined = Joined(parameters)
-        start = joined.join([self._enclosure.start[name] for name in trained])
-        weights = [value.clone() for value in start]
-        taken = Displacement(self._local, start)
+        parameters, joined, weights = list(trained.values()), self._joined, self._weights
+        for weight, value in zip(weights, self._start, strict=True):
+            weight.copy_(value)
+        taken = Displacement(self._local, self._start)
         for number, order in enumerate(steps(size, self._local, seed)):
             if number:  # at first they are there, and after the last step nobody looks
                 for parameter, weight in zip(parameters, joined.part(weights), strict=True):
