@@ -41,6 +41,7 @@ ALLOCATION = [
     *("-k", "two_rounds or mean_one or one_used or clipping"),
 ]
 TURNS = [TESTS + "test_exact.py", "-k", "turns"]
+TOLD = [TESTS + "pld/test_told.py", "-k", "not two_rounds and not replace"]
 REACH = ["tests/test_mechanism.py", "-k", "move_at_most"]
 CORRELATED = [TESTS + "test_correlated.py"]
 CORRELATED_NOISE = ["tests/rounds/test_correlated_noise.py"]
@@ -123,7 +124,7 @@ MUTANTS = [
     Mutant(
         "radius of the Gaussian that caps every cell",
         PLD + "pairs.py",
-        "shift = reach(rounds, mechanism.adjacency, group) / rounds.noise_multiplier",
+        "shift = reach(rounds, mechanism.adjacency, most) / rounds.noise_multiplier",
         "shift = reach(rounds, mechanism.adjacency, 1) / rounds.noise_multiplier",
         LIMITS,
     ),
@@ -139,6 +140,22 @@ MUTANTS = [
            [TESTS + "test_exact.py", "-k", "several_parts"]),
     Mutant("groups: of all parts, with correlated noise", ACCOUNTING + "correlated.py",
            "rounds.groups * separation", "rounds.groups", CORRELATED),
+    Mutant("told hits: the place that another record takes", PLD + "told.py",
+           "hit, 2 * r if told.blanked else r, r if", "hit, r, 0.0 if", TOLD),
+    Mutant("told hits: only one side", PLD + "told.py",
+           "in ((ahead, 1.0), (behind, -1.0)):", "in ((ahead, 1.0),):", TOLD),
+    Mutant("told hits: radius of what is blanked", PLD + "pairs.py",
+           "(shift / 2 if blanked else shift, weight)", "(shift / 2, weight)", TOLD),
+    Mutant("told hits: cells that are not spread", PLD + "told.py",
+           "right = np.expm1(rise) / np.expm1(gap)", "right = 0.0 * rise", TOLD),
+    Mutant("cap: replaced records stay in place", PLD + "pairs.py",
+           'if mechanism.adjacency != "add-or-remove":', "if True:", LIMITS),
+    Mutant("epochs: begun ones with known batches", ACCOUNTING + "accountants.py",
+           "return replace(part, count=releases(part) * part.sampling.rounds_per_epoch)",
+           "return part", TOLD),
+    Mutant("epochs: a cut inside one", "forethought/mechanism.py",
+           "if part.count > taken and taken % epoch_length(part.sampling):", "if False:",
+           ["tests/test_mechanism.py", "-k", "inside"]),
     Mutant(
         "direction: the reverse one is never looked at",
         ACCOUNTING + "exact.py",

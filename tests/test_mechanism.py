@@ -217,3 +217,11 @@ def test_groups_are_stored_where_they_are_known_and_go_with_group_clipping() -> 
         Rounds(1.0, 3, Poisson(0.1), groups=4)
     with pytest.raises(ValueError, match="groups"):
         Rounds(1.0, 3, Poisson(0.1), "group", groups=0)
+
+
+def test_no_mechanism_begins_inside_an_epoch() -> None:
+    for sampling in (Shuffled(10, 95), RandomAllocation(10), CyclicPoisson(0.1, 10)):
+        mechanism = Mechanism(Rounds(1.0, 25, sampling), adjacency="zero-out")
+        assert mechanism.after(10) == Mechanism(Rounds(1.0, 15, sampling), adjacency="zero-out")
+        with pytest.raises(UnsupportedMechanismError, match="inside an epoch of 10"):
+            mechanism.after(15)

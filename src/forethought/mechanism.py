@@ -330,7 +330,9 @@ class Mechanism(Stored):
 
         Raises:
             ValueError: fewer than one round, or none would be left.
-            UnsupportedMechanismError: the cut is inside a part of correlated noise.
+            UnsupportedMechanismError: the cut is inside a part of correlated noise, or inside an
+                epoch, whose later rounds hold what its earlier ones did not: no mechanism of their
+                own.
         """
         left = whole("rounds", rounds, most=len(self) - 1)
         parts = []
@@ -340,6 +342,11 @@ class Mechanism(Stored):
             if taken and part.count > taken and isinstance(part, Correlated):
                 raise UnsupportedMechanismError(
                     "the later rounds of correlated noise are no mechanism without the earlier ones"
+                )
+            if part.count > taken and taken % epoch_length(part.sampling):
+                raise UnsupportedMechanismError(
+                    f"{rounds} rounds end inside an epoch of {epoch_length(part.sampling)}: its "
+                    "later rounds are no mechanism without the earlier ones. Cut between epochs"
                 )
             if part.count > taken:
                 parts.append(replace(part, count=part.count - taken))

@@ -104,6 +104,59 @@ def pair(rounds, adjacency: str, group: int):
     return one, Side(tuple(-c for c in one.shifts), one.weights), False, rounds.count
 
 
+def told(rounds, adjacency: str, group: int):
+    """Cells in which hits replace something: (weight, P, Q, and both backwards) for each number of
+    hits, and the releases; None for other cells.
+    """
+    kind, sigma = rounds.sampling.kind, rounds.noise_multiplier
+    turns = len(range(0, rounds.count, getattr(rounds.sampling, "parts", 1)))
+    blanked = (kind, adjacency, rounds.clipping) == ("without-replacement", "zero-out", "example")
+    replaced = kind == "without-replacement" and adjacency != "add-or-remove"
+    replaced |= "poisson" in kind and rounds.clipping == "group" and adjacency == "replace-one"
+    if not replaced or (group == 1 and not blanked):
+        return None
+    sampling = Poisson(rounds.sampling.rate) if kind == "cyclic-poisson" else rounds.sampling
+    places = min(getattr(rounds.sampling, "parts", 1), rounds.count, group)
+    weights = hits(sampling, group)
+    hit = math.fsum(weights[1:])
+    unit = (1 if blanked else 2) / sigma
+    found, largest, least = [], 0.0, math.inf
+    for k in range(1, group + 1):
+        if weights[k] == 0:
+            continue
+        r = unit * moved(k, rounds.groups, places)
+        largest, least = max(largest, 2 * r if blanked else r), min(least, r)
+
+        def side(c):
+            return Side((0.0, c), (1 - hit, hit)) if c else Side((0.0,), (1.0,))
+
+        ahead = (side(2 * r), side(r)) if blanked else (side(r), side(0.0))
+        found.append((weights[k] / hit, *ahead, side(r), side(0.0)))
+    if largest > 18 or hit * least < 1e-8 or weights[0] == 0:
+        return None
+    return found, turns
+
+
+def told_losses(found, points: int):
+    """Losses, log P- and log Q-masses of one round of :func:`told`."""
+    losses, log_p, log_q = [], [], []
+    for share, first, second, back_first, back_second in found:
+        masses = [0.0, 0.0]
+        for one, other, sign in ((first, second, 1), (back_first, back_second, -1)):
+            low = (one.shifts[-1] + other.shifts[-1]) / 2
+            h = (one.shifts[-1] + 16 - low) / points
+            z = low + h * (np.arange(points) + 0.5)
+            top, bottom = (_log_density(side, z) + math.log(h * share) for side in (one, other))
+            losses.append(sign * (top - bottom))
+            log_p.append(top if sign > 0 else bottom)
+            log_q.append(bottom if sign > 0 else top)
+            masses = [masses[0] + np.exp(log_p[-1]).sum(), masses[1] + np.exp(log_q[-1]).sum()]
+        losses.append(np.zeros(1))
+        for log, mass in zip((log_p, log_q), masses, strict=True):
+            log.append(np.log(np.full(1, max(share - mass, 1e-300))))
+    return (np.concatenate(x) for x in (losses, log_p, log_q))
+
+
 def _log_density(side: Side, z: np.ndarray) -> np.ndarray:
     terms = [
         math.log(w) - 0.5 * (z - c) ** 2 for c, w in zip(side.shifts, side.weights, strict=True)
@@ -212,6 +265,12 @@ def truth(
     """
     forward, backward, gaussian = [], [], 0.0
     for rounds in mechanism:
+        hidden = told(rounds, mechanism.adjacency, group)
+        if hidden is not None:
+            loss, log_p, log_q = told_losses(hidden[0], points)
+            forward.append((loss, log_p, hidden[1]))
+            backward.append((-loss, log_q, hidden[1]))
+            continue
         first, second, symmetric, count = pair(rounds, mechanism.adjacency, group)
         if len(first.shifts) == 1 and len(second.shifts) == 1:
             gaussian += count * (first.shifts[0] - second.shifts[0]) ** 2

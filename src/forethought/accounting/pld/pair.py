@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+_LARGEST_SHIFT = 3000.0
+_DISCLOSING, _MANY_COMPONENTS = 300.0, 256
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -50,6 +53,16 @@ class Pair:
     def largest(self) -> float:
         """The largest shift on either side."""
         return max(c for c, _ in (*self.up, *self.down))
+
+    @property
+    def integrable(self) -> bool:
+        """Whether integrals say more than closed bounds.
+
+        They do not where noise is small beside the shifts. And a single hit discloses nearly
+        everything where shifts are large: with many components besides, integrals take seconds.
+        """
+        heavy = self.largest > _DISCLOSING and len(self.up) > _MANY_COMPONENTS
+        return self.largest <= _LARGEST_SHIFT and not heavy
 
     @property
     def shape(self) -> tuple[int, int, bool]:

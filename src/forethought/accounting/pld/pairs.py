@@ -22,15 +22,18 @@ from forethought.accounting.pld.allocation import Epoch
 from forethought.accounting.pld.hits import Hits, binomial, hypergeometric
 from forethought.accounting.pld.mixtures import EPS
 from forethought.accounting.pld.pair import Pair
+from forethought.accounting.pld.told import LARGEST_DISTANCE, LEAST_MOVE, MOST_HITS, Told
 from forethought.mechanism import (
     ADJACENCIES,
     CLIPPINGS,
     Adjacency,
     CyclicPoisson,
+    FullBatch,
     Mechanism,
     Poisson,
     RandomAllocation,
     Rounds,
+    Shuffled,
     UnsupportedMechanismError,
     WithoutReplacement,
     reach,
@@ -39,7 +42,7 @@ from forethought.mechanism import (
 )
 
 # What one Rounds contributes: the pair of one release and how many releases are charged.
-Part = tuple[Pair | Epoch, int]
+Part = tuple[Pair | Epoch | Told, int]
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ def _one_sided(rounds: Rounds, adjacency: Adjacency, group: int) -> tuple[Pair, 
     return Pair(up, idle=idle, doubt=hits.doubt, lost=hits.lost), releases(rounds)
 
 
-def _two_sided(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
+def _two_sided(rounds: Rounds, adjacency: Adjacency, group: int) -> tuple[Pair, int]:
     # Distance of one record's contribution from the common centre, not between two records.
     by_itself = isinstance(rounds.sampling, Poisson | CyclicPoisson)
     radius = 1.0 if rounds.clipping == "example" and by_itself else 2.0
@@ -103,13 +106,52 @@ def _two_sided(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
     return pair, releases(rounds)
 
 
-def _combined(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
+def _combined(rounds: Rounds, adjacency: Adjacency, group: int) -> tuple[Pair, int]:
     pair, count = _one_sided(rounds, adjacency, group)
     if len(pair.up) > 1 or (group > 1 and rounds.groups is None):
         return _two_sided(rounds, adjacency, group)
     # One record; or several in the one group that there is, which act as one: without any of them
     # P and Q are the same, and all three sums are within 2 of each other.
     return replace(pair, symmetric=not pair.gaussian), count
+
+
+def _replacing(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
+    """Rounds in which hits replace something, and every two of the three sums are near."""
+    plain, count = _combined(rounds, adjacency, group)
+    blanked = adjacency == "zero-out" and rounds.clipping == "example"
+    if plain.symmetric and not blanked:
+        return plain, count
+    up, missed, hits = _shifts(rounds, group, lambda k: reach(rounds, adjacency, k))
+    # What is blanked is at most 1 from the blank, and the blank from what another record says.
+    distances = tuple((shift / 2 if blanked else shift, weight) for shift, weight in up)
+    if missed == 0 and len(up) == 1:
+        return Pair(((distances[0][0], 1.0),)), count
+    told = Told(distances, blanked, missed, plain, hits.doubt, hits.lost)
+    return (told if _resolved(told) else plain), count
+
+
+def _resolved(told: Told) -> bool:
+    least = (1 - told.missed) * told.hits[0][0]
+    near = told.largest <= LARGEST_DISTANCE and least >= LEAST_MOVE
+    return near and len(told.hits) <= MOST_HITS
+
+
+def _shuffled(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
+    """Whole epochs, or the beginning of one, in which the record may have been already."""
+    assert isinstance(rounds.sampling, Shuffled)
+    sampling = rounds.sampling
+    left = sampling.examples - rounds.count * sampling.batch
+    if rounds.count >= sampling.rounds_per_epoch or left <= 0 or group > 1:
+        return _epochs(rounds, adjacency, group)
+    seen, missed = 1 - left / sampling.examples, left / sampling.examples
+    distance = reach(rounds, adjacency, 1) / rounds.noise_multiplier
+    blanked = adjacency == "zero-out" and rounds.clipping == "example"
+    farthest = 2 * distance if blanked else distance
+    plain = Pair(((farthest, seen),), symmetric=True, idle=missed, doubt=2 * EPS)
+    if not blanked:
+        return plain, 1
+    told = Told(((distance, seen),), True, missed, plain, 2 * EPS)
+    return (told if _resolved(told) else plain), 1
 
 
 def _shifts(
@@ -134,6 +176,8 @@ _GAUSS = "Gaussian mechanism (Balle and Wang 2018, Theorem 8)"
 _HALF_LINES = "half lines: Neyman-Pearson for every component around the common centre"
 _MIXTURE = "mixture of Gaussians (Ganesh 2024, Theorem 1.2), both directions"
 _SHUFFLE = "joint convexity over permutations: one Gaussian for each started epoch"
+_TOLD_HITS = "told how many hit, three sums near each other by twos (half lines, joint convexity)"
+_BLANK = "half lines around the sum with the blank, whose place another record may take"
 _ALLOCATION = (
     "random allocation: each epoch (1/t) Σ N(Δe_i, I) against N(0, I) (Chua et al. 2024; Feldman "
     "and Shenfeld 2025), both directions, bounded in convex order"
@@ -158,7 +202,7 @@ SUPPORTED: Mapping[tuple[str, str, str], Cell] = {
     },
     **{
         ("shuffled", clipping, adjacency): Cell(
-            _SHUFFLE, _epochs, f"{_SHUFFLE}, at g times the distance"
+            _SHUFFLE, _shuffled, f"{_SHUFFLE}, at g times the distance"
         )
         for clipping in CLIPPINGS
         for adjacency in ADJACENCIES
@@ -179,7 +223,7 @@ SUPPORTED: Mapping[tuple[str, str, str], Cell] = {
         if adjacency != "replace-one"
     },
     ("poisson", "example", "replace-one"): Cell(_HALF_LINES, _two_sided, _HALF_LINES),
-    ("poisson", "group", "replace-one"): Cell(_AT_DISTANCE_2, _combined, _HALF_LINES),
+    ("poisson", "group", "replace-one"): Cell(_AT_DISTANCE_2, _replacing, _TOLD_HITS),
     **{
         ("cyclic-poisson", clipping, adjacency): Cell(
             _TURNS + _POISSON, _one_sided, _ONE_PART + _MIXTURE
@@ -192,7 +236,7 @@ SUPPORTED: Mapping[tuple[str, str, str], Cell] = {
         _TURNS + _HALF_LINES, _two_sided, _ONE_PART + _HALF_LINES
     ),
     ("cyclic-poisson", "group", "replace-one"): Cell(
-        _TURNS + _AT_DISTANCE_2, _combined, _ONE_PART + _HALF_LINES
+        _TURNS + _AT_DISTANCE_2, _replacing, _ONE_PART + _TOLD_HITS
     ),
     **{
         ("without-replacement", clipping, "add-or-remove"): Cell(
@@ -206,13 +250,16 @@ SUPPORTED: Mapping[tuple[str, str, str], Cell] = {
     **{
         ("without-replacement", clipping, adjacency): Cell(
             "combined curve (Zhu, Dong, Wang 2022, Theorem 11), inner distance 2",
-            _combined,
-            "hypergeometric mixture of Gaussians around a common centre (half lines)",
+            _replacing,
+            f"hypergeometric: {_TOLD_HITS}",
         )
         for clipping in CLIPPINGS
         for adjacency in ADJACENCIES
         if adjacency != "add-or-remove"
     },
+    ("without-replacement", "example", "zero-out"): Cell(
+        _BLANK, _replacing, f"hypergeometric, told how many hit: {_BLANK}"
+    ),
 }
 
 REFUSED: Mapping[tuple[str, str, str], str] = {
@@ -247,7 +294,7 @@ def theorem(rounds: Rounds, adjacency: Adjacency, group: int = 1) -> str:
     return name if plain is rounds else f"{named_theorem(rounds, group)}; {name}"
 
 
-def parts(mechanism: Mechanism, group: int = 1) -> dict[Pair | Epoch, int]:
+def parts(mechanism: Mechanism, group: int = 1) -> dict[Pair | Epoch | Told, int]:
     """Dominating pairs of the whole mechanism and how often each is composed.
 
     Gaussians are merged: N(c_1) … N(c_n) against N(0) compose to one at distance √Σ c².
@@ -259,7 +306,7 @@ def parts(mechanism: Mechanism, group: int = 1) -> dict[Pair | Epoch, int]:
     Raises:
         UnsupportedMechanismError: no theorem is known for a part.
     """
-    counts: dict[Pair | Epoch, int] = {}
+    counts: dict[Pair | Epoch | Told, int] = {}
     squares: list[float] = []
     plain = all_uncorrelated(mechanism, group)
     for rounds in chain.from_iterable(map(_whole_epochs, plain)):
@@ -276,11 +323,12 @@ def parts(mechanism: Mechanism, group: int = 1) -> dict[Pair | Epoch, int]:
 
 
 def _whole_epochs(rounds: Rounds) -> tuple[Rounds, ...]:
-    """Random allocation cut where its last epoch begins, if that one is not whole."""
-    if not isinstance(rounds.sampling, RandomAllocation):
+    """Rounds cut where their last epoch begins, if that one is not whole."""
+    if not isinstance(rounds.sampling, RandomAllocation | Shuffled):
         return (rounds,)
-    whole, rest = divmod(rounds.count, rounds.sampling.rounds)
-    counts = (whole * rounds.sampling.rounds, rest)
+    length = rounds.sampling.rounds_per_epoch
+    whole, rest = divmod(rounds.count, length)
+    counts = (whole * length, rest)
     return tuple(replace(rounds, count=count) for count in counts if count)
 
 
@@ -293,8 +341,13 @@ def unsampled_distance(mechanism: Mechanism, group: int = 1) -> float:
     # Every turn taken: what a group of correlated rounds is charged.
     for rounds in all_uncorrelated(mechanism, max(2, group)):
         _cell(rounds, mechanism.adjacency)
-        count = releases(rounds)
-        shift = reach(rounds, mechanism.adjacency, group) / rounds.noise_multiplier
+        count, most = releases(rounds), group
+        if isinstance(rounds.sampling, WithoutReplacement):
+            most = min(group, rounds.sampling.batch)
+            if mechanism.adjacency != "add-or-remove":
+                # The same positions are drawn: no record takes another's place.
+                rounds = replace(rounds, sampling=FullBatch())
+        shift = reach(rounds, mechanism.adjacency, most) / rounds.noise_multiplier
         shifts.append(math.sqrt(count) * shift)
     return math.hypot(*shifts) * (1 + 8 * EPS)
 

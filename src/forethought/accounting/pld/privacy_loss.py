@@ -19,10 +19,10 @@ from forethought.accounting.limits import (
     gaussian_delta,
     gaussian_epsilon,
     inverted,
-    total_variation,
 )
 from forethought.accounting.pld.charges import Charged
 from forethought.accounting.pld.contour import Total
+from forethought.accounting.pld.law import Law, varies
 from forethought.accounting.pld.mixtures import EPS, Array
 from forethought.accounting.pld.pair import Pair
 from forethought.accounting.pld.profiles import Stack
@@ -40,7 +40,7 @@ class Profile:
     """Bounds on δ(ε), ε ≥ 0, of one direction of a composition.
 
     Args:
-        parts: how often each pair occurs.
+        parts: how often each pair, or law, occurs.
         swapped: compose (Q, P) instead of (P, Q).
         accuracy: wanted relative accuracy of δ where it is above 1e-12.
         exactly: a single round of so few components that its half lines are read off.
@@ -49,7 +49,7 @@ class Profile:
 
     def __init__(
         self,
-        parts: Mapping[Pair, int],
+        parts: Mapping[Pair | Law, int],
         *,
         swapped: bool,
         accuracy: float,
@@ -57,9 +57,13 @@ class Profile:
         integrable: bool = True,
     ) -> None:
         first = next(iter(parts))
-        self._distance = first.up[0][0] if len(parts) == 1 and first.gaussian else -1.0
-        self._stack = Stack([first], swapped=swapped) if exactly else None
-        self._most = min(1.0, math.fsum(n * total_variation(p) for p, n in parts.items()))
+        self._distance, self._stack = -1.0, None
+        if isinstance(first, Pair) and len(parts) == 1:
+            if first.gaussian:
+                self._distance = first.up[0][0]
+            elif exactly:
+                self._stack = Stack([first], swapped=swapped)
+        self._most = min(1.0, math.fsum(n * varies(p) for p, n in parts.items()))
         self._lines: list[Charged] = []
         self._knots, self._lower, self._upper = np.zeros(1), np.zeros(1), np.array([self._most])
         if self._distance < 0 and self._stack is None and integrable:
