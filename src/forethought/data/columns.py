@@ -24,9 +24,10 @@ POLICIES: tuple[str, ...] = (*get_args(Missing), "drop-column")
 # What people write where there is no value.
 MISSING_WORDS = ("", "?", "-", "na", "n/a", "nan", "null", "none", "missing", ".", "#n/a")
 _MOST_CATEGORIES = 1000
-_EPOCH = date(2000, 1, 1)
+# Days are counted from here.
+EPOCH = date(2000, 1, 1)
 CENTURY = (date(1950, 1, 1), date(2049, 12, 31))
-_YEAR = 365.2425
+YEAR = 365.2425
 
 
 class UndeclaredError(DataError):
@@ -314,10 +315,10 @@ class Date(Column):
             )
         beyond = ((days < self.first) | (days > self.last)).fill_null(False)
         outside.note(outside.clipped, name, int(beyond.sum()))
-        number = (days - _EPOCH).dt.total_days().cast(pl.Float64).to_numpy()
-        low, high = ((day - _EPOCH).days for day in (self.first, self.last))
+        number = (days - EPOCH).dt.total_days().cast(pl.Float64).to_numpy()
+        low, high = ((day - EPOCH).days for day in (self.first, self.last))
         place = np.clip((2 * number - low - high) / (high - low), -1.0, 1.0)
-        angle = 2 * math.pi * number / _YEAR
+        angle = 2 * math.pi * number / YEAR
         found = [place, np.sin(angle), np.cos(angle)]
         return [np.where(np.isnan(part), 0.0, part).astype(np.float32) for part in found]
 

@@ -67,7 +67,7 @@ class Predictor:
         Raises:
             DataError: a column is not there, or an entry that no declaration covers.
         """
-        return self._answers(self._outputs(self._inputs(records)))
+        return self.answers(self.outputs(self._inputs(records)))
 
     def predict_proba(self, records: object) -> NDArray[np.float64]:
         """The probability of each class or label, float64, (N, classes), in their order.
@@ -77,9 +77,10 @@ class Predictor:
         """
         if self.card.classes is None:
             raise JobError("a regression has no probabilities: use predict")
-        return self._shares(self._outputs(self._inputs(records)))
+        return self.shares(self.outputs(self._inputs(records)))
 
-    def _shares(self, outputs: NDArray[np.float32]) -> NDArray[np.float64]:
+    def shares(self, outputs: NDArray[np.float32]) -> NDArray[np.float64]:
+        """The probabilities that the network's outputs (N, classes) stand for."""
         if self.card.multilabel:
             return np.asarray(1 / (1 + np.exp(-outputs.astype(np.float64))))
         return _softmax(outputs)
@@ -102,7 +103,7 @@ class Predictor:
         try:
             with part.open("wb") as file:
                 for frame, first in self._pieces(source):
-                    outputs = self._outputs(self._encoded(frame, str(source), first))
+                    outputs = self.outputs(self._encoded(frame, str(source), first))
                     self._frame(outputs).write_csv(file, include_header=not rows)
                     rows += len(frame)
                 file.flush()
@@ -113,17 +114,18 @@ class Predictor:
         return rows
 
     def _frame(self, outputs: NDArray[np.float32]) -> pl.DataFrame:
-        answers = self._answers(outputs)
+        answers = self.answers(outputs)
         columns: dict[str, Any] = {"prediction": answers}
         if self.classes is not None:
             if self.card.multilabel:
                 names = np.array(list(map(str, self.classes)))
                 columns = {"prediction": ["; ".join(names[row == 1]) for row in answers]}
-            for name, values in zip(self.classes, self._shares(outputs).T, strict=True):
+            for name, values in zip(self.classes, self.shares(outputs).T, strict=True):
                 columns[f"probability_{name}"] = values
         return pl.DataFrame(columns)
 
-    def _answers(self, outputs: NDArray[np.float32]) -> NDArray[Any]:
+    def answers(self, outputs: NDArray[np.float32]) -> NDArray[Any]:
+        """The classes, labels or values that the network's outputs stand for."""
         encoder = self.card.encoder
         if self.classes is None:
             values = outputs.reshape(len(outputs), -1)[:, 0]
@@ -177,7 +179,8 @@ class Predictor:
             yield frame, first
             first += len(frame)
 
-    def _outputs(self, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
+    def outputs(self, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
+        """What the network gives for encoded inputs (N, …), before they are prepared."""
         if not len(inputs):
             return np.empty((0, self.card.classes or 1), np.float32)
         return outputs_of(self.model, self.constants.apply(inputs))

@@ -1,0 +1,267 @@
+"""A finished run as one ONNX file: encoding, preparation, network, answers.
+
+Needs the extra ``onnx``. What is written is compared with what :class:`Predictor` answers before
+the file gets its name.
+"""
+
+from __future__ import annotations
+
+import warnings
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+import torch
+from numpy.typing import NDArray
+
+from forethought.data import Encoder
+from forethought.data.columns import EPOCH, Category, Date, Number
+from forethought.jobs.job import JobError
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from forethought.jobs.onnx_graph import Graph
+    from forethought.jobs.predict import Predictor
+
+# Rows that the written network is compared on, and how far two runtimes' rounding may differ.
+ROWS, ROUNDING = 64, 1e-4
+
+
+def write_onnx(predictor: Predictor, out: Path) -> ModelProto:
+    """Write the model as ONNX.
+
+    A run on a declared table becomes a graph from its columns to answers; any other one from
+    ``inputs``, float32 (N, …). Outputs: ``probabilities``, float32 (N, classes), and
+    ``prediction``, the likeliest class's name or number (of several labels 0 or 1 each); of a
+    regression ``prediction``, float64 (N,), alone. A row with an entry that the declarations refuse
+    has NaN for them, and "" or −1 as its prediction.
+
+    Args:
+        out: the file; replaced if it is there.
+
+    Returns:
+        What was written.
+
+    Raises:
+        JobError: the extra is not installed, a network that torch cannot export, or one that
+            answers otherwise in ONNX. OSError: the file cannot be written.
+    """
+    try:
+        import onnx
+        import onnxruntime
+        import onnxscript  # noqa: F401 (torch's exporter needs it)
+    except ImportError as error:
+        raise JobError(
+            f"ONNX needs packages that are not here ({error.name}): pip install 'forethought[onnx]'"
+        ) from None
+    model = _whole(predictor, _network(predictor))
+    onnx.checker.check_model(model, full_check=True)
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    _compare(predictor, session)
+    part = out.with_name(f".{out.name}.part")
+    try:
+        part.write_bytes(model.SerializeToString())
+        part.replace(out)
+    finally:
+        part.unlink(missing_ok=True)
+    return model
+
+
+def _network(predictor: Predictor) -> ModelProto:
+    """The torch module alone, from ``features`` to ``outputs``."""
+    shape = predictor.card.inputs
+    rows = torch.export.Dim.DYNAMIC
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch, about itself
+            program = torch.onnx.export(
+                predictor.model,
+                (torch.zeros(2, *shape),),
+                dynamo=True,
+                dynamic_shapes=({0: rows},),
+                input_names=["features"],
+                output_names=["outputs"],
+                verbose=False,
+            )
+    except Exception as error:
+        first = str(error).strip().partition("\n")[0]
+        raise JobError(
+            f"torch cannot export this network to ONNX: {first}. Its weights are in "
+            "model.safetensors, and forethought.load applies it"
+        ) from error
+    assert program is not None  # None only where a file is written
+    found: ModelProto = program.model_proto
+    return found
+
+
+def _whole(predictor: Predictor, network: ModelProto) -> ModelProto:
+    """Encoding before the network, answers behind it."""
+    from onnx import TensorProto, helper
+
+    from forethought.jobs.onnx_graph import ML, Graph, encoded
+
+    graph, card = Graph(), predictor.card
+    if card.encoder is None:
+        shape = ("N", *card.inputs)
+        features = graph.add("Identity", graph.input("inputs", TensorProto.FLOAT, shape))
+        refused = None
+    else:
+        features, refused = encoded(graph, card.encoder)
+    features = _prepared(graph, features, predictor)
+    graph.nodes.append(helper.make_node("Identity", [features], ["features"]))
+    graph.nodes += network.graph.node
+    graph.constants += network.graph.initializer
+    outputs = _answers(graph, predictor, refused)
+    whole = helper.make_graph(
+        graph.nodes, "forethought", graph.inputs, outputs, initializer=graph.constants
+    )
+    opsets = [entry for entry in network.opset_import if entry.domain != ML]
+    model = helper.make_model(
+        whole,
+        opset_imports=[*opsets, helper.make_opsetid(ML, 3)],
+        functions=list(network.functions),
+        producer_name="forethought",
+    )
+    model.ir_version = network.ir_version
+    about = predictor.statement.about
+    helper.set_model_props(
+        model,
+        {
+            "epsilon": f"{predictor.statement.epsilon.upper:.6g}",
+            "delta": f"{predictor.statement.delta:g}",
+            **({} if about is None or about.model is None else {"model": about.model}),
+        },
+    )
+    return model
+
+
+def _prepared(graph: Graph, features: str, predictor: Predictor) -> str:
+    """Inputs as :meth:`forethought.preparing.constants.Constants.apply` has them."""
+    from onnx import TensorProto
+
+    constants = predictor.constants
+    if not constants.shift:
+        return features
+    shape = (1, -1, *(1,) * (len(predictor.card.inputs) - 1))
+    shift, scale = (
+        graph.constant(np.reshape(np.asarray(part, np.float64), shape))
+        for part in (constants.shift, constants.scale)
+    )
+    double = graph.cast(features, TensorProto.DOUBLE)
+    found = graph.add("Div", graph.add("Sub", double, shift), scale)
+    if constants.limits is not None:
+        found = graph.add("Clip", found, *(graph.constant(end) for end in constants.limits))
+    return graph.cast(found, TensorProto.FLOAT)
+
+
+def _answers(graph: Graph, predictor: Predictor, refused: str | None) -> list[Any]:
+    """What the network's outputs stand for, as named outputs of the graph."""
+    from onnx import TensorProto, helper
+
+    from forethought.jobs.onnx_graph import ML
+
+    card, outputs = predictor.card, "outputs"
+
+    def marked(value: str, instead: Any, kind: Any, wide: bool) -> str:
+        if refused is None:
+            return value
+        rows = refused
+        if wide:
+            rows = graph.add("Unsqueeze", refused, graph.constant([1], np.int64))
+        return graph.add("Where", rows, graph.constant(instead, kind), value)
+
+    def named(value: str, name: str, kind: int, *shape: Any) -> Any:
+        graph.nodes.append(helper.make_node("Identity", [value], [name]))
+        return helper.make_tensor_value_info(name, kind, ("N", *shape))
+
+    if card.classes is None:
+        flat = graph.add("Flatten", outputs)
+        first = graph.add("Gather", flat, graph.constant(0, np.int64), axis=1)
+        value = graph.cast(first, TensorProto.DOUBLE)
+        limits = None if card.encoder is None else card.encoder.target_range
+        if limits is not None:
+            low, high = limits
+            value = graph.add("Mul", value, graph.constant(high / 2 - low / 2))
+            value = graph.add("Add", value, graph.constant(low / 2 + high / 2))
+        value = marked(value, np.nan, np.float64, False)
+        return [named(value, "prediction", TensorProto.DOUBLE)]
+    chance = graph.add("Sigmoid", outputs) if card.multilabel else ""
+    chance = chance or graph.add("Softmax", outputs, axis=1)
+    likely = named(
+        marked(chance, np.nan, np.float32, True), "probabilities", TensorProto.FLOAT, card.classes
+    )
+    if card.multilabel:
+        half = graph.add("GreaterOrEqual", chance, graph.constant(0.5, np.float32))
+        several = marked(graph.cast(half, TensorProto.INT64), -1, np.int64, True)
+        return [likely, named(several, "prediction", TensorProto.INT64, card.classes)]
+    number = graph.add("ArgMax", outputs, axis=1, keepdims=0)
+    number = marked(number, -1, np.int64, False)
+    names = predictor.classes or ()
+    if not all(isinstance(name, str) for name in names):
+        return [likely, named(number, "prediction", TensorProto.INT64)]
+    words = graph.add(
+        "LabelEncoder",
+        number,
+        domain=ML,
+        keys_int64s=list(range(len(names))),
+        values_strings=list(names),
+        default_string="",
+    )
+    return [likely, named(words, "prediction", TensorProto.STRING)]
+
+
+def _compare(predictor: Predictor, session: Any) -> None:
+    """Refuse a file that answers otherwise than the model, on rows spread over what is declared."""
+    generator = np.random.default_rng(0)
+    encoder = predictor.card.encoder
+    if encoder is None:
+        inputs = generator.normal(size=(ROWS, *predictor.card.inputs)).astype(np.float32)
+        given: dict[str, NDArray[Any]] = {"inputs": inputs}
+        expected = predictor.outputs(inputs)
+    else:
+        given, frame = _rows(encoder, generator)
+        expected = predictor.outputs(encoder.encode(frame, "made-up rows"))
+    names = [output.name for output in session.get_outputs()]
+    found = dict(zip(names, session.run(None, given), strict=True))
+    if predictor.card.classes is None:
+        near = np.allclose(
+            found["prediction"], predictor.answers(expected), rtol=ROUNDING, atol=ROUNDING
+        )
+    else:
+        near = np.allclose(
+            found["probabilities"], predictor.shares(expected), rtol=0, atol=ROUNDING
+        )
+    if not near:
+        raise JobError(
+            "the network answers otherwise in ONNX than in torch: nothing was written. Its weights "
+            "are in model.safetensors, and forethought.load applies it"
+        )
+
+
+def _rows(
+    encoder: Encoder, generator: np.random.Generator
+) -> tuple[dict[str, NDArray[Any]], pl.DataFrame]:
+    """Made-up rows spread over what is declared: for ONNX, and as a table."""
+    given: dict[str, NDArray[Any]] = {}
+    frame: dict[str, Any] = {}
+    for name, kind in encoder.columns:
+        if not kind.titles(name):
+            continue
+        if isinstance(kind, Category):
+            given[name] = generator.choice(np.array(kind.words, dtype=object), ROWS)
+            frame[name] = pl.Series(given[name].tolist(), dtype=pl.String)
+        elif isinstance(kind, Date):
+            first, last = ((day - EPOCH).days for day in (kind.first, kind.last))
+            days = generator.integers(first, last, ROWS)
+            given[name] = days.astype(np.float64)
+            frame[name] = pl.Series([EPOCH + timedelta(int(day)) for day in days])
+        else:
+            low, high = (kind.low, kind.high) if isinstance(kind, Number) else (-3.0, 3.0)
+            given[name] = generator.uniform(low, high, ROWS)
+            frame[name] = pl.Series(given[name])
+    return given, pl.DataFrame(frame)

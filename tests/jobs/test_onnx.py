@@ -1,0 +1,214 @@
+"""The exported file answers as the run does, from a table's own columns."""
+
+from __future__ import annotations
+
+import math
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import polars as pl
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import forethought as ft
+from forethought.cli import app
+from forethought.data.encoder import Encoder, TableSchema
+from forethought.jobs import onnx_export
+from forethought.jobs.card import ModelCard
+from forethought.jobs.job import JobError
+from forethought.jobs.onnx_export import write_onnx
+from forethought.jobs.predict import Predictor
+from forethought.preparing.constants import Constants
+
+COLUMNS = {
+    "age": [0, 110],
+    "bmi": {"range": [10, 80], "missing": "middle"},
+    "sodium": {"range": [100, 180], "missing": "category", "codes": [-999]},
+    "ward": {"categories": ["A", "B", "na"], "other": True},
+    "sex": {"categories": ["f", "m"], "missing": "category"},
+    "tumour": {"categories": ["x", "y"]},
+    "admitted": {"date": ["2015-01-01", "2025-12-31"], "missing": "middle"},
+    "name": "drop",
+}
+STATEMENT = ft.account(ft.Mechanism(ft.Rounds(1.0, 10, ft.Poisson(0.1))), 1e-5)
+
+
+def predictor(tmp_path: Path, outputs: int = 2, **changes: Any) -> Predictor:
+    columns = tuple(TableSchema(COLUMNS).parsed().items())
+    about = {"columns": columns, "label": "died", "classes": ("no", "yes")}
+    encoder = Encoder(**{**about, **changes.pop("encoder", {})})
+    torch.manual_seed(0)
+    width = len(encoder.titles)
+    model = nn.Sequential(nn.Linear(width, 6), nn.ReLU(), nn.Linear(6, outputs)).eval()
+    card = ModelCard("mlp", {}, (width,), changes.pop("classes", 2), encoder=encoder, **changes)
+    return Predictor(model, card, STATEMENT, tmp_path)
+
+
+def written(made: Predictor, tmp_path: Path) -> onnxruntime.InferenceSession:
+    write_onnx(made, tmp_path / "model.onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+    return onnxruntime.InferenceSession(tmp_path / "model.onnx")
+
+
+ROWS: list[tuple[Any, ...]] = [
+    # age, bmi, sodium, ward, sex, tumour, admitted
+    (50.0, 22.5, 140.0, "A", "f", "x", date(2020, 2, 29)),
+    (-5.0, 200.0, -999.0, "na", "m", "y", date(2014, 1, 1)),
+    (110.0, None, None, "C", "", "x", None),
+    (33.3, 10.0, 99.0, "A1", "NA", "y", date(2025, 12, 31)),
+    (0.0, 80.0, 180.0, "B", "?", "x", date(2015, 1, 1)),
+]
+REFUSED: list[tuple[Any, ...]] = [
+    (None, 22.5, 140.0, "A", "f", "x", date(2020, 2, 29)),
+    (math.inf, 22.5, 140.0, "A", "f", "x", date(2020, 2, 29)),
+    (50.0, 22.5, 140.0, "", "f", "x", date(2020, 2, 29)),
+    (50.0, 22.5, 140.0, "A", "q", "x", date(2020, 2, 29)),
+    (50.0, 22.5, 140.0, "A", "f", "z", date(2020, 2, 29)),
+    (50.0, 22.5, 140.0, "A", "f", "", date(2020, 2, 29)),
+]
+NAMES = ("age", "bmi", "sodium", "ward", "sex", "tumour", "admitted")
+
+
+def frame(rows: list[tuple[Any, ...]]) -> pl.DataFrame:
+    return pl.DataFrame(dict(zip(NAMES, zip(*rows, strict=True), strict=True)), strict=False)
+
+
+def given(rows: list[tuple[Any, ...]]) -> dict[str, np.ndarray]:
+    found: dict[str, Any] = {}
+    for name, values in zip(NAMES, zip(*rows, strict=True), strict=True):
+        if name in ("ward", "sex", "tumour"):
+            found[name] = np.array(values, dtype=object)
+        elif name == "admitted":
+            days = [None if day is None else (day - date(2000, 1, 1)).days for day in values]
+            found[name] = np.array(days, dtype=np.float64)
+        else:
+            found[name] = np.array(values, dtype=np.float64)
+    return found
+
+
+def test_raw_columns_give_the_runs_probabilities_and_the_names_of_classes(tmp_path: Path) -> None:
+    made = predictor(tmp_path)
+    session = written(made, tmp_path)
+    assert [one.name for one in session.get_inputs()] == list(NAMES)
+    likely, names = session.run(["probabilities", "prediction"], given(ROWS))
+    expected = made.predict_proba(frame(ROWS))
+    assert np.allclose(likely, expected, atol=1e-6)
+    assert names.tolist() == made.predict(frame(ROWS)).tolist()
+    assert len({tuple(row) for row in expected.round(4)}) == len(ROWS)
+    # One row is a table too.
+    alone = session.run(["probabilities"], given(ROWS[:1]))[0]
+    assert np.allclose(alone, expected[:1], atol=1e-6)
+
+
+def test_a_row_that_the_declarations_refuse_has_no_answer(tmp_path: Path) -> None:
+    made = predictor(tmp_path)
+    model = onnx_export._whole(made, _network())
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    for row in REFUSED:
+        with pytest.raises(ft.errors.DataError):
+            made.predict(frame([row]))
+        likely, names = session.run(["probabilities", "prediction"], given([ROWS[0], row]))
+        assert np.isfinite(likely[0]).all() and np.isnan(likely[1]).all()
+        assert names[0] in ("no", "yes") and names[1] == ""
+
+
+_KEPT: list[onnx.ModelProto] = []
+
+
+def _network() -> onnx.ModelProto:
+    # Torch takes seconds to export: once is enough for what does not depend on it.
+    if not _KEPT:
+        _KEPT.append(onnx_export._network(predictor(Path())))
+    return _KEPT[0]
+
+
+@pytest.mark.slow
+def test_a_regression_answers_in_the_unit_of_its_targets(tmp_path: Path) -> None:
+    made = predictor(
+        tmp_path, 1, classes=None, encoder={"classes": None, "target_range": (20.0, 60.0)}
+    )
+    session = written(made, tmp_path)
+    (values,) = session.run(None, given(ROWS))
+    assert np.allclose(values, made.predict(frame(ROWS)), atol=1e-4) and values.dtype == np.float64
+    assert np.isnan(session.run(None, given(REFUSED[:1]))[0]).all()
+
+
+@pytest.mark.slow
+def test_several_labels_have_a_probability_each(tmp_path: Path) -> None:
+    encoder = {"classes": ("a", "b", "c"), "multilabel": True}
+    made = predictor(tmp_path, 3, classes=3, multilabel=True, encoder=encoder)
+    likely, found = written(made, tmp_path).run(["probabilities", "prediction"], given(ROWS))
+    assert np.allclose(likely, made.predict_proba(frame(ROWS)), atol=1e-6)
+    assert found.tolist() == made.predict(frame(ROWS)).tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limits", [None, (0.0, 1.0)])
+def test_other_data_go_in_as_they_are_and_are_prepared(
+    limits: tuple[float, float] | None, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 4)).eval()
+    card = ModelCard("cnn", {}, (1, 8, 8), 4)
+    made = Predictor(model, card, STATEMENT, tmp_path, Constants((0.3,), (2.0,), limits))
+    images = np.random.default_rng(0).normal(size=(7, 1, 8, 8)).astype(np.float32)
+    likely, found = written(made, tmp_path).run(None, {"inputs": images})
+    assert np.allclose(likely, made.predict_proba(images), atol=1e-6)
+    assert found.tolist() == made.predict(images).tolist()
+
+
+@pytest.mark.slow
+def test_a_file_that_answers_otherwise_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A planted fault: one output of the network is off by one."""
+    made = predictor(tmp_path)
+    network = _network()
+    network_bias = next(one for one in network.graph.initializer if list(one.dims) == [2])
+    values = onnx.numpy_helper.to_array(network_bias) + np.arange(2, dtype=np.float32)
+    wrong = onnx.ModelProto()
+    wrong.CopyFrom(network)
+    place = list(network.graph.initializer).index(network_bias)
+    wrong.graph.initializer[place].CopyFrom(onnx.numpy_helper.from_array(values, network_bias.name))
+    monkeypatch.setattr(onnx_export, "_network", lambda _: wrong)
+    with pytest.raises(JobError, match="answers otherwise"):
+        write_onnx(made, tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+class Unexportable(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, :2] if float(x.sum()) > 0 else x[:, 1:3]
+
+
+@pytest.mark.slow
+def test_a_network_that_torch_cannot_export_is_one_line(tmp_path: Path) -> None:
+    made = Predictor(Unexportable(), ModelCard("own", {}, (4,), 2), STATEMENT, tmp_path)
+    with pytest.raises(JobError, match=r"cannot export this network to ONNX.*model.safetensors"):
+        write_onnx(made, tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_the_command_writes_what_the_run_folder_holds(tmp_path: Path) -> None:
+    job, out = tmp_path / "job.toml", tmp_path / "run"
+    job.write_text(
+        '[data]\nsource = "breast-cancer"\n[budget]\nepsilon = 3\n[training]\nepochs = 2\n'
+    )
+    run = CliRunner()
+    assert run.invoke(app, ["train", str(job), "--out", str(out), "-q"]).exit_code == 0
+    arguments = ["export", str(out), "--onnx", str(tmp_path / "model.onnx")]
+    found = run.invoke(app, arguments, catch_exceptions=False)
+    assert found.exit_code == 0 and "inputs → probabilities, prediction" in found.output
+    assert run.invoke(app, arguments).exit_code != 0  # it is there
+    model = onnx.load(tmp_path / "model.onnx")
+    kept = {one.key: one.value for one in model.metadata_props}
+    statement = ft.Statement.load(out / "statement.json")
+    assert statement.about is not None and kept["model"] == statement.about.model
+    assert float(kept["epsilon"]) == pytest.approx(statement.epsilon.upper, rel=1e-5)
