@@ -76,6 +76,7 @@ def test_graphs_from_a_file_are_kept(tmp_path: Path) -> None:
         ),
         ({"plans": (plan(rate=0.01),)}, "too little data for its rate"),
         ({"plans": (plan(2),), "rule": "synchronous"}, "2 rounds, 4 are to be made"),
+        ({"plans": (plan(schedule=ft.Schedule("drops", 0.5)),)}, "'cosine'"),
         ({"plans": (plan(3),)}, "12 rounds .* never reach 16"),
         ({"tracking": True, "momentum": 0.9}, "replaces momentum"),
         ({"tracking": True, "rule": "allreduce"}, "no tracking"),

@@ -148,6 +148,11 @@ class Gossip(Stored):
                 f"a worker steps by plain 'sgd', not {plan.optimizer.name!r} with {options}: give "
                 "the gossip momentum= or tracking= instead"
             )
+        if plan.schedule.kind == "drops":
+            raise GossipError(
+                "the schedule 'drops' needs an accuracy that all workers see: use 'cosine' or "
+                "'inverse'"
+            )
         for part in plan.privacy.mechanism:
             batch = expected_batch(part.sampling, plan.examples)
             if batch < 1:
