@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from forethought.accounting.assumptions import Randomness
-from forethought.accounting.statement import Statement, account
-from forethought.caveats import Caveat
+from forethought.accounting.statement import Statement
 from forethought.exchange.events import Release
 from forethought.exchange.messages import Vector
 from forethought.gossip.gossip import Gossip, GossipError
 from forethought.gossip.simulator import Simulated, Simulator, average
+from forethought.gossip.statements import worker_statement
 from forethought.gossip.worker import Machine
 from forethought.gradients import check_model
 from forethought.holders.begun import begun
@@ -243,17 +243,12 @@ class _Observer:
         transcript: Transcript = released(self.states.get(worker, b""))
         if not len(transcript):
             return None
-        plan = self.gossip.plan(worker)
-        transcript.require(plan.mechanism.first(len(transcript)))
-        return account(
-            plan,
-            released=len(transcript),
-            releases=transcript.releases(),
-            not_covered=(
-                Caveat("arrival-times"),
-                *((NOT_COVERED_TEST,) if self.test is not None else ()),
-            ),
+        return worker_statement(
+            self.gossip,
+            worker,
+            transcript=transcript,
             randomness=randomness,
+            not_covered=(NOT_COVERED_TEST,) if self.test is not None else (),
         )
 
 

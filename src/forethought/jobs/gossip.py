@@ -222,6 +222,7 @@ def agreed_gossip(
         architecture,
         rounds,
         rule=section.rule,
+        exchanges=section.exchanges,
         momentum=section.momentum,
         tracking=section.tracking,
         trust=Trust(section.difference, section.largest),

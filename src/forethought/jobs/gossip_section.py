@@ -40,7 +40,7 @@ class GossipSection(_Table):
     """Everything of a gossip that is not data, model, budget or training.
 
     ``rounds`` are R: all together make workers · R updates, and each plans ``headroom`` times R.
-    ``edges`` is a file with the graph, ``matrix`` one with the mixing. ``largest`` and
+    ``exchanges`` are mixing steps a round, of the synchronous rule. ``edges`` is a file with the graph, ``matrix`` one with the mixing. ``largest`` and
     ``difference`` say what of a neighbour's weights is refused and how far one moves a worker.
 
     Of simulations: ``case`` (the paper's "I", "II", "III"), ``speeds`` (records a second against
@@ -61,6 +61,7 @@ class GossipSection(_Table):
     edges: str | None = None
     mixing: Literal["matchings", "metropolis", "exponential"] = "matchings"
     matrix: str | None = None
+    exchanges: _Int = Field(default=1, ge=1)
     momentum: _Float = Field(default=0.0, ge=0, lt=1)
     tracking: bool = False
     largest: _Float = Field(default=1e6, gt=0)
