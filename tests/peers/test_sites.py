@@ -167,8 +167,9 @@ def test_four_sites_gossip_to_the_end(tmp_path):
     for one in threads:
         one.join(2 * PATIENCE)
     assert sorted(outcomes) == [0, 1, 2, 3]
-    assert all(one.reason is not None and not one.counts for one in outcomes.values())
-    assert all(0 < machine.updates <= agreed.updates(0) for machine in machines)
+    assert not [one for one in outcomes.values() if one.reason is None or one.counts]
+    assert all(machine.updates <= agreed.updates(0) for machine in machines)
+    assert sum(machine.updates for machine in machines) >= agreed.total / 2
     assert sum(one.averaged for one in outcomes.values()) > 0
 
 

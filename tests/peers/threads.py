@@ -90,7 +90,7 @@ class Crew:
 
     def _run(self, k: int) -> None:
         try:
-            self.outcomes[k] = self.drivers[k].run(self.stops[k])
+            self.outcomes[k] = self.drivers[k].run(self.stops[k].is_set)
         except BaseException as error:
             self.outcomes[k] = error
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import typer
 
-from forethought.commands import gossip_plan, gossip_simulate
+from forethought.commands import gossip_peer, gossip_plan, gossip_simulate
 
 app = typer.Typer(
     name="gossip",
     help="Private training without a server: neighbours on a graph average and step alone.",
     no_args_is_help=True,
 )
-for command in (
+for command, epilog in (
     (gossip_plan.plan, gossip_plan.EPILOG),
     (gossip_simulate.simulate, gossip_simulate.EPILOG),
+    (gossip_peer.keys, gossip_peer.KEYS_EPILOG),
+    (gossip_peer.peer, gossip_peer.PEER_EPILOG),
 ):
-    app.command(epilog=command[1])(command[0])
+    app.command(epilog=epilog)(command)

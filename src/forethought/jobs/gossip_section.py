@@ -18,7 +18,7 @@ class WorkerTable(_Table):
     """One ``[[gossip.worker]]``: what differs from the others.
 
     ``examples`` and ``folder`` are for a worker that brings its own records; ``speed`` is records
-    a second against the others' 1.
+    a second against the others' 1; ``address`` is host:port, where neighbours reach it.
     """
 
     name: str
@@ -26,6 +26,7 @@ class WorkerTable(_Table):
     epsilon: _Float | None = Field(default=None, gt=0)
     speed: _Float = Field(default=1.0, gt=0)
     folder: str | None = None
+    address: str | None = None
 
 
 class OutageTable(_Table):
@@ -68,7 +69,6 @@ class GossipSection(_Table):
     difference: _Float | None = Field(default=None, gt=0)
     window: _Int = Field(default=4, ge=1)
     settle: _Int = Field(default=10, ge=0)
-    address: str | None = None
     seed: _Int = Field(default=0, ge=0)
     case: Literal["I", "II", "III"] | None = None
     speeds: tuple[StrictFloat | StrictInt, ...] | str | None = None

@@ -31,6 +31,7 @@ from forethought.peers.links import PATIENCE, Arrived, Links, Liveness, Refused
 _LOOKS, _KEPT = 0.1, 50
 Compute: TypeAlias = Callable[[int, Vector], Result]
 Reduce: TypeAlias = Callable[[int, Vector], Vector]
+Stop: TypeAlias = Callable[[], bool]
 
 
 class PeersError(RuntimeError):
@@ -42,7 +43,8 @@ class Pace:
     """When things happen, in seconds of this process; no guarantee depends on them.
 
     Args:
-        exchange: from one exchange to the next, at least.
+        exchange: from one exchange to the next, at least; None: half as long as the worker's last
+            gradient took, between 2 ms and a second. The fastest worker sets the pace of all.
         answer: for an exchange, after which the next may begin without it.
         patience: of silence, after which a neighbour is taken for lost.
         meet: for all neighbours to be there at the beginning; then without the missing ones.
@@ -52,7 +54,7 @@ class Pace:
         deadline: from the beginning, after which nothing more is released; None: the count alone.
     """
 
-    exchange: float = 0.05
+    exchange: float | None = None
     answer: float = 0.5
     patience: float = PATIENCE
     meet: float = 60.0
@@ -133,6 +135,7 @@ class WorkerDriver:
         self._next_step = self._answers_until = 0.0
         self._work: queue.SimpleQueue[Callable[[], on.Event] | None] = queue.SimpleQueue()
         self._busy = False
+        self._gradient = 0.1  # seconds of the last one
         self._rounds: dict[int, int] = {}
         self._news = 0.0
 
@@ -141,10 +144,8 @@ class WorkerDriver:
         """Neighbours that are not living now."""
         return frozenset(self._alive.lost)
 
-    def run(
-        self, stop: threading.Event | None = None, look: Callable[[Drove], None] | None = None
-    ) -> Drove:
-        """To the end of the worker and of its neighbours, or until ``stop`` is set.
+    def run(self, stop: Stop | None = None, look: Callable[[Drove], None] | None = None) -> Drove:
+        """To the end of the worker and of its neighbours, or until ``stop`` says so.
 
         Args:
             look: called about as often as somebody is found lost.
@@ -154,7 +155,7 @@ class WorkerDriver:
             Exception: what went wrong in the trainer or in a write; a new process goes on from the
                 ledger.
         """
-        stop = stop or threading.Event()
+        stop = stop or (lambda: False)
         worker = threading.Thread(target=self._working, name="gossip-work", daemon=True)
         worker.start()
         begin = time.monotonic()
@@ -177,30 +178,29 @@ class WorkerDriver:
 
     # ---- time
 
-    def _meet(self, stop: threading.Event) -> None:
+    def _meet(self, stop: Stop) -> None:
         until, there = time.monotonic() + self._pace.meet, [True]
-        while time.monotonic() < until and not stop.is_set():
+        while time.monotonic() < until and not stop():
             there = [self._links.heard(peer) is not None for peer in self._peers]
             if all(there):
                 return
             time.sleep(0.005)
-        if not any(there) and not stop.is_set():
+        if not any(there) and not stop():
             while not self._queue.empty():
                 self._take(0.0)
             why = f": {self.drove.alarms[-1][1]}" if self.drove.alarms else "; is anybody there?"
             raise PeersError(f"no neighbour was met in {self._pace.meet:g} s{why}")
 
-    def _loop(
-        self, stop: threading.Event, begin: float, look: Callable[[Drove], None] | None
-    ) -> None:
+    def _loop(self, stop: Stop, begin: float, look: Callable[[Drove], None] | None) -> None:
         pace, patience = self._pace, self._pace.patience
         next_look, lingering = begin, None
         end = None if pace.deadline is None else begin + pace.deadline
-        while not stop.is_set():
+        while not stop():
             now = time.monotonic()
             if now >= next_look:
                 next_look = now + _LOOKS * patience
                 self._look(now)
+                self.drove.rounds = self.machine.updates
                 if look is not None:
                     look(self.drove)
             if self.machine.finished is not None:
@@ -261,13 +261,15 @@ class WorkerDriver:
         """Begin the next exchange if its time has come; when to look again."""
         if self._gossip.rule != "asynchronous":
             return now + 0.5
-        due = max(self._next_step, self._answers_until) if self._open else self._next_step
-        if now < due:
-            return due
         # Whoever is behind goes on with the others; nobody alone can say how far they are.
         others = [self._steps[peer] for peer in self._steps if peer not in self._alive.lost]
-        self._step = max(self._step + 1, median_high(others) if others else 0)
-        self._next_step, self._open = now + self._pace.exchange, False
+        reached = median_high(others) if others else -1
+        due = max(self._next_step, self._answers_until) if self._open else self._next_step
+        if now < due and reached <= self._step:
+            return due
+        self._step = max(self._step + 1, reached)
+        pace = self._gradient / 2 if self._pace.exchange is None else self._pace.exchange
+        self._next_step, self._open = now + pace, False
         self._answers_until = now + self._pace.answer
         self.drove.exchanges += 1
         self._handle(on.Mix(self._step))
@@ -319,7 +321,9 @@ class WorkerDriver:
 
     def _begin(self, asked: on.ComputeGradient) -> None:
         def work() -> on.Event:
+            begin = time.monotonic()
             found = self._compute(asked.round, asked.weights)
+            self._gradient = min(max(time.monotonic() - begin, 0.004), 2.0)
             return on.GradientDone(
                 asked.round, found.vector, found.rounds, found.input_hash, found.state
             )

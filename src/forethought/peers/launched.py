@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
@@ -22,7 +23,7 @@ from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
 from forethought.exchange.messages import Vector
 from forethought.gossip.gossip import Gossip
 from forethought.peers.driving import PeersError
-from forethought.peers.pairs import GlooPairs, Meeting
+from forethought.peers.pairs import GlooPairs, Meeting, StoreError
 
 
 @dataclass(frozen=True)
@@ -63,16 +64,15 @@ class Launched:
         return cls(rank, size, given["MASTER_ADDR"], port, rank == 0 and not agent)
 
     @contextmanager
-    def meeting(self, gossip: Gossip) -> Iterator[Meeting]:
+    def meeting(self, workers: int) -> Iterator[Meeting]:
         """Where the workers meet; while it is open, the store is served where this one serves it.
 
         Raises:
             PeersError: the port is taken, or there are other workers than processes.
         """
-        if gossip.workers != self.size:
+        if workers != self.size:
             raise PeersError(
-                f"{self.size} processes for {gossip.workers} workers: start as many as the gossip "
-                "has"
+                f"{self.size} processes for {workers} workers: start as many as the gossip has"
             )
         held: Any = None
         if self.serves:
@@ -89,9 +89,35 @@ class Launched:
                     f"cannot serve the workers' store at {self.host}:{self.port}: {error}"
                 ) from None
         try:
-            yield Meeting(self.host, self.port, gossip.run_id)
+            yield Meeting(self.host, self.port)
         finally:
             del held
+
+    def first_weights(self, meeting: Meeting, own: Vector) -> Vector:
+        """The weights that everybody begins with: the first process's.
+
+        Args:
+            own: what this process would begin with; of the same length everywhere.
+
+        Raises:
+            StoreError: nobody has brought them. PeersError: another architecture.
+        """
+        store = meeting.store()
+        # The first process may have been killed since it brought them: they stay what they were.
+        if self.rank == 0 and not store.check(["first"]):
+            data = np.ascontiguousarray(own, "<f4").tobytes()
+            store.set("first", data)  # type: ignore[arg-type]  # bytes are taken as well
+        try:
+            data = store.get("first")
+        except RuntimeError as error:
+            raise StoreError(f"the first process brought no weights: {error}") from None
+        found: Vector = np.frombuffer(data, "<f4").astype(np.float32)
+        if len(found) != len(own):
+            raise PeersError(
+                f"this process's model has {len(own)} parameters, the first one's {len(found)}: "
+                "all workers train one model"
+            )
+        return found
 
     def links(self, meeting: Meeting, gossip: Gossip) -> GlooPairs:
         """Links to this worker's neighbours."""

@@ -7,7 +7,6 @@ release is in the ledger, durably, before anything that depends on it is sent.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from forethought.gossip.gossip import Gossip, GossipError
 from forethought.gossip.machines import worker
 from forethought.gossip.statements import worker_statement
 from forethought.holders.trainer import ClientTrainer, Holder, SharedModel, released
-from forethought.peers.driving import Drove, Pace, Reduce, WorkerDriver
+from forethought.peers.driving import Drove, Pace, Reduce, Stop, WorkerDriver
 from forethought.peers.links import Links
 from forethought.rounds.losses import Loss
 from forethought.rounds.randomness import Seeds
@@ -108,11 +107,11 @@ def take_part(
     keys: MemberKeys | None = None,
     pace: Pace | None = None,
     reduce: Reduce | None = None,
-    stop: threading.Event | None = None,
+    stop: Stop | None = None,
     look: Callable[[Drove], None] | None = None,
     stated: Gossip | None = None,
 ) -> TookPart:
-    """Take part to the end, or until ``stop`` is set; the same folder goes on where it was.
+    """Take part to the end, or until ``stop`` says so; the same folder goes on where it was.
 
     Args:
         shared: the model, with the first weights. share: records, and the most they may be used.

@@ -1,0 +1,145 @@
+"""`forethought gossip keys` and `forethought gossip peer`: gossip between sites, a process each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from forethought.commands.options import (
+    DataDir,
+    Json,
+    Quiet,
+    UsageError,
+    console_for,
+    fail,
+    print_json,
+)
+
+KEYS_EPILOG = (
+    "Example: forethought gossip keys job.toml --out keys. For real, every worker makes its own "
+    "(--member hospital-a --out keys/hospital-a) and hands over identity.json; then "
+    "forethought gossip keys job.toml --join hospital-a.json --join hospital-b.json --out shared."
+)
+PEER_EPILOG = "Example: forethought gossip peer job.toml --keys keys/hospital-a"
+Out = Annotated[Path, typer.Option(help="Folder that is made.")]
+
+
+def keys(
+    job_file: Annotated[
+        Path | None, typer.Argument(help="Job file (TOML); not with --member.", show_default=False)
+    ] = None,
+    out: Out = Path("keys"),
+    member: Annotated[str | None, typer.Option(help="Make this worker's own keys only.")] = None,
+    join: Annotated[
+        list[Path] | None, typer.Option(help="A worker's identity.json; once for each worker.")
+    ] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Make keys, certificates, the roster and the first weights of a gossip between sites."""
+    from forethought.exchange.keys import IDENTITY, Keys
+
+    if member is not None:
+        if job_file is not None or join:
+            raise UsageError("--member makes one worker's keys: drop the job file and --join")
+        Keys.make(out, member)
+        typer.echo(f"keys of {member} in {out} (keep them); hand over {out / IDENTITY}")
+        return
+    if job_file is None:
+        raise UsageError("give a job file, or --member NAME")
+    from forethought.jobs import gossip_peer as jobs
+    from forethought.jobs.request import from_file
+
+    request = from_file(job_file)
+    if join:
+        roster = jobs.join(request, join, out, data_dir)
+        typer.echo(
+            f"{out}/{jobs.ROSTER}, {jobs.GOSSIP} and {jobs.FIRST}: every worker puts them beside "
+            "its own keys"
+        )
+    else:
+        roster = jobs.make_everybody(request, out, data_dir)
+        names = ", ".join(identity.name for identity in roster.workers)
+        typer.echo(f"keys of {names} in {out}")
+        typer.echo(
+            "made in one place, for a trial: for real, every worker makes its own (--member)"
+        )
+    typer.echo(f"fingerprint of the roster, to compare with the others: {roster.fingerprint}")
+
+
+def peer(
+    job_file: Annotated[Path, typer.Argument(help="Job file (TOML) with a [gossip].")],
+    key_folder: Annotated[
+        Path, typer.Option("--keys", help="Own folder of keys, with roster, gossip, first weights.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Ledger, secrets and results. Default: runs/JOB-NAME.")
+    ] = None,
+    listen: Annotated[
+        str | None, typer.Option(help="host:port to listen on. Default: the roster's.")
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="The most that the own plan may spend. Default: the job's.")
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="At this δ.")] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Be one worker of a gossip between sites; Ctrl-C pauses, the same command goes on."""
+    from forethought.exchange.keys import Keys
+    from forethought.jobs import gossip_peer as jobs
+    from forethought.jobs.request import from_file
+    from forethought.peers.roster import PeerRoster
+
+    request = from_file(job_file)
+    name = Keys.load(key_folder).identity.name
+    folder = out or Path("runs") / f"{request.name}-{name}"
+    console = console_for(quiet or as_json)
+    roster = PeerRoster.load(key_folder / jobs.ROSTER)
+    console.print(f"{name}: ledger and secrets in {folder} (keep it; it is yours alone)")
+    console.print(f"roster {roster.fingerprint} (compare it with the others)")
+    done = jobs.site_worker(
+        request,
+        key_folder,
+        folder,
+        listen=listen,
+        epsilon=epsilon,
+        delta=delta,
+        data_dir=data_dir,
+        look=_progress(console),
+    )
+    took = done.took
+    for code, text in took.drove.alarms:
+        console.print(f"[yellow]alarm[/yellow] {code}: {text}", highlight=False)
+    if took.statement is not None:
+        console.print(
+            f"released {took.updates} updates: ε {took.statement.guarantee:.4g} at "
+            f"δ {took.statement.delta:g}; statement in {folder}"
+        )
+    if done.accuracy is not None:
+        console.print(f"accuracy {done.accuracy:.1%} of this worker's model")
+    if as_json:
+        print_json(done.summary())
+    if took.drove.reason is None:
+        raise typer.Exit(fail("paused; the same command goes on where it was", 130))
+    if took.drove.reason == "ledger set back":
+        raise typer.Exit(fail("the ledger was set back: restore the newest one", 1))
+
+
+def _progress(console: Any) -> Callable[[Any], None]:
+    """A line whenever a tenth more of this worker's exchanges was begun, or an alarm came."""
+    shown = (-1, -1)
+
+    def look(drove: Any) -> None:
+        nonlocal shown
+        now = (drove.rounds // 10, sum(drove.counts.values()))
+        if now != shown:
+            shown = now
+            console.print(
+                f"{drove.rounds} updates released, {drove.averaged} exchanges, {now[1]} alarms"
+            )
+
+    return look

@@ -1,0 +1,370 @@
+"""From a job to the processes of its gossip: under torchrun, or between sites with keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forethought.exchange.keys import Keys
+from forethought.exchange.roster import Identity
+from forethought.gossip.gossip import Gossip, GossipError, digest_of
+from forethought.jobs.gossip import agreed_gossip, gossip_of, gossip_section
+from forethought.jobs.job import JobError
+from forethought.jobs.load import Loaded, load_job
+from forethought.jobs.request import Request
+from forethought.peers.driving import Drove, Pace
+from forethought.peers.roster import PeerRoster
+
+if TYPE_CHECKING:
+    from forethought.data import Dataset
+    from forethought.exchange.messages import Vector
+    from forethought.holders.trainer import SharedModel
+    from forethought.peers.taking_part import TookPart
+
+ROSTER, GOSSIP, FIRST, MODEL = "roster.json", "gossip.json", "first.npy", "model.safetensors"
+PLAN, FIRST_PORT = "plan.json", 8760
+Look = Callable[[Drove], None]
+
+
+@dataclass(frozen=True)
+class PeerResult:
+    """What a worker of a job came to.
+
+    Args:
+        name: its. took: what became of it.
+        accuracy: of its own model on the job's held-out data; None: there are none.
+    """
+
+    name: str
+    took: TookPart
+    accuracy: float | None
+
+    def summary(self) -> dict[str, Any]:
+        """The outcome, JSON-ready."""
+        took = self.took
+        return {
+            "name": self.name,
+            "reason": took.drove.reason,
+            "updates": took.updates,
+            "exchanges": took.drove.averaged,
+            "seconds": took.drove.seconds,
+            "epsilon": None if took.statement is None else took.statement.guarantee,
+            "accuracy": self.accuracy,
+            "alarms": dict(took.drove.counts),
+        }
+
+
+# ---- under torchrun
+
+
+def launched_worker(
+    request: Request,
+    out: Path,
+    *,
+    data_dir: Path | None = None,
+    pace: Pace | None = None,
+    look: Look | None = None,
+) -> PeerResult:
+    """Be the worker that torchrun says, of a job whose data all processes can read.
+
+    SIGINT and SIGTERM pause it; started again with the same folder, it goes on.
+
+    Args:
+        out: each worker has a folder of its own in it, ``out/NAME``.
+
+    Raises:
+        PeersError, StoreError: torchrun did not start this process, or others are not there.
+        JobError and what data, planner and gossip refuse.
+    """
+    from forethought.peers.launched import GlooReduce, Launched
+
+    here = Launched.here()
+    gossiping = gossip_of(request, data_dir)
+    shared = gossiping.shared
+    with here.meeting(gossiping.gossip.workers) as meeting:
+        first = here.first_weights(meeting, shared.read())
+        shared.write(first)
+        gossip = replace(gossiping.gossip, start=digest_of(first))
+        meeting = replace(meeting, run=gossip.run_id)
+        reduce = GlooReduce(meeting, here.rank, here.size) if gossip.rule == "allreduce" else None
+        return _take_part(
+            gossiping.loaded,
+            gossiping.share(here.rank),
+            shared,
+            gossip,
+            here.rank,
+            out / gossip.members[here.rank].name,
+            lambda keys: here.links(meeting, gossip),
+            pace=_pace(request, pace),
+            reduce=reduce,
+            look=look,
+        )
+
+
+# ---- between sites
+
+
+@dataclass(frozen=True)
+class Membership:
+    """What a worker's folder of keys holds.
+
+    Args:
+        keys: its own. roster, gossip, first: everybody's; the last are the first weights.
+    """
+
+    keys: Keys
+    roster: PeerRoster
+    gossip: Gossip
+    first: Vector
+
+    @classmethod
+    def load(cls, folder: Path) -> Membership:
+        """Read a folder that ``forethought gossip keys`` made.
+
+        Raises:
+            OSError: something is missing. ValueError: something is damaged.
+        """
+        first = np.load(folder / FIRST, allow_pickle=False)
+        return cls(
+            Keys.load(folder),
+            PeerRoster.load(folder / ROSTER),
+            Gossip.load(folder / GOSSIP),
+            np.ascontiguousarray(first, dtype=np.float32),
+        )
+
+
+def make_everybody(request: Request, out: Path, data_dir: Path | None = None) -> PeerRoster:
+    """Keys for all workers in one place, for a trial: whoever has the folder can act for anyone.
+
+    Returns:
+        The roster; it, the gossip and the first weights are in every folder, ``out/NAME``.
+
+    Raises:
+        FileExistsError: there are keys. JobError and what data and planner refuse.
+    """
+    gossip, first = planned(request, data_dir)
+    names = [member.name for member in gossip.members]
+    identities = [Keys.make(out / name, name).identity for name in names]
+    return _agree(request, gossip, first, identities, (out, *(out / name for name in names)))
+
+
+def join(
+    request: Request, identities: Sequence[Path], out: Path, data_dir: Path | None = None
+) -> PeerRoster:
+    """A roster, a gossip and first weights from the identities that workers handed over.
+
+    Args:
+        identities: files, in any order.
+
+    Raises:
+        OSError: no such file. JobError: other workers than the job's. RosterError: keys twice.
+    """
+    gossip, first = planned(request, data_dir)
+    found = {one.name: one for one in map(Identity.load, identities)}
+    wanted = [member.name for member in gossip.members]
+    if sorted(found) != sorted(wanted) or len(identities) != len(wanted):
+        raise JobError(
+            f"identities of {', '.join(sorted(found))} were given; the job needs exactly those of "
+            f"{', '.join(wanted)}"
+        )
+    return _agree(request, gossip, first, [found[name] for name in wanted], (out,))
+
+
+def planned(request: Request, data_dir: Path | None = None) -> tuple[Gossip, Vector]:
+    """A job's gossip, not signed by anybody yet, and the first weights.
+
+    Where every worker's number of examples is in the job, nothing but the model's shape is taken
+    from the data at hand, which may be a public sample; else the data is dealt out.
+    """
+    from forethought.holders.trainer import SharedModel
+
+    if not _brings_own(request):
+        gossiping = gossip_of(request, data_dir)
+        return gossiping.gossip, gossiping.shared.read()
+    shared = SharedModel(load_job(request, data_dir).model)
+    sizes = [table.examples or 0 for table in gossip_section(request.job).worker]
+    gossip = agreed_gossip(
+        request.job, sizes, shared.layout.size, shared.architecture, request.folder
+    )
+    first = shared.read()
+    return replace(gossip, start=digest_of(first)), first
+
+
+def site_worker(
+    request: Request,
+    folder: Path,
+    out: Path,
+    *,
+    listen: str | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    data_dir: Path | None = None,
+    pace: Pace | None = None,
+    look: Look | None = None,
+) -> PeerResult:
+    """Be one site's worker; leave statement and model in ``out``.
+
+    SIGINT and SIGTERM pause it; the same call goes on where it was.
+
+    Args:
+        folder: its keys, with roster, gossip and first weights. out: ledger, secrets and results.
+        listen: host:port to listen on; its address in the roster by default.
+        epsilon, delta: the most that its plan may spend; the job's budget by default.
+        data_dir: where the job's data is: this worker's own, or what all deal out alike.
+    """
+    from forethought.holders.trainer import SharedModel
+    from forethought.peers.sites import SiteLinks
+
+    member = Membership.load(folder)
+    gossip, me = member.gossip, member.roster.place(member.keys)
+    if member.roster.with_keys(gossip) != gossip:
+        raise GossipError(
+            "this roster's keys are not those of the gossip: take roster.json and gossip.json from "
+            "one place, made together"
+        )
+    loaded, own = _own_records(request, gossip.members[me].name, me, data_dir)
+    shared = SharedModel(loaded.model)
+    if len(member.first) != shared.layout.size:
+        raise GossipError("the job's model is not the gossip's: another number of parameters")
+    shared.write(member.first)
+    budget = request.job.budget
+    return _take_part(
+        loaded,
+        own,
+        shared,
+        gossip,
+        me,
+        out,
+        lambda keys: SiteLinks(gossip, member.roster, keys, listen),
+        keys=member.keys,
+        allowed=(epsilon or budget.epsilon, delta or budget.delta),
+        pace=_pace(request, pace),
+        look=look,
+    )
+
+
+def _take_part(
+    loaded: Loaded,
+    own: Dataset,
+    shared: SharedModel,
+    gossip: Gossip,
+    me: int,
+    out: Path,
+    links: Any,
+    *,
+    allowed: tuple[float | None, float | None] = (None, None),
+    **options: Any,
+) -> PeerResult:
+    from forethought.peers.taking_part import Share, end, take_part
+    from forethought.rounds.losses import default_loss
+    from forethought.rounds.randomness import Seeds
+    from forethought.rounds.records import as_records, blank
+    from forethought.training.fit import require_fit
+    from forethought.training.interruption import InterruptGuard
+
+    run = loaded.request.job.run
+    first = next(iter(shared.parameters.values()))
+    records = as_records((own.train.inputs, own.train.targets), first.dtype, first.device)
+    loss = loaded.loss or default_loss(blank(records)[1])
+    require_fit(shared.model, loss, records)
+    seeds = Seeds(run.seed, run.noise_seed).part(me)
+    share = Share(records, loss, *allowed, seeds, run.micro_batch)
+    plans = tuple(loaded.with_caveats(plan) for plan in gossip.plans)
+    stated = replace(gossip, plans=plans)
+    with InterruptGuard() as guard:
+        took = take_part(
+            gossip,
+            me,
+            shared,
+            share,
+            out,
+            links,
+            stated=stated,
+            stop=lambda: guard.requested,
+            **options,
+        )
+    shared.write(took.weights)
+    if took.statement is not None:
+        plan = stated.plan(me)
+        if len(took.statement.mechanism) == plan.rounds:
+            plan.save(out / PLAN)  # account --verify compares them
+    if took.over:
+        _save_model(shared, out)
+        end(out)
+    return PeerResult(gossip.members[me].name, took, _accuracy(loaded, shared))
+
+
+def _agree(
+    request: Request,
+    gossip: Gossip,
+    first: Vector,
+    identities: Sequence[Identity],
+    folders: Sequence[Path],
+) -> PeerRoster:
+    tables = gossip_section(request.job).worker
+    addresses = [
+        (tables[k].address if tables else None) or f"127.0.0.1:{FIRST_PORT + k}"
+        for k in range(gossip.workers)
+    ]
+    roster = PeerRoster.of(identities, addresses)
+    agreed_on = roster.with_keys(gossip)
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+        roster.save(folder / ROSTER)
+        agreed_on.save(folder / GOSSIP)
+        np.save(folder / FIRST, first)
+    return roster
+
+
+def _pace(request: Request, given: Pace | None) -> Pace:
+    section = gossip_section(request.job)
+    if given is not None:
+        return given
+    pace = Pace(deadline=section.deadline)
+    return pace if section.exchange is None else replace(pace, exchange=section.exchange)
+
+
+def _brings_own(request: Request) -> bool:
+    """Whether every worker brings records of its own: their number is in the job then."""
+    tables = gossip_section(request.job).worker
+    return bool(tables) and all(table.examples is not None for table in tables)
+
+
+def _own_records(
+    request: Request, name: str, me: int, data_dir: Path | None
+) -> tuple[Loaded, Dataset]:
+    if not _brings_own(request):
+        gossiping = gossip_of(request, data_dir)
+        return gossiping.loaded, gossiping.share(me)
+    tables = gossip_section(request.job).worker
+    folder = next((table.folder for table in tables if table.name == name), None)
+    own = data_dir or (None if folder is None else (request.folder or Path()) / folder)
+    loaded = load_job(request, own)
+    loaded.require_rows("a gossip")
+    return loaded, loaded.dataset
+
+
+def _accuracy(loaded: Loaded, shared: SharedModel) -> float | None:
+    from forethought.rounds.losses import default_loss
+    from forethought.rounds.records import as_records, blank
+    from forethought.training.metrics import evaluate
+
+    test = loaded.dataset.test
+    if test is None:
+        return None
+    first = next(iter(shared.parameters.values()))
+    records = as_records((test.inputs, test.targets), first.dtype, first.device, "test")
+    loss = loaded.loss or default_loss(blank(records)[1])
+    return evaluate(shared.model, dict(shared.parameters), loss, records)[1]
+
+
+def _save_model(shared: SharedModel, out: Path) -> None:
+    from safetensors.torch import save_file
+
+    part = out / f".{MODEL}.part"
+    save_file(shared.model.state_dict(), str(part))
+    part.replace(out / MODEL)
