@@ -38,7 +38,8 @@ def clip_and_sum_once(
     Args:
         uses: each parameter in one of them; float32.
     """
-    found = _scaled(uses, clip_norm, round_size)
+    size = len(uses[0].inputs)
+    found = _scaled(uses, clip_norm, size, max(size, round_size or size))
     if found is None:
         return None
     norms, scaled = found
@@ -51,10 +52,10 @@ def clip_and_sum_once_parts(
 ) -> list[tuple[dict[str, Tensor], Tensor]] | None:
     """The same for each of several parts of a batch, one after the other; none of them is empty.
 
-    What holds for the sum of all examples holds for shorter ones: each bound grows with the length.
+    What holds for the longest part's sum holds for shorter ones: each bound grows with the length.
     None where one part by itself might be formed in another way.
     """
-    found = _scaled(uses, clip_norm, None)
+    found = _scaled(uses, clip_norm, max(sizes), max(sizes))
     if found is None:
         return None
     norms, scaled = found
@@ -68,11 +69,13 @@ def clip_and_sum_once_parts(
 
 
 def _scaled(
-    uses: Sequence[Once], clip_norm: float, round_size: int | None
+    uses: Sequence[Once], clip_norm: float, size: int, whole: int
 ) -> tuple[Tensor, list[Tensor]] | None:
-    """Norms, float32, and every use's clipped gradients of its outputs."""
-    size = len(uses[0].inputs)
-    whole = max(size, round_size or size)
+    """Norms, float32, and every use's clipped gradients of its outputs.
+
+    Args:
+        size: of the longest sum that is formed. whole: contributions of the round that it is of.
+    """
     # B contributions of at most C, whose products meet at most B + 4 roundings each.
     products = sum(use.inputs.shape[1] * use.gradients.shape[1] for use in uses)
     lost = tiny(torch.float32) * size * products * SAFE
