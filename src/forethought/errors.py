@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from forethought.exchange.ledger import LedgerError as LedgerError
     from forethought.exchange.log import LogError as LogError
     from forethought.exchange.roster import RosterError as RosterError
-    from forethought.federated.faults import ViolationError as ViolationError
     from forethought.federated.federation import FederationError as FederationError
     from forethought.federated.secure_aggregation.settings import (
         SecureAggregationError as SecureAggregationError,
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
     from forethought.rounds.transcript import TranscriptError as TranscriptError
     from forethought.signing import SignatureError as SignatureError
     from forethought.simulation.times import SimulationError as SimulationError
+    from forethought.simulation.violation import ViolationError as ViolationError
     from forethought.training.checkpoint import CheckpointError as CheckpointError
     from forethought.training.class_weights import MutedWeightsWarning as MutedWeightsWarning
     from forethought.training.coincidence import CoincidingRecordsError as CoincidingRecordsError
@@ -110,7 +110,7 @@ _HOME = {
     "TranscriptError": "rounds.transcript",
     "UndeclaredError": "data.columns",
     "UnsupportedMechanismError": "mechanism",
-    "ViolationError": "federated.faults",
+    "ViolationError": "simulation.violation",
 }
 
 __all__ = sorted(_HOME)  # noqa: PLE0605 (a list of strings)

@@ -14,13 +14,10 @@ from forethought.federated.federation import Federation, Member
 from forethought.federated.server import ServerMachine
 from forethought.mechanism import Mechanism, Poisson, Rounds
 from forethought.plans import Optimizer, Plan
+from forethought.simulation.violation import ViolationError as ViolationError
 
 # Length of a trial's vectors.
 PARAMETERS = 3
-
-
-class ViolationError(RuntimeError):
-    """Something happened that must never happen; says what, and in which trial."""
 
 
 @dataclass(frozen=True)

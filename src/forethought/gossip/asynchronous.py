@@ -100,6 +100,10 @@ class AsynchronousWorker:
         """The worker's model, float32, shape (parameters,)."""
         return self.own.weights
 
+    def known(self, worker: int) -> int:
+        """How many updates of a neighbour this worker has heard of."""
+        return self._known.get(worker, 0)
+
     def handle(self, event: on.Event) -> Effects:
         """What an event leads to."""
         if isinstance(event, Received):

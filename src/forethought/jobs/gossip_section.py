@@ -41,8 +41,9 @@ class GossipSection(_Table):
     """Everything of a gossip that is not data, model, budget or training.
 
     ``rounds`` are R: all together make workers · R updates, and each plans ``headroom`` times R.
-    ``exchanges`` are mixing steps a round, of the synchronous rule. ``edges`` is a file with the graph, ``matrix`` one with the mixing. ``largest`` and
-    ``difference`` say what of a neighbour's weights is refused and how far one moves a worker.
+    ``exchanges`` are mixing steps a round, of the synchronous rule. ``edges`` is a file with the
+    graph, ``matrix`` one with the mixing. ``largest`` and ``difference`` say what of a neighbour's
+    weights is refused and how far one moves a worker.
 
     Of simulations: ``case`` (the paper's "I", "II", "III"), ``speeds`` (records a second against
     the others' 1, or "lognormal:0.5"), ``slow`` workers of ``slow_factor``, ``hiccup`` (one worker,

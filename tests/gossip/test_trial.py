@@ -1,0 +1,123 @@
+"""Faults: hundreds of seeds without a violation, and planted bugs that the trials must catch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from forethought.exchange.events import Commit
+from forethought.exchange.storing import LedgerState
+from forethought.gossip import events as on
+from forethought.gossip.asynchronous import AsynchronousWorker
+from forethought.gossip.trial import CALM, Faults, Trial, run_trials
+from forethought.simulation.violation import ViolationError
+
+SEEDS = 50
+
+
+def test_nothing_is_violated_under_faults() -> None:
+    tally = run_trials(0, SEEDS)
+    # The faults do happen, and work is done in spite of them: else this would say nothing.
+    assert tally.crashes > SEEDS
+    assert tally.releases > 10 * SEEDS
+    assert tally.exchanges > 20 * SEEDS
+
+
+def test_a_restored_backup_is_noticed() -> None:
+    alarms: list[str] = []
+    for seed in range(30):
+        alarms += Trial(seed, Faults(backups=3)).run().alarms
+    assert alarms.count("ledger set back") > 5
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_a_crash_at_every_single_write(share: float) -> None:
+    for seed in range(2):
+        calm = Trial(seed, CALM)
+        assert not calm.run().crashes
+        for process in calm.processes:
+            for number in range(process.storage.writes):
+                faults = replace(CALM, crash_at=(process.me, number, share))
+                assert Trial(seed, faults).run().crashes <= 1
+
+
+class SendsFirst(AsynchronousWorker):
+    """Speaks of a release before it is in the ledger."""
+
+    __slots__ = ()
+
+    def handle(self, event: on.Event) -> list[on.Effect]:
+        effects = super().handle(event)
+        if any(isinstance(effect, Commit) for effect in effects):
+            effects = [on.Send(self.me ^ 1, self.own.message(0, 0)), *effects]
+        return effects
+
+
+class Forgets(AsynchronousWorker):
+    """Does not count all that its ledger holds."""
+
+    __slots__ = ()
+
+    def __init__(self, gossip: Any, me: int, weights: Any, ledger: LedgerState) -> None:
+        super().__init__(gossip, me, weights, ledger)
+        if self.own.updates > 1:
+            self.own.updates -= 1
+
+
+class NeverStops(AsynchronousWorker):
+    """Goes on beyond its plan."""
+
+    __slots__ = ()
+
+    def __init__(self, gossip: Any, me: int, weights: Any, ledger: LedgerState) -> None:
+        super().__init__(gossip, me, weights, ledger)
+        self.own.limit += 5
+
+
+class AsksNobody(AsynchronousWorker):
+    """Comes back and computes at once."""
+
+    __slots__ = ()
+
+    def handle(self, event: on.Event) -> list[on.Effect]:
+        if isinstance(event, on.Started):
+            return self._next()
+        return super().handle(event)
+
+
+class BelievesOne(AsynchronousWorker):
+    """Comes back and asks a single neighbour."""
+
+    __slots__ = ()
+
+    def handle(self, event: on.Event) -> list[on.Effect]:
+        effects = super().handle(event)
+        if isinstance(event, on.Started) and self._return is not None:
+            self._return.unsure = {min(self._return.unsure, default=self.me ^ 1)}
+        return effects
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (SendsFirst, "its ledger has"),
+        (Forgets, "two contents|another content"),
+        (NeverStops, "beyond its plan"),
+        (AsksNobody, "set back, releases"),
+        pytest.param(BelievesOne, "set back, releases", marks=pytest.mark.slow),
+    ],
+)
+def test_a_planted_bug_is_caught(kind: type[AsynchronousWorker], words: str) -> None:
+    faults = Faults(backups=3) if "set back" in words else None
+    with pytest.raises(Exception, match=words):
+        for seed in range(400):
+            Trial(seed, faults, kind).run()
+
+
+def test_a_trial_can_be_shown_again() -> None:
+    assert Trial(7).run() == Trial(7).run()
+    with pytest.raises(ViolationError, match="seed "):
+        for seed in range(50):
+            Trial(seed, kind=NeverStops).run()
