@@ -28,9 +28,7 @@ from forethought.accounting.pld.told import Told, told_laws
 
 Counts = Mapping[Pair | Epoch | Told, int]
 # The finer the laws, the longer they take: for epochs, each step four times as long.
-_FINENESS = (1.0, 0.5)
-# What the ends of an epoch's law are worth at the default accuracy.
-_WANTED = 5e-3
+_FINENESS = (1.0, 0.5, 0.35)
 # Products of two numbers that the lines of one direction may take.
 _WORK = 1e8
 
@@ -43,13 +41,12 @@ def of_laws(counts: Counts, accuracy: float, delta: float | None, epsilon: float
         lower = max((_hits_epsilon(epoch, n, delta) for epoch, n in epochs), default=0.0)
     if not lawful(counts):
         return Bounds(lower, upper)
-    wanted = max(accuracy, _WANTED) if epochs else accuracy
     for fineness in _FINENESS:
         below, above = (with_laws(counts, fineness, end) for end in (0, 1))
         # Either end has a gap of its own.
         upper = min(upper, _composed(above, accuracy / 2, delta, epsilon).upper)
         lower = max(lower, _composed(below, accuracy / 2, delta, epsilon).lower)
-        if upper - lower <= wanted * upper:
+        if upper - lower <= accuracy * upper:
             break
         if delta is not None and upper < math.inf:
             lower = max(lower, _by_one_round(below, delta))

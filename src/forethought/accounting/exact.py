@@ -325,7 +325,7 @@ def _searched(
             if (
                 delta is not None
                 and first.lower > 0
-                and total.chernoff(first.lower) <= math.log(delta)
+                and total.chernoff(first.lower, math.log(delta)) <= math.log(delta)
             ):
                 # Chernoff's bound says already that this direction is the lesser one.
                 return Bounds(first.lower, min(upper, first.upper))

@@ -226,7 +226,8 @@ def test_rounds_of_one_rate_share_their_losses(swapped, cut):
         assert (np.abs(getattr(line, name) - truth) <= doubt).all()
     assert line.doubt.max() < 1e-10
     above = together.log_moment_above(5.0, -14.0)
-    assert above == pytest.approx(sum(r.log_moment_above(5.0, -14.0) for r in alone), rel=1e-5)
+    alone_above = sum(r.log_moment_above(5.0, -14.0) for r in alone)
+    assert above == pytest.approx(alone_above, rel=1e-4)  # both err upwards, by e^-14 a round
     truth = sum(r.log_moment_above(5.0, -33.0) for r in alone)
     assert above >= truth * (1 - 1e-9)
 

@@ -41,6 +41,8 @@ _FACTORS = np.array([1.02, 1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 
 _DEEP = 60.0
 # So many tilts are tried for a bound on what lies beyond the window.
 _MOST_BEYOND = 5
+# A line of so few points is one band.
+_SHORT = 160
 # Rounds of one rate that are worth a table of their own.
 _SEVERAL = 3
 # How far a line keeps from the pole, in standard deviations, and how much it may lose by that.
@@ -137,13 +139,26 @@ class Total:
         return math.exp(high)
 
     def locate(
-        self, *, delta: float | None = None, epsilon: float | None = None, rough: bool = False
+        self,
+        *,
+        delta: float | None = None,
+        epsilon: float | None = None,
+        rough: bool = False,
+        near: float | None = None,
     ) -> Place:
-        """The tilt of the best Chernoff bound, which is close to the saddle point."""
+        """The tilt of the best Chernoff bound, which is close to the saddle point.
+
+        Args:
+            near: a tilt not far from it.
+        """
         low, high = -16.0, 5.0
         unit = 1 / self.deviation
         best = 0.0
-        for points in (43,) if rough else (43, 13):
+        sizes = (43,) if rough else (43, 13)
+        if near is not None:
+            middle = math.log(near / unit)
+            low, high, sizes = middle - 1.0, middle + 1.0, (17,)
+        for points in sizes:
             exponents = np.linspace(low, high, points)
             tilts = unit * np.exp(exponents)
             peak = tilts * np.log(tilts / (tilts + 1)) - np.log1p(tilts)
@@ -215,10 +230,16 @@ class Total:
         above = self.lost + self.cut_off
         return Charges(self.shift, above, self.disclosed, self.undisclosed, self.lost_below)
 
-    def chernoff(self, epsilon: float) -> float:
-        """A certain upper bound on log δ(``epsilon``), some units above it."""
+    def chernoff(self, epsilon: float, wanted: float = math.inf) -> float:
+        """A certain upper bound on log δ(``epsilon``), some units above it.
+
+        0 without further work where it would not be below ``wanted``.
+        """
         at = max(0.0, epsilon - self.shift)
-        tilt = self.locate(epsilon=at, rough=True).tilt
+        place = self.locate(epsilon=at, rough=True)
+        if place.log_delta > wanted:
+            return 0.0
+        tilt = place.tilt
         try:
             moment = self._moment_above(tilt)
         except UnresolvedError:
@@ -304,6 +325,8 @@ class Total:
         first, peak, swing = 0, 0.0, 0.0
         swings: list[Array] | None = None
         last = min(points, max(16, math.ceil(8 / (step * self.deviation))))
+        if not self.many and points <= _SHORT:
+            last = points  # panels cost more than products do
         while first < points:
             frequencies = step * np.arange(first, last, dtype=float)
             line = gaussian_line(self.distance, tilt, frequencies)

@@ -23,7 +23,7 @@ _ORDER = 20
 _NODES, _WEIGHTS = (np.asarray(x) for x in np.polynomial.legendre.leggauss(_ORDER))
 _RHO = np.array([1.25, 1.6, 2.1, 2.8, 3.8, 5.2, 7.5])[:, None, None]
 _LOG_NORMAL = 0.5 * math.log(2 * math.pi)
-_WIDTH = 4.0
+_WIDTH = 1.5
 _MOST_PANELS = 4000
 _SPLITS = 24
 

@@ -28,6 +28,7 @@ class Search:
         self.place: Place | None = None
         self.smoothing, self.gap = 0.0, 1.0
         self._coarser = 1.0  # after lines that were too much work
+        self._stale = False  # a rough answer was enough so far
         self._blind = 0  # lines that gave no lower end, as they lay too far off
         # Mass that no component holds settles it: no line shows less.
         self.finished = delta is not None and total.lost >= delta
@@ -55,6 +56,9 @@ class Search:
             self._next(accuracy)
 
     def _next(self, accuracy: float) -> None:
+        if self._stale and self.place is not None:
+            self._stale = False
+            self._replace(self.place)
         place = self.place or self._first()
         relative = accuracy / 4
         if self.delta is not None:
@@ -85,6 +89,10 @@ class Search:
         width = self.upper - self.lower
         if width <= min(accuracy, _ROUGH / 2) * self.upper < math.inf:
             return
+        if width <= accuracy * self.upper < math.inf:
+            self.place, self._stale = place, True
+            self.smoothing, self.gap = smoothing, width / self.upper
+            return
         self._replace(place)
         self.smoothing, self._coarser = smoothing, 1.0
         self.gap = width / self.upper if 0 < width < math.inf else 1.0
@@ -107,7 +115,7 @@ class Search:
     def _first(self) -> Place:
         place = self.total.locate(delta=self.delta, epsilon=self.epsilon, rough=True)
         self._truncate(place.log_delta, place.epsilon)
-        return self.total.locate(delta=self.delta, epsilon=self.epsilon)
+        return self.total.locate(delta=self.delta, epsilon=self.epsilon, near=place.tilt)
 
     def _truncate(self, log_delta: float, epsilon: float) -> None:
         # What is cut off counts as disclosed: losses that are rarer than δ, or as good as infinite.
