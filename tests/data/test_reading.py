@@ -123,7 +123,7 @@ def test_the_standard_library_reads_the_same(tmp_path_factory, rows, piece):
         ("age,ward,outcome\n,A,no\n", "found nothing in column age, example 0"),
         ("age,ward,outcome\nold,A,no\n", "found 'old' in column age"),
         ("age,ward,outcome\n1,Z,no\n", "'Z' in column ward"),
-        (b"age,ward,outcome\n1,\xe9,no\n", "no utf-8 text"),
+        (b"age,ward,outcome\n1,\xe9,no\n", "no UTF-8 text"),
         (gzip.compress(text().encode(), mtime=0)[:60], "truncated or corrupt"),
     ],
 )

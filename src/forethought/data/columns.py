@@ -89,6 +89,15 @@ class Column:
     ) -> list[NDArray[np.float32]]:
         raise NotImplementedError
 
+    def _plain(self, entries: pl.Series) -> NDArray[np.float64] | None:
+        """The entries, where each is a finite number and nothing else is to be asked of them."""
+        return None
+
+    def _scaled(
+        self, name: str, numbers: NDArray[np.float64], outside: Outside
+    ) -> NDArray[np.float32]:
+        raise NotImplementedError
+
     def to_value(self) -> Any:
         """As a job file writes it."""
         raise NotImplementedError
@@ -105,6 +114,9 @@ class Column:
         Raises:
             UndeclaredError: an entry that the declaration does not cover; names it.
         """
+        plain = self._plain(entries)
+        if plain is not None:
+            return self._scaled(name, plain, outside)[:, None]
         absent = self.absent(entries)
         count = int(absent.sum())
         if count and self.missing == "refuse" and self._titles(name):
@@ -156,13 +168,32 @@ class Number(Column):
         self, where: str, name: str, entries: pl.Series, absent: pl.Series, outside: Outside
     ) -> list[NDArray[np.float32]]:
         numbers = as_numbers(where, name, entries, absent, self.decimal)
-        beyond = (numbers < self.low) | (numbers > self.high)
-        outside.note(outside.clipped, name, int(beyond.sum()))
+        scaled = self._scaled(name, numbers, outside)
+        return [np.where(np.isnan(numbers), np.float32(0), scaled)]
+
+    def _plain(self, entries: pl.Series) -> NDArray[np.float64] | None:
+        if self.decimal != "." or self.codes or self.missing == "category":
+            return None
+        if entries.dtype != pl.String and not entries.dtype.is_numeric():
+            return None
+        # One pass over a column of numbers; whatever else there is, the slow way looks at.
+        values = entries.cast(pl.Float64, strict=False)
+        if values.null_count():
+            return None
+        numbers = values.to_numpy()
+        return numbers if math.isfinite(float(numbers.sum())) else None
+
+    def _scaled(
+        self, name: str, numbers: NDArray[np.float64], outside: Outside
+    ) -> NDArray[np.float32]:
         # Halved before they are subtracted: a range of any two doubles has no overflow.
         half = self.high / 2 - self.low / 2
         middle = self.low / 2 + self.high / 2
-        scaled = np.clip((np.clip(numbers, self.low, self.high) - middle) / half, -1.0, 1.0)
-        return [np.where(np.isnan(numbers), 0.0, scaled).astype(np.float32)]
+        inside = np.clip(numbers, self.low, self.high)
+        outside.note(outside.clipped, name, int(((inside != numbers) & ~np.isnan(numbers)).sum()))
+        inside -= middle
+        inside /= half
+        return np.clip(inside, -1.0, 1.0, out=inside).astype(np.float32)
 
 
 @dataclass(frozen=True)

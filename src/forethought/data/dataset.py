@@ -145,14 +145,23 @@ def held_out(
     whole: Split, holdout: float | None, identities: Iterable[bytes] | None = None
 ) -> NDArray[np.bool_]:
     """Whether each record falls into the test part, (N,); see :func:`split_off`."""
-    share = share_held_out(holdout)
     own = row_contents(whole.inputs, whole.targets) if identities is None else identities
-    held = falls_out(own, share, len(whole))
+    return below(fractions(own), holdout)
+
+
+def below(places: NDArray[np.float64], holdout: float | None) -> NDArray[np.bool_]:
+    """Which of the :func:`fractions` fall into the test part.
+
+    Raises:
+        ValueError: a share outside (0, 1). DataError: a part would be empty.
+    """
+    share = share_held_out(holdout)
+    held = np.asarray(places < share)
     if held.all() or not held.any():
         raise DataError(
-            f"{len(whole)} examples cannot be split with holdout {share}: one part would be empty. "
-            "Each record falls on its side by a hash of its own; choose another holdout, or give "
-            "a test file"
+            f"{len(places)} examples cannot be split with holdout {share}: one part would be "
+            "empty. Each record falls on its side by a hash of its own; choose another holdout, "
+            "or give a test file"
         )
     return held
 
@@ -171,7 +180,18 @@ def share_held_out(holdout: float | None) -> float:
 
 def falls_out(identities: Iterable[bytes], share: float, count: int) -> NDArray[np.bool_]:
     """Whether each of ``count`` records is held out, from its identity alone, (count,)."""
-    return np.fromiter((_uniform(identity) < share for identity in identities), bool, count)
+    uniform = fractions(identities)
+    if len(uniform) != count:
+        raise ValueError(f"{len(uniform)} identities of {count} records")
+    return np.asarray(uniform < share)
+
+
+def fractions(identities: Iterable[bytes]) -> NDArray[np.float64]:
+    """Where in [0, 1) each identity falls by its keyed hash; below the share it is held out."""
+    hashes = b"".join(
+        [hashlib.blake2b(each, key=_SPLIT_KEY, digest_size=8).digest() for each in identities]
+    )
+    return np.frombuffer(hashes, "<u8").astype(np.float64) / 2.0**64
 
 
 def row_contents(inputs: NDArray[Any], labels: NDArray[Any]) -> Iterable[bytes]:
@@ -185,8 +205,3 @@ def row_contents(inputs: NDArray[Any], labels: NDArray[Any]) -> Iterable[bytes]:
             continue
         text = str(label) if labels.dtype.kind in "SU" else repr(float(label))
         yield row.astype(np.float64).tobytes() + text.encode()
-
-
-def _uniform(identity: bytes) -> float:
-    digest = hashlib.blake2b(identity, key=_SPLIT_KEY, digest_size=8).digest()
-    return float(int.from_bytes(digest, "little")) / 2.0**64

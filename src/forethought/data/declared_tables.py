@@ -196,16 +196,23 @@ class _Reader:
             return np.stack(columns, axis=1)
         if self.labels.classes is None:
             return self.encoder.targets(frame, str(path), outside)
-        entries = frame[self.aside.label].cast(pl.String).fill_null("").to_list()
-        return self.labels.encode(path, np.array(entries))
+        entries = frame[self.aside.label].cast(pl.String).fill_null("")
+        known = {str(name).strip(): number for number, name in enumerate(self.labels.names or ())}
+        places = entries.str.strip_chars().replace_strict(
+            list(known), list(known.values()), default=None, return_dtype=pl.Int64
+        )
+        if not places.null_count():
+            return places.to_numpy()
+        return self.labels.encode(path, np.array(entries.to_list()))  # written in another way
 
     def _identities(self, frame: pl.DataFrame) -> list[bytes]:
         if self.aside.split_by is not None:
-            entries = frame[self.aside.split_by].cast(pl.String).str.strip_chars().fill_null("")
+            one = pl.col(self.aside.split_by).cast(pl.String).str.strip_chars().fill_null("")
         else:
-            text = [frame[name].cast(pl.String).fill_null("") for name in sorted(frame.columns)]
-            entries = pl.select(pl.concat_str(text, separator="\x1f")).to_series()
-        return [entry.encode() for entry in entries.to_list()]
+            text = [pl.col(name).cast(pl.String).fill_null("") for name in sorted(frame.columns)]
+            one = pl.concat_str(text, separator="\x1f")
+        found: list[bytes] = frame.select(one.cast(pl.Binary)).to_series().to_list()
+        return found
 
 
 def _joined(parts: list[Split]) -> Split:

@@ -185,21 +185,28 @@ class Table:
         decoder = codecs.getincrementaldecoder("utf-8-sig" if name == "utf-8" else name)()
         at = 0
         try:
-            with _opened(self.path) as file:
+            with opened_file(self.path) as file:
+                held = ""
                 while True:
                     block = file.read(_PIECE)
-                    text = decoder.decode(block, final=not block)
+                    text = held + decoder.decode(block, final=not block)
+                    # The two characters of one line end may lie in two blocks.
+                    held = "\r" if block and text.endswith("\r") else ""
+                    text = text.removesuffix("\r") if held else text
                     if "\0" in text:
                         raise DataError.unexpected(self.path, "a zero byte", "text")
                     if text:
-                        yield text.replace("\r\n", "\n").encode()
+                        if "\r" in text:
+                            text = text.replace("\r\n", "\n").replace("\r", "\n")
+                        yield text.encode()
                     if not block:
                         return
                     at += len(block)
         except UnicodeDecodeError as error:
             raise DataError(
-                f"{self.path} is no {self.form.encoding} text (near byte {at + error.start}): say "
-                'encoding = "latin-1" or what it is, or save it as CSV in UTF-8'
+                f"{self.path} is no {self.form.encoding.upper()} text (near byte "
+                f'{at + error.start}): say encoding = "latin-1" or what it is, or save it as CSV '
+                "in UTF-8"
             ) from None
         except (*DAMAGE, UnicodeError) as error:
             raise DataError.unexpected(
@@ -246,7 +253,8 @@ class Table:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
+def opened_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file's bytes, decompressed where it starts like a gzip, xz or bzip2 file."""
     with path.open("rb") as file:
         start = file.peek(8)[:8]
         opener = next((found for mark, found in _OPENERS.items() if start.startswith(mark)), None)

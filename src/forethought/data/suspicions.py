@@ -144,6 +144,8 @@ def require_small(path: Path, name: str, numbers: NDArray[np.float32]) -> None:
 
 def warn_of_codes(path: Path, name: str, numbers: NDArray[np.float32]) -> None:
     """Warn where a number that stands for "missing" would be taken for a measurement."""
+    if not len(numbers) or float(numbers.min()) not in _MISSING:
+        return
     kinds = np.unique(numbers)
     if len(kinds) > 2 and float(kinds[0]) in _MISSING and kinds[1] >= 0:
         count = int((numbers == kinds[0]).sum())
