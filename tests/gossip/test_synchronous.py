@@ -10,6 +10,7 @@ from workers import D, done, gossip, of
 
 from forethought.exchange.events import Alarm
 from forethought.gossip import events as on
+from forethought.gossip.compression import Compression
 from forethought.gossip.machines import Recorded, event_bytes, event_of, replayed, worker
 from forethought.gossip.messages import Weights
 
@@ -78,6 +79,51 @@ def test_several_exchanges_a_round_mix_after_the_step(seed: int) -> None:
     assert np.array([machine.weights for machine in machines]) == pytest.approx(held, abs=1e-5)
     with pytest.raises(ValueError, match="for the rule 'synchronous'"):
         gossip(K, ROUNDS, exchanges=2)
+
+
+@pytest.mark.parametrize(
+    ("graph", "kind", "compression"),
+    [
+        ("ring", "metropolis", Compression("bf16")),
+        ("exponential", "exponential", Compression("bf16")),
+        ("ring", "metropolis", Compression("top-k", 0.4)),
+        ("complete", "matchings", Compression("top-k", 0.4)),
+    ],
+)
+def test_compressed_exchanges_keep_the_mean_and_agree(
+    graph: str, kind: str, compression: Compression
+) -> None:
+    """The average model is that of exact exchanges, whatever was left out; and all come to it."""
+    _, machines = driven(
+        2, graph=graph, kind=kind, rule="synchronous", compression=compression, exchanges=40
+    )
+    models = np.array([machine.weights for machine in machines])
+    expected = np.array([0.0, 1, 2]) - RATE * updates().mean(1).sum(0)
+    assert models.mean(0) == pytest.approx(expected, abs=1e-4)
+    # bf16 stops where both ends round to the same numbers.
+    assert np.abs(models - models.mean(0)).max() < 0.02
+
+
+def test_compression_goes_where_it_can() -> None:
+    few = Compression("top-k", 0.4)
+    for changes, says in (
+        ({"rule": "allreduce", "compression": Compression("bf16")}, "between neighbours"),
+        ({"rule": "asynchronous", "compression": few}, "every message, in order"),
+        ({"rule": "synchronous", "tracking": True, "compression": few}, "without tracking"),
+        (
+            {
+                "rule": "synchronous",
+                "kind": "exponential",
+                "graph": "exponential",
+                "compression": few,
+            },
+            "both ends of a link",
+        ),
+    ):
+        with pytest.raises(ValueError, match=says):
+            gossip(K, ROUNDS, **changes)
+    agreed = gossip(K, ROUNDS, compression=Compression("bf16"))
+    assert type(agreed).from_dict(agreed.to_dict()) == agreed
 
 
 def test_gradient_tracking_is_its_matrices() -> None:

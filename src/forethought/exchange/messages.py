@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 SERVER = -1
 
 Vector: TypeAlias = Annotated[NDArray[np.float32], "float32"]
+# The same, in fewer bytes where that loses nothing.
+Packed: TypeAlias = Annotated[NDArray[np.float32], "packed"]
 Integers: TypeAlias = Annotated[NDArray[np.int64], "int64"]
 
 

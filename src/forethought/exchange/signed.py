@@ -143,7 +143,7 @@ class Endpoint:
         given = {"round": frame.round, "base": frame.base}
         message = decode(kind, frame.payload, given)
         for name, type_ in layout(kind):
-            if type_ == "float32":
+            if type_ in ("float32", "packed"):
                 self._judge(
                     frame.sender, message, f"{kind.__name__}.{name}", getattr(message, name)
                 )

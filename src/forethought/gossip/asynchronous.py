@@ -220,10 +220,12 @@ class AsynchronousWorker:
             del self._sent[oldest]
         targets, sources = self._with_whom(step)
         own = self.own
-        self._sent[step] = _Sent(own.held, own.count, sources)
+        said = self.gossip.compression.said(own.held) if targets or sources else own.held
+        self._sent[step] = _Sent(said, own.count, sources)
         left = -1 if self._left is None else self._left
         effects: Effects = [
-            Send(other, own.message(step, self._known.get(other, 0), left)) for other in targets
+            Send(other, own.message(step, self._known.get(other, 0), left, said))
+            for other in targets
         ]
         if self._early:
             waiting = self._early.pop(step, {})

@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forethought.checks import one_of, real
 from forethought.exchange.messages import Vector
+from forethought.exchange.packing import rounded, widened
 
 Kind = Literal["none", "bf16", "top-k"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -70,6 +71,28 @@ class Compression:
         width = {"none": 4, "bf16": 2, "top-k": 8}[self.kind]
         return width * self.kept(parameters)
 
+    @property
+    def consensus_step(self) -> float:
+        """What the mixing's weights are multiplied by: few changes a message take smaller steps."""
+        return 1.0 if self.fraction is None else min(1.0, 2 * self.fraction)
+
+    def said(self, vector: Vector) -> Vector:
+        """The weights as the receiver has them, where nothing has to be remembered.
+
+        Raises:
+            ValueError: "top-k" needs what was said before.
+        """
+        if self.kind == "top-k":
+            raise ValueError("'top-k' messages are changes of what was said before")
+        return vector if self.kind == "none" else widened(rounded(vector))
+
+    def change(self, vector: Vector, replica: Vector) -> Vector:
+        """What a "top-k" message adds to the receiver's replica: mostly zeros."""
+        found = np.zeros_like(replica)
+        places = _largest(vector - replica, self.kept(len(vector)))
+        found[places] = vector[places] - replica[places]
+        return found
+
     def encode(self, vector: Vector, replica: Vector) -> tuple[bytes, Vector]:
         """A message, and the replica after it.
 
@@ -81,8 +104,8 @@ class Compression:
             case "none":
                 return vector.astype(_FLOAT, copy=False).tobytes(), vector
             case "bf16":
-                halves = _rounded(vector)
-                return halves.tobytes(), _widened(halves)
+                halves = rounded(vector)
+                return halves.tobytes(), widened(halves)
             case _:
                 places = _largest(vector - replica, self.kept(len(vector)))
                 values = (vector - replica)[places].astype(_FLOAT)
@@ -105,7 +128,7 @@ class Compression:
             case "none":
                 found: Vector = np.frombuffer(payload, dtype=_FLOAT).astype(np.float32)
             case "bf16":
-                found = _widened(np.frombuffer(payload, dtype=_HALF))
+                found = widened(np.frombuffer(payload, dtype=_HALF))
             case _:
                 half = len(payload) // 2
                 places = np.frombuffer(payload[:half], dtype=_PLACE).astype(np.int64)
@@ -127,19 +150,6 @@ def mixed(own: Vector, sent: Vector, received: Vector, weight: float) -> Vector:
             agreement comes slowly.
     """
     return own + np.float32(weight) * (received - sent)
-
-
-def _rounded(vector: Vector) -> NDArray[np.uint16]:
-    """The upper 16 bits, to nearest, ties to even; a finite number stays finite."""
-    bits = vector.astype(np.float32).view(np.uint32).astype(np.uint64)
-    up = (bits + 0x7FFF + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16)
-    # The largest numbers would round to infinity.
-    overflow = ((up & 0x7FFF) == 0x7F80) & np.isfinite(vector)
-    return np.where(overflow, up - np.uint64(1), up).astype(_HALF)
-
-
-def _widened(halves: NDArray[Any]) -> Vector:
-    return (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def _largest(change: Vector, count: int) -> NDArray[np.int64]:

@@ -19,6 +19,7 @@ import numpy as np
 from forethought.checks import one_of, real, whole
 from forethought.exchange.messages import Vector
 from forethought.gossip.clipping import Trust
+from forethought.gossip.compression import Compression
 from forethought.gossip.graphs import Graph
 from forethought.gossip.mixing import Mixing
 from forethought.plans import Plan
@@ -68,6 +69,8 @@ class Gossip(Stored):
         momentum: of the steps along noised means; post-processing.
         tracking: gradient tracking: neighbours exchange an estimate of the mean update as well.
         trust: what of a neighbour's weights is refused, and how far one may move a worker.
+        compression: of exchanged weights; "top-k" under the rule "synchronous" alone, where every
+            message arrives, in order.
         window: exchange steps for which a late answer still counts.
         settle: exchange steps after the last update, so that all come to agree.
         seed: of the simulation. nonce: drawn with the roster, so that no two runs have one name.
@@ -91,6 +94,7 @@ class Gossip(Stored):
     momentum: float = 0.0
     tracking: bool = False
     trust: Trust = Trust(largest=LARGEST)  # noqa: RUF009 (frozen)
+    compression: Compression = Compression()  # noqa: RUF009 (frozen)
     window: int = 4
     settle: int = 10
     seed: int = 0
@@ -108,11 +112,27 @@ class Gossip(Stored):
                 f"exchanges = {self.exchanges} a round is for the rule 'synchronous': under "
                 f"{self.rule!r} leave it out"
             )
+        self._check_compression()
         if self.tracking and self.momentum:
             raise GossipError("gradient tracking replaces momentum: set one of the two")
         if self.tracking and self.rule == "allreduce":
             raise GossipError("under 'allreduce' every worker has the mean itself: no tracking")
         self._check_members()
+
+    def _check_compression(self) -> None:
+        kind = self.compression.kind
+        if kind != "none" and self.rule == "allreduce":
+            raise GossipError("compression is for exchanges between neighbours, not 'allreduce'")
+        if kind == "top-k" and (self.rule != "synchronous" or self.tracking):
+            raise GossipError(
+                "'top-k' needs every message, in order: the rule 'synchronous' without tracking; "
+                "take compression 'bf16' otherwise"
+            )
+        if kind == "top-k" and self.mixing.kind == "exponential":
+            raise GossipError(
+                "'top-k' keeps the mean where both ends of a link exchange: take matchings or "
+                "metropolis, or compression 'bf16'"
+            )
 
     def _check_members(self) -> None:
         if len({member.name for member in self.members}) != len(self.members):
@@ -227,6 +247,7 @@ class Gossip(Stored):
         known["members"] = tuple(build(Member, row, "worker") for row in values["members"])
         known["plans"] = tuple(Plan.from_dict(row) for row in values["plans"])
         known["trust"] = build(Trust, values["trust"], "trust")
+        known["compression"] = build(Compression, values["compression"], "compression")
         known["mixing"] = _mixing(values["mixing"])
         return cls(**known)
 

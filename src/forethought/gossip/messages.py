@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from forethought.exchange.messages import Vector, register
+from forethought.exchange.messages import Packed, register
 
 # Steps below 0 are no exchanges.
 ANSWER, LAST = -1, -2
@@ -24,7 +24,9 @@ class Weights:
     Args:
         base: the exchange step; ANSWER: to a Hello that wanted them; LAST: the sender is done.
         left: exchanges until the sender ends; -1: it does not know the end yet.
-        vector: float32, shape (coordinates,): weights, and tracked gradients where there are any.
+        vector: float32, shape (coordinates,): weights, and tracked gradients where there are any;
+            as the gossip's compression leaves them. Under "top-k" a change of what the receiver
+            has, in which most numbers are 0.
     """
 
     round: int
@@ -32,7 +34,7 @@ class Weights:
     known: int
     count: int
     left: int
-    vector: Vector
+    vector: Packed
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -119,6 +119,7 @@ class Simulator:
             raise ValueError(f"times for {len(times.compute)} workers, the gossip has {count}")
         self.gossip, self.trainers, self.times = gossip, trainers, times
         paced = times if isinstance(times, Pace) else Pace(**vars(times))
+        self._size = gossip.compression.size(gossip.coordinates)
         self.exchange = paced.exchange or median(times.compute) / 2
         self.deadline = paced.deadline
         self.machines: list[Machine] = [worker(gossip, k, weights) for k in range(count)]
@@ -291,7 +292,9 @@ class Simulator:
 
     def _send(self, machine: int, effect: on.Send) -> None:
         message = effect.message
-        size = OVERHEAD + (message.vector.nbytes if isinstance(message, Weights) else 0)
+        size = OVERHEAD
+        if isinstance(message, Weights):
+            size += self._size if message.base >= 0 else message.vector.nbytes
         self._messages += 1
         self._bytes += size
         seconds = 0.0

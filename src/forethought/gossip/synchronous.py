@@ -37,6 +37,7 @@ class SynchronousWorker:
         "_before",
         "_got",
         "_matrices",
+        "_replicas",
         "_sources",
         "_stepped",
         "finished",
@@ -54,7 +55,8 @@ class SynchronousWorker:
         self.own = Releases(gossip, me, weights)
         self.finished: str | None = None
         self.step = -1
-        self._before = self.own.held
+        self._before: dict[int, Vector] = {}
+        self._replicas = _Replicas(self.own.held) if gossip.compression.kind == "top-k" else None
         self._sources: dict[int, float] = {}
         self._got: dict[int, dict[int, Vector]] = {}
         self._matrices: dict[int, tuple[tuple[int, ...], dict[int, float]]] = {}
@@ -93,16 +95,31 @@ class SynchronousWorker:
         if round >= self.gossip.rounds:
             return self._end("rounds")
         mixing = self.gossip.mixing
-        self._before, self._stepped = self.own.held, exchange > 0
+        self._stepped = exchange > 0
         place = self.step if mixing.kind == "matchings" else self.step % mixing.period
         if mixing.kind == "matchings" or place not in self._matrices:
             row = mixing.weights(place, self.me)
             sources = {other: float(part) for other, part in row.items() if other != self.me}
             self._matrices[place] = (mixing.receivers(place, self.me), sources)
         receivers, self._sources = self._matrices[place]
-        message = self.own.message(self.step, 0)
-        effects: Effects = [Send(one, message) for one in receivers]
+        effects = self._say(receivers)
         return effects + (self._go_on() if exchange else self.own.begin())
+
+    def _say(self, receivers: tuple[int, ...]) -> Effects:
+        """To all receivers; and what each of them has of this worker is kept to compare with."""
+        near = set(receivers) | set(self._sources)
+        if self._replicas is None:
+            said = self.gossip.compression.said(self.own.held) if near else self.own.held
+            self._before = dict.fromkeys(near, said)
+            message = self.own.message(self.step, 0, vector=said)
+            return [Send(one, message) for one in receivers]
+        effects: Effects = []
+        for one in receivers:
+            before = self._replicas.there(one)
+            change = self.gossip.compression.change(self.own.held, before)
+            self._before[one] = self._replicas.mine[one] = before + change
+            effects.append(Send(one, self.own.message(self.step, 0, vector=change)))
+        return effects
 
     def _received(self, sender: int, message: object) -> Effects:
         if not self.gossip.mixing.graph.joins(self.me, sender):
@@ -123,8 +140,14 @@ class SynchronousWorker:
         if not self._stepped or any(other not in got for other in self._sources):
             return []
         held = self.own.held
+        pace = self.gossip.compression.consensus_step
         for other, weight in self._sources.items():
-            held = held + np.float32(weight) * (got[other] - self._before)
+            before, theirs = self._before[other], got[other]
+            if self._replicas is not None:
+                theirs = self._replicas.theirs[other] = self._replicas.here(other) + theirs
+            if self.gossip.trust.difference is not None:
+                theirs = self.gossip.trust.admit(before, theirs)
+            held = held + np.float32(weight * pace) * (theirs - before)
         self.own.held = held
         self._got.pop(self.step, None)
         return [on.Mixed(self.step), *self._begin()]
@@ -132,6 +155,25 @@ class SynchronousWorker:
     def _end(self, reason: str) -> Effects:
         self.finished = reason
         return [on.Finished(self.own.weights, reason)]
+
+
+class _Replicas:
+    """Both ends of a worker's links under "top-k": what each has of the other, summed up."""
+
+    __slots__ = ("_start", "mine", "theirs")
+
+    def __init__(self, start: Vector) -> None:
+        self._start = start
+        self.mine: dict[int, Vector] = {}
+        self.theirs: dict[int, Vector] = {}
+
+    def there(self, other: int) -> Vector:
+        """What ``other`` has of this worker."""
+        return self.mine.get(other, self._start)
+
+    def here(self, other: int) -> Vector:
+        """What this worker has of ``other``."""
+        return self.theirs.get(other, self._start)
 
 
 class AllReduceWorker:

@@ -143,6 +143,13 @@ class Releases:
             return f"worker {sender} says a count that cannot be"
         return None
 
-    def message(self, step: int, known: int, left: int = -1) -> Weights:
-        """What the worker says in an exchange; see :class:`Weights`."""
-        return Weights(self.updates, step, known, self.count, left, self.held)
+    def message(
+        self, step: int, known: int, left: int = -1, vector: Vector | None = None
+    ) -> Weights:
+        """What the worker says in an exchange; see :class:`Weights`.
+
+        Args:
+            vector: what stands for the weights, compressed; None: the weights themselves.
+        """
+        said = self.held if vector is None else vector
+        return Weights(self.updates, step, known, self.count, left, said)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forethought.gossip.clipping import Trust
+from forethought.gossip.compression import Compression
 from forethought.gossip.gossip import Gossip, Member, digest_of
 from forethought.gossip.graphs import Graph, make, read
 from forethought.gossip.mixing import Mixing, given
@@ -226,6 +227,7 @@ def agreed_gossip(
         momentum=section.momentum,
         tracking=section.tracking,
         trust=Trust(section.difference, section.largest),
+        compression=_compression(section.compression),
         window=section.window,
         settle=section.settle,
         seed=section.seed,
@@ -267,6 +269,16 @@ def _factors(section: GossipSection, workers: int, folder: Path | None) -> Facto
         return read_trace((folder or Path()) / section.trace)
     factor = HICCUP if section.case == "I" else section.hiccup
     return None if factor == 1 else Hiccups(workers, factor, section.seed)
+
+
+def _compression(words: str) -> Compression:
+    kind, colon, share = words.partition(":")
+    try:
+        return Compression(kind, float(share) if colon else None)
+    except ValueError as problem:
+        raise JobError(
+            f"compression = {words!r}: say 'none', 'bf16', or 'top-k:0.1' ({problem})"
+        ) from None
 
 
 def budgets_of(job: Job, sizes: Sequence[int]) -> list[Budget]:

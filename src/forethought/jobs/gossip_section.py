@@ -42,8 +42,9 @@ class GossipSection(_Table):
 
     ``rounds`` are R: all together make workers · R updates, and each plans ``headroom`` times R.
     ``exchanges`` are mixing steps a round, of the synchronous rule. ``edges`` is a file with the
-    graph, ``matrix`` one with the mixing. ``largest`` and ``difference`` say what of a neighbour's
-    weights is refused and how far one moves a worker.
+    graph, ``matrix`` one with the mixing. ``compression`` of exchanged weights is "none", "bf16"
+    or "top-k:0.1" (the share that is sent). ``largest`` and ``difference`` say what of a
+    neighbour's weights is refused and how far one moves a worker.
 
     Of simulations: ``case`` (the paper's "I", "II", "III"), ``speeds`` (records a second against
     the others' 1, or "lognormal:0.5"), ``slow`` workers of ``slow_factor``, ``hiccup`` (one worker,
@@ -68,6 +69,7 @@ class GossipSection(_Table):
     tracking: bool = False
     largest: _Float = Field(default=1e6, gt=0)
     difference: _Float | None = Field(default=None, gt=0)
+    compression: str = "none"
     window: _Int = Field(default=4, ge=1)
     settle: _Int = Field(default=10, ge=0)
     seed: _Int = Field(default=0, ge=0)

@@ -115,6 +115,10 @@ def _fields(kind: type) -> tuple[tuple[str, ...], str | None]:
     types: Mapping[str, str] = dict(layout(kind))
     numbers = tuple(name for name, type_ in types.items() if type_ == "int")
     others = [name for name, type_ in types.items() if type_ != "int"]
-    if len(numbers) > _INTS or len(others) > 1 or (others and types[others[0]] != "float32"):
+    if (
+        len(numbers) > _INTS
+        or len(others) > 1
+        or (others and types[others[0]] not in ("float32", "packed"))
+    ):
         raise ValueError(f"{kind.__name__} has more than whole numbers and one vector")
     return numbers, others[0] if others else None

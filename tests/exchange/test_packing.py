@@ -1,0 +1,93 @@
+"""Shorter vectors lose nothing, and what is no vector is refused before it is allocated."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from forethought.exchange.codec import DecodeError, decode, encode
+from forethought.exchange.packing import (
+    DENSE,
+    HALVES,
+    MOST_ZEROS,
+    SPARSE,
+    pack,
+    packed_bytes,
+    rounded,
+    unpack,
+    widened,
+)
+from forethought.gossip.messages import Weights
+
+BITS = arrays(np.uint32, st.integers(0, 200), elements=st.integers(0, 2**32 - 1))
+
+
+@settings(max_examples=200, deadline=None)
+@given(BITS, st.sampled_from(["any", "halves", "sparse"]), st.randoms())
+def test_every_bit_comes_back(bits, kind, draw):
+    if kind == "halves":
+        bits = bits & np.uint32(0xFFFF0000)
+    if kind == "sparse":
+        keep = np.array([draw.random() < 0.1 for _ in bits], dtype=bool)
+        bits = np.where(keep, bits, np.uint32(0))
+    vector = bits.view(np.float32)
+    form, content = pack(vector)
+    again = unpack(form, len(vector), content)
+    assert again.tobytes() == vector.tobytes() and not again.flags.writeable
+    assert packed_bytes(vector) == len(content) <= 4 * len(vector)
+    message = Weights(1, 2, 3, 4, -1, vector)
+    assert decode(Weights, encode(message)).vector.tobytes() == vector.tobytes()
+
+
+def test_forms_are_as_short_as_they_say():
+    draw = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
+    assert pack(draw)[0] == DENSE and packed_bytes(draw) == 4000
+    assert pack(widened(rounded(draw)))[0] == HALVES
+    assert packed_bytes(widened(rounded(draw))) == 2000
+    few = np.zeros(1000, np.float32)
+    few[::10] = draw[::10]
+    assert pack(few)[0] == SPARSE and packed_bytes(few) == 800
+    minus = np.full(10, -0.0, np.float32)
+    assert unpack(*_said(minus)).tobytes() == minus.tobytes()
+
+
+def _said(vector):
+    form, content = pack(vector)
+    return form, len(vector), content
+
+
+@pytest.mark.parametrize(
+    ("form", "length", "content", "says"),
+    [
+        (DENSE, 2, b"\0" * 4, "no vector of 2"),
+        (HALVES, 2, b"\0" * 8, "no vector of 2"),
+        (b"q", 1, b"\0" * 4, "no vector of 1"),
+        (SPARSE, 8, b"\0" * 7, "cut off"),
+        (SPARSE, MOST_ZEROS + 1, b"\0" * 8, "longer than it may be"),
+        (SPARSE, 2**60, b"", "longer than it may be"),
+        (SPARSE, 4, np.array([4, 0], "<u4").tobytes(), "beyond it"),
+        (SPARSE, 4, np.array([2, 1, 0, 0], "<u4").tobytes(), "out of order"),
+        (SPARSE, 4, np.array([1, 1, 0, 0], "<u4").tobytes(), "out of order"),
+    ],
+)
+def test_what_is_no_vector_is_refused(form, length, content, says):
+    with pytest.raises(ValueError, match=says):
+        unpack(form, length, content)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=20), st.integers(0, 200))
+def test_a_damaged_message_is_refused_or_is_another_message(noise, at):
+    """Nothing but DecodeError comes of bytes that somebody changed."""
+    vector = np.zeros(40, np.float32)
+    vector[3] = 1.5
+    data = bytearray(encode(Weights(1, 2, 3, 4, -1, vector)))
+    data[at : at + len(noise)] = noise
+    try:
+        found = decode(Weights, bytes(data))
+    except DecodeError:
+        return
+    assert found.vector.dtype == np.float32
