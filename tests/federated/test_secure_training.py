@@ -101,7 +101,13 @@ def test_cohorts_are_summed_as_in_the_clear_and_cost_what_their_clients_released
     numbers = [len(transcript) for transcript in done.transcripts]
     assert sum(numbers) == 4 * ROUNDS and len(set(numbers)) > 1
     spent = {}
+    behind = client_statement(federation, 0, "secure-server").guarantee
+    assert client_statement(federation, 0, "outsider").guarantee == behind
+    # Another client knows its own noise; nobody was assumed to tell the server any.
+    assert client_statement(federation, 0, "client").guarantee > behind
     for client, transcript in enumerate(done.transcripts):
+        if len(transcript) in spent:
+            continue
         made = client_statement(federation, client, "secure-server", transcript=transcript)
         spent[len(transcript)] = made.guarantee
         assert any(note.code == "no-client-amplification" for note in made.caveats)

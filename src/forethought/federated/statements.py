@@ -12,7 +12,8 @@ stay hidden; the noise of the others |
 | ``"outsider"`` | the final model (and every one before it) | the same |
 
 Where sums do not add up to one noised sum a round (asynchronous rules, several local rounds, robust
-means, cohorts, deadlines) the last two views are no better than the server's, by post-processing.
+means, cohorts, deadlines) the last two views are no better than the server's, by post-processing;
+of cohorts behind secure aggregation, than the secure server's.
 """
 
 from __future__ import annotations
@@ -249,19 +250,30 @@ def _accountant(federation: Federation, client: int, view: View) -> dict[str, An
     if view == "server":
         return None
     if view == "secure-server":
-        if federation.secure is None:
-            raise FederationError(
-                "this federation has no secure aggregation: its server sees every update. Give "
-                "secure=SecureAggregation(...).to_dict()"
-            )
-        secure = SecureAggregation.from_dict(federation.secure)
-        secure.require(federation)
-        return secure_details(secure, federation.plan(client), federation.parameters)
+        return _behind_masks(federation, client)
     known = 1 if view == "client" else 0
     if federation.secure is not None:
         known += int(federation.secure["dropouts"])  # their noise may be missing from a sum
     found = gain(federation, client, known)
-    return None if found == 1.0 else {"kind": AGGREGATE, "gain": found}
+    if found > 1.0:
+        return {"kind": AGGREGATE, "gain": found}
+    # Models are made of what the server sees, and one client is one colluder of it.
+    secure = federation.secure
+    if secure is not None and (view == "outsider" or int(secure["colluders"])):
+        return _behind_masks(federation, client)
+    return None
+
+
+def _behind_masks(federation: Federation, client: int) -> dict[str, Any]:
+    """How a client is accounted against a server that sees its cohort's sums only."""
+    if federation.secure is None:
+        raise FederationError(
+            "this federation has no secure aggregation: its server sees every update. Give "
+            "secure=SecureAggregation(...).to_dict()"
+        )
+    secure = SecureAggregation.from_dict(federation.secure)
+    secure.require(federation)
+    return secure_details(secure, federation.plan(client), federation.parameters)
 
 
 def secure_details(secure: SecureAggregation, plan: Plan, parameters: int) -> dict[str, Any]:

@@ -239,5 +239,8 @@ def _notes(federation: Federation) -> list[str]:
             "the noise is shared: the budget holds against the server under secure aggregation, "
             "and epsilon is what is left should that fail"
         )
-    notes.append("records and speeds of all clients are public, and so is when updates arrive")
+    padded = "" if federation.cadence is None else f", padded to {federation.cadence:g} seconds"
+    notes.append(
+        f"records and speeds of all clients are public, and so is when updates arrive{padded}"
+    )
     return notes
