@@ -17,7 +17,6 @@ from torch import nn
 import forethought as ft
 from forethought.training.metrics import Event
 
-
 # What follows from the released model and held-out records.
 SHOWN = ("accuracy", "epsilon", "learning_rate")
 
