@@ -1,8 +1,9 @@
 """A loop of one's own with a torch scheduler, watched by TensorBoard: `pip install tensorboard`.
 
-Run me with `python examples/watched_by_tensorboard.py FOLDER`, then `tensorboard --logdir FOLDER`.
-Only what may be shown is written: the released model's accuracy on held-out records, step sizes and
-the ε spent. A loss on private batches would be a number without noise, and the loop has none.
+Run me with `python examples/watched_by_tensorboard.py FOLDER`, then look with
+`tensorboard --logdir FOLDER`. Only what may be shown is written: the released model's accuracy on
+held-out records, step sizes and the ε spent. A loss on private batches would be a number without
+noise, and the loop has none.
 """
 
 import sys
