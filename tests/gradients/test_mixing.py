@@ -35,6 +35,27 @@ def test_replacing_keeps_shapes_values_and_modes() -> None:
     assert sums["1.weight"].shape == (48,)
 
 
+@pytest.mark.parametrize("channels", [2, 3, 6, 8, 16, 20, 64])
+def test_a_vector_normalised_inside_one_example_still_tells_examples_apart(channels: int) -> None:
+    """Groups of one value are always zero, groups of two always one up, one down."""
+    torch.manual_seed(0)
+    layer = replace_mixing_layers(nn.Sequential(nn.BatchNorm1d(channels)))[0]
+    with torch.no_grad():
+        outputs = layer(torch.randn(200, channels))
+    assert outputs.std(0).min() > 0.5
+    per_group = channels // layer.num_groups
+    assert per_group >= min(8, channels)
+    assert layer(torch.randn(5, channels, 4)).shape == (5, channels, 4)
+
+
+def test_a_single_feature_cannot_be_normalised_by_itself() -> None:
+    model = nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1))
+    with pytest.raises(ValueError, match=r"1 \(BatchNorm1d\): use no normalisation"):
+        check_model(model)
+    with pytest.raises(ValueError, match="public range"):
+        replace_mixing_layers(model)
+
+
 @pytest.mark.parametrize(
     "layer",
     [

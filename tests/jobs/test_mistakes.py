@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -168,6 +170,42 @@ def test_a_damaged_folder_is_named_with_the_remedy(forethought: Callable[..., Ou
     model.write_bytes(whole)
     Path("run/metrics.csv").unlink()
     one_line(forethought("report", "run"), "run is not complete: its metrics.csv is gone")
+
+
+@pytest.mark.parametrize("left", [".job.toml.part", ".plan.json.part", ".model.json.part"])
+def test_a_run_that_was_killed_while_it_wrote_its_first_files_begins_again(
+    left: str, forethought: Callable[..., Outcome]
+) -> None:
+    """Once `train` said to resume, and `--resume` that there was nothing to resume."""
+    Path("job.toml").write_text(JOB)
+    Path("run/checkpoint").mkdir(parents=True)
+    Path("run", left).write_text("[da")
+    assert forethought("train", "job.toml", "--out", "run", "-q")[0] == 0
+    assert not Path("run", left).exists() and Path("run/statement.json").exists()
+    # With the job whole, resuming is what the message says and what works.
+    Path("again/checkpoint").mkdir(parents=True)
+    Path("again/job.toml").write_text(JOB)
+    Path("again", left).write_text("[da")
+    one_line(forethought("train", "job.toml", "--out", "again"), "--resume")
+    assert forethought("train", "--resume", "again", "-q")[0] == 0
+    assert not Path("again", left).exists()
+
+
+def test_an_interrupted_run_is_reported(forethought: Callable[..., Outcome]) -> None:
+    Path("job.toml").write_text(JOB)
+    assert forethought("train", "job.toml", "--out", "run", "-q")[0] == 0
+    assert forethought("report", "run")[0] == 0
+
+    def stop(event: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    from forethought.jobs.request import from_file
+    from forethought.jobs.train import prepare, run
+
+    with pytest.raises(ft.errors.Interrupted):
+        run(prepare(from_file(Path("job.toml"))), Path("cut"), progress=stop)
+    status, out, _ = forethought("report", "cut")
+    assert status == 0 and "1 of" in out.replace("\n", " ")
 
 
 def test_a_file_that_cannot_be_written_is_told_by_its_own_name(

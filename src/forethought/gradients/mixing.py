@@ -24,13 +24,27 @@ def _mixes(module: nn.Module) -> str | None:
     if not isinstance(module, _BatchNorm):
         return None
     if module.training or not module.track_running_stats:
-        return f"nn.GroupNorm({_groups(module.num_features)}, {module.num_features})"
+        if _alone(module):
+            return "no normalisation of a single feature; scale it by a public range"
+        return f"nn.GroupNorm({_groups(module)}, {module.num_features})"
     return None
 
 
-def _groups(channels: int) -> int:
+# A vector has one value a channel: a group of one is always zero, of two always ±1.
+_LEAST_OF_VECTORS = 8
+
+
+def _groups(old: _BatchNorm) -> int:
     # 32 groups as in Wu and He (2018), or the largest divisor of both.
-    return gcd(32, channels)
+    groups = gcd(32, old.num_features)
+    if isinstance(old, nn.BatchNorm1d):
+        while groups > 1 and old.num_features // groups < _LEAST_OF_VECTORS:
+            groups //= 2
+    return groups
+
+
+def _alone(module: _BatchNorm) -> bool:
+    return isinstance(module, nn.BatchNorm1d) and module.num_features == 1
 
 
 def check_model(model: nn.Module, grouped: bool = False) -> None:
@@ -71,6 +85,10 @@ def replace_mixing_layers(model: nn.Module) -> nn.Module:
 
     Returns:
         The same model, or the replacement when the model itself is such a layer.
+
+    Raises:
+        ValueError: batch normalisation that has no counterpart: of one feature, or without
+            channels yet.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
@@ -104,12 +122,15 @@ def _group_norm(old: _BatchNorm) -> nn.GroupNorm:
         raise ValueError(
             "a lazy batch normalisation has no channels yet: run the model once, then replace"
         )
+    if _alone(old):
+        raise ValueError(
+            "batch normalisation of a single feature has no counterpart inside one example: take "
+            "it out of the model, and scale the feature by a public range"
+        )
     like: dict[str, Any] = {}
     if old.weight is not None:
         like = {"device": old.weight.device, "dtype": old.weight.dtype}
-    new = nn.GroupNorm(
-        _groups(channels), channels, eps=old.eps, affine=old.weight is not None, **like
-    )
+    new = nn.GroupNorm(_groups(old), channels, eps=old.eps, affine=old.weight is not None, **like)
     if old.weight is not None:
         new.weight, new.bias = old.weight, old.bias
     return new.train(old.training)

@@ -33,6 +33,10 @@ PAGES = ("report.html", "statement.html")
 WRITTEN = (PLAN, MODEL, STATEMENT, STATEMENT_TEXT, *_OF_RESULTS, RECORD, *PAGES)
 
 
+def _half_written(path: Path) -> bool:
+    return path.name.startswith(".") and path.name.endswith(".part") and path.is_file()
+
+
 def model_hash(weights: bytes) -> str:
     """How a statement names a model file."""
     return f"sha256:{hashlib.sha256(weights).hexdigest()}"
@@ -65,8 +69,11 @@ class RunFolder:
 
     @property
     def _untouched(self) -> bool:
-        # A run that died while it set the folder up leaves an empty checkpoint folder at most.
-        entries = [path for path in self.path.iterdir() if path.name != LOCK]
+        # A run that died while it set the folder up leaves an empty checkpoint folder at most, and
+        # what it was writing under another name.
+        entries = [
+            path for path in self.path.iterdir() if path.name != LOCK and not _half_written(path)
+        ]
         return not entries or (
             entries == [self.checkpoint]
             and all(path.name.startswith(".") for path in self.checkpoint.iterdir())
@@ -89,6 +96,8 @@ class RunFolder:
                 )
             self._clear()
         self.checkpoint.mkdir(parents=True, exist_ok=True)
+        for path in filter(_half_written, list(self.path.iterdir())):
+            path.unlink()
 
     def _clear(self) -> None:
         # Only what runs write: the folder may hold a person's own files too. Secrets go first.

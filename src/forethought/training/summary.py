@@ -96,7 +96,7 @@ class UnfinishedRun:
         """
         from forethought.training.checkpoint import Checkpoint, ReleasedRounds
         from forethought.training.folder import PHASES, RunFolder
-        from forethought.training.metrics import PUBLIC
+        from forethought.training.metrics import PUBLIC, from_values
 
         run = RunFolder(folder)
         if not run.has_checkpoint or not (folder / "plan.json").is_file():
@@ -123,8 +123,9 @@ class UnfinishedRun:
                 spent = epsilon(
                     plan.mechanism.first(len(plan.mechanism) - plan.rounds + released), plan.delta
                 ).upper
-        last = history[-1] if history else {}
-        public = {k: v for k, v in last.items() if k in PUBLIC and v is not None}
+        last = from_values(history[-1:])
+        values = {name: getattr(last[0], name) for name in PUBLIC} if last else {}
+        public = {name: value for name, value in values.items() if value is not None}
         return cls(folder, plan, released, spent, public)
 
     def to_dict(self) -> dict[str, Any]:
