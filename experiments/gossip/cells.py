@@ -38,9 +38,9 @@ from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
 from forethought.simulation.speeds import Hiccups, slow_ones
 
-WORKERS, CLIP, POINTS = 16, 1.0, 20
+WORKERS, CLIP, POINTS = 16, 1.0, 10
 # Test records of the curves and of the worst worker; the last average is measured on all.
-LOOKED = 2500
+LOOKED = 1000
 #: The paper's σ by name: of CIFAR-10, and of SWB300 for the LSTM.
 NOISE = {"none": 0.0, "small": 1.0, "medium": 2.0, "large": 4.0}
 SEQUENCE_NOISE = {"none": 0.0, "small": 0.08, "medium": 0.16, "large": 0.32}

@@ -128,6 +128,7 @@ class Simulator:
         self._factor = LogNormal(times.straggling, [times.seed, 0])
         self._jitter = LogNormal(times.way.jitter, [times.seed, 1])
         self._waits_for_time = bool(times.way.latency or times.way.bandwidth or times.way.jitter)
+        self._loses = gossip.rule == "asynchronous"
         self._rounds = np.zeros(count, dtype=np.int64)
         self._busy = np.zeros(count)
         self._timeline: list[tuple[int, float, float]] | None = [] if timeline else None
@@ -234,9 +235,12 @@ class Simulator:
         self._act(machine, self.machines[machine].handle(done))
 
     def _act(self, machine: int, effects: Effects) -> None:
+        # The commonest first; what only a real driver has to act on falls through.
         for effect in effects:
             if isinstance(effect, on.Send):
                 self._send(machine, effect)
+            elif isinstance(effect, on.Mixed | on.Acknowledged):
+                continue
             elif isinstance(effect, on.ComputeGradient):
                 self._compute(machine, effect)
             elif isinstance(effect, on.Commit):
@@ -246,7 +250,7 @@ class Simulator:
             elif isinstance(effect, on.Finished):
                 self._reasons[machine] = effect.reason
                 self._look_for_the_end()
-            elif isinstance(effect, on.Alarm):
+            else:
                 self._alarms.append((machine, effect.code, effect.text))
 
     def _compute(self, machine: int, effect: on.ComputeGradient) -> None:
@@ -303,7 +307,7 @@ class Simulator:
             seconds = way.latency + (size / way.bandwidth if way.bandwidth else 0.0)
             seconds *= self._jitter()
         received = on.Received(machine, message)
-        if self.gossip.rule != "asynchronous":
+        if not self._loses:
             # Whoever waits for everybody needs every message: one that is away gets it when back.
             ends = [
                 o.end
@@ -313,7 +317,7 @@ class Simulator:
             seconds = max([seconds, *(end - self._agenda.now for end in ends)])
             if not math.isfinite(seconds):
                 return
-        elif machine in self._away or effect.to in self._away:
+        elif self._away and (machine in self._away or effect.to in self._away):
             return
         self._agenda.add(self._agenda.now + seconds, _MESSAGE, effect.to, received)
 

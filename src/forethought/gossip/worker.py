@@ -135,10 +135,13 @@ class Releases:
         """Why a neighbour's weights are refused, in words; None: they are not."""
         if message.vector.dtype != np.float32:
             return f"worker {sender} sent {message.vector.dtype}, not float32"
-        try:
-            self._bare.admit(self.held, message.vector, f"worker {sender}")
-        except NeighbourError as error:
-            return str(error)
+        # A comparison with NaN is false; whatever is not surely short is judged exactly.
+        short = float(message.vector @ message.vector) <= 0.5 * self._bare.largest**2
+        if not short or message.vector.shape != self.held.shape:
+            try:
+                self._bare.admit(self.held, message.vector, f"worker {sender}")
+            except NeighbourError as error:
+                return str(error)
         if not 0 <= message.count <= 2 * self.gossip.total * UNIT:
             return f"worker {sender} says a count that cannot be"
         return None

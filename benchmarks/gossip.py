@@ -1,0 +1,103 @@
+"""What the simulator of gossips costs without training, and how much sooner nobody waits.
+
+    python benchmarks/gossip.py            # 16 and 1,000 workers, and the cases of the paper
+    python benchmarks/gossip.py --large    # 10,000 workers of 100 rounds as well
+
+Times are of the processor, in microseconds a round (a round is an update and two exchanges begun);
+virtual seconds are exact. No time is asserted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import numpy as np
+
+import forethought as ft
+from forethought.gossip.gossip import Gossip, Member, Rule
+from forethought.gossip.graphs import make
+from forethought.gossip.mixing import Mixing
+from forethought.gossip.simulate import synchronous_seconds
+from forethought.gossip.simulator import Pace, Simulated, Simulator
+from forethought.holders.work import NoTraining, no_gradients
+from forethought.simulation.speeds import Hiccups, lognormal_speeds, slow_ones
+
+PARAMETERS = 1000
+
+
+def gossip(workers: int, rounds: int, rule: Rule, graph: str, kind: str) -> Gossip:
+    """Workers whose plans have a fifth more rounds than they make on average."""
+    mechanism = ft.Mechanism(ft.Rounds(1.0, round(1.2 * rounds), ft.Poisson(0.5)))
+    plan = ft.Plan(mechanism, 40, 1e-3, optimizer=ft.Optimizer("sgd", 0.5, ()))
+    return Gossip(
+        tuple(Member(f"worker-{k}") for k in range(workers)),
+        (plan,),
+        Mixing(kind, make(graph, workers)),
+        PARAMETERS,
+        "benchmark",
+        rounds,
+        rule=rule,
+    )
+
+
+def timed(one: Gossip, times: Pace) -> tuple[float, Simulated]:
+    """Processor seconds, and what came of it."""
+    start = np.zeros(PARAMETERS, dtype=np.float32)
+    idle = NoTraining(1, no_gradients(PARAMETERS))
+    simulator = Simulator(one, start, idle, times)
+    begun = time.process_time()
+    done = simulator.run()
+    return time.process_time() - begun, done
+
+
+def main() -> None:
+    """Print both tables."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--large", action="store_true")
+    large = parser.parse_args().large
+    print(
+        "| workers | rounds each | rule | graph, mixing | µs a round, median of 3 | seconds in all |"
+    )
+    print("| --- | --- | --- | --- | --- | --- |")
+    rows: list[tuple[int, int, Rule, str, str, int]] = [
+        (16, 300, "asynchronous", "complete", "matchings", 3),
+        (16, 300, "asynchronous", "ring", "metropolis", 3),
+        (16, 300, "synchronous", "ring", "metropolis", 3),
+        (16, 300, "allreduce", "complete", "matchings", 3),
+        (1000, 100, "asynchronous", "complete", "matchings", 1),
+    ]
+    if large:
+        rows.append((10_000, 100, "asynchronous", "complete", "matchings", 1))
+    for workers, rounds, rule, graph, kind, repeats in rows:
+        one = gossip(workers, rounds, rule, graph, kind)
+        found = [timed(one, Pace([1.0] * workers, straggling=0.3)) for _ in range(repeats)]
+        spent = statistics.median(seconds for seconds, _ in found)
+        each = 1e6 * spent / found[0][1].updates.sum()
+        print(
+            f"| {workers:,} | {rounds} | {rule} | {graph}, {kind} | {each:.0f} | {spent:.1f} |",
+            flush=True,
+        )
+    print("\n| 16 workers, 200 rounds each | virtual s | SYNC's | ratio | fewest to most rounds |")
+    print("| --- | --- | --- | --- | --- |")
+    alike = [1.0] * 16
+    cases = {
+        "all alike": Pace(alike),
+        "case I: a random one 2 × slower": Pace(alike, factors=Hiccups(16, 2.0)),
+        "case II: one 10 × slower": Pace(slow_ones(16, 1, 10.0)),
+        "lognormal speeds, σ = 0.5": Pace(lognormal_speeds(16, 0.5, 1)),
+        "lognormal factor on each round, σ = 0.5": Pace(alike, straggling=0.5),
+    }
+    for name, times in cases.items():
+        one = gossip(16, 200, "asynchronous", "complete", "matchings")
+        _, done = timed(one, times)
+        waiting = synchronous_seconds(one, times)
+        print(
+            f"| {name} | {done.seconds:.0f} | {waiting:.0f} | {waiting / done.seconds:.2f} | "
+            f"{done.updates.min()} to {done.updates.max()} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
