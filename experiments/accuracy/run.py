@@ -19,6 +19,8 @@ from pathlib import Path
 import forethought as ft
 from forethought.data import Dataset
 from forethought.jobs.job import Job
+from forethought.jobs.load import Loaded
+from forethought.jobs.request import Request
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 HEADER = (
@@ -54,7 +56,7 @@ def row(name: str, job: Job, data: Dataset, seeds: int) -> str:
     """Train the job once a seed and sum it up in a line of the table."""
     if data.test is None:
         sys.exit(f"{name}: the data set has no test part")
-    plan = job.make_plan(len(data.train))
+    plan = Loaded(Request("", "", job), data, job.build_model(data)).plan()
     accuracies, seconds = [], []
     for seed in range(seeds):
         seeded = job.model_copy(update={"run": job.run.model_copy(update={"seed": seed})})

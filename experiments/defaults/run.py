@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from linear import Column, accuracies, train_columns
-from sets import NAMES, Task, fetch
+from sets import HELD_OUT, LOOKED_AT, NAMES, Task, fetch
 from torch import nn
 
 import forethought as ft
@@ -30,7 +30,7 @@ from forethought.models import build
 from forethought.planning.defaults import default_delta
 
 RESULTS = Path(__file__).with_name("results.csv")
-EPSILONS = (0.5, 1.0, 3.0, 8.0)
+EPSILONS = (0.1, 0.5, 1.0, 3.0, 8.0)
 ROUNDS = (50, 200, 800)
 SHARES = (1 / 64, 1 / 16, 1 / 4, 1)  # of the examples, in a batch
 PATHS = (30, 100, 300, 1_000, 3_000, 10_000)  # step size × rounds/(1 − momentum), in clip norms
@@ -143,7 +143,9 @@ def compare(
     """Default and grid on one data set at one ε, for a linear model."""
     examples = len(task.targets)
     budget = ft.Budget(epsilon, default_delta(examples))
-    plan = ft.plan(examples=examples, budget=budget, parameters=task.parameters)
+    plan = ft.plan(
+        examples=examples, budget=budget, parameters=task.parameters, feature_norm=task.norm
+    )
     seeds = range(FRESH, FRESH + fresh)
     shape = (task.inputs.shape[1],)
     runs = [
@@ -244,17 +246,27 @@ def table(rows: list[Row]) -> str:
         f"{r.behind:+.2f} |"
         for r in rows
     ]
+    lines += [
+        "",
+        *(summary(*group, rows) for group in (("Looked at", LOOKED_AT), ("Held out", HELD_OUT))),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def summary(title: str, names: tuple[str, ...], every: list[Row]) -> str:
+    """In one paragraph, how far the defaults are behind on one group of data sets."""
+    rows = [row for row in every if row.data in names]
+    if not rows:
+        return ""
     worst = max(rows, key=lambda r: r.behind)
     optimistic = max(r.best_when_chosen - r.default_accuracy for r in rows)
     within = sum(r.behind <= 1.5 for r in rows)
-    lines += [
-        "",
-        f"Within 1.5 points of the best in {within} of {len(rows)} cases; the worst is "
+    return (
+        f"{title}: within 1.5 points of the best in {within} of {len(rows)} cases; the worst is "
         f"{worst.model} on {worst.data} at ε = {worst.epsilon:g}, {worst.behind:.2f} behind. "
         f"Median {statistics.median(r.behind for r in rows):+.2f}. Against the best as it was when "
-        f"chosen, an estimate biased upward, the default is at most {optimistic:.2f} behind.",
-    ]
-    return "\n".join(lines) + "\n"
+        f"chosen, an estimate biased upward, the default is at most {optimistic:.2f} behind.\n"
+    )
 
 
 def main() -> None:
