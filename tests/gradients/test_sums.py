@@ -617,3 +617,22 @@ def test_roundings_count_the_depth_of_a_blocked_sum() -> None:
     assert rounding.roundings(100, 30) == 34
     assert rounding.roundings(5, 30) == 6
     assert rounding.gamma(1 << 23, torch.float32) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("batch", "time", "m", "n"), [(300, 1, 10, 8192), (300, 1, 8192, 10), (70, 5, 40, 9000)]
+)
+def test_long_rows_are_added_in_short_slabs(batch: int, time: int, m: int, n: int) -> None:
+    """Several slabs, either side the longer one: against one sum in another order."""
+    left, right = torch.randn(batch, time, m), torch.randn(batch, time, n)
+    factors = torch.rand(batch)
+    outer = Outer([(left, right)])
+    assert batch * time > 2 * outer._slab
+    expected = torch.einsum("b,btm,btn->mn", factors.double(), left.double(), right.double())
+    torch.testing.assert_close(outer.summed(factors, None), expected, rtol=1e-12, atol=1e-10)
+    masses = torch.einsum(
+        "b,bt,bt->", factors.double(), left.double().norm(dim=2), right.double().norm(dim=2)
+    )
+    assert float((outer.summed(factors, None) - expected).norm()) <= 2 * outer.off(None) * float(
+        masses
+    )

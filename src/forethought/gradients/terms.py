@@ -37,8 +37,9 @@ from forethought.gradients.rounding import (
 )
 from forethought.gradients.trees import sum_dtype
 
-# So many terms of a float64 sum are added up at a time.
-SLAB = 1 << 13
+# So many terms of a float64 sum are added up at a time, fewer where they are long: what is
+# converted to float64 then stays in the cache until it is added.
+SLAB, SHORTEST_SLAB, SLAB_NUMBERS = 1 << 13, 1 << 6, 1 << 19
 # A squared norm whose rounding may exceed this share of it is taken again in float64.
 LOOSE = 2.0**-6
 
@@ -243,6 +244,11 @@ class Outer:
         return torch.float64 if torch.float64 in kinds else torch.float32
 
     @property
+    def _slab(self) -> int:
+        _, _, m, n = self._sizes
+        return min(SLAB, max(SHORTEST_SLAB, SLAB_NUMBERS // max(m, n)))
+
+    @property
     def _hot(self) -> bool:
         return any(isinstance(left, OneHot) for left, _ in self.blocks)
 
@@ -252,7 +258,7 @@ class Outer:
         if all(isinstance(left, OneHot) for left, _ in self.blocks):
             return hot
         kind = torch.float64 if length is None else torch.float32
-        return max(hot, gamma(roundings(self.added, length or SLAB) + 6, kind))
+        return max(hot, gamma(roundings(self.added, length or self._slab) + 6, kind))
 
     def _writing_wins(self) -> bool:
         batch, time, m, n = self._sizes
@@ -354,12 +360,16 @@ class Outer:
         weights = scale.expand(*other.shape[:2], 1).reshape(-1, 1)
         one, other = one.flatten(0, 1), other.flatten(0, 1)
 
-        def slab(at: int, to: int) -> Tensor:
-            few, many, scales = one[at:to].double(), other[at:to].double(), weights[at:to]
-            few, many = (few * scales, many) if first else (few, many * scales)
-            return few.t() @ many
+        narrow, wider = (one, other) if first else (other, one)
+        # One buffer: memory that is new for every slab costs as much as the products.
+        many = wider.new_empty(min(self._slab, len(wider)), wider.shape[1], dtype=torch.float64)
 
-        return in_blocks(other.shape[0], SLAB, slab)
+        def slab(at: int, to: int) -> Tensor:
+            few, rows = narrow[at:to].double() * weights[at:to], many[: to - at]
+            rows.copy_(wider[at:to])
+            return few.t() @ rows if first else rows.t() @ few
+
+        return in_blocks(other.shape[0], self._slab, slab)
 
     def rows(self) -> Tensor:
         total: Tensor | None = None
