@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from forethought.cli import app
 from forethought.jobs.job import Job, JobError
+from forethought.jobs.request import from_file, resumed
+from forethought.jobs.train import prepare
+from forethought.jobs.train import run as run_job
+from forethought.training.interruption import Interrupted
+from forethought.training.metrics import Event
 
 JOB = """
 [data]
@@ -139,3 +147,23 @@ def test_a_malformed_about_is_named(wrong: str, job: Path) -> None:
     job.write_text(f"{JOB}[about]\n{wrong}\n")
     with pytest.raises(JobError, match=r"line 12: .*about\."):
         Job.load(job)
+
+
+def test_a_continued_run_keeps_the_threads_that_it_began_with(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another number could round otherwise; it once had to be set back by hand."""
+    job.write_text(JOB.replace("[run]", "[budget]\nepsilon = 2\n[run]\nthreads = 2"))
+    out, seen = tmp_path / "run", []
+
+    def stop(event: Event) -> None:
+        seen.append(torch.get_num_threads())
+        if event.round == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        run_job(prepare(from_file(job)), out, progress=stop)
+    (out / "job.toml").write_text((out / "job.toml").read_text().replace("threads = 2\n", ""))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    run_job(prepare(resumed(out), resume=out), out, resume=True, progress=stop)
+    assert set(seen) == {2} and len(seen) >= 12

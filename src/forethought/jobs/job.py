@@ -248,6 +248,7 @@ class RunSection(_Section):
     noise_seed: _Int | None = None
     micro_batch: _Int | None = Field(default=None, ge=1)
     device: str | None = None
+    threads: _Int | None = Field(default=None, ge=1)
     checkpoint_every: _Int | None = Field(default=None, ge=1)
     metrics: tuple[str, ...] | None = None
 

@@ -170,6 +170,7 @@ def run(
     """Train what was prepared and leave a run folder."""
     from forethought.training.phases import train_until
     from forethought.training.run import train
+    from forethought.training.threads import threads
     from forethought.training.together import leads
 
     loaded = prepared.loaded
@@ -192,13 +193,32 @@ def run(
     }
     # Bare arrays: the plan has the caveats of loading already, in the words of when it was made.
     data = _standardised(prepared, loaded.data, folder, options)
-    if prepared.until is None:
-        found = train(loaded.model, data, prepared.plan, **options)
-    else:
-        found = train_until(loaded.model, data, prepared.plan, accuracy=prepared.until, **options)
+    with threads(_threads(loaded, folder, resume)):
+        if prepared.until is None:
+            found = train(loaded.model, data, prepared.plan, **options)
+        else:
+            found = train_until(
+                loaded.model, data, prepared.plan, accuracy=prepared.until, **options
+            )
     if leads():
         _keep_results(loaded, found, options["test"], folder)
     return found
+
+
+def _threads(loaded: Loaded, folder: Path, resume: bool) -> int:
+    """The job's number, that of the run that is continued, or as many as are free."""
+    import torch
+
+    from forethought.training.checkpointer import threads_of
+    from forethought.training.folder import RunFolder
+    from forethought.training.threads import free_threads
+
+    settings = loaded.request.job.run
+    begun = threads_of(RunFolder(folder)) if resume else None
+    if settings.threads is not None or begun is not None:
+        return settings.threads or begun or 1
+    seeded = settings.seed is not None or settings.noise_seed is not None
+    return free_threads(torch.get_num_threads(), by_load=not seeded)
 
 
 def _keep_results(loaded: Loaded, found: Run, test: tuple[Any, Any] | None, folder: Path) -> None:

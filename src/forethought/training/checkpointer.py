@@ -137,6 +137,14 @@ def continued(folder: RunFolder, plan: Plan | None) -> tuple[Plan, Checkpoint, K
     return stored, saved, Keys.read(folder.checkpoint)
 
 
+def threads_of(folder: RunFolder) -> int | None:
+    """How many threads the run in a folder began with, where it can be continued."""
+    if not (folder.checkpoint / STATE).is_file():
+        return None
+    found = Checkpoint.read(folder.checkpoint).values.get("environment", {}).get("threads")
+    return None if found is None else int(found)
+
+
 def stored_plan(folder: RunFolder) -> Plan | None:
     """The plan that a run in the folder began with, if one did."""
     if (folder.checkpoint / STATE).is_file():
