@@ -54,6 +54,10 @@ TOGETHER = ["tests/rounds/test_together.py"]
 SUMMED = [TESTS + "test_summed.py"]
 DISCRETE = [TESTS + "test_discrete_gaussian.py"]
 VIEWS = ["tests/federated/test_statements.py"]
+GOSSIP = "forethought/gossip/"
+GOSSIP_VIEWS = ["tests/gossip/test_statements.py"]
+DISTANT = ["tests/gossip/test_decentralised.py", "-k", "exponential or independent"]
+MIXING = ["tests/gossip/test_mixing.py", "-k", "one_line or broken"]
 ESTIMATORS = "forethought/estimators/"
 DECLARED = ["tests/estimators/test_declared.py"]
 CALLERS = ["tests/estimators/test_callers.py", "-k", "says_so or named"]
@@ -469,6 +473,25 @@ MUTANTS = [
            "if self._value is not None:", "if False:", OWN_LOOP),
     Mutant("own loop: an earlier batch", OWN + "own_loop.py",
            "if batch is not self._batch:", "if False:", OWN_LOOP),
+    Mutant("gossip: half of what a message tells", GOSSIP + "decentralised.py",
+           "total += rest[place] ** 2 / length", "total += rest[place] ** 2 / (2 * length)",
+           DISTANT),
+    Mutant("gossip: messages are solved one by one", GOSSIP + "decentralised.py",
+           "            if part:\n", "            if False:\n", DISTANT),
+    Mutant("gossip: rounds compose at hidden weights", GOSSIP + "statements.py",
+           "elif rounds > 1 and not _averages(gossip):", "elif False:", GOSSIP_VIEWS),
+    Mutant("gossip: a message too late", GOSSIP + "statements.py",
+           "first = round * gossip.exchanges + 1", "first = round * gossip.exchanges + 2",
+           GOSSIP_VIEWS),
+    Mutant("gossip: an outsider where nothing averages", GOSSIP + "statements.py",
+           'not gossip.tracking and _averages(gossip)', "not gossip.tracking", GOSSIP_VIEWS),
+    Mutant("gossip: the cap is not what the ledger released", GOSSIP + "statements.py",
+           "        released=count,\n", "        released=1,\n", GOSSIP_VIEWS),
+    Mutant("gossip: columns need not sum to one", GOSSIP + "mixing.py",
+           '_sums_to_one("column", worker, columns[worker])', "pass", MIXING),
+    Mutant("gossip: the best round for all of several kinds", ACCOUNTING + "summed.py",
+           "_scaled(mechanism, min(gain for gain, _ in gains))",
+           "_scaled(mechanism, max(gain for gain, _ in gains))", SUMMED),
 ]  # fmt: skip
 
 

@@ -5,6 +5,8 @@ import pytest
 
 from forethought.exchange.codec import DecodeError
 from forethought.exchange.messages import Acknowledgement, Leave, Update
+from forethought.exchange.packing import rounded, widened
+from forethought.gossip.messages import Weights
 from forethought.peers import wire
 
 VECTOR = np.array([1.0, -2.5, 0.0], np.float32)
@@ -17,6 +19,17 @@ def test_a_message_comes_back():
     assert (again.round, again.base) == (7, 3)
     np.testing.assert_array_equal(again.vector, VECTOR)
     assert not again.vector.flags.writeable
+
+
+def test_weights_of_sixteen_bits_take_two_bytes_each():
+    halves = np.array([1.0, -2.5, 0.0078125, 3e20], np.float32)
+    halves = widened(rounded(halves))
+    header, sent = wire.encode(Weights(7, 3, 0, 5, -1, halves))
+    assert sent is not None and sent.nbytes == 8 and wire.halves(header)
+    again = wire.decode(header, sent.copy(), 1e30)
+    assert again.vector.tobytes() == halves.tobytes() and again.count == 5
+    header, sent = wire.encode(Weights(7, 3, 0, 5, -1, np.array([0.1], np.float32)))
+    assert sent is not None and sent.nbytes == 4 and not wire.halves(header)
 
 
 def test_a_message_without_a_vector_comes_back():
@@ -38,6 +51,7 @@ def test_signs_carry_nothing(sign):
         (1, 999, "kind 999 is unknown"),
         (2, 4, "4 entries, where 3 are the most"),
         (2, -1, "-1 entries"),
+        (3, 2, "3 entries"),
     ],
 )
 def test_a_lying_header_is_refused_before_anything_is_allocated(place, value, message):

@@ -256,7 +256,9 @@ class _Pair:
                 kind, length = int(read[1]), wire.length_of(read, self._links.most)
                 vector = None
                 if length:
-                    vector = torch.empty(length)
+                    vector = torch.empty(
+                        length, dtype=torch.int16 if wire.halves(read) else torch.float32
+                    )
                     group.recv([vector], self._other, 1).wait()
                 if kind in (wire.FINISHED, wire.BYE):
                     self.over = True

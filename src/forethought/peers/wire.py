@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 
 from forethought.exchange.codec import DecodeError, layout
 from forethought.exchange.messages import KINDS, Vector
+from forethought.exchange.packing import HALVES, pack, widened
 
 Header = NDArray[np.int64]
 _MAGIC, _INTS = 0x46544750, 8
-# Entries: magic, kind, entries of the vector, then the message's whole numbers.
-HEADER = 3 + _INTS
+# Entries: magic, kind, entries of the vector, whether they are halves, the message's whole numbers.
+_NUMBERS = 4
+HEADER = _NUMBERS + _INTS
 # In place of a kind: a sign of life; the same from a worker that has finished; the last word.
 BEAT, FINISHED, BYE = 0, -1, -2
 SIGNS = (BEAT, FINISHED, BYE)
@@ -36,8 +38,8 @@ def sign(kind: int) -> Header:
     return header
 
 
-def encode(message: Any) -> tuple[Header, Vector | None]:
-    """Header and vector of a registered message.
+def encode(message: Any) -> tuple[Header, NDArray[Any] | None]:
+    """Header and vector of a registered message: float32, or int16 where all are bfloat16.
 
     Raises:
         ValueError: not registered, or more than one vector and whole numbers.
@@ -49,11 +51,16 @@ def encode(message: Any) -> tuple[Header, Vector | None]:
     numbers, vector = _fields(kind)
     header = sign(number)
     for place, name in enumerate(numbers):
-        header[3 + place] = getattr(message, name)
+        header[_NUMBERS + place] = getattr(message, name)
     if vector is None:
         return header, None
     held: Vector = np.ascontiguousarray(getattr(message, vector), dtype=np.float32)
     header[2] = len(held)
+    if dict(layout(kind))[vector] == "packed":
+        form, content = pack(held)
+        if form == HALVES:
+            header[3] = 1
+            return header, np.frombuffer(content, np.int16)
     return header, held
 
 
@@ -70,15 +77,21 @@ def length_of(header: Header, most: int) -> int:
         return 0
     if kind not in KINDS:
         raise DecodeError(f"message kind {kind} is unknown here")
-    if not 0 <= length <= most:
+    if not 0 <= length <= most or int(header[3]) not in (0, 1):
         raise DecodeError(f"a vector of {length} entries, where {most} are the most")
     return length
 
 
-def decode(header: Header, vector: Vector | None, largest: float) -> Any:
+def halves(header: Header) -> bool:
+    """Whether the vector that follows a header has entries of 16 bits."""
+    return bool(header[3])
+
+
+def decode(header: Header, vector: NDArray[Any] | None, largest: float) -> Any:
     """The message of a header and the vector behind it.
 
     Args:
+        vector: float32, or int16 where the header says :func:`halves`.
         largest: norm that no honest vector exceeds.
 
     Raises:
@@ -88,8 +101,10 @@ def decode(header: Header, vector: Vector | None, largest: float) -> Any:
     numbers, name = _fields(kind)
     if (name is None) != (vector is None):
         raise DecodeError(f"{kind.__name__} came {'with' if name is None else 'without'} a vector")
-    values: dict[str, Any] = {n: int(header[3 + place]) for place, n in enumerate(numbers)}
+    values: dict[str, Any] = {n: int(header[_NUMBERS + place]) for place, n in enumerate(numbers)}
     if name is not None and vector is not None:
+        if halves(header):
+            vector = widened(vector.view(np.uint16))
         _require_norm(vector, largest, f"{kind.__name__}.{name}")
         vector.flags.writeable = False
         values[name] = vector
