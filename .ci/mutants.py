@@ -42,6 +42,7 @@ ALLOCATION = [
 ]
 TURNS = [TESTS + "test_exact.py", "-k", "turns"]
 TOLD = [TESTS + "pld/test_told.py", "-k", "not two_rounds and not replace"]
+CHAINS = [TESTS + "pld/test_allocation.py", "-k", "change_by_change"]
 REACH = ["tests/test_mechanism.py", "-k", "move_at_most"]
 CORRELATED = [TESTS + "test_correlated.py"]
 CORRELATED_NOISE = ["tests/rounds/test_correlated_noise.py"]
@@ -144,6 +145,10 @@ MUTANTS = [
            [TESTS + "test_exact.py", "-k", "several_parts"]),
     Mutant("groups: of all parts, with correlated noise", ACCOUNTING + "correlated.py",
            "rounds.groups * separation", "rounds.groups", CORRELATED),
+    Mutant("chains: what is lost on the way", ACCOUNTING + "chains.py",
+           "return (steps - 1) * level + math.log", "return math.log", CHAINS),
+    Mutant("chains: an exchange is one change", ACCOUNTING + "chains.py",
+           "2 * group", "group", CHAINS),
     Mutant("told hits: the place that another record takes", PLD + "told.py",
            "hit, 2 * r if told.blanked else r, r if", "hit, r, 0.0 if", TOLD),
     Mutant("told hits: only one side", PLD + "told.py",

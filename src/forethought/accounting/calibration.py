@@ -20,6 +20,7 @@ from forethought.strategies import Strategy
 
 # How often an estimate is asked where it meets the budget, and how often it is then corrected.
 _STEPS, _ATTEMPTS = 12, 4
+_APART = 0.02
 
 
 def calibrate(
@@ -140,14 +141,20 @@ def _near_estimate(
             break
         before, x = (x, at), following
         at = roughly(x)
-        slope = (at - before[1]) / (x - before[0])
+        if abs(x - before[0]) > _APART:  # nearer ones tell of the estimate's own jumps
+            slope = (at - before[1]) / (x - before[0])
+    known: list[tuple[float, float]] = []
     for _ in range(_ATTEMPTS):
         got = spent(math.exp(x))
         if budget.epsilon * (1 - tolerance) <= got <= budget.epsilon:
             return math.exp(x)
         if not 0 < got < math.inf:
             return None
-        x = x + (target - math.log(got)) / slope
+        known.append((x, math.log(got)))
+        if len(known) > 1 and known[-1][0] != known[-2][0]:
+            secant = (known[-1][1] - known[-2][1]) / (known[-1][0] - known[-2][0])
+            slope = secant if secant * slope > 0 else slope
+        x = x + (target - known[-1][1]) / slope
         if not ends[0] <= x <= ends[1]:
             return None
     return None

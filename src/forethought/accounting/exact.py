@@ -16,6 +16,12 @@ from functools import lru_cache
 
 import numpy as np
 
+from forethought.accounting.chains import (
+    chained_delta,
+    chained_epsilon,
+    log_growth,
+    single_changes,
+)
 from forethought.accounting.convex_order import lawful, of_laws, with_laws, without_laws
 from forethought.accounting.interval import Interval
 from forethought.accounting.limits import (
@@ -43,6 +49,7 @@ _LARGEST_DISTANCE = 1e100
 _MOST_ATTACKED = 16
 # A single round of more components is faster by an integral.
 _FEW_COMPONENTS = 4
+_FIXED_POINT = 8
 # Wider than this, the answer of laws is held against that of pairs.
 _LOOSE = 1e-2
 # How fine the laws are on which whole profiles rest.
@@ -136,6 +143,14 @@ def estimate(mechanism: Mechanism, delta: float, group: int = 1) -> float:
     if not _noisy(mechanism):
         return math.inf
     most = gaussian_epsilon(unsampled_distance(mechanism, group), delta).upper
+    chain = single_changes(mechanism, group)
+    if chain is not None:
+        # Where δ of a single change is what the chain makes δ of.
+        level = wanted = 0.0
+        for _ in range(_FIXED_POINT):
+            wanted = delta * math.exp(-min(log_growth(level, chain[1]), 600.0))
+            level = estimate(chain[0], wanted)
+        return min(most, chain[1] * level)
     counts = parts(mechanism, group)
     if not lawful(counts):
         return most
@@ -222,8 +237,6 @@ def _delta(mechanism: Mechanism, epsilon: float, group: int, accuracy: float) ->
     return _enclose(mechanism, group, accuracy, epsilon=epsilon)
 
 
-# What leaves the range of a double is recognised and bounded where it arises.
-@np.errstate(all="ignore")
 def _enclose(
     mechanism: Mechanism,
     group: int,
@@ -232,6 +245,31 @@ def _enclose(
     delta: float | None = None,
     epsilon: float | None = None,
 ) -> Interval:
+    found = _at_once(mechanism, group, accuracy, delta, epsilon)
+    chain = single_changes(mechanism, group)
+    if chain is None or not 0 < found.upper < math.inf:
+        return found
+    try:
+        curves = privacy_loss(chain[0], accuracy=accuracy)
+    except UnsupportedMechanismError:
+        return found
+    if delta is None:
+        other = chained_delta(curves, chain[1], float(epsilon or 0.0))
+    else:
+        other = chained_epsilon(curves, chain[1], delta, found.upper)
+    return Interval(min(found.lower, other.lower), min(found.upper, other.upper))
+
+
+# What leaves the range of a double is recognised and bounded where it arises.
+@np.errstate(all="ignore")
+def _at_once(
+    mechanism: Mechanism,
+    group: int,
+    accuracy: float,
+    delta: float | None,
+    epsilon: float | None,
+) -> Interval:
+    """All changes at once, by the dominating pairs."""
     if not _noisy(mechanism):
         return Interval(math.inf, math.inf) if delta is not None else Interval(1.0, 1.0)
     # In every batch the records move each release by the group's whole distance.

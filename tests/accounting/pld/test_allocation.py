@@ -21,7 +21,6 @@ from forethought.mechanism import (
     RandomAllocation,
     Rounds,
     Shuffled,
-    UnsupportedMechanismError,
 )
 
 
@@ -150,12 +149,39 @@ def test_one_round_an_epoch_is_a_full_batch() -> None:
     assert one == epsilon(Mechanism(Rounds(3.0, 20, FullBatch())), 1e-5)
 
 
-def test_groups_are_not_amplified_and_exchanged_records_are_refused() -> None:
+def test_groups_and_exchanged_records_go_change_by_change() -> None:
+    # By the definition: neighbours of neighbours, with the sums of all that is lost on the way.
     rounds = Rounds(3.0, 20, RandomAllocation(10))
-    three = epsilon(Mechanism(rounds), 1e-5, 3)
-    assert three == epsilon(Mechanism(Rounds(1.0, 2, FullBatch())), 1e-5)
-    with pytest.raises(UnsupportedMechanismError, match="exchanged"):
-        epsilon(Mechanism(rounds, adjacency="replace-one"), 1e-5)
+    single = Mechanism(rounds, adjacency="zero-out")
+    for mechanism, group, steps in (
+        (Mechanism(rounds), 3, 3),
+        (Mechanism(rounds, adjacency="replace-one"), 1, 2),
+        (Mechanism(rounds, adjacency="replace-one"), 2, 4),
+    ):
+        got = epsilon(mechanism, 1e-5, group)
+        assert got.relative_width < 2e-3
+        for share, enough in ((0.98, False), (1.02, True)):
+            level = share * got.upper / steps
+            lost = delta(single, level).upper * sum(math.exp(j * level) for j in range(steps))
+            assert (lost <= 1e-5) is enough
+        back = delta(mechanism, got.upper, group)
+        assert back.upper <= 1e-5 * (1 + 0.01)
+        assert got.upper < 0.8 * epsilon(Mechanism(Rounds(3.0, 2, FullBatch())), 1e-5, steps).lower
+
+
+def test_an_exchanged_record_of_two_rounds_by_an_integral() -> None:
+    # One epoch of two rounds: (N(a, 0) + N(0, a))/2 against the same with -a, in the plane.
+    a, eps = 0.6, 0.5
+    x = np.linspace(-9, 9, 1200)
+    first, second = np.meshgrid(x, x, indexing="ij")
+
+    def both(c: float) -> np.ndarray:
+        ways = ((first - c) ** 2 + second**2, first**2 + (second - c) ** 2)
+        return sum(np.exp(-0.5 * way) for way in ways) / (4 * math.pi)
+
+    truth = float(np.maximum(both(a) - math.exp(eps) * both(-a), 0).sum()) * (x[1] - x[0]) ** 2
+    mechanism = Mechanism(Rounds(1 / a, 2, RandomAllocation(2)), adjacency="replace-one")
+    assert truth <= delta(mechanism, eps).upper
 
 
 @pytest.mark.parametrize("sigma", [1e-3, 0.05, pytest.param(0.2, marks=pytest.mark.slow), 1e6])

@@ -183,6 +183,7 @@ _ALLOCATION = (
     "and Shenfeld 2025), both directions, bounded in convex order"
 )
 _UNAMPLIFIED = "joint convexity over allocations: one Gaussian for each started epoch"
+_CHAIN = "record by record (group privacy: Vadhan 2017)"
 _POISSON = "Poisson-subsampled Gaussian (Zhu, Dong, Wang 2022, Theorem 11), both directions"
 _AT_DISTANCE_2 = (
     "combined curve at distance 2 (Zhu, Dong, Wang 2022, Theorem 11; advanced joint convexity, "
@@ -210,11 +211,19 @@ SUPPORTED: Mapping[tuple[str, str, str], Cell] = {
     },
     **{
         ("random-allocation", clipping, adjacency): Cell(
-            _ALLOCATION, _allocated, f"{_UNAMPLIFIED}, at g times the distance"
+            _ALLOCATION, _allocated, f"{_UNAMPLIFIED}, at g times the distance; or {_CHAIN}"
         )
         for clipping in CLIPPINGS
         for adjacency in ADJACENCIES
         if adjacency != "replace-one"
+    },
+    **{
+        ("random-allocation", clipping, "replace-one"): Cell(
+            f"{_UNAMPLIFIED}, at distance 2; or {_CHAIN}, blanked and written anew",
+            _epochs,
+            f"{_UNAMPLIFIED}, at 2g; or {_CHAIN}, blanked and written anew",
+        )
+        for clipping in CLIPPINGS
     },
     **{
         ("poisson", clipping, adjacency): Cell(_POISSON, _one_sided, _MIXTURE)
@@ -269,11 +278,6 @@ REFUSED: Mapping[tuple[str, str, str], str] = {
             "shuffled",
             "add-or-remove",
             "one more record shifts every later batch, and no bound is known",
-        ),
-        (
-            "random-allocation",
-            "replace-one",
-            "no amplification theorem is known for a record that is exchanged",
         ),
     )
     for clipping in CLIPPINGS
