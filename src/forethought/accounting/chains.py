@@ -1,11 +1,11 @@
 """Several records, or an exchanged one, as a chain of single changes: group privacy.
 
-Where no amplification theorem covers g changes at once, one for a single change does. If neighbours
-at one change are (e, d)-indistinguishable, P_0(T) ≤ e^e P_1(T) + d ≤ e^(2e) P_2(T) + d e^e + d ≤ …, so
-that s changes are (se, d (e^(se) - 1)/(e^e - 1))-indistinguishable (group privacy: Vadhan 2017, "The
-complexity of differential privacy"). A record that
-is exchanged is blanked and then written anew, two changes under zero-out. It is used for random
-allocation, whose records choose their rounds independently of each other and of what they say.
+Where no amplification theorem covers s changes at once, one for a single change does. If neighbours
+at one change are (x, d)-indistinguishable, P_0(T) ≤ e^x P_1(T) + d ≤ e^(2x) P_2(T) + d e^x + d ≤ …:
+s changes are (sx, d (e^(sx) - 1)/(e^x - 1))-indistinguishable (group privacy: Vadhan 2017, "The
+complexity of differential privacy"). A record that is exchanged is blanked and then written anew,
+two changes under zero-out. Chains are used for random allocation, whose records choose their rounds
+independently of each other and of what they say.
 """
 
 from __future__ import annotations

@@ -210,7 +210,8 @@ def _cells(
         loss = ends
     else:
         second = mass.sum(axis=1)
-        loss = ends[:-1] + np.log1p((mass * np.expm1(rise)).sum(axis=1) / second)
+        most = np.maximum(second, 1e-320)  # where there is nothing, it is left out
+        loss = ends[:-1] + np.log1p((mass * np.expm1(rise)).sum(axis=1) / most)
     kept = second > 0
     loss, second = loss[kept], second[kept]
     first = np.exp(np.log(second) + loss)
