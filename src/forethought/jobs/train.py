@@ -241,7 +241,9 @@ def _keep_results(loaded: Loaded, found: Run, test: tuple[Any, Any] | None, fold
         results = measured(values, targets, None, names)
     else:
         # Labels that were found in the data are not for a page that is handed on.
-        declared: Sequence[Any] | None = loaded.request.job.data.classes
+        section = loaded.request.job.data
+        # Likewise those that forethought init found, until their owner has declared them.
+        declared: Sequence[Any] | None = None if section.columns_measured else section.classes
         if loaded.dataset.multilabel:
             declared = None if encoder is None else encoder.classes
         called = declared or [f"class {n}" for n in range(classes)]
