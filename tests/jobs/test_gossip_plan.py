@@ -90,6 +90,23 @@ def test_the_command_prints_costs_and_saves_the_gossip(tmp_path: Path) -> None:
     assert shown.exit_code == 0 and "paper" in shown.stdout
 
 
+def test_observers_are_named_workers(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(
+        JOB.replace('case = "II"', 'rule = "synchronous"\nexchanges = 3')
+        + 'graph = "exponential"\nmixing = "exponential"\n'
+    )
+    arguments = ["gossip", "plan", str(job), "--json", "--observer", "worker-0"]
+    found = json.loads(CliRunner().invoke(app, arguments).stdout)["workers"]
+    assert found[0]["network_epsilon"] is None
+    assert all(row["network_epsilon"] < row["epsilon"] for row in found[1:])
+    unknown = CliRunner().invoke(app, [*arguments[:-1], "worker-9"])
+    assert "'worker-9' is no worker" in str(unknown.exception)
+    job.write_text(JOB)
+    refused = CliRunner().invoke(app, arguments)
+    assert "no theorem known here" in str(refused.exception)
+
+
 @pytest.mark.slow
 def test_a_rehearsal_ranks_graphs_by_the_time_to_come_near_sync(tmp_path: Path) -> None:
     job = tmp_path / "job.toml"

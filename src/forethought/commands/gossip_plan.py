@@ -29,6 +29,10 @@ def plan(
     ] = False,
     public_proxy: PublicProxy = None,
     repeats: Annotated[int, typer.Option(help="Runs of each graph.", min=1)] = 1,
+    observer: Annotated[
+        list[str] | None,
+        typer.Option(help="A distant worker; ε against what it sees. May be given again."),
+    ] = None,
     save: Annotated[Path | None, typer.Option(help="Write the gossip here.")] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -45,7 +49,7 @@ def plan(
         raise UsageError("--public-proxy goes with --rehearse: add that, or drop it")
     console = console_for(quiet or as_json)
     gossiping = gossip_of(from_file(job_file), data_dir)
-    found = jobs.plan_job(gossiping)
+    found = jobs.plan_job(gossiping, observer or ())
     if save is not None:
         found.gossip.save(save)
     rehearsal = None

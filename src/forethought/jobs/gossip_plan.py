@@ -12,6 +12,7 @@ import numpy as np
 
 from forethought.gossip.gossip import Gossip
 from forethought.jobs.gossip import Gossiping, budgets_of
+from forethought.jobs.job import JobError
 from forethought.jobs.public_proxy import SYNTHETIC, public_records
 from forethought.planning.gossip import GossipPlan, mixings, predict, undisturbed
 
@@ -60,11 +61,26 @@ class GossipRehearsal:
         return None if best.seconds is None else best
 
 
-def plan_job(gossiping: Gossiping) -> GossipPlan:
-    """The costs of a job's gossip."""
+def plan_job(gossiping: Gossiping, observers: Sequence[str] = ()) -> GossipPlan:
+    """The costs of a job's gossip.
+
+    Args:
+        observers: names of distant workers who tell each other what they see.
+
+    Raises:
+        JobError: an observer that is no worker. NetworkViewError: see
+            :func:`~forethought.planning.gossip.predict`.
+    """
+    names = [member.name for member in gossiping.gossip.members]
+    for name in observers:
+        if name not in names:
+            raise JobError(
+                f"--observer {name!r} is no worker of this gossip; there are {names[:20]}"
+            )
     sizes = [len(part) for part in gossiping.parts]
     budgets = budgets_of(gossiping.loaded.request.job, sizes)
-    return predict(gossiping.gossip, budgets, gossiping.times)
+    places = [names.index(name) for name in observers]
+    return predict(gossiping.gossip, budgets, gossiping.times, places)
 
 
 def rehearse(

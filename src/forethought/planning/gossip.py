@@ -53,6 +53,7 @@ class WorkerCost:
         epsilon_without_headroom: the same of the first R rounds, at the same noise.
         outsider_epsilon: against whoever sees final models only.
         paper_epsilon: what A(DP)²SGD's theorem counts, not claimed; None where it has no reading.
+        network_epsilon: against the observers that were named; None: none were, or it is one.
         expected_rounds: in a simulation of the whole gossip. busy: its share of that time.
     """
 
@@ -67,6 +68,7 @@ class WorkerCost:
     epsilon_without_headroom: float
     outsider_epsilon: float
     paper_epsilon: float | None
+    network_epsilon: float | None
     expected_rounds: int
     busy: float
 
@@ -115,12 +117,19 @@ class GossipPlan:
         }
 
 
-def predict(gossip: Gossip, budgets: Sequence[Budget], times: Times) -> GossipPlan:
+def predict(
+    gossip: Gossip, budgets: Sequence[Budget], times: Times, observers: Sequence[int] = ()
+) -> GossipPlan:
     """Costs of a gossip, a row a worker, and the graphs that it could run on.
 
     Args:
         gossip: what everybody would agree on. budgets: of each worker.
         times: of its simulation.
+        observers: distant workers who tell each other what they see; see
+            :func:`~forethought.gossip.statements.worker_statement`.
+
+    Raises:
+        NetworkViewError: no theorem covers what these observers see of this gossip.
     """
     idle = _idle(gossip, times)
     known: dict[int, WorkerCost] = {}
@@ -133,6 +142,7 @@ def predict(gossip: Gossip, budgets: Sequence[Budget], times: Times) -> GossipPl
                 known[member.plan],
                 name=member.name,
                 budget=budgets[worker],
+                network_epsilon=_seen(gossip, worker, observers),
                 expected_rounds=int(idle.rounds[worker]),
                 busy=float(idle.busy[worker] / idle.seconds) if idle.seconds else 0.0,
             )
@@ -196,9 +206,16 @@ def _cost(gossip: Gossip, worker: int, budget: Budget) -> WorkerCost:
         epsilon_without_headroom=short,
         outsider_epsilon=worker_statement(gossip, worker, "outsider").guarantee,
         paper_epsilon=paper,
+        network_epsilon=None,
         expected_rounds=0,
         busy=0.0,
     )
+
+
+def _seen(gossip: Gossip, worker: int, observers: Sequence[int]) -> float | None:
+    if not observers or worker in observers:
+        return None
+    return worker_statement(gossip, worker, "network", observers=observers).guarantee
 
 
 def _route(gossip: Gossip, mixing: Mixing, times: Times) -> Route:

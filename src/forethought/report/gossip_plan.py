@@ -21,8 +21,11 @@ def show(console: Console, plan: GossipPlan) -> None:
     for name in ("worker", "records", "batch", "noise σ", "rounds at most", "expected", "busy"):
         workers.add_column(name)
     seen = Table(title="ε by who sees what")
+    observed = any(row.network_epsilon is not None for row in plan.workers)
     for name in ("worker", "budget", "neighbours", "of R rounds", "outsider", "paper, not claimed"):
         seen.add_column(name)
+    if observed:
+        seen.add_column("observers")
     for row in plan.workers[:SHOWN]:
         workers.add_row(
             row.name,
@@ -39,6 +42,7 @@ def show(console: Console, plan: GossipPlan) -> None:
             row.epsilon_without_headroom,
             row.outsider_epsilon,
             row.paper_epsilon,
+            *((row.network_epsilon,) if observed else ()),
         ]
         seen.add_row(row.name, *("–" if cell is None else f"{cell:.4g}" for cell in cells))
     console.print(workers)
