@@ -340,7 +340,7 @@ LOSSES: dict[str, tuple[Callable[[Any, Any, Any, Any], Any], str]] = {
     "a part of it": (lambda m, x, y, o: criterion(m[3](m[2](m[1](m[0](x)))), y), "0 calls"),
     "prepared": (lambda m, x, y, o: criterion(m(x * 2), y), "move what is done"),
     "shared": (lambda m, x, y, o: criterion(m(x, torch.ones(2)), y), "move what is done"),
-    "no targets": (lambda m, x, y, o: m(x).sum(1), "nothing of the batch"),
+    "no targets": (lambda m, x, y, o: m(x).sum(1), "holds nothing of the batch"),
 }
 
 
@@ -425,18 +425,48 @@ def test_there_are_as_many_rounds_as_planned_and_then_a_statement() -> None:
         iter(loader)
 
 
-def test_a_round_that_fails_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", ["before the release", "after it"])
+def test_a_round_that_fails_ends_the_run_and_what_was_released_is_stated(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by Ctrl-C inside a step: a beginning of the plan was released, and all of it counts."""
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    model, loader, optimizer = opened()
+    batches = iter(loader)
+    for number in range(2):
+        inputs, targets = next(batches)
+        criterion(model(inputs), targets).backward()
+        if number == 0:
+            optimizer.step()
+    at = ("forethought.rounds.private_sum.PrivateSum.add", "torch.optim.SGD.step")
+    with monkeypatch.context() as patched:
+        patched.setattr(at[where == "after it"], interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+    assert type(model) is nn.Sequential
+    for action in (optimizer.step, lambda: iter(loader)):
+        with pytest.raises(RoundError, match="round 1 failed"):
+            action()
+    run = optimizer.finish()
+    count = 1 + (where == "after it")
+    assert len(run.transcript) == count
+    assert f"stopped after {count} of 12 rounds" in run.statement.to_markdown()
+    assert run.statement.mechanism == run.plan.mechanism
+
+
+def test_a_first_round_that_fails_leaves_nothing_to_state(monkeypatch: pytest.MonkeyPatch) -> None:
     model, loader, optimizer = opened()
     inputs, targets = next(iter(loader))
     criterion(model(inputs), targets).backward()
     with monkeypatch.context() as patched:
-        patched.setattr(optimizer._rounds.descent, "step", lambda *_: 1 / 0)
+        patched.setattr("forethought.rounds.private_sum.PrivateSum.add", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             optimizer.step()
-    for action in (optimizer.step, optimizer.finish, lambda: iter(loader)):
-        with pytest.raises(RoundError, match="round 0 failed"):
-            action()
-    assert type(model) is nn.Sequential
+    with pytest.raises(RoundError, match="nothing was released"):
+        optimizer.finish()
 
 
 def test_a_model_is_in_one_loop_at_a_time() -> None:

@@ -43,6 +43,7 @@ from forethought.training.step_sizes import step_sizes
 from forethought.training.together import alone
 
 OWN_LOOP = Caveat("own-loop")
+FINISHED = "the run is finished"
 
 
 class OwnLoop(NamedTuple):
@@ -229,18 +230,19 @@ class _Rounds:
             )
 
     def finish(self, out: str | Path | None, about: About | None) -> Run:
-        if self.closed:
-            raise RoundError(f"{self.closed}: there is no statement")
-        if not self.done:
+        transcript = self._private.transcript
+        if self.closed == FINISHED:
+            raise RoundError(f"{FINISHED}: it has its statement")
+        if not len(transcript):
             raise RoundError("nothing was released yet: there is nothing to state")
-        self.closed = "the run is finished"
+        self.closed = FINISHED
         self._gate.open()
         self.descent.clear()
-        transcript = self._private.transcript
+        # A round that failed was released whole or not at all: either way a beginning of the plan.
         transcript.require(self.plan.mechanism, stopped=True)
         statement = self.statement
-        if self.done < self.plan.rounds:
-            how = f"{self.done} of {self.plan.rounds}"
+        if len(transcript) < self.plan.rounds:
+            how = f"{len(transcript)} of {self.plan.rounds}"
             statement = replace(
                 statement, caveats=(*statement.caveats, Caveat("stopped-early", how))
             )
@@ -377,13 +379,15 @@ class PrivateOptimizer(torch.optim.Optimizer):
     def finish(self, out: str | Path | None = None, about: About | None = None) -> Run:
         """End the loop: the model is as it was but for its weights, and the Statement is written.
 
+        A loop may end early, also because a round failed or was interrupted.
+
         Args:
             out: a new run folder for plan, model, transcript and statement. None keeps nothing.
             about: as for :func:`forethought.train`.
 
         Raises:
-            RoundError: nothing was released, or a round failed. TranscriptError: what was released
-                is not what was accounted. RunFolderExistsError: ``out`` is not empty.
+            RoundError: nothing was released, or the run was finished. TranscriptError: what was
+                released is not what was accounted. RunFolderExistsError: ``out`` is not empty.
         """
         return self._rounds.finish(out, about)
 

@@ -138,9 +138,14 @@ def stated(
                 "the model was given something besides the batch's own tensors: move what is done "
                 "to them into the model or the data set, and what all records share into the model"
             )
-    if not of_inputs or not targets:
-        missing = "the model's arguments" if not of_inputs else "the loss besides the outputs"
-        raise DeferredError(f"{missing} hold nothing of the batch")
+    if not of_inputs:
+        raise DeferredError("the model's arguments hold nothing of the batch")
+    if not targets:
+        raise DeferredError(
+            "the loss besides the model's outputs holds nothing of the batch: compute it from them "
+            "and the targets, as in cross_entropy(outputs.logits, labels, reduction='none'), also "
+            "where the model would compute one of its own"
+        )
     arranged = ArrangedRecords(
         records,
         torch.utils._pytree.tree_map(
