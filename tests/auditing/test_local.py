@@ -22,7 +22,6 @@ SAMPLINGS: dict[str, tuple[Any, Any]] = {
     "without-replacement": (WithoutReplacement(60, EXAMPLES), "replace-one"),
     "shuffled": (Shuffled(60, EXAMPLES), "zero-out"),
     "full-batch": (ft.FullBatch(), "replace-one"),
-    "random-allocation": (ft.RandomAllocation(10), "add-or-remove"),
     "cyclic-poisson": (ft.CyclicPoisson(0.5, 5), "add-or-remove"),
 }
 
