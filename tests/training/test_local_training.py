@@ -183,7 +183,13 @@ local = {local}
 """
 
 
-@pytest.mark.parametrize("sampling", ["poisson", "without-replacement", "shuffled", "full-batch"])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        *("poisson", "without-replacement", "shuffled", "full-batch"),
+        *("random-allocation", "cyclic-poisson"),
+    ],
+)
 @pytest.mark.parametrize(
     ("local", "wanted"),
     [
@@ -197,6 +203,7 @@ local = {local}
 def test_every_cell_comes_from_a_job(sampling: str, local: str, wanted: ft.Local) -> None:
     text = JOB.format(sampling=sampling, local=local)
     text = text.replace("batch = 128\n", "") if sampling == "full-batch" else text
+    text += "parts = 2\n" if sampling == "cyclic-poisson" else ""
     made = Job.parse(text).make_plan(500)
     assert made.local == wanted and made.groups == 4
     assert made.sampling.kind == sampling

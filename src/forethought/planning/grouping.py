@@ -100,7 +100,7 @@ def explain(plan: Plan, parameters: int, why: dict[str, str]) -> None:
         f"above {LOST:g} clipped examples did better in every combination that was measured"
         if noise > (LOST * WON) ** 0.5
         else f"at {WON:g} groups with batch normalisation inside did better than clipped examples, "
-        "and without it worse"
+        "and without it no better"
     )
     why[GROUPS_AGAINST] = (
         f"groups, as asked: with {each:.0f} records a contribution and a sensitivity of 2 the "
