@@ -44,6 +44,7 @@ class OneByOne:
         self._joined = Joined(start)
         self._start = self._joined.join(start)
         self._weights = [torch.empty_like(value) for value in self._start]
+        self._pieces = self._joined.part(self._weights)
 
     def update(self, inputs: Any, targets: Any, seed: int) -> dict[str, Tensor]:
         """Name → weight change that a group's records make, not finite where it overflowed.
@@ -74,7 +75,7 @@ class OneByOne:
         taken = Displacement(self._local, self._start)
         for number, order in enumerate(steps(size, self._local, seed)):
             if number:  # at first they are there, and after the last step nobody looks
-                for parameter, weight in zip(parameters, joined.part(weights), strict=True):
+                for parameter, weight in zip(parameters, self._pieces, strict=True):
                     parameter.data.copy_(weight)
             for parameter in parameters:
                 parameter.grad = None
