@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from forethought.gradients import trees
 from forethought.gradients.trees import Loss
 from forethought.local.enclosure import Bare, Enclosure
-from forethought.local.joined import Joined
 from forethought.local.known import separable
 from forethought.local.optimizers import Displacement
 from forethought.local_updates import Local, imported
@@ -40,11 +39,8 @@ class OneByOne:
             if self._function is None and separable(model, loss)
             else Enclosure(model, loss, self._function)
         )
-        start = list(self._enclosure.start.values())
-        self._joined = Joined(start)
-        self._start = self._joined.join(start)
-        self._weights = [torch.empty_like(value) for value in self._start]
-        self._pieces = self._joined.part(self._weights)
+        self._weights = [torch.empty_like(value) for value in self._enclosure.first]
+        self._pieces = self._enclosure.joined.part(self._weights)
 
     def update(self, inputs: Any, targets: Any, seed: int) -> dict[str, Tensor]:
         """Name → weight change that a group's records make, not finite where it overflowed.
@@ -68,11 +64,11 @@ class OneByOne:
     def _descend(
         self, alone: Mode, inputs: Any, targets: Any, size: int, seed: int
     ) -> dict[str, Tensor]:
-        trained = self._enclosure.trained
-        parameters, joined, weights = list(trained.values()), self._joined, self._weights
-        for weight, value in zip(weights, self._start, strict=True):
+        trained, joined, weights = self._enclosure.trained, self._enclosure.joined, self._weights
+        parameters = list(trained.values())
+        for weight, value in zip(weights, self._enclosure.first, strict=True):
             weight.copy_(value)
-        taken = Displacement(self._local, self._start)
+        taken = Displacement(self._local, self._enclosure.first)
         for number, order in enumerate(steps(size, self._local, seed)):
             if number:  # at first they are there, and after the last step nobody looks
                 for parameter, weight in zip(parameters, self._pieces, strict=True):

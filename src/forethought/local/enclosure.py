@@ -22,6 +22,7 @@ from forethought.gradients.draws import seeded
 from forethought.gradients.fallback import Alone
 from forethought.gradients.state import State
 from forethought.gradients.surroundings import Surroundings
+from forethought.local.joined import Joined
 
 Work = Callable[[AbstractContextManager[Any]], Mapping[str, Tensor]]
 
@@ -34,12 +35,16 @@ class Bare:
 
     Attributes:
         trained: name → trainable parameter. start: name → its value when the round began.
+        joined: lays them end to end. first: what they were when the round began, so laid.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        self.start = {name: p.detach().clone() for name, p in self.trained.items()}
+        values = [p.detach() for p in self.trained.values()]
+        self.joined = Joined(values)
+        self.first = self.joined.join(values)
+        self.start = dict(zip(self.trained, self.joined.part(self.first), strict=True))
 
     def run(self, work: Work, seed: int) -> dict[str, Tensor]:
         """One group's update; see :meth:`Enclosure.run`."""
@@ -65,12 +70,16 @@ class Enclosure:
 
     Attributes:
         trained: name → trainable parameter. start: name → its value when the round began.
+        joined: lays them end to end. first: what they were when the round began, so laid.
     """
 
     def __init__(self, model: nn.Module, *roots: object) -> None:
         self.model = model
         self.trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        self.start = {name: p.detach().clone() for name, p in self.trained.items()}
+        values = [p.detach() for p in self.trained.values()]
+        self.joined = Joined(values)
+        self.first = self.joined.join(values)
+        self.start = dict(zip(self.trained, self.joined.part(self.first), strict=True))
         modules = list(model.named_modules())
         try:
             if boundary.saving_hooks_in_force():

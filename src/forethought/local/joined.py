@@ -21,9 +21,9 @@ class Joined:
         self._together = len({(p.dtype, p.device) for p in parameters}) == 1
 
     def join(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """A copy of the tensors as one vector, in a list; their own list where types differ."""
+        """A copy of the tensors as one vector, in a list; copies one by one where types differ."""
         if not self._together:
-            return list(tensors)
+            return [tensor.clone() for tensor in tensors]
         return [torch.cat([tensor.flatten() for tensor in tensors])]
 
     def part(self, joined: Sequence[Tensor]) -> list[Tensor]:
