@@ -26,6 +26,7 @@ USUAL = {"sgd": 0.1, "adam": 1e-3}
 MIDDLE = (64, 16, 1, 1.0)
 CHANGES = [
     MIDDLE,
+    (32, 8, 1, 1.0),
     *((size, 16, 1, 1.0) for size in (16, 32, 128)),
     *((64, step, 1, 1.0) for step in (4, 8, 32)),
     (64, 16, 2, 1.0),

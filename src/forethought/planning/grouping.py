@@ -23,8 +23,9 @@ if TYPE_CHECKING:  # which asks what runs inside a group
 # In a plan's reasons: what groups cost against clipped examples.
 GROUPS_AGAINST = "groups against examples"
 # Noise against signal of groups of 64 records at which batch normalisation inside made them better
-# than clipped examples, and at which they still were worse.
-WON, LOST = 0.05, 0.16
+# than clipped examples, and at which they still were worse; and at which the step size, which grows
+# as noise falls, was too long for some of them.
+WON, LOST, TOO_LONG = 0.05, 0.16, 0.013
 
 
 def local_of(given: Local | str | Mapping[str, Any] | None) -> Local | None:
@@ -92,7 +93,7 @@ def explain(plan: Plan, parameters: int, why: dict[str, str]) -> None:
         why["inner steps"] = (
             f"one pass in steps of {local.step} records: fewer and larger ones, a second pass, and "
             "step sizes a third or three times as long were no better by more than seeds differ; "
-            "ten times shorter or longer ones were worse"
+            "ten times shorter ones were worse, ten times longer ones of plain SGD too"
         )
     each = plan.batch / plan.groups
     noise = noise_to_signal(plan, parameters)
@@ -102,6 +103,10 @@ def explain(plan: Plan, parameters: int, why: dict[str, str]) -> None:
         else f"at {WON:g} groups with batch normalisation inside did better than clipped examples, "
         "and without it no better"
     )
+    if noise < (WON * TOO_LONG) ** 0.5:
+        measured += (
+            f"; at {TOO_LONG:g} steps of the planner's length were too long for some of them"
+        )
     why[GROUPS_AGAINST] = (
         f"groups, as asked: with {each:.0f} records a contribution and a sensitivity of 2 the "
         f"noise is about {2 * each:.0f} times that of clipped examples for the same signal, "
