@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from forethought.federated.federation import Federation, FederationError, Member
+from forethought.federated.federation import (
+    Federation,
+    FederationError,
+    Member,
+    ServerOptimizer,
+)
 from forethought.federated.secure_aggregation.messages import MaskedSum, MaskKeys
 from forethought.federated.secure_aggregation.session import secure_sum
 from forethought.federated.secure_aggregation.settings import (
@@ -18,11 +25,13 @@ from forethought.federated.secure_aggregation.settings import (
 from forethought.federated.secure_aggregation.shared_noise import secured
 from forethought.federated.secure_training import train_securely
 from forethought.federated.server_optimizers import moved
+from forethought.federated.simulate import SimulatedRun, simulate
+from forethought.federated.simulator import Times
 from forethought.federated.statements import client_statement
 from forethought.federated.synchronous import cohort_of
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.mechanism import Mechanism, Poisson, Rounds
-from forethought.plans import Plan
+from forethought.plans import Averaging, Plan
 from forethought.rounds.grid import add_grid_noise
 from forethought.rounds.grid_step import grid
 from forethought.rounds.losses import cross_entropy
@@ -112,6 +121,43 @@ def test_cohorts_are_summed_as_in_the_clear_and_cost_what_their_clients_released
         spent[len(transcript)] = made.guarantee
         assert any(note.code == "no-client-amplification" for note in made.caveats)
     assert [spent[count] for count in sorted(spent)] == sorted(spent.values())
+
+
+def test_an_interrupted_training_behind_masks_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    plain = replace(
+        agreed(),
+        secure=None,
+        cohort=4,
+        server=ServerOptimizer("adam", 0.1),
+        averaging=Averaging("exponential"),
+    )
+    federation = secured(plain, SecureAggregation(4, dropouts=1))
+    shares = [(h.records.inputs, h.records.targets) for h in brought(federation)[1]]
+
+    class StopError(Exception):
+        pass
+
+    def stop(done: int, most: int) -> None:
+        if done == 2:
+            raise StopError
+
+    def run(**changes: Any) -> tuple[SimulatedRun, np.ndarray]:
+        shared, _ = brought(federation)
+        times = Times([1.0] * CLIENTS)
+        found = simulate(shared.model, shares, federation, times, **changes)
+        return found, SharedModel(shared.model).read()
+
+    out = tmp_path / "run"
+    whole, expected = run(seeds=Seeds(1, 1))
+    with pytest.raises(StopError):
+        run(seeds=Seeds(1, 1), out=out, progress=stop)
+    begun: list[int] = []
+    found, weights = run(out=out, resume=True, progress=lambda done, most: begun.append(done))
+    assert begun == [3, 4] and np.array_equal(weights, expected)
+    assert [len(one.mechanism) if one else 0 for one in found.statements] == [
+        len(one.mechanism) if one else 0 for one in whole.statements
+    ]
+    assert not (out / "secure-state").exists() and not (out / "keys").exists()
 
 
 def test_every_client_has_spent_what_it_released_even_in_lost_rounds() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from forethought.exchange.messages import Vector
+from forethought.exchange.storing import Storage
 from forethought.federated.federation import Federation, FederationError
 from forethought.federated.reporting import ReportedAverage
 from forethought.federated.secure_aggregation.session import secure_sum
@@ -23,7 +24,8 @@ from forethought.federated.secure_aggregation.settings import (
     SecureAggregationError,
 )
 from forethought.federated.secure_aggregation.shared_noise import require_room
-from forethought.federated.server_optimizers import Moments, moved
+from forethought.federated.secure_checkpoint import Standing
+from forethought.federated.server_optimizers import moved
 from forethought.federated.synchronous import cohort_of
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.rounds.grid_step import grid
@@ -58,6 +60,7 @@ def train_securely(
     lost: Lost = lambda _round, _sender, _message: False,
     entropy: Callable[[int], bytes] = secrets.token_bytes,
     progress: Callable[[int, int], None] | None = None,
+    storage: Storage | None = None,
 ) -> SecurelyTrained:
     """Train a federation whose server sees sums only; the model carries the reported weights.
 
@@ -66,6 +69,8 @@ def train_securely(
         federation: with ``secure``, see :func:`~.secure_aggregation.shared_noise.secured`.
         lost: which messages do not arrive.
         entropy: n → n secret bytes, for keys and masks.
+        progress: called with rounds so far and all of them.
+        storage: keeps where it stands after every round, and goes on from there.
 
     Raises:
         FederationError: no secure aggregation, or holders of other plans.
@@ -96,15 +101,19 @@ def train_securely(
         for holder in holders
     ]
     step_size = step_sizes(federation.plan(0))
-    weights = shared.read()
+    now = Standing(shared.read())
     average = None
     if federation.averaging.kind != "none":
-        average = ReportedAverage(federation, shared.layout, weights)
-    moments: Moments = {}
-    version = 0
-    survivors: list[tuple[int, ...]] = []
-    for index in range(federation.rounds):
-        shared.write(weights)
+        average = ReportedAverage(federation, shared.layout, now.weights)
+    known = None if storage is None else Standing.load(storage)
+    if known is not None:
+        now = known
+        for one, values, norm in zip(rounds, now.transcripts, now.clip_norms, strict=True):
+            one.transcript, one.clip_norm = Transcript.from_values(values), norm
+        if average is not None and now.average is not None:
+            average.restore(now.average)
+    for index in range(now.index, federation.rounds):
+        shared.write(now.weights)
         sums, divisors = {}, {}
         for client in cohort_of(federation, index, np.array(members)):
             with rounds[client]:
@@ -114,6 +123,7 @@ def train_securely(
             sums[client] = noised.vector.cpu().numpy()
             divisors[client] = noised.round.divisor
             step, _ = grid(noised.round.noise_std, noised.round.clip_norm, shared.layout.size)
+        who: tuple[int, ...] = ()
         try:
             opened, who = secure_sum(
                 settings,
@@ -125,17 +135,23 @@ def train_securely(
                 entropy=entropy,
             )
         except SecureAggregationError:
-            survivors.append(())  # the model stays; what was released is in the transcripts
-            continue
-        survivors.append(who)
-        mean = opened / sum(divisors[client] for client in who)
-        weights = moved(federation.server, moments, weights, -step_size(version) * mean)
-        version += 1
-        if average is not None:
-            average.update(version, weights)
+            pass  # the model stays; what was released is in the transcripts
+        else:
+            mean = opened / sum(divisors[client] for client in who)
+            change = -step_size(now.version) * mean
+            now.weights = moved(federation.server, now.moments, now.weights, change)
+            now.version += 1
+            if average is not None:
+                average.update(now.version, now.weights)
+                now.average = average.weights
+        now.survivors.append(who)
+        now.index = index + 1
+        if storage is not None:
+            now.transcripts = [one.transcript.to_values() for one in rounds]
+            now.clip_norms = [one.clip_norm for one in rounds]
+            now.save(storage)
         if progress is not None:
-            progress(index + 1, federation.rounds)
-    if average is not None:
-        weights = average.weights
+            progress(now.index, federation.rounds)
+    weights = now.weights if average is None else average.weights
     shared.write(weights)
-    return SecurelyTrained(weights, tuple(one.transcript for one in rounds), tuple(survivors))
+    return SecurelyTrained(weights, tuple(one.transcript for one in rounds), tuple(now.survivors))

@@ -16,8 +16,10 @@ from forethought.accounting.assumptions import Randomness
 from forethought.accounting.statement import Statement
 from forethought.exchange import events as on
 from forethought.exchange.messages import Vector
+from forethought.exchange.storage import FolderStorage
 from forethought.federated.federation import Federation, FederationError
 from forethought.federated.reporting import ReportedAverage
+from forethought.federated.secure_checkpoint import STATE
 from forethought.federated.secure_training import train_securely
 from forethought.federated.simulator import Simulated, Simulator, Times
 from forethought.federated.statements import client_statement
@@ -150,12 +152,10 @@ def simulate(
             for c, one in enumerate(records)
         ]
         if federation.secure is not None:
-            if resume:
-                raise FederationError(
-                    "under secure aggregation a simulation is made in one go: begin again in a "
-                    "folder of its own"
-                )
-            run = _securely(federation, holders, times, shared, chosen, held_out, secrets, progress)
+            storage = None if folder is None else FolderStorage(folder)
+            run = _securely(
+                federation, holders, times, shared, chosen, held_out, secrets, progress, storage
+            )
             if folder is not None:
                 _finish(folder, run, shared)
             return run
@@ -294,9 +294,10 @@ def _securely(
     test: Records | None,
     secrets: Secrets,
     progress: Progress | None,
+    storage: FolderStorage | None,
 ) -> SimulatedRun:
     """Rounds behind real masks; their times are those of the machines without training."""
-    trained = train_securely(shared, holders, federation, progress=progress)
+    trained = train_securely(shared, holders, federation, progress=progress, storage=storage)
     rounds = np.array([len(transcript) for transcript in trained.transcripts])
     done = replace(rehearsed(federation, times), weights=trained.weights, rounds=rounds)
     randomness = Randomness(
@@ -327,4 +328,5 @@ def _finish(folder: Path, run: SimulatedRun, shared: SharedModel) -> None:
     text = json.dumps(run.summary(), indent=2)
     (folder / SUMMARY).write_text(text, encoding="utf-8")
     wipe(folder / KEYS)
-    (folder / RECORD).unlink(missing_ok=True)
+    for state in (RECORD, STATE):
+        (folder / state).unlink(missing_ok=True)
