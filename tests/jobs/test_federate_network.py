@@ -320,7 +320,7 @@ def test_a_ledger_that_was_set_back_stops_the_client_and_keeps_its_secrets(
         driver.received(sealing.seal(0, Model(4, 4, start)), -1)
         return driver
 
-    took = jobs.take_part_in_job(request, keys / "a", tmp_path / "a", carry=carry)
+    took = jobs.take_part_in_job(request, keys / "a", tmp_path / "a", carry=carry, witness=tmp_path)
     assert (took.reason, took.over, took.updates) == ("ledger set back", False, 0)
     assert took.alarms[0].code == "ledger set back" and (tmp_path / "a" / KEYS).exists()
 
@@ -409,12 +409,14 @@ def test_a_client_that_leaves_for_good_is_not_waited_for(
         "server",
     )
     first = in_thread(
-        lambda: jobs.take_part_in_job(request, keys / "a", tmp_path / "a", address=address),
+        lambda: jobs.take_part_in_job(
+            request, keys / "a", tmp_path / "a", address=address, witness=tmp_path
+        ),
         results,
         "a",
     )
     leaving = jobs.take_part_in_job(
-        request, keys / "b", tmp_path / "b", address=address, leave=True
+        request, keys / "b", tmp_path / "b", address=address, leave=True, witness=tmp_path
     )
     assert (leaving.reason, leaving.updates, leaving.statement) == ("stopped by its owner", 0, None)
     for thread in (server, first):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -73,7 +74,11 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def node_config(job: Path, out: Path, name: str) -> dict[str, str]:
-    return {"job": str(job), "keys": str(job.parent / "keys" / name), "out": str(out / name)}
+    # A copy for every trial of the run: beside the keys is counted what has left.
+    own = out / "keys" / name
+    if not own.exists():
+        shutil.copytree(job.parent / "keys" / name, own)
+    return {"job": str(job), "keys": str(own), "out": str(out / name)}
 
 
 def in_turns(job: Path, out: Path, lose: Callable[[int], bool] = lambda number: False) -> None:
@@ -154,7 +159,7 @@ def test_over_grpc_as_in_turns(job: Path, reference: Path, tmp_path: Path) -> No
     threads += [
         threading.Thread(
             target=lambda name=name: jobs.take_part_in_job(
-                request, keys / name, tmp_path / name, address=address
+                request, keys / name, tmp_path / name, address=address, witness=tmp_path
             ),
             daemon=True,
         )

@@ -17,14 +17,15 @@ _DIGITS = 20
 
 
 class Witness:
-    """The count of one run.
+    """The count of one member in one run.
 
     Args:
         folder: not the ledger's, and not in the same backup; it exists. run_id: 32 bytes.
+        member: its place in the roster.
     """
 
-    def __init__(self, folder: Path, run_id: bytes) -> None:
-        self.path = folder / f"released-{run_id.hex()[:16]}"
+    def __init__(self, folder: Path, run_id: bytes, member: int) -> None:
+        self.path = folder / f"released-{run_id.hex()[:16]}-{member}"
 
     def require(self, updates: int) -> None:
         """Refuse a ledger that has fewer updates than have left.
@@ -41,7 +42,8 @@ class Witness:
         if int(text or 0) > updates:
             raise LedgerError(
                 f"{int(text)} updates have left this client, its ledger has {updates}: the ledger "
-                "was set back. Nothing more is released; restore the newest ledger"
+                "was set back. Nothing more is released: restore the newest ledger; a run from the "
+                "beginning is another run, with keys and federation of its own"
             )
 
     def note(self, updates: int) -> None:

@@ -141,7 +141,7 @@ def take_part(
         server = {SERVER: bytes.fromhex(roster.server.public_key)}
         endpoint = Endpoint(federation.run_id, me, keys.signing, server, federation.parameters)
         ledger = ClientLedger(storage, endpoint, share.records.digest(own.identity))
-        kept = None if witness is None else Witness(witness, federation.run_id)
+        kept = None if witness is None else Witness(witness, federation.run_id, me)
         if kept is not None:
             kept.require(ledger.read().updates)
         trainer = ClientTrainer(
