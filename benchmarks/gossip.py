@@ -57,9 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--large", action="store_true")
     large = parser.parse_args().large
-    print(
-        "| workers | rounds each | rule | graph, mixing | µs a round, median of 3 | seconds in all |"
-    )
+    print("| workers | rounds each | rule | graph, mixing | µs a round | seconds in all |")
     print("| --- | --- | --- | --- | --- | --- |")
     rows: list[tuple[int, int, Rule, str, str, int]] = [
         (16, 300, "asynchronous", "complete", "matchings", 3),
