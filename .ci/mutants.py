@@ -57,6 +57,7 @@ DISCRETE = [TESTS + "test_discrete_gaussian.py"]
 VIEWS = ["tests/federated/test_statements.py"]
 GOSSIP = "forethought/gossip/"
 GOSSIP_VIEWS = ["tests/gossip/test_statements.py"]
+WORKER = ["tests/gossip/test_asynchronous.py", "-k", "plan_has or set_back"]
 DISTANT = ["tests/gossip/test_decentralised.py", "-k", "exponential or independent"]
 MIXING = ["tests/gossip/test_mixing.py", "-k", "one_line or broken"]
 ESTIMATORS = "forethought/estimators/"
@@ -478,6 +479,11 @@ MUTANTS = [
            "if self._value is not None:", "if False:", OWN_LOOP),
     Mutant("own loop: an earlier batch", OWN + "own_loop.py",
            "if batch is not self._batch:", "if False:", OWN_LOOP),
+    Mutant("gossip: a round beyond the plan", GOSSIP + "worker.py",
+           "or self.updates >= self.limit:", "or self.updates > self.limit:", WORKER),
+    Mutant("gossip: a ledger set back by one", GOSSIP + "asynchronous.py",
+           "        if message.known > self.own.updates:",
+           "        if message.known > self.own.updates + 1:", WORKER),
     Mutant("gossip: half of what a message tells", GOSSIP + "decentralised.py",
            "total += rest[place] ** 2 / length", "total += rest[place] ** 2 / (2 * length)",
            DISTANT),
