@@ -220,11 +220,11 @@ class AsynchronousWorker:
             del self._sent[oldest]
         targets, sources = self._with_whom(step)
         own = self.own
-        said = self.gossip.compression.said(own.held) if targets or sources else own.held
-        self._sent[step] = _Sent(said, own.count, sources)
+        told = self.gossip.compression.received(own.held) if targets or sources else own.held
+        self._sent[step] = _Sent(told, own.count, sources)
         left = -1 if self._left is None else self._left
         effects: Effects = [
-            Send(other, own.message(step, self._known.get(other, 0), left, said))
+            Send(other, own.message(step, self._known.get(other, 0), left, told))
             for other in targets
         ]
         if self._early:

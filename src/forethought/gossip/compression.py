@@ -76,7 +76,7 @@ class Compression:
         """What the mixing's weights are multiplied by: few changes a message take smaller steps."""
         return 1.0 if self.fraction is None else min(1.0, 2 * self.fraction)
 
-    def said(self, vector: Vector) -> Vector:
+    def received(self, vector: Vector) -> Vector:
         """The weights as the receiver has them, where nothing has to be remembered.
 
         Raises:

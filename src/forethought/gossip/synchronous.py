@@ -109,9 +109,9 @@ class SynchronousWorker:
         """To all receivers; and what each of them has of this worker is kept to compare with."""
         near = set(receivers) | set(self._sources)
         if self._replicas is None:
-            said = self.gossip.compression.said(self.own.held) if near else self.own.held
-            self._before = dict.fromkeys(near, said)
-            message = self.own.message(self.step, 0, vector=said)
+            told = self.gossip.compression.received(self.own.held) if near else self.own.held
+            self._before = dict.fromkeys(near, told)
+            message = self.own.message(self.step, 0, vector=told)
             return [Send(one, message) for one in receivers]
         effects: Effects = []
         for one in receivers:

@@ -154,5 +154,5 @@ class Releases:
         Args:
             vector: what stands for the weights, compressed; None: the weights themselves.
         """
-        said = self.held if vector is None else vector
-        return Weights(self.updates, step, known, self.count, left, said)
+        told = self.held if vector is None else vector
+        return Weights(self.updates, step, known, self.count, left, told)
