@@ -7,6 +7,8 @@ against the client's own plan.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -54,21 +56,34 @@ def audit_client(
         ValueError: a plan whose records do not make independent games.
     """
     whole("clients", clients)
+    require_games(plan)
+    small = shortened(plan, rounds)
+    generator = np.random.default_rng(seed)
+    games = holder_games(small, min(canaries, plan.examples), clients, generator, received)
+    return judge(small, games, contributions(small))[0]
+
+
+def require_games(plan: Plan) -> None:
+    """Refuse a plan whose records do not make independent games. Raises ValueError."""
     if directed(plan) or plan.clip.rule == "quantile":
         raise ValueError(
             "a client is audited where every record is a game of its own: a plan that clips "
             "examples, to a fixed norm, without batches of a fixed size under add-or-remove"
         )
-    small = shortened(plan, rounds)
-    games = client_games(small, min(canaries, plan.examples), clients, np.random.default_rng(seed))
-    return judge(small, games, contributions(small))[0]
 
 
-def client_games(plan: Plan, canaries: int, clients: int, generator: np.random.Generator) -> Games:
-    """Run one federation; every canary of its first client is a game.
+def holder_games(
+    plan: Plan,
+    canaries: int,
+    holders: int,
+    generator: np.random.Generator,
+    listen: Callable[[Plan, list[PlantedRecords]], Array],
+) -> Games:
+    """Train once with others; every canary of the first holder is a game.
 
     Args:
-        plan: of every client. canaries: how many records of the first take part in games.
+        plan: of every holder. canaries: how many records of the first take part in games.
+        listen: trains, and says what an attacker made of the first holder's noised sums.
     """
     inside, outside = contributions(plan)
     there = generator.random(canaries) < 0.5
@@ -78,7 +93,7 @@ def client_games(plan: Plan, canaries: int, clients: int, generator: np.random.G
     weight[:canaries] = np.where(there, inside, outside) * LARGE
     planted = PlantedRecords(index, weight, plan.clip.norm, canaries + 1)
     blank = PlantedRecords(np.full(plan.examples, canaries), weight * 0, plan.clip.norm, 1)
-    seen = received(plan, [planted] + [blank] * (clients - 1))[:, :canaries] / plan.clip.norm
+    seen = listen(plan, [planted] + [blank] * (holders - 1))[:, :canaries] / plan.clip.norm
     score = log_likelihood_ratio(
         plan.mechanism, scales(plan, [1.0] * plan.rounds), seen, inside, outside
     )
