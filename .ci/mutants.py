@@ -471,6 +471,8 @@ MUTANTS = [
            "forethought/gradients/parts.py",
            "return Dense(term.values[start:end])", "return Dense(term.values[: end - start])",
            TOGETHER),
+    Mutant("statement: another model file", "forethought/accounting/verification.py",
+           "about.model != case.model:", "False:", ["tests/accounting/test_about.py"]),
     Mutant("own loop: a model that was changed", OWN + "own_loop.py",
            "if _hash(self.model) != self._left:", "if False:", OWN_LOOP),
     Mutant("own loop: gradients accumulated over batches", OWN + "own_loop.py",
