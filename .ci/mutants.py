@@ -440,7 +440,7 @@ MUTANTS = [
            "if self.base <= self._last:", "if self.base < self._last:", CLIENT),
     Mutant("federation: a policy that allows twice as much", FEDERATED + "federation.py",
            "if found > self.epsilon:", "if found > 2 * self.epsilon:", CLIENT),
-    Mutant("federation: steps that climb", FEDERATED + "own_model.py",
+    Mutant("federation: steps that climb", FEDERATED + "pieces.py",
            "np.subtract(weights, step * scale, out=out)",
            "np.add(weights, step * scale, out=out)", CLIENT),
     Mutant("federation: a cadence that begins when a batch is ready", FEDERATED + "client.py",

@@ -11,7 +11,8 @@ from tests.federated.machines import federation
 from forethought.exchange import events as on
 from forethought.exchange.messages import SERVER, Model, Vector
 from forethought.federated.client import ClientMachine
-from forethought.federated.own_model import CHUNK, OwnModel, subtract_step
+from forethought.federated.own_model import OwnModel
+from forethought.federated.pieces import PIECE, add_weighted, subtract_step
 
 
 def vectors(length: int) -> tuple[Vector, Vector]:
@@ -19,7 +20,7 @@ def vectors(length: int) -> tuple[Vector, Vector]:
     return drawn[0], drawn[1]
 
 
-@pytest.mark.parametrize("length", [1, 7, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5])
+@pytest.mark.parametrize("length", [1, 7, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 5])
 def test_a_step_has_the_bits_of_the_plain_expression(length: int) -> None:
     weights, step = vectors(length)
     kept = weights.copy()
@@ -29,6 +30,9 @@ def test_a_step_has_the_bits_of_the_plain_expression(length: int) -> None:
     assert own.vector is own.vector and np.array_equal(weights, kept)
     subtract_step(weights, step, 0.1, weights)
     assert weights.tobytes() == expected.tobytes()
+    total = kept + step * np.float32(0.3)
+    add_weighted(kept, step, 0.3)
+    assert kept.tobytes() == total.tobytes()
 
 
 def test_steps_on_steps_are_made_in_order_and_travel_between_processes() -> None:

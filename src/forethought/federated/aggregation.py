@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from forethought.exchange.messages import Vector
 from forethought.federated.federation import Robust
+from forethought.federated.pieces import add_weighted
 
 Sum = NDArray[np.float64]
 # Vectors that are added up in float32 before they join the rest.
@@ -63,7 +64,6 @@ class Mean:
         self._total = 0.0
         self._sum: Sum | None = None
         self._part: Vector | None = None
-        self._scratch: Vector | None = None
 
     def add(self, vector: Vector, share: float) -> None:
         if self._bound is not None:
@@ -72,10 +72,7 @@ class Mean:
         if self._part is None:
             self._part = vector * weight
         else:
-            if self._scratch is None:
-                self._scratch = np.empty_like(self._part)
-            np.multiply(vector, weight, out=self._scratch)
-            self._part += self._scratch
+            add_weighted(self._part, vector, share)
         self._total += float(weight)
         self.count += 1
         if self.count % TOGETHER == 0:

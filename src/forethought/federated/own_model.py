@@ -12,9 +12,7 @@ import numpy as np
 
 from forethought.exchange.events import HasVector
 from forethought.exchange.messages import Vector
-
-# Elements that are scaled and subtracted at once, so that what lies between stays in cache.
-CHUNK = 1 << 15
+from forethought.federated.pieces import subtract_step
 
 
 class OwnModel:
@@ -46,19 +44,6 @@ class OwnModel:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _made, (self.vector,)
-
-
-def subtract_step(weights: Vector, step: Vector, size: float, out: Vector) -> None:
-    """``out = weights − size·step``, each product rounded; ``out`` may be ``weights``."""
-    scale, length = np.float32(size), len(weights)
-    if length <= CHUNK:
-        np.subtract(weights, step * scale, out=out)
-        return
-    scratch = np.empty(CHUNK, dtype=np.float32)
-    for begin in range(0, length, CHUNK):
-        end = min(begin + CHUNK, length)
-        scaled = np.multiply(step[begin:end], scale, out=scratch[: end - begin])
-        np.subtract(weights[begin:end], scaled, out=out[begin:end])
 
 
 def _made(vector: Vector) -> OwnModel:
