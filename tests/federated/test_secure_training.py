@@ -102,6 +102,17 @@ def test_the_model_is_that_of_the_plain_sums_bit_for_bit() -> None:
     assert done.survivors == (tuple(range(CLIENTS)),) * ROUNDS
 
 
+def test_noise_may_change_between_rounds_that_nobody_misses() -> None:
+    two = Mechanism(Rounds(2.0, 1, Poisson(0.5)), Rounds(5.0, ROUNDS - 1, Poisson(0.5)))
+    plan = agreed().plan(0).with_(mechanism=two)
+    federation = secured(replace(agreed(), secure=None, plans=(plan,)), SETTINGS)
+    done = train_securely(*brought(federation), federation)
+    assert np.array_equal(done.weights, in_the_clear(federation))
+    made = client_statement(federation, 0, "secure-server", transcript=done.transcripts[0])
+    wanted = client_statement(replace(federation, plans=(plan,), secure=None), 0).guarantee
+    assert made.guarantee == pytest.approx(wanted, rel=2e-3)
+
+
 def test_cohorts_are_summed_as_in_the_clear_and_cost_what_their_clients_released() -> None:
     plain = replace(agreed(), secure=None, cohort=4)
     federation = secured(plain, SecureAggregation(4, dropouts=1))
