@@ -13,6 +13,9 @@ from torch.nn import functional as F
 
 import forethought as ft
 from forethought.jobs.job import Job
+from forethought.jobs.request import from_file
+from forethought.jobs.train import prepare
+from forethought.jobs.train import run as train_job
 from forethought.planning.defaults import INNER_STEP
 from forethought.planning.grouping import LOST, WON
 from forethought.planning.noise_to_signal import noise_to_signal
@@ -183,13 +186,13 @@ local = {local}
 """
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        *("poisson", "without-replacement", "shuffled", "full-batch"),
-        *("random-allocation", "cyclic-poisson"),
-    ],
+SAMPLINGS = (
+    *("poisson", "without-replacement", "shuffled", "full-batch"),
+    *("random-allocation", "cyclic-poisson"),
 )
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize(
     ("local", "wanted"),
     [
@@ -208,6 +211,21 @@ def test_every_cell_comes_from_a_job(sampling: str, local: str, wanted: ft.Local
     assert made.local == wanted and made.groups == 4
     assert made.sampling.kind == sampling
     assert ft.epsilon(made.mechanism, 1e-5).upper <= 3.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_every_sampling_trains_from_a_job_and_is_accounted(sampling: str, tmp_path: Any) -> None:
+    text = JOB.format(sampling=sampling, local='"sgd"').replace('"none"', '"digits"')
+    text = text.replace("batch = 128\n", "") if sampling == "full-batch" else text
+    text += "rounds = 5\n" + ("parts = 4\n" if sampling == "cyclic-poisson" else "")
+    job = tmp_path / "job.toml"
+    job.write_text(text)
+    ready = prepare(from_file(job))
+    run = train_job(ready, tmp_path / "run")
+    assert run.statement.mechanism == ready.plan.mechanism
+    assert {part.groups for part in run.statement.mechanism} == {4}
+    assert run.statement.epsilon.upper <= 3.0
 
 
 @pytest.mark.parametrize(
