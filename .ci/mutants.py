@@ -49,6 +49,12 @@ CORRELATED_NOISE = ["tests/rounds/test_correlated_noise.py"]
 FEDERATED = "forethought/federated/"
 OWN = "forethought/training/"
 SECURE = ["tests/federated/secure_aggregation"]
+PERSON_PLANS = ["tests/planning/test_persons.py", "-k", "budget or less_noise"]
+PERSON_ROWS = [
+    "tests/training/test_persons.py",
+    *("-k", "no_more_than_may_be or mean_loss or go_together"),
+]
+PAGE = ["tests/web/test_server.py", "-k", "nobody_else"]
 CLIENT = ["tests/federated/test_client.py"]
 SERVER = ["tests/federated/test_server.py"]
 TOGETHER = ["tests/rounds/test_together.py"]
@@ -508,6 +514,27 @@ MUTANTS = [
     Mutant("gossip: the best round for all of several kinds", ACCOUNTING + "summed.py",
            "_scaled(mechanism, min(gain for gain, _ in gains))",
            "_scaled(mechanism, max(gain for gain, _ in gains))", SUMMED),
+    Mutant("persons: the budget is for one row", "forethought/planning/plan_request.py",
+           'return 1 if self.person_as == "contribution" else self.records_per_person',
+           "return 1", PERSON_PLANS),
+    Mutant("persons: a statement is about one row", ACCOUNTING + "statement.py",
+           'together = int(getattr(plan_or_mechanism, "records_per_person", 1))',
+           "together = 1", PERSON_PLANS),
+    Mutant("persons: the noisier way is taken", "forethought/planning/persons.py",
+           "if ratio < 1:", "if ratio >= 1:", PERSON_PLANS),
+    Mutant("persons: a row more than may be kept", "forethought/data/persons.py",
+           "there = place < most\n", "there = place <= most\n", PERSON_ROWS),
+    Mutant("persons: rows are summed", OWN + "persons.py",
+           "return (values * there).sum(1) / there.sum(1).clamp(min=1)",
+           "return (values * there).sum(1)", PERSON_ROWS),
+    Mutant("persons: a plan for single rows", OWN + "persons.py",
+           "if promised < most:", "if False:", PERSON_ROWS),
+    Mutant("planner's page: any token", "forethought/web/server.py",
+           "if not hmac.compare_digest(given.encode(), self.server.token.encode()):", "if False:",
+           PAGE),
+    Mutant("planner's page: another site's page", "forethought/web/server.py",
+           'if origin is not None and origin.removeprefix("http://") not in self.server.names:',
+           "if False:", PAGE),
 ]  # fmt: skip
 
 

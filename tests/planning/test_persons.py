@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -110,3 +112,28 @@ def test_a_plan_of_persons_counts_no_records_of_theirs_again():
     mechanism = ft.Mechanism(ft.Rounds(2.0, 3, ft.Poisson(0.1)))
     with pytest.raises(ValueError, match="persons already"):
         ft.Plan(mechanism, 100, 1e-5, contribution=Persons(3), records_per_person=2)
+
+
+def test_the_command_line_plans_for_persons(monkeypatch, capsys):
+    from forethought.cli import main
+
+    def run(*arguments: str) -> dict:
+        monkeypatch.setattr("sys.argv", ["forethought", *arguments, "--json"])
+        try:
+            main()
+        except SystemExit as end:
+            assert not end.code
+        return json.loads(capsys.readouterr().out)
+
+    known = ("plan", "--examples", "3000", "--epsilon", "2", "--rounds", "20")
+    found = run(*known, "--records-per-person", "4", "--persons", "1200")["plan"]["privacy"]
+    assert found["contribution"] == {"kind": "persons", "records": 4}
+    assert found["examples"] == 1200
+    found = run(*known, "--records-per-person", "4")
+    assert found["plan"]["privacy"]["records_per_person"] == 4
+    assert 1.98 < found["epsilon"]["upper"] <= 2.0
+    said = run(
+        "account", "--examples", "3000", "--batch", "100", "--rounds", "20",
+        "--noise-multiplier", "4", "--delta", "1e-5", "--records-per-person", "4",
+    )  # fmt: skip
+    assert said["group"] == 4

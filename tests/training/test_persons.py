@@ -17,6 +17,7 @@ from forethought.data import DataError, TableSchema, load
 from forethought.data.dataset import Split
 from forethought.data.persons import EMPTY, by_person
 from forethought.gradients import clipped_sum
+from forethought.jobs.audit import audit
 from forethought.jobs.job import Job, JobError
 from forethought.jobs.load import load_job
 from forethought.jobs.request import Request
@@ -190,6 +191,19 @@ def test_a_job_may_take_groups_of_rows_and_standardise(tmp_path):
         assert found.statement.group == group and found.statement.epsilon.upper <= 8.0
         last = float((out / "metrics.csv").read_text().splitlines()[-1].split(",")[4])
         assert last == found.statement.epsilon.upper
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["contribution", "group"])
+def test_a_job_for_persons_is_audited_with_its_own_model(tmp_path, way):
+    text = JOB.format(path=table(tmp_path / "t.csv"))
+    (tmp_path / "job.toml").write_text(
+        text.replace("rounds = 15", f'rounds = 9\nperson_as = "{way}"')
+    )
+    found = audit(tmp_path / "job.toml", level="quick", seed=1).audit
+    assert not found.refuted
+    said = any("everything that one person has" in note for note in found.notes)
+    assert said == (way == "contribution")
 
 
 def of(count: int = 90, **options):

@@ -23,8 +23,11 @@ from forethought.auditing.sensitivity import model_sensitivity, planted_sensitiv
 from forethought.auditing.verdict import FOR_THE_OPERATOR, Audit, Finding
 from forethought.mechanism import real
 from forethought.plans import Plan
+from forethought.privacy import Examples, Persons
 from forethought.rounds.losses import Loss, default_loss
 from forethought.rounds.records import as_records
+from forethought.training.datasets import opened, usual_loss
+from forethought.training.persons import arranged
 
 FALSE_ALARM = 1e-4
 # Records that the noise on the user's own model is looked at with.
@@ -89,6 +92,13 @@ def gather(
     prepared, plan = plan.preparation is not None, plan.with_(preparation=None)
     start = time.perf_counter()
     notes: list[str] = []
+    if model is not None:
+        own = arranged(opened(data, None)[0], plan, loss or usual_loss(data))
+        model, data, loss = own.wrapped(model), own.data, own.loss
+    if isinstance(plan.contribution, Persons):
+        # Planted records have no rows: each is a person by itself, clipped the same way.
+        plan = plan.with_(contribution=Examples())
+        notes.append("a planted record stands for everything that one person has")
     if prepared:
         notes.append(
             "the private preparation of the data was not audited, only the rounds behind it"

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forethought.jobs.load import Loaded, load_job
 from forethought.jobs.request import JOB_NAME, from_file
 from forethought.plans import Plan
-from forethought.training.persons import arranged
 
 if TYPE_CHECKING:
     from forethought.auditing.verdict import Audit
@@ -55,10 +54,11 @@ def audit(
     from forethought.auditing.audit import audit as audited
 
     plan, loaded, problem = _read(path, data_dir)
-    model = data = loss = None
+    model: Any = None
+    data: Any = None
+    loss: Any = None
     if loaded is not None:
-        records = arranged(loaded.data, plan, loaded.loss)
-        model, data, loss = records.wrapped(loaded.model), records.data, records.loss
+        model, data, loss = loaded.model, loaded.data, loaded.loss
     found = audited(
         plan,
         model,
