@@ -7,9 +7,9 @@ MNIST, a linear model on pixels, 12,000 training records in all, dealt to K hold
 with label skew (Dirichlet 0.1). Everybody spends at most ε = 3 at δ = 1e-5, certified: against its
 neighbours in the gossip (whose plans pay for 1.1 × the rounds), against the server in the
 federation, against whoever sees the model on one machine, which has all records. All the rest is
-chosen by the planner, without data. One holder of K is ten times slower; waiting
-gossip is D-PSGD, in which every worker makes all rounds. The table has accuracies
-of the average model and of the worst worker's on 4,000 test records, and virtual seconds.
+chosen by the planner, without data. One holder of K is ten times slower; waiting gossip is D-PSGD,
+in which every worker makes all rounds. The table has accuracies of the average model and of the
+worst worker's on 4,000 test records, and virtual seconds.
 
 Finished cells are kept in beyond.jsonl; the table is beyond.md.
 """
@@ -30,6 +30,7 @@ import forethought as ft
 from forethought.data import load
 from forethought.jobs.federate import federation_of, simulate_job
 from forethought.jobs.gossip import gossip_of, simulate_gossip
+from forethought.jobs.job import JobError
 from forethought.jobs.load import load_job
 from forethought.jobs.request import from_file
 from forethought.plans import Plan
@@ -155,6 +156,13 @@ def spent(plans: list[Plan], rounds: list[int]) -> float:
     return max(ft.account(own, released=count).guarantee for own, count in most.items() if count)
 
 
+def shown(row: dict[str, Any] | None, form: str) -> str:
+    """A cell of the table."""
+    if row is None:
+        return "not run"
+    return "refused" if "refused" in row else form.format(**row)
+
+
 def table(done: list[dict[str, Any]]) -> str:
     """Markdown: a size a row; (worst worker) behind the average model's accuracy."""
     lines = [
@@ -171,14 +179,11 @@ def table(done: list[dict[str, Any]]) -> str:
             if not any(found):
                 continue
             cells = [
-                "not run" if row is None else f"{row['accuracy']:.1%} ({row['worst']:.1%})"
-                for row in found
+                shown(row, "{accuracy:.1%} ({worst:.1%})" if "gossip" in how else "{accuracy:.1%}")
+                for how, row in zip(list(TEXTS)[1:], found, strict=True)
             ]
-            gossip, _, federation = found
-            seconds = "" if gossip is None else f"{gossip['seconds']:,.0f}"
-            waiting = "" if federation is None else f"{federation['seconds']:,.0f}"
-            cells[-1] = "not run" if federation is None else f"{federation['accuracy']:.1%}"
-            lines.append(f"| {holders} | {skew} | {' | '.join(cells)} | {seconds} | {waiting} |")
+            cells += [shown(row, "{seconds:,.0f}") for row in (found[0], found[2])]
+            lines.append(f"| {holders} | {skew} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -205,7 +210,11 @@ def main() -> None:
     for how, holders, skew in wanted:
         if (how, holders, skew, arguments.seed) in known or how not in arguments.how.split(","):
             continue
-        row = cell(how, holders, skew, arguments.seed, records)
+        try:
+            row = cell(how, holders, skew, arguments.seed, records)
+        except JobError as problem:  # a holder with one record has too little data for its rate
+            row = {"how": how, "holders": holders, "skew": skew, "seed": arguments.seed}
+            row |= {"refused": str(problem)}
         done.append(row)
         with kept.open("a") as file:
             file.write(json.dumps(row) + "\n")

@@ -14,6 +14,8 @@ import forethought as ft
 from forethought.accounting.statement import Statement, StatementError
 from forethought.accounting.verification import verify
 from forethought.gossip import events as on
+from forethought.gossip.clipping import Trust
+from forethought.gossip.compression import Compression
 from forethought.gossip.decentralised import NetworkViewError
 from forethought.gossip.gossip import GossipError, Member
 from forethought.gossip.machines import worker as machine_of
@@ -153,6 +155,8 @@ def test_one_round_is_covered_with_any_matrices() -> None:
         ({"workers": 12}, "do not average exactly"),
         ({"momentum": 0.9}, "momentum or gradient tracking"),
         ({"tracking": True}, "momentum or gradient tracking"),
+        ({"compression": Compression("bf16")}, "compressed or clipped exchanges"),
+        ({"trust": Trust(difference=1.0)}, "compressed or clipped exchanges"),
         ({"plans": (plan(8, noise="grid"),)}, "on a grid"),
         (
             {"plans": (plan(8, clip=QUANTILE),)},
@@ -175,6 +179,8 @@ def test_an_outsider_of_sync_faces_everybody_s_noise_and_of_others_nobody_s() ->
         gossip(9, ROUNDS, rule="synchronous"),
         exponential(exchanges=4),
         exponential(tracking=True),
+        exponential(compression=Compression("bf16")),
+        exponential(trust=Trust(difference=1.0)),
     ):
         assert outsider_gain(agreed, 2) == 1
         own, seen = (worker_statement(agreed, 2, view) for view in ("neighbours", "outsider"))

@@ -86,10 +86,9 @@ def test_the_command_prints_costs_and_saves_the_gossip(tmp_path: Path) -> None:
     assert len(found["workers"]) == 4 and found["workers"][0]["cap"] == 24
     assert found["workers"][0]["epsilon"] <= 8.0
     assert Gossip.from_dict(json.loads(saved.read_text())).workers == 4
-    shown = CliRunner().invoke(app, ["gossip", "plan", str(job)])
-    assert shown.exit_code == 0 and "paper" in shown.stdout
 
 
+@pytest.mark.slow
 def test_observers_are_named_workers(tmp_path: Path) -> None:
     job = tmp_path / "job.toml"
     job.write_text(
@@ -103,6 +102,8 @@ def test_observers_are_named_workers(tmp_path: Path) -> None:
     unknown = CliRunner().invoke(app, [*arguments[:-1], "worker-9"])
     assert "'worker-9' is no worker" in str(unknown.exception)
     job.write_text(JOB)
+    shown = CliRunner().invoke(app, ["gossip", "plan", str(job)])
+    assert shown.exit_code == 0 and "paper" in shown.stdout
     refused = CliRunner().invoke(app, arguments)
     assert "no theorem known here" in str(refused.exception)
 

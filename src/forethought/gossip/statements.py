@@ -130,6 +130,8 @@ def network_gains(
         what = "of noise on a grid, whose sums are not discrete Gaussian"
     elif plan.clip.rule == "quantile":
         what = "of clipping norms that follow the data"
+    elif not _linear(gossip):
+        what = "of compressed or clipped exchanges, which are not linear in the noised sums"
     elif gossip.tracking or (gossip.momentum and rounds > 1):
         what = "of momentum or gradient tracking, which show a sum in several rounds"
     elif rounds > 1 and not _averages(gossip):
@@ -264,7 +266,13 @@ def _one_model_a_round(gossip: Gossip) -> bool:
     """Whether everybody begins each round with one model, the average of all."""
     if gossip.rule == "allreduce":
         return True
-    return gossip.rule == "synchronous" and not gossip.tracking and _averages(gossip)
+    plain = gossip.rule == "synchronous" and _linear(gossip) and not gossip.tracking
+    return plain and _averages(gossip)
+
+
+def _linear(gossip: Gossip) -> bool:
+    """Whether what is exchanged is linear in all noised sums."""
+    return gossip.compression.exact and gossip.trust.difference is None
 
 
 def _averages(gossip: Gossip) -> bool:
