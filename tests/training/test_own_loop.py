@@ -34,8 +34,8 @@ def network(dropout: float = 0.0) -> nn.Module:
     return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 2))
 
 
-def plan(rounds: int = 12, sigma: float = 1.0, **options: Any) -> ft.Plan:
-    mechanism = ft.Mechanism(ft.Rounds(sigma, rounds, ft.Poisson(0.25)))
+def plan(rounds: int = 12, sigma: float = 1.0, rate: float = 0.25, **options: Any) -> ft.Plan:
+    mechanism = ft.Mechanism(ft.Rounds(sigma, rounds, ft.Poisson(rate)))
     return ft.Plan(mechanism, EXAMPLES, 1e-5, **options)
 
 
@@ -521,3 +521,34 @@ def test_persons_are_one_record_in_groups_only() -> None:
         criterion(model(x), y).backward()
         optimizer.step()
     assert optimizer.finish().statement.group == 2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::forethought.errors.SlowGradientsWarning")
+def test_a_function_inside_the_loss_keeps_nothing_of_the_records() -> None:
+    """It sees each example by itself, as any loss does, and what it kept is put back."""
+    kept: list[float] = []
+
+    def spy(value: float) -> float:
+        kept.append(value)
+        return value
+
+    model = network()
+    loader, optimizer = ft.private(model, None, data(), plan(1, rate=0.1), **SEEDS)
+    for inputs, targets in loader:
+        (criterion(model(inputs), targets) + 0 * targets.double().apply_(spy)).backward()
+        optimizer.step()
+    assert kept == [] and optimizer.rounds_done == 1
+
+
+def test_a_layer_that_begins_to_mix_examples_ends_the_run_unreleased() -> None:
+    model = nn.Sequential(nn.Linear(5, 2), nn.BatchNorm1d(2).eval())
+    loader, optimizer = ft.private(model, None, data(), plan())
+    before, number = weights(model), 0
+    with pytest.raises(ValueError, match="BatchNorm"):
+        for inputs, targets in loader:
+            model.train()
+            criterion(model(inputs), targets).backward()
+            optimizer.step()
+            number += 1
+    assert number == 0 and torch.equal(weights(model), before)
