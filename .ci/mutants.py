@@ -43,6 +43,7 @@ ALLOCATION = [
 TURNS = [TESTS + "test_exact.py", "-k", "turns"]
 TOLD = [TESTS + "pld/test_told.py", "-k", "not two_rounds and not replace"]
 CHAINS = [TESTS + "pld/test_allocation.py", "-k", "change_by_change"]
+BEST = [TESTS + "test_profile_selection.py", "-k", "laws"]
 REACH = ["tests/test_mechanism.py", "-k", "move_at_most"]
 CORRELATED = [TESTS + "test_correlated.py"]
 CORRELATED_NOISE = ["tests/rounds/test_correlated_noise.py"]
@@ -155,6 +156,13 @@ MUTANTS = [
            [TESTS + "test_exact.py", "-k", "several_parts"]),
     Mutant("groups: of all parts, with correlated noise", ACCOUNTING + "correlated.py",
            "rounds.groups * separation", "rounds.groups", CORRELATED),
+    Mutant("selection: a trial's own share", ACCOUNTING + "profile_selection.py",
+           "curve.epsilon(delta / trials.mean * (1 - _ROUNDING))",
+           "curve.epsilon(delta * (1 - _ROUNDING))", BEST),
+    Mutant("selection: losses near the top", ACCOUNTING + "profile_selection.py",
+           "np.maximum(near, far)", "far", BEST),
+    Mutant("selection: the shape of the number", ACCOUNTING + "profile_selection.py",
+           "(trials.shape + 1) * ", "1.0 * ", BEST),
     Mutant("chains: what is lost on the way", ACCOUNTING + "chains.py",
            "return (steps - 1) * level + math.log", "return math.log", CHAINS),
     Mutant("chains: an exchange is one change", ACCOUNTING + "chains.py",

@@ -9,6 +9,7 @@ import pytest
 from forethought.accounting.adaptive import search_epsilon
 from forethought.accounting.renyi.selection import NegativeBinomialTrials, PoissonTrials, Trials
 from forethought.mechanism import Budget
+from forethought.planning import search_plans
 from forethought.planning.search_plans import plan_tuning
 from forethought.planning.solve import PlanError, plan
 
@@ -46,6 +47,10 @@ def test_what_cannot_be_searched_is_explained() -> None:
         plan_tuning(**GIVEN, trials=trials, candidates=[{}], noise_multiplier=1.0)
     with pytest.raises(TypeError, match="PoissonTrials"):
         plan_tuning(**GIVEN, trials=8, candidates=[{}])  # type: ignore[arg-type]
+
+
+def test_a_search_that_no_noise_pays_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    # With privacy profiles the price goes to 0 with the noise's inverse: such a search is made up.
+    monkeypatch.setattr(search_plans, "search_epsilon", lambda *_arguments: 9.0)
     with pytest.raises(PlanError, match="costs that much by itself"):
-        small = {**GIVEN, "budget": Budget(0.01, 1e-5)}
-        plan_tuning(**small, trials=NegativeBinomialTrials(1e-4, 1.0), candidates=[{}])
+        plan_tuning(**GIVEN, trials=NegativeBinomialTrials(1e-4, 1.0), candidates=[{}])

@@ -266,7 +266,8 @@ ACCOUNTANTS: dict[str, Accountant] = {
     SELECTION: Accountant(
         interval=selection_interval,
         theorems=_renyi(
-            "best of a random number of trials (Papernot and Steinke 2022, Theorems 2 and 6)",
+            "best of a random number of trials (Papernot and Steinke 2022, Theorems 2 and 6; by "
+            "privacy profiles: Koskela, Redberg and Wang 2024), the smaller",
             "conversion to (ε, δ) (Asoodeh et al. 2021, Theorem 2)",
         ),
         covered="the best of a random number of private trials, the search for it included",

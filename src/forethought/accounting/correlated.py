@@ -9,12 +9,12 @@ most 1, which may depend on what was released before.
   entry: inner products of columns are then at least 0, so that aligned u_j are the worst, and
   pattern p is a beginning of pattern 0. Where C has at most b bands the columns do not overlap, and
   signs do not matter. So the whole run is one Gaussian release of sensitivity ‖v‖, for inputs that
-  follow what was released, too (Denisov et al. 2022, Theorem 2.1). Fewer turns, or smaller
+  follow what was released, too (Denisov et al. 2022). Fewer turns, or smaller
   contributions, only shorten the sum.
 - *Turns are sampled* (rate below 1), and C has at most b bands. Turn j is seen in the rounds from
   p + jb up to p + (j + 1)b and in no other: each is a Poisson-sampled Gaussian release of
   sensitivity ‖C[:, 0]‖, and the run composes them (Choquette-Choo et al. 2023, "(Amplified) banded
-  matrix factorization", Theorem 4).
+  matrix factorization").
 - *Groups* of a sampled run are charged as if every turn were taken: their turns overlap.
 
 A run that stops early has released the first rows of Cx + σz, which is the same strategy over fewer
@@ -43,11 +43,11 @@ EPS = float(np.finfo(float).eps)
 
 TURNS = (
     "correlated noise: one Gaussian release at the strategy's sensitivity over all of a record's "
-    "turns (Denisov et al. 2022, Theorem 2.1)"
+    "turns (Denisov et al. 2022)"
 )
 SAMPLED_TURNS = (
     "banded correlated noise, parts in turns: each turn one release at the bands' norm "
-    "(Choquette-Choo et al. 2023, Theorem 4)"
+    "(Choquette-Choo et al. 2023)"
 )
 
 
