@@ -23,7 +23,10 @@ WITHOUT_TORCH = (
     "--ignore=tests/data/test_scattering.py",
 )
 # What only the rooms with torch, or their tests, need.
-HEAVY = ("torch", "torchvision", "transformers", "peft", "timm")
+HEAVY = (
+    *("torch", "torchvision", "transformers", "peft", "timm"),
+    *("onnx", "tensorboard", "mlflow-skinny"),
+)
 PYTEST = ("-q", "-m", "not slow", "-n", "auto", "--dist", "worksteal", "-p", "no:cacheprovider")
 
 
