@@ -485,7 +485,7 @@ MUTANTS = [
            "forethought/rounds/private_sum.py",
            "blake3() if rounds.salted else None", "None", TOGETHER),
     Mutant("federation: a part that takes its neighbour's records",
-           "forethought/gradients/parts.py",
+           "forethought/gradients/part_sums.py",
            "return Dense(term.values[start:end])", "return Dense(term.values[: end - start])",
            TOGETHER),
     Mutant("statement: another model file", "forethought/accounting/verification.py",
