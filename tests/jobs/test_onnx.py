@@ -92,6 +92,7 @@ def given(rows: list[tuple[Any, ...]]) -> dict[str, np.ndarray]:
     return found
 
 
+@pytest.mark.slow
 def test_raw_columns_give_the_runs_probabilities_and_the_names_of_classes(tmp_path: Path) -> None:
     made = predictor(tmp_path)
     session = written(made, tmp_path)
@@ -106,6 +107,7 @@ def test_raw_columns_give_the_runs_probabilities_and_the_names_of_classes(tmp_pa
     assert np.allclose(alone, expected[:1], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_row_that_the_declarations_refuse_has_no_answer(tmp_path: Path) -> None:
     made = predictor(tmp_path)
     model = onnx_export._whole(made, _network())

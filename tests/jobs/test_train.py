@@ -133,6 +133,7 @@ def test_a_jobs_owner_is_quoted_and_the_model_file_named(job: Path, tmp_path: Pa
     assert result.exit_code != 0 and "its hash differs" in str(result.exception or result.output)
 
 
+@pytest.mark.slow
 def test_a_run_in_phases_quotes_its_owner_too(job: Path, tmp_path: Path) -> None:
     job.write_text(JOB + ABOUT)
     out = tmp_path / "run"
