@@ -137,3 +137,15 @@ def test_the_command_line_plans_for_persons(monkeypatch, capsys):
         "--noise-multiplier", "4", "--delta", "1e-5", "--records-per-person", "4",
     )  # fmt: skip
     assert said["group"] == 4
+
+
+def test_the_plan_as_it_is_shown_says_whom_it_counts():
+    from forethought.report.terminal import plan_rows
+
+    known = {"examples": 900, "records_per_person": 3, "budget": ft.Budget(2.0, 1e-4), "rounds": 9}
+    rows = dict(plan_rows(ft.plan(**known, persons=400)))
+    assert rows["persons"] == "400" and "examples" not in rows
+    assert rows["clip norm"].endswith("per person")
+    rows = dict(plan_rows(ft.plan(**known)))
+    assert rows["examples"] == "900" and rows["protected together"] == "any 3 examples"
+    assert rows["expected ε"].startswith(("1.99", "2 "))

@@ -16,6 +16,7 @@ from forethought.accounting.adaptive import PHASES_ALONE, SEARCH_ALONE
 from forethought.accounting.statement import Statement
 from forethought.mechanism import CyclicPoisson, FullBatch, RandomAllocation, Sampling
 from forethought.plans import Plan
+from forethought.privacy import Persons
 
 if TYPE_CHECKING:
     from forethought.accounting.verification import Verification
@@ -51,7 +52,10 @@ def correlation_text(plan: Plan) -> str:
 def plan_rows(plan: Plan) -> list[tuple[str, str]]:
     """The plan as (what, value) pairs, with the exact ε of what it will release."""
     epsilon = exact.epsilon(plan.mechanism, plan.delta, plan.records_per_person).upper
-    rows = [("examples", f"{plan.examples:,}")]
+    of_persons = isinstance(plan.contribution, Persons)
+    rows = [("persons" if of_persons else "examples", f"{plan.examples:,}")]
+    if plan.records_per_person > 1:
+        rows.append(("protected together", f"any {plan.records_per_person} examples"))
     if len(plan.mechanism.rounds) == 1:
         rows += [
             ("sampling", sampling_text(plan.sampling)),
@@ -66,7 +70,8 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
             ("noise multiplier σ", f"{min(noise):.4g} to {max(noise):.4g}"),
         ]
     alone = SEARCH_ALONE in plan.not_covered or PHASES_ALONE in plan.not_covered
-    clip = f"{plan.clip_norm:g}, {plan.clip.rule}, per {plan.mechanism.rounds[0].clipping}"
+    each = "person" if of_persons else plan.mechanism.rounds[0].clipping
+    clip = f"{plan.clip_norm:g}, {plan.clip.rule}, per {each}"
     if plan.groups is not None:
         size = plan.epochs * plan.examples / plan.rounds / plan.groups
         rows.append(("groups", f"{plan.groups:,} of about {size:.0f} records"))
