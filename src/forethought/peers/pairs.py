@@ -35,6 +35,8 @@ _FOR_EVER = timedelta(days=365)
 _MEET, _LOOK = 20.0, 0.2
 # Messages on their way to one neighbour; a stopped one must not fill the memory.
 _QUEUE = 8
+# Gloo's tags: who asks for one before it is sent gets no other.
+_HEADERS, _FLOATS, _HALVES = range(3)
 # In place of a message: the present sign, or the last word.
 _SIGN, _LAST = object(), object()
 
@@ -84,7 +86,7 @@ class GlooPairs:
 
     Args:
         meeting: where workers find each other. me: own place. peers: the neighbours'.
-        most: entries of the longest vector that may come.
+        most: entries of every vector that comes.
         largest: norm beyond which a vector is refused.
 
     Raises:
@@ -247,25 +249,38 @@ class _Pair:
         self._threads.append(sender)
         sender.start()
         self.heard = time.monotonic()
-        header = torch.empty(wire.HEADER, dtype=torch.int64)
+        # What comes next is asked for before it is sent: then it comes at once, where it would take
+        # a question and an answer first. All vectors are of one length.
+        most, peer = self._links.most, self._other
+        headers = [torch.empty(wire.HEADER, dtype=torch.int64) for _ in range(2)]
+        vector = torch.empty(most)
         try:
+            coming = group.recv([headers[0]], peer, _HEADERS)
+            following = group.recv([vector], peer, _FLOATS)
             while True:
-                group.recv([header], self._other, 0).wait()
+                coming.wait()
                 self.heard = time.monotonic()
-                read = header.numpy()
-                kind, length = int(read[1]), wire.length_of(read, self._links.most)
-                vector = None
+                read = headers[0].numpy()
+                headers.reverse()
+                coming = group.recv([headers[0]], peer, _HEADERS)
+                kind, length = int(read[1]), wire.length_of(read, most)
+                held = None
                 if length:
-                    vector = torch.empty(
-                        length, dtype=torch.int16 if wire.halves(read) else torch.float32
-                    )
-                    group.recv([vector], self._other, 1).wait()
+                    if length != most:
+                        raise DecodeError(f"a vector of {length} entries, where {most} are due")
+                    if wire.halves(read):
+                        held = torch.empty(length, dtype=torch.int16)
+                        group.recv([held], peer, _HALVES).wait()
+                    else:
+                        following.wait()
+                        held, vector = vector, torch.empty(most)
+                        following = group.recv([vector], peer, _FLOATS)
                 if kind in (wire.FINISHED, wire.BYE):
                     self.over = True
                 if kind == wire.BYE:
                     break
                 if kind not in wire.SIGNS:
-                    self._deliver(read, vector, deliver)
+                    self._deliver(read, held, deliver)
         except RuntimeError:
             pass  # it died, or we are told so
         except DecodeError as error:
@@ -305,7 +320,10 @@ class _Pair:
                     self._out(group, *wire.encode(message))
 
     def _out(self, group: _Group, header: wire.Header, vector: Any = None) -> None:
-        group.send([torch.from_numpy(header)], self._other, 0).wait()
+        going = [group.send([torch.from_numpy(header)], self._other, _HEADERS)]
         if vector is not None:
             held = vector if vector.flags.writeable else vector.copy()
-            group.send([torch.from_numpy(held)], self._other, 1).wait()
+            tag = _HALVES if wire.halves(header) else _FLOATS
+            going.append(group.send([torch.from_numpy(held)], self._other, tag))
+        for one in going:
+            one.wait()
