@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from order import simulated
 from threads import Crew, toward
 from workers import gossip, vector
 
@@ -46,6 +47,47 @@ def test_what_a_real_driver_did_is_what_the_same_events_give():
     for k, machine in enumerate(crew.recorded):
         assert len(machine.events) > 10
         assert replayed(worker(agreed, k, vector()), machine.events) == machine.digest
+
+
+@pytest.mark.parametrize(
+    ("rule", "kind", "graph"),
+    [
+        ("asynchronous", "matchings", "complete"),
+        ("asynchronous", "metropolis", "ring"),
+        ("asynchronous", "exponential", "exponential"),
+        ("synchronous", "metropolis", "ring"),
+    ],
+)
+def test_a_simulation_of_the_same_order_comes_to_the_same_transcripts(rule, kind, graph):
+    agreed = gossip(workers=4, rounds=8, rule=rule, kind=kind, graph=graph)
+    computes = [toward(k, 0.002 * (k + 1)) for k in range(4)]
+    crew = Crew(agreed, vector(), computes)
+    crew.start()
+    crew.join()
+    outcomes(crew)
+    orders = [machine.events for machine in crew.recorded]
+    again = simulated(agreed, vector(), orders, [toward(k) for k in range(4)])
+    assert [one.digest for one in again] == [one.digest for one in crew.recorded]
+    for one, other in zip(again, crew.recorded, strict=True):
+        np.testing.assert_array_equal(one.weights, other.weights)
+
+
+def test_a_simulation_of_the_order_after_a_loss_comes_to_the_same_transcripts():
+    agreed = gossip(workers=3, rounds=20, settle=5)
+    pace = Pace(0.002, 0.2, 1.0, 30.0, 1.0, 2.0)
+    crew = Crew(agreed, vector(), [toward(k, 0.01) for k in range(3)], pace)
+    crew.start()
+    while crew.recorded[0].updates < 5:
+        time.sleep(0.005)
+    crew.board.cut.add(2)
+    while 2 not in crew.drivers[0].lost:
+        time.sleep(0.005)
+    crew.board.cut.clear()
+    crew.join()
+    outcomes(crew)
+    orders = [machine.events for machine in crew.recorded]
+    again = simulated(agreed, vector(), orders, [toward(k) for k in range(3)])
+    assert [one.digest for one in again] == [one.digest for one in crew.recorded]
 
 
 def test_a_slow_worker_holds_nobody_up():

@@ -1,0 +1,72 @@
+"""A simulation that is given nothing but the order in which things happened to real workers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from forethought.exchange.codec import encode
+from forethought.gossip import events as on
+from forethought.gossip.gossip import Gossip
+from forethought.gossip.machines import Recorded, event_of, worker
+
+
+def simulated(
+    gossip: Gossip, first: Any, orders: list[list[bytes]], computes: list[Callable[[int, Any], Any]]
+) -> list[Recorded]:
+    """Machines that were taken through the same order of events.
+
+    Messages are what the other machines here send, gradients what the trainers give here; of what
+    was recorded only kinds, senders and numbers are used, and which messages were lost.
+    """
+    machines = [Recorded(worker(gossip, k, first)) for k in range(gossip.workers)]
+    ways: dict[tuple[int, int], deque[Any]] = {}
+    asked: dict[int, deque[on.ComputeGradient]] = {k: deque() for k in range(gossip.workers)}
+    left = [deque(order) for order in orders]
+    while any(left):
+        moved = False
+        for k, machine in enumerate(machines):
+            while left[k]:
+                event = made_here(event_of(left[k][0]), k, ways, asked, computes)
+                if event is None:
+                    break  # it waits for another worker here
+                left[k].popleft()
+                moved = True
+                for effect in machine.handle(event):
+                    if isinstance(effect, on.Send):
+                        ways.setdefault((k, effect.to), deque()).append(effect.message)
+                    elif isinstance(effect, on.ComputeGradient):
+                        asked[k].append(effect)
+        assert moved, "an event that nothing here leads to"
+    return machines
+
+
+def made_here(
+    event: on.Event,
+    k: int,
+    ways: dict[tuple[int, int], deque[Any]],
+    asked: dict[int, deque[on.ComputeGradient]],
+    computes: list[Callable[[int, Any], Any]],
+) -> on.Event | None:
+    """The same event out of what happened here; None: not yet."""
+    if isinstance(event, on.GradientDone):
+        if not asked[k]:
+            return None
+        work = asked[k].popleft()
+        found = computes[k](work.round, work.weights)
+        return on.GradientDone(
+            work.round, found.vector, found.rounds, found.input_hash, found.state
+        )
+    if isinstance(event, on.Received):
+        way = ways.get((event.sender, k), deque())
+        wanted = (type(event.message), event.message.base, event.message.round)
+        for place, message in enumerate(way):
+            if (type(message), message.base, message.round) == wanted:
+                for _ in range(place):
+                    way.popleft()  # lost on its way
+                same = way.popleft()
+                assert encode(same) == encode(event.message)
+                return on.Received(event.sender, same)
+        return None
+    return event
