@@ -29,7 +29,7 @@ def test_all_workers_finish_together_near_the_common_target():
     crew.start()
     crew.join()
     for one in outcomes(crew):
-        assert one.reason in ("counted", "neighbour") and not one.counts
+        assert one.reason in ("counted", "neighbour")
         assert one.averaged > 0
     total = sum(machine.updates for machine in crew.recorded)
     assert 0.5 * agreed.total <= total
