@@ -27,6 +27,7 @@ from forethought.privacy import Persons
 from forethought.rounds.losses import cross_entropy
 from forethought.training.persons import PerPerson, PersonLoss, person_loss
 from forethought.training.phases import train_until
+from forethought.utility.perturbing import utility_graph
 
 
 def rows(count: int, seed: int = 0, kind: str = "labels") -> tuple[Split, list[str]]:
@@ -303,6 +304,9 @@ def test_what_does_not_go_together_is_refused():
             data=data, budget=budget, rounds=2, person_as="group",
             trials=NegativeBinomialTrials.of_mean(2, shape=1), candidates=[{"learning_rate": 1.0}],
         )  # fmt: skip
+    with pytest.raises(ValueError, match="a utility graph works on rows"):
+        grid = {"clip_norms": [1.0], "noise_multipliers": [1.0]}
+        utility_graph(lambda: model().model, data, source="public", **grid)
     wrong = ft.data.of_persons(split.inputs, split.targets + 1, persons, 3)
     with pytest.raises(ValueError, match="labels in data go from 1 to 3"):
         ft.train(model().model, wrong, one)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
+from forethought.data.persons import PersonRows
 from forethought.gradients import trees
 from forethought.mechanism import Mechanism, Poisson, Rounds, one_of, real, whole
 from forethought.planning.defaults import default_delta
@@ -175,6 +176,11 @@ def utility_graph(
     if first is None:
         raise ValueError("the model has no parameter with requires_grad=True: nothing to train")
     data, test, _ = opened(data, test)
+    if isinstance(data, PersonRows):
+        raise ValueError(
+            "a utility graph works on rows, not on persons: its norms and noises are of one row's "
+            "contribution. Give inputs and targets as they are, of public records"
+        )
     if test is None:
         data, test = _hold_back(data, seed)
     records = as_records(data, first.dtype, first.device)
