@@ -29,6 +29,8 @@ from forethought.accounting.pld.told import Told, told_laws
 Counts = Mapping[Pair | Epoch | Told, int]
 # The finer the laws, the longer they take: for epochs, each step four times as long.
 _FINENESS = (1.0, 0.5, 0.35)
+# Ends that are further apart, relatively, would be with finer laws as well.
+_LAWS_SHARE = 0.05
 # Products of two numbers that the lines of one direction may take.
 _WORK = 1e8
 
@@ -50,6 +52,8 @@ def of_laws(counts: Counts, accuracy: float, delta: float | None, epsilon: float
             break
         if delta is not None and upper < math.inf:
             lower = max(lower, _by_one_round(below, delta))
+        if not upper - lower <= _LAWS_SHARE * upper or (not epochs and fineness <= 0.5):
+            break  # it is not for the laws that the ends are apart
     return Bounds(lower, upper)
 
 
