@@ -50,6 +50,23 @@ def test_every_worker_has_a_plan_of_its_own_with_headroom() -> None:
     assert synchronous == pytest.approx(20 * found.times.compute[0], rel=0.02)
 
 
+def test_a_simulation_leaves_statements_and_figures(tmp_path: Path) -> None:
+    path, out = tmp_path / "job.toml", tmp_path / "run"
+    path.write_text(SMALL.replace("rounds = 20", "rounds = 4"), "utf-8")
+    words = ["gossip", "simulate", str(path), "--out", str(out), "--json"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout)
+    wanted = {"accuracy", "worst", "seconds", "synchronous_seconds", "workers"}
+    assert wanted <= set(summary)
+    assert all({"epsilon", "budget", "rounds"} <= set(row) for row in summary["workers"])
+    for name in ("timeline.png", "accuracy.png", "model.safetensors", "simulation.json"):
+        assert (out / name).exists()
+    assert (out / "workers" / "worker-0" / "statement.json").exists()
+    again = CliRunner().invoke(app, words)
+    assert "holds a simulation" in str(again.exception)
+
+
 def test_budgets_and_speeds_are_of_each_worker() -> None:
     text = SMALL.replace("workers = 6\nrounds = 20", "rounds = 20") + "".join(
         f'[[gossip.worker]]\nname = "w{k}"\nepsilon = {1.0 + k}\nspeed = {1.0 + k}\n'
