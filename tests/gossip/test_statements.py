@@ -197,6 +197,18 @@ def test_the_noisiest_worker_hides_nobody_but_itself_less() -> None:
     assert outsider_gain(agreed, 1) == pytest.approx(math.sqrt(2.5))
 
 
+def test_steps_by_size_add_noise_by_size() -> None:
+    """At one rate and σ the mean of half the records is twice as noisy, and weighs half."""
+    plans = (plan(8, examples=40), plan(8, examples=20))
+    members = tuple(Member(f"w{k}", k % 2) for k in range(4))
+    changes = {"rule": "allreduce", "plans": plans, "members": members}
+    by_size = gossip(4, ROUNDS, weights="size", **changes)
+    assert [by_size.weight(k) for k in range(4)] == pytest.approx([4 / 3, 2 / 3] * 2)
+    assert outsider_gain(by_size, 0) == outsider_gain(by_size, 1) == pytest.approx(2)
+    equal = gossip(4, ROUNDS, **changes)
+    assert outsider_gain(equal, 1) == pytest.approx(math.sqrt(2.5))
+
+
 def test_the_paper_s_figure_is_below_the_truth() -> None:
     """About a K-th of the Rényi cost, since it hides who stepped; neighbours see it."""
     mechanism = ft.Mechanism(ft.Rounds(1.2, 400, ft.Poisson(0.05)))

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from workers import D, done, gossip, of
+from workers import D, done, gossip, of, plan
 
 from forethought.exchange.events import Alarm
 from forethought.gossip import events as on
 from forethought.gossip.compression import Compression
+from forethought.gossip.gossip import Member
 from forethought.gossip.machines import Recorded, event_bytes, event_of, replayed, worker
 from forethought.gossip.messages import Weights
 
@@ -124,6 +125,23 @@ def test_compression_goes_where_it_can() -> None:
             gossip(K, ROUNDS, **changes)
     agreed = gossip(K, ROUNDS, compression=Compression("bf16"))
     assert type(agreed).from_dict(agreed.to_dict()) == agreed
+
+
+@pytest.mark.parametrize("changes", [{}, {"momentum": 0.5}])
+def test_steps_by_size_are_weighted_means(changes: Any) -> None:
+    plans = (plan(ROUNDS, examples=40), plan(ROUNDS, examples=80))
+    members = tuple(Member(f"w{k}", k % 2) for k in range(K))
+    _, machines = driven(
+        2, rule="allreduce", plans=plans, members=members, weights="size", **changes
+    )
+    shares = np.array([2 / 3, 4 / 3] * (K // 2))
+    weighted = (updates() * shares[None, :, None]).mean(1)
+    velocity, total = np.zeros(D), np.zeros(D)
+    for mean in weighted:
+        velocity = changes.get("momentum", 0.0) * velocity + mean
+        total += velocity
+    expected = np.array([0.0, 1, 2]) - RATE * total
+    assert machines[0].weights == pytest.approx(expected, abs=1e-5)
 
 
 def test_gradient_tracking_is_its_matrices() -> None:

@@ -66,6 +66,8 @@ class Gossip(Stored):
         exchanges: mixing steps a round, of the synchronous rule; the first goes on beside the
             gradient. One more than the mixing needs to average exactly lets a distant worker's
             view be accounted (:mod:`forethought.gossip.statements`).
+        weights: of the workers' steps: "equal", as in A(DP)²SGD, or "size": in proportion to their
+            public numbers of records, so that a few records' noisy mean moves the model less.
         momentum: of the steps along noised means; post-processing.
         tracking: gradient tracking: neighbours exchange an estimate of the mean update as well.
         trust: what of a neighbour's weights is refused, and how far one may move a worker.
@@ -91,6 +93,7 @@ class Gossip(Stored):
     start: str = ""
     rule: Rule = "asynchronous"
     exchanges: int = 1
+    weights: Literal["equal", "size"] = "equal"
     momentum: float = 0.0
     tracking: bool = False
     trust: Trust = Trust(largest=LARGEST)  # noqa: RUF009 (frozen)
@@ -104,6 +107,7 @@ class Gossip(Stored):
         for name in ("parameters", "rounds", "window", "exchanges"):
             object.__setattr__(self, name, whole(name, getattr(self, name)))
         one_of("rule", self.rule, get_args(Rule))
+        one_of("weights", self.weights, ("equal", "size"))
         real("momentum", self.momentum, least=0, below=1)
         whole("settle", self.settle, least=0)
         whole("seed", self.seed, least=0)
@@ -204,6 +208,16 @@ class Gossip(Stored):
     def plan(self, worker: int) -> Plan:
         """A worker's plan."""
         return self.plans[self.members[worker].plan]
+
+    def weight(self, worker: int) -> float:
+        """What a worker's steps are multiplied by; 1 on average over the workers."""
+        if self.weights == "equal":
+            return 1.0
+        return self.plan(worker).examples * self.workers / self._examples
+
+    @cached_property
+    def _examples(self) -> int:
+        return sum(self.plan(worker).examples for worker in range(self.workers))
 
     def updates(self, worker: int) -> int:
         """The most updates that a worker makes: its plan's rounds; synchronously R of them."""

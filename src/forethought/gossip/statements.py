@@ -297,5 +297,8 @@ def _noise_levels(gossip: Gossip) -> list[tuple[int, list[float]]]:
     found = []
     for begin in sorted(one for one in begins if one < last):
         rounds = [gossip.plan(worker).round(begin) for worker in range(gossip.workers)]
-        found.append((begin, [one.noise_std / one.divisor for one in rounds]))
+        noise = [
+            gossip.weight(worker) * one.noise_std / one.divisor for worker, one in enumerate(rounds)
+        ]
+        found.append((begin, noise))
     return found

@@ -21,10 +21,11 @@ class Steps:
         gossip: says the rule. worker: whose plan has the step sizes.
     """
 
-    __slots__ = ("_last", "_momentum", "_parameters", "_sizes", "_tracking", "_velocity")
+    __slots__ = ("_last", "_momentum", "_parameters", "_sizes", "_tracking", "_velocity", "_weight")
 
     def __init__(self, gossip: Gossip, worker: int) -> None:
         self._sizes = step_sizes(gossip.plan(worker))
+        self._weight = gossip.weight(worker)
         self._momentum = np.float32(gossip.momentum)
         self._tracking, self._parameters = gossip.tracking, gossip.parameters
         self._velocity: Vector | None = None
@@ -38,6 +39,8 @@ class Steps:
             mean: the noised mean, float32, shape (parameters,).
         """
         size = np.float32(self._sizes(round))
+        if self._weight != 1:
+            mean = np.multiply(mean, np.float32(self._weight))
         if not self._tracking:
             direction = mean
             if self._momentum:

@@ -224,6 +224,7 @@ def agreed_gossip(
         rounds,
         rule=section.rule,
         exchanges=section.exchanges,
+        weights=section.weights,
         momentum=section.momentum,
         tracking=section.tracking,
         trust=Trust(section.difference, section.largest),

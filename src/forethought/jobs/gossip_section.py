@@ -41,6 +41,7 @@ class GossipSection(_Table):
     """Everything of a gossip that is not data, model, budget or training.
 
     ``rounds`` are R: all together make workers · R updates, and each plans ``headroom`` times R.
+    ``weights`` of the workers' steps are by public "size", or "equal" as in the paper.
     ``exchanges`` are mixing steps a round, of the synchronous rule. ``edges`` is a file with the
     graph, ``matrix`` one with the mixing. ``compression`` of exchanged weights is "none", "bf16"
     or "top-k:0.1" (the share that is sent). ``largest`` and ``difference`` say what of a
@@ -65,6 +66,7 @@ class GossipSection(_Table):
     mixing: Literal["matchings", "metropolis", "exponential"] = "matchings"
     matrix: str | None = None
     exchanges: _Int = Field(default=1, ge=1)
+    weights: Literal["size", "equal"] = "size"
     momentum: _Float = Field(default=0.0, ge=0, lt=1)
     tracking: bool = False
     largest: _Float = Field(default=1e6, gt=0)
