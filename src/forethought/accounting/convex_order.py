@@ -52,7 +52,9 @@ def of_laws(counts: Counts, accuracy: float, delta: float | None, epsilon: float
             break
         if delta is not None and upper < math.inf:
             lower = max(lower, _by_one_round(below, delta))
-        if not upper - lower <= _LAWS_SHARE * upper or (not epochs and fineness <= 0.5):
+        if not epochs and fineness <= 0.5:
+            break
+        if _LAWS_SHARE * upper < upper - lower < math.inf:
             break  # it is not for the laws that the ends are apart
     return Bounds(lower, upper)
 

@@ -396,7 +396,7 @@ def _by_one_round(counts: Mapping[Pair, int], delta: float, guess: float) -> flo
     """
     stacks = [(Stack([pair]), count) for pair, count in list(counts.items())[:_MOST_ATTACKED]]
     best = 0.0
-    for threshold in np.geomspace(0.02, 2, 12) * guess:
+    for threshold in np.geomspace(0.02, 2, 100) * guess:
         idle_p = idle_q = 0.0
         for stack, count in stacks:
             p, q = stack.above(float(threshold))

@@ -168,6 +168,8 @@ class Total:
             else:
                 value = value - tilts * float(epsilon or 0.0)
             at = int(np.nanargmin(value))
+            if near is not None and at in (0, points - 1):
+                return self.locate(delta=delta, epsilon=epsilon)  # it is not near after all
             best, width = float(value[at]), (high - low) / (points - 1)
             low, high = float(exponents[at]) - width, float(exponents[at]) + width
         tilt = float(tilts[at])
