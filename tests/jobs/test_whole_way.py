@@ -60,7 +60,10 @@ def test_more_than_fifty_tables_train_or_are_one_clear_line(forethought) -> None
         for number, (name, content) in enumerate(contents.items()):
             assert isinstance(content, str | bytes)
             Path("t.csv").write_bytes(content if isinstance(content, bytes) else content.encode())
-            Path("job.toml").write_text(JOB)
+            # Without noise there is no promise to draw, which takes a second each time.
+            noise = "noise_multiplier = 0\n" if number else ""
+            job = JOB.replace("epsilon = 3.0\n", "") if number else JOB
+            Path("job.toml").write_text(job + noise)
             folder = Path(f"{kind}{number}")
             status, err = forethought("train", "job.toml", "--out", folder, "--quiet")
             if kind == "loads":

@@ -113,6 +113,13 @@ def test_a_statement_without_a_guarantee_has_no_scale(tmp_path):
     assert "<svg" not in text
 
 
+def test_a_run_without_noise_has_a_report_all_the_same(tmp_path):
+    plan = Plan(Mechanism(Rounds(0.0, 3, Poisson(0.1)), adjacency="add-or-remove"), 1000, 1e-5)
+    rows = tuple({"round": str(n), "accuracy": "0.5", "epsilon": "inf"} for n in (1, 2, 3))
+    page = Page(report_page(RunSummary(tmp_path, plan, ft.account(plan), rows, ())))
+    assert "not differentially private" in page.text and len(page.points) == 1
+
+
 @pytest.mark.parametrize("epsilon", [1e-4, 0.1, 1.0, 2.999, 50, 1e6])
 def test_the_scale_keeps_every_value_on_it(epsilon):
     drawn = charts.scale(epsilon, ((1.0, "one"), (19.61, "two")))

@@ -5,6 +5,7 @@ Each is one file of HTML that needs nothing else: no network, no fonts, no libra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib import resources
@@ -209,7 +210,9 @@ def _attack(s: Statement) -> list[tuple[float, float]]:
 
 
 def _column(metrics: Sequence[Mapping[str, str]], name: str) -> list[tuple[float, float]]:
-    return [(float(row["round"]), float(row[name])) for row in metrics if row.get(name)]
+    found = [(float(row["round"]), float(row[name])) for row in metrics if row.get(name)]
+    # Without noise ε is infinite, and there is nothing to draw.
+    return [point for point in found if math.isfinite(point[1])]
 
 
 def _list(texts: Iterable[str]) -> str:
