@@ -88,6 +88,7 @@ def figure_1(rows: list[dict[str, Any]], path: Path) -> None:
                     reached = [best[size] for size in sizes]
                     axes.plot(sizes, reached, color=colour, marker=mark, label=label, linewidth=0.8)
         axes.set_xscale("log", base=2)
+        axes.set_ylim(0, 100)
         axes.set_title(name, loc="left", fontsize=10)
         axes.set_xlabel("batch size")
         axes.set_ylabel("test accuracy, %")
