@@ -158,14 +158,13 @@ def _trainer(
 
 
 def _tried(graph: str, mixing: str, runs: Sequence[SimulatedGossip], target: float) -> Tried:
-    return Tried(
-        graph,
-        mixing,
-        float(np.mean([run.accuracy or 0.0 for run in runs])),
-        float(np.mean([min(run.each, default=math.nan) for run in runs])),
-        _first(runs, target),
-        float(np.mean([run.simulated.seconds for run in runs])),
-    )
+    accuracy = float(np.mean([run.accuracy or 0.0 for run in runs]))
+    whole = float(np.mean([run.simulated.seconds for run in runs]))
+    reached = _first(runs, target)
+    if reached is None and accuracy >= target:
+        reached = whole  # by the exchanges after the last update
+    worst = float(np.mean([min(run.each, default=math.nan) for run in runs]))
+    return Tried(graph, mixing, accuracy, worst, reached, whole)
 
 
 def _first(runs: Sequence[SimulatedGossip], target: float) -> float | None:
