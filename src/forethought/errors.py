@@ -2,7 +2,8 @@
 
 What is wrong with an input is a ``ValueError``. Others say that something must not go on: a budget
 that is used up, a release that was not accounted, processes that disagree (``RuntimeError``),
-bounds that cross (``ArithmeticError``), an interruption (``KeyboardInterrupt``).
+bounds that cross (``ArithmeticError``), workers that do not meet (``ConnectionError``), an
+interruption (``KeyboardInterrupt``).
 """
 
 from __future__ import annotations

@@ -8,11 +8,11 @@ import pytest
 pytest.importorskip("torch")
 
 from order import simulated
-from threads import Crew, toward
+from threads import Crew, MemoryLinks, Switchboard, toward
 from workers import gossip, vector
 
 from forethought.gossip.machines import replayed, worker
-from forethought.peers.driving import Drove, Pace, PeersError
+from forethought.peers.driving import Drove, Pace, PeersError, WorkerDriver
 
 
 def outcomes(crew: Crew) -> list[Drove]:
@@ -147,6 +147,17 @@ def test_a_deadline_ends_all():
     crew.join()
     assert {one.reason for one in outcomes(crew)} <= {"stopped", "neighbour"}
     assert all(0 < machine.updates < 100 for machine in crew.recorded)
+
+
+def test_a_worker_that_comes_back_when_all_are_gone_keeps_what_it_released():
+    agreed = gossip(workers=2, rounds=5)
+    pace = Pace(0.002, 0.1, 1.0, 0.3, 0.5, 0.5)
+    ways = MemoryLinks(Switchboard(2), 0)
+    machine = worker(agreed, 0, vector())
+    back = WorkerDriver(machine, agreed, 0, ways, toward(1), pace=pace, returning=True).run()
+    assert back.reason is None and back.rounds == 0 and list(back.counts) == ["alone"]
+    with pytest.raises(PeersError, match=r"no neighbour was met in 0\.3 s; is anybody there"):
+        WorkerDriver(machine, agreed, 0, ways, toward(1), pace=pace).run()
 
 
 def test_rules_that_wait_name_whom_they_lost():

@@ -123,6 +123,9 @@ def peer(
         console.print(f"accuracy {done.accuracy:.1%} of this worker's model")
     if as_json:
         print_json(done.summary())
+    if "alone" in took.drove.counts:
+        words = "nobody is there; if all have finished, the statement is the last word of this one"
+        raise typer.Exit(fail(words, 1))
     if took.drove.reason is None:
         raise typer.Exit(fail("paused; the same command goes on where it was", 130))
     if took.drove.reason == "ledger set back":

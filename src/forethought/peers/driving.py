@@ -34,7 +34,7 @@ Reduce: TypeAlias = Callable[[int, Vector], Vector]
 Stop: TypeAlias = Callable[[], bool]
 
 
-class PeersError(RuntimeError):
+class PeersError(ConnectionError):
     """A worker that cannot take part, or that lost everybody it waits for."""
 
 
@@ -161,11 +161,12 @@ class WorkerDriver:
         begin = time.monotonic()
         self._links.start(self._queue.put)
         try:
-            self._meet(stop)
+            met = self._meet(stop)
             begin = self._news = time.monotonic()
             self._alive = Liveness(self._peers, begin, self._pace.patience)
-            self._handle(on.Started(int(self._returning)))
-            self._loop(stop, begin, look)
+            if met:
+                self._handle(on.Started(int(self._returning)))
+                self._loop(stop, begin, look)
         finally:
             self.drove.seconds = time.monotonic() - begin
             self.drove.reason = self.machine.finished
@@ -178,18 +179,25 @@ class WorkerDriver:
 
     # ---- time
 
-    def _meet(self, stop: Stop) -> None:
+    def _meet(self, stop: Stop) -> bool:
+        """Whether there is anybody to gossip with."""
         until, there = time.monotonic() + self._pace.meet, [True]
         while time.monotonic() < until and not stop():
             there = [self._links.heard(peer) is not None for peer in self._peers]
             if all(there):
-                return
+                return True
             time.sleep(0.005)
-        if not any(there) and not stop():
-            while not self._queue.empty():
-                self._take(0.0)
-            why = f": {self.drove.alarms[-1][1]}" if self.drove.alarms else "; is anybody there?"
-            raise PeersError(f"no neighbour was met in {self._pace.meet:g} s{why}")
+        if stop() or any(there):
+            return not stop()
+        while not self._queue.empty():
+            self._take(0.0)
+        why = f": {self.drove.alarms[-1][1]}" if self.drove.alarms else "; is anybody there?"
+        text = f"no neighbour was met in {self._pace.meet:g} s{why}"
+        if not self._returning:
+            raise PeersError(text)
+        # It has released: what its ledger holds is stated, and it may come back again.
+        self.drove.alarm("alone", text)
+        return False
 
     def _loop(self, stop: Stop, begin: float, look: Callable[[Drove], None] | None) -> None:
         pace, patience = self._pace, self._pace.patience

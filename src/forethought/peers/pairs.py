@@ -41,7 +41,7 @@ _HEADERS, _FLOATS, _HALVES = range(3)
 _SIGN, _LAST = object(), object()
 
 
-class StoreError(RuntimeError):
+class StoreError(ConnectionError):
     """The workers' meeting place cannot be reached."""
 
 
