@@ -20,24 +20,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import combinations
 from typing import Any, Literal, get_args
 
+from forethought.accounting import parallel
 from forethought.accounting.assumptions import Randomness
-from forethought.accounting.statement import Statement, account
+from forethought.accounting.statement import Statement, StatementError, account
 from forethought.accounting.summed import AGGREGATE, SECURE_AGGREGATION
 from forethought.caveats import Caveat
 from forethought.federated.federation import Federation, FederationError
 from forethought.federated.secure_aggregation.settings import SecureAggregation
-from forethought.mechanism import Mechanism, one_of, whole
+from forethought.mechanism import one_of, whole
 from forethought.plans import Plan
 from forethought.rounds.grid_step import grid
 from forethought.rounds.transcript import Transcript
 
 View = Literal["server", "secure-server", "client", "outsider"]
 VIEWS: tuple[View, ...] = get_args(View)
-# So many choices of clients that share a person are composed; more are bounded by all of them.
-_MOST_CHOICES = 500
 
 
 def client_statement(
@@ -127,28 +125,10 @@ def disjoint(statements: Mapping[str, Statement]) -> Statement:
     Raises:
         FederationError: statements of different kinds, or none.
     """
-    kinds = {(one.adjacency, one.group, one.accountant["kind"]) for one in statements.values()}
-    if len(kinds) != 1:
-        raise FederationError(
-            f"statements of one adjacency, group and view have a maximum; these are {kinds or None}"
-        )
-    delta = max(one.delta for one in statements.values())
-    names = ", ".join(sorted(statements)[:20]) + (", …" if len(statements) > 20 else "")
-    found = [
-        account(
-            one.mechanism,
-            delta,
-            group=one.group,
-            accountant=one.accountant,
-            randomness=one.randomness,
-            not_covered=(
-                *(note for note in one.caveats if note.role == "not-covered"),
-                Caveat("disjoint-holders", names),
-            ),
-        )
-        for one in statements.values()
-    ]
-    return max(found, key=lambda one: (one.guarantee, one.epsilon.upper))
+    try:
+        return parallel.disjoint(statements)
+    except StatementError as problem:
+        raise FederationError(str(problem)) from None
 
 
 def shared(
@@ -189,23 +169,12 @@ def shared(
             for client, transcript in enumerate(transcripts)
             if len(transcript)
         ]
-    adjacencies = {mechanism.adjacency for mechanism in mechanisms}
-    if len(adjacencies) != 1:
-        raise FederationError(
-            f"releases compose under one adjacency; these have {sorted(adjacencies) or 'none'}"
-        )
     delta = max(federation.plan(client).delta for client in range(members))
-    detail = f"up to {holders} of {members} clients"
-    found = [
-        account(
-            _composed(choice),
-            delta,
-            not_covered=(Caveat("several-holders", detail), _arrivals(federation)),
-            randomness=randomness,
-        )
-        for choice in _choices(mechanisms, min(holders, len(mechanisms)))
-    ]
-    return max(found, key=lambda one: (one.guarantee, one.epsilon.upper))
+    notes = (_arrivals(federation),)
+    try:
+        return parallel.shared(mechanisms, holders, delta, randomness=randomness, not_covered=notes)
+    except StatementError as problem:
+        raise FederationError(str(problem)) from None
 
 
 def overview(
@@ -332,25 +301,3 @@ def _beginnings(federation: Federation, client: int) -> list[int]:
 def _noise_in_the_mean(federation: Federation, client: int, round: int) -> float:
     chosen = federation.plan(client).round(round)
     return federation.shares[client] * chosen.noise_std / chosen.divisor
-
-
-def _composed(mechanisms: Sequence[Mechanism]) -> Mechanism:
-    total = mechanisms[0]
-    for mechanism in mechanisms[1:]:
-        total = total + mechanism
-    return total
-
-
-def _choices(mechanisms: Sequence[Mechanism], holders: int) -> list[tuple[Mechanism, ...]]:
-    kinds = {mechanism: place for place, mechanism in enumerate(dict.fromkeys(mechanisms))}
-    if len(kinds) == 1:
-        return [tuple(mechanisms[:holders])]
-    if math.comb(len(mechanisms), holders) > 100 * _MOST_CHOICES:
-        return [tuple(mechanisms)]
-    seen: dict[tuple[int, ...], tuple[Mechanism, ...]] = {}
-    for choice in combinations(mechanisms, holders):
-        seen.setdefault(tuple(sorted(kinds[one] for one in choice)), choice)
-        if len(seen) > _MOST_CHOICES:
-            # All of them together bound any choice.
-            return [tuple(mechanisms)]
-    return list(seen.values())
