@@ -23,7 +23,7 @@ from forethought.accounting.tradeoff import (
     through,
     tradeoff,
 )
-from forethought.mechanism import FullBatch, Mechanism, Poisson, Rounds
+from forethought.mechanism import FullBatch, Mechanism, Poisson, Rounds, WithoutReplacement
 
 ALPHA = np.linspace(0, 1, 101)
 
@@ -244,3 +244,12 @@ def test_no_attack_beats_the_promise():
         assert beta >= f(float(alpha)) - 5 / math.sqrt(runs)
         # A promise twice as strong would be caught.
         assert beta < gaussian(0.0)(float(alpha)) - 5 / math.sqrt(runs)
+
+
+def test_noise_so_small_that_a_line_has_no_nodes():
+    """Next to no noise: all that moves the transform is within its errors somewhere."""
+    rounds = Rounds(0.0625, 1876, WithoutReplacement(64, 60_000), "group")
+    mechanism = Mechanism(rounds, adjacency="replace-one")
+    curve = tradeoff(mechanism)
+    spent = exact_epsilon(mechanism, 1e-5).upper
+    assert 1e-5 <= curve.delta(spent) <= 2e-5

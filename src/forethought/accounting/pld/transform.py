@@ -295,7 +295,7 @@ class Rows:
         quadrature = 2 * float(np.exp(found.log_errors).sum())
         fine = max(1, min(64, math.isqrt(count)))
         grid = (-(-count // fine), fine)
-        nodes = points.loss.shape[1]
+        nodes = max(1, points.loss.shape[1])  # none, where all that moves is within the errors
         # Powers of e^(i h l) and the panels themselves cost more than products do.
         if self.shared:
             work = nodes * (count * (8 + used.size / 4) + 300 * used.size)
