@@ -149,6 +149,7 @@ def test_one_round_an_epoch_is_a_full_batch() -> None:
     assert one == epsilon(Mechanism(Rounds(3.0, 20, FullBatch())), 1e-5)
 
 
+@pytest.mark.slow
 def test_groups_and_exchanged_records_go_change_by_change() -> None:
     # By the definition: neighbours of neighbours, with the sums of all that is lost on the way.
     rounds = Rounds(3.0, 20, RandomAllocation(10))
