@@ -71,13 +71,15 @@ class Task:
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure: a task, a rule, the paper's noise, and a case of its Section 5.3."""
+    """One figure: a task, a rule, the paper's noise, a case of its Section 5.3, and the exchanges
+    between an update and the next gradient (0: Algorithm 1 as printed)."""
 
     task: str
     rule: str
     noise: str
     case: str = "even"
     seed: int = 0
+    pause: int = 0
 
 
 @dataclass(frozen=True)
@@ -221,13 +223,14 @@ def gossip_of(cell: Cell, task: Task, sizes: list[int], shared: SharedModel) -> 
         shared.architecture,
         rounds,
         rule=cell.rule,  # type: ignore[arg-type]
+        pause=cell.pause,
     )
     usual = float(large)
     times = Pace(
         slow_ones(WORKERS, 1 if cell.case == "II" else 0, 10.0, usual),
         straggling=0.1 if cell.case == "even" else 0.0,
         factors=Hiccups(WORKERS, 2.0, cell.seed) if cell.case == "I" else None,
-        exchange=usual / 2,
+        exchange=usual / (32 if cell.pause else 2),
         seed=cell.seed,
     )
     return gossip, times

@@ -22,6 +22,8 @@ from cells import CASES, NOISE, SEQUENCE_NOISE, WORKERS, Cell, Records, Task, re
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.jsonl"
+# Exchanges, of 32 in a usual computation, that a worker waits with its next gradient.
+PAUSE = 4
 RULES = {"allreduce": "SYNC", "asynchronous": "A(DP)²SGD"}
 TASKS = {
     "MNIST, LeNet-5": Task("mnist", "lenet5", 1250, 64, 4, 2.0),
@@ -59,6 +61,8 @@ def preset() -> Iterator[Cell]:
     for seed in (1, 2):
         yield Cell(first, "allreduce", "medium", seed=seed)
         yield Cell(first, "asynchronous", "medium", "II", seed)
+    for seed in (0, 1, 2):
+        yield Cell(first, "asynchronous", "medium", "II", seed, PAUSE)
     yield from _of(first, ("large",))
     yield Cell(first, "asynchronous", "medium", "I")
     yield from _of("sequences, LSTM", ("none", "small", "large"))
@@ -129,13 +133,17 @@ def table(found: dict[Cell, dict[str, Any]]) -> str:
         noise = (SEQUENCE_NOISE if cell.task.startswith("seq") else NOISE)[cell.noise]
         epsilon = "∞" if row["epsilon"] is None else f"{row['epsilon']:.4g}"
         lines.append(
-            f"| {cell.task} | {RULES[cell.rule]} | {cell.case} | {cell.seed} | {noise:g} | "
+            f"| {cell.task} | {RULES[cell.rule]}{_pause(cell)} | {cell.case} | {cell.seed} | {noise:g} | "
             f"{row['rate']:.4f} | "
             f"{row['fewest']} to {row['rounds']} | {epsilon} | {row['delta']:.2g} | "
             f"{_figure(cell.task, row)} | {row['seconds']:.0f} | "
             f"{row['synchronous_seconds']:.0f} | {row['processor']:.0f} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _pause(cell: Cell) -> str:
+    return f", pause of {cell.pause}/32" if cell.pause else ""
 
 
 def _figure(task: str, row: dict[str, Any]) -> str:
@@ -145,12 +153,13 @@ def _figure(task: str, row: dict[str, Any]) -> str:
     return f"{row['accuracy']:.2f} ({row['worst']:.2f}{star})"
 
 
-def _place(cell: Cell) -> tuple[int, int, int, int, int]:
+def _place(cell: Cell) -> tuple[int, ...]:
     return (
         list(TASKS).index(cell.task),
         CASES.index(cell.case),
         list(NOISE).index(cell.noise),
         list(RULES).index(cell.rule),
+        cell.pause,
         cell.seed,
     )
 

@@ -293,6 +293,17 @@ def test_tracking_exchanges_the_mean_update_too() -> None:
     assert machine.own.held.tolist() == [-2, 2, 3, 4, 0, 0]
 
 
+def test_a_pause_averages_the_own_noise_before_the_next_gradient() -> None:
+    machine = begun(workers=2, pause=2)
+    assert not of(machine.handle(done(0, 2, 0, 0)), on.ComputeGradient)
+    assert not of(machine.handle(on.Mix(0)), on.ComputeGradient)
+    machine.handle(on.Received(1, said(0, 2, 2, 3, round=0)))
+    assert [e.weights.tolist() for e in of(machine.handle(on.Mix(1)), on.ComputeGradient)] == [
+        [1, 2, 3]
+    ]
+    assert not of(machine.handle(on.Mix(2)), on.ComputeGradient)
+
+
 def test_momentum_is_of_the_noised_means() -> None:
     machine = begun(momentum=0.5)
     machine.handle(done(0, 2, 0, 0))

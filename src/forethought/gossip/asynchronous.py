@@ -61,6 +61,7 @@ class AsynchronousWorker:
         "_living",
         "_lost",
         "_matrices",
+        "_pause",
         "_pending",
         "_return",
         "_sent",
@@ -85,6 +86,8 @@ class AsynchronousWorker:
         self._lost: set[int] = set()
         self._living: frozenset[int] | None = None
         self._matrices: dict[int, tuple[tuple[int, ...], dict[int, float]]] = {}
+        # Exchanges until the next gradient begins.
+        self._pause = 0
         self._return: _Return | None = None
         self._pending: on.GradientDone | None = None
         # Exchanges until the end, once the end is known.
@@ -202,7 +205,8 @@ class AsynchronousWorker:
             self._pending = done
             return []
         effects = self.own.release(done, self.step)
-        return effects + self._next()
+        self._pause = self.gossip.pause
+        return effects if self._pause else effects + self._next()
 
     # ---- exchanges
 
@@ -232,6 +236,10 @@ class AsynchronousWorker:
             self._early = {later: held for later, held in self._early.items() if later > step}
             for sender, message in waiting.items():
                 effects += self._average(sender, message)
+        if self._pause:
+            self._pause -= 1
+            if not self._pause:
+                effects += self._next()
         return effects
 
     def _with_whom(self, step: int) -> tuple[tuple[int, ...], dict[int, float]]:

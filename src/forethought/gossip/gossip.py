@@ -73,6 +73,8 @@ class Gossip(Stored):
         trust: what of a neighbour's weights is refused, and how far one may move a worker.
         compression: of exchanged weights; "top-k" under the rule "synchronous" alone, where every
             message arrives, in order.
+        pause: exchanges between a worker's update and its next gradient, of the asynchronous rule:
+            its own noise is averaged before a gradient is taken there. 0: Algorithm 1 as printed.
         window: exchange steps for which a late answer still counts.
         settle: exchange steps after the last update, so that all come to agree.
         seed: of the simulation. nonce: drawn with the roster, so that no two runs have one name.
@@ -100,6 +102,7 @@ class Gossip(Stored):
     compression: Compression = Compression()  # noqa: RUF009 (frozen)
     window: int = 4
     settle: int = 10
+    pause: int = 0
     seed: int = 0
     nonce: str = ""
 
@@ -110,6 +113,7 @@ class Gossip(Stored):
         one_of("weights", self.weights, ("equal", "size"))
         real("momentum", self.momentum, least=0, below=1)
         whole("settle", self.settle, least=0)
+        whole("pause", self.pause, least=0)
         whole("seed", self.seed, least=0)
         if self.exchanges > 1 and self.rule != "synchronous":
             raise GossipError(

@@ -434,6 +434,7 @@ def _gossip(draw: random.Random) -> Gossip:
         "trial",
         rounds,
         settle=3,
+        pause=draw.choice((0, 0, 2)),
         tracking=draw.random() < 0.2,
     )
 

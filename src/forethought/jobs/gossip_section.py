@@ -74,6 +74,7 @@ class GossipSection(_Table):
     compression: str = "none"
     window: _Int = Field(default=4, ge=1)
     settle: _Int = Field(default=10, ge=0)
+    pause: _Int = Field(default=0, ge=0)
     seed: _Int = Field(default=0, ge=0)
     case: Literal["I", "II", "III"] | None = None
     speeds: tuple[StrictFloat | StrictInt, ...] | str | None = None
