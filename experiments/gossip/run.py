@@ -133,8 +133,8 @@ def table(found: dict[Cell, dict[str, Any]]) -> str:
         noise = (SEQUENCE_NOISE if cell.task.startswith("seq") else NOISE)[cell.noise]
         epsilon = "∞" if row["epsilon"] is None else f"{row['epsilon']:.4g}"
         lines.append(
-            f"| {cell.task} | {RULES[cell.rule]}{_pause(cell)} | {cell.case} | {cell.seed} | {noise:g} | "
-            f"{row['rate']:.4f} | "
+            f"| {cell.task} | {RULES[cell.rule]}{_pause(cell)} | {cell.case} | {cell.seed} | "
+            f"{noise:g} | {row['rate']:.4f} | "
             f"{row['fewest']} to {row['rounds']} | {epsilon} | {row['delta']:.2g} | "
             f"{_figure(cell.task, row)} | {row['seconds']:.0f} | "
             f"{row['synchronous_seconds']:.0f} | {row['processor']:.0f} |"
