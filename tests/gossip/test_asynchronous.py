@@ -138,7 +138,7 @@ def test_a_round_is_asked_for_once_and_in_order() -> None:
         (said(0, np.inf, 0, 0), "not finite"),
         (said(0, 1e9, 0, 0), "at most 1e+06"),
         (said(0, 1, 2), "sent 2 weights"),
-        (said(0, 1, 2, 3, count=-1), "count"),
+        (said(0, 1, 2, 3, count=-UNIT * 1000), "count"),
         (said(0, 1, 2, 3, count=UNIT * 1000), "count"),
     ],
 )
@@ -151,6 +151,16 @@ def test_weights_that_cannot_be_are_refused_and_change_nothing(
     assert [type(e) for e in effects] == [Alarm]
     assert words in effects[0].text
     assert machine.weights.tolist() == [1, 2, 3]
+
+
+def test_a_count_below_zero_is_taken() -> None:
+    """Exchanges that overlap move a number by more than there is between two workers."""
+    machine = begun()
+    machine.handle(on.Mix(0))
+    assert not of(
+        machine.handle(on.Received(partner(machine, 0), said(0, 3, 2, 1, count=-5))), Alarm
+    )
+    assert machine.weights.tolist() == [2, 2, 2]
 
 
 def test_strangers_are_not_heard() -> None:
