@@ -27,6 +27,8 @@ FUZZ = [TESTS + "test_fuzz.py", "-k", "few_random"]
 SEARCH = [TESTS + "pld/test_search.py"]
 LINE = [TESTS + "pld/test_integral.py"]
 TRANSFORM = [TESTS + "pld/test_transform.py"]
+OFF_THE_LINE = [TESTS + "pld/test_transform.py", "-k", "above_the_line"]
+HALF_LINES = [TESTS + "pld/test_told.py", "-k", "half_lines"]
 HITS = [TESTS + "pld/test_hits.py"]
 CURVES = [TESTS + "pld/test_privacy_loss.py", "-k", "curves"]
 FILTER = [TESTS + "test_gaussian_filter.py"]
@@ -128,7 +130,7 @@ MUTANTS = [
         PLD + "pairs.py",
         "and by_itself else 2.0",
         "and by_itself else 1.0",
-        FUZZ,
+        HALF_LINES,
     ),
     Mutant(
         "radius of group clipping and of sampling without replacement",
@@ -273,7 +275,7 @@ MUTANTS = [
            "return np.asarray(np.sqrt((moment + error[0]) * square) * (1 + 1e-9))",
            "return np.asarray(0.3 * np.sqrt((moment + error[0]) * square))", TRANSFORM),
     Mutant("charge: the variance of a shared base", PLD + "quadrature.py",
-           "size = size + tall * tall / (2 * base.variance)", "size = size + 0.0", TRANSFORM),
+           "height * height / (2 * variance)", "height * height / 2", OFF_THE_LINE),
     Mutant("filter: an order that may spend too much", ACCOUNTING + "renyi/filter.py",
            "optimal = binary_moment(order, epsilon, delta) / (order - 1) / LIFT",
            "optimal = 1.02 * binary_moment(order, epsilon, delta) / (order - 1)",

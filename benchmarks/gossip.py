@@ -3,6 +3,7 @@
     python benchmarks/gossip.py            # 16 and 1,000 workers, and the cases of the paper
     python benchmarks/gossip.py --large    # 10,000 workers of 100 rounds as well
     python benchmarks/gossip.py --train    # the demo's training under each rule, alone
+    python benchmarks/gossip.py --smoke    # 16 workers for a few rounds; seconds
 
 Times are of the processor, in microseconds a round (a round is an update and two exchanges begun);
 virtual seconds are exact. No time is asserted.
@@ -82,6 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--train", action="store_true")
+    parser.add_argument("--smoke", action="store_true")
     asked = parser.parse_args()
     if asked.train:
         trained(5)
@@ -96,6 +98,8 @@ def main() -> None:
         (16, 300, "allreduce", "complete", "matchings", 3),
         (1000, 100, "asynchronous", "complete", "matchings", 1),
     ]
+    if asked.smoke:
+        rows = [(16, 20, "asynchronous", "complete", "matchings", 1)]
     if large:
         rows.append((10_000, 100, "asynchronous", "complete", "matchings", 1))
     for workers, rounds, rule, graph, kind, repeats in rows:
@@ -107,7 +111,9 @@ def main() -> None:
             f"| {workers:,} | {rounds} | {rule} | {graph}, {kind} | {each:.0f} | {spent:.1f} |",
             flush=True,
         )
-    print("\n| 16 workers, 200 rounds each | virtual s | SYNC's | ratio | fewest to most rounds |")
+    print(
+        f"\n| 16 workers, {20 if asked.smoke else 200} rounds each | virtual s | SYNC's | ratio | fewest to most rounds |"
+    )
     print("| --- | --- | --- | --- | --- |")
     alike = [1.0] * 16
     cases = {
@@ -118,7 +124,7 @@ def main() -> None:
         "lognormal factor on each round, σ = 0.5": Pace(alike, straggling=0.5),
     }
     for name, times in cases.items():
-        one = gossip(16, 200, "asynchronous", "complete", "matchings")
+        one = gossip(16, 20 if asked.smoke else 200, "asynchronous", "complete", "matchings")
         _, done = timed(one, times)
         waiting = synchronous_seconds(one, times)
         print(

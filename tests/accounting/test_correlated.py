@@ -138,7 +138,7 @@ def test_statements_say_that_rounds_have_no_guarantee_of_their_own() -> None:
     statement = account(sampled, DELTA)
     verify(statement)
     assert any(caveat.code == "correlated-noise" for caveat in statement.facts)
-    assert "Theorem 4" in statement.theorems[0]
+    assert "banded correlated noise" in statement.theorems[0]
     assert "correlated over rounds (3 bands)" in statement.to_markdown()
     known = account(sampled, DELTA, randomness=Randomness(seeded_sampling=True))
     fixed = Mechanism(Correlated(2.0, 40, CyclicPoisson(1.0, 10), strategy=BANDED))

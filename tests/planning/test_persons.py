@@ -115,6 +115,7 @@ def test_a_plan_of_persons_counts_no_records_of_theirs_again():
 
 
 def test_the_command_line_plans_for_persons(monkeypatch, capsys):
+    pytest.importorskip("torch")
     from forethought.cli import main
 
     def run(*arguments: str) -> dict:

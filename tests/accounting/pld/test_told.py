@@ -204,3 +204,14 @@ def test_intervals_are_narrow_and_curves_hold() -> None:
     assert below.epsilon(1e-5) <= got.upper
     misses = tradeoff(mechanism)([0.01])[0]
     assert 1 - misses <= math.exp(got.upper) * 0.01 + 1e-5
+
+
+def test_half_lines_hold_where_told_hits_are_too_far_apart():
+    """So little noise that hits are not told: one data set of four records, each moving by 2."""
+    rate, sigma, group, level = 0.05, 0.4, 4, 20.0
+    mechanism = Mechanism(Rounds(sigma, 1, Poisson(rate), "group"), adjacency="replace-one")
+    hits = [math.comb(group, k) * rate**k * (1 - rate) ** (group - k) for k in range(group + 1)]
+    there = {2 * k / sigma: w for k, w in enumerate(hits)}
+    attained = gained(there, {0.0: 1.0}, level)
+    assert attained > 1e-3
+    assert delta(mechanism, level, group=group).upper >= attained * (1 - 1e-3)

@@ -213,11 +213,20 @@ def _bounds(
         bend = np.maximum(-0.5 / base.variance + 0.5 * (max(r, 0) * vr + max(s, 0) * vs), 0)
         size = level + slope * wide + bend * wide * wide
         sup.append((size[0] + np.log(2 * halves)).max(axis=0))
-        size = size + tall * tall / (2 * base.variance)
+        size = size + growth(tall, base.variance)
         size = size + min(r, 0) * np.log1p(-dip_r) + min(s, 0) * np.log1p(-dip_s)
         size = np.where(analytic, size + demand.frequency * turn, np.inf)
         bound.append((size[1:] + rate).min(axis=0).max(axis=0))
     return np.array(sup), np.array(bound)
+
+
+def growth(height: Array, variance: Array) -> Array:
+    """Logarithm of how much larger a normal density is so high above the line than on it.
+
+    |e^(−(x + iy − m)²/2v)| = e^(−(x − m)²/2v) · e^(y²/2v).
+    """
+    rise: Array = height * height / (2 * variance)
+    return rise
 
 
 def _posterior(side: Mixture, mean: Array, reach: Array) -> tuple[Array, Array]:
