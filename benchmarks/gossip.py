@@ -111,8 +111,10 @@ def main() -> None:
             f"| {workers:,} | {rounds} | {rule} | {graph}, {kind} | {each:.0f} | {spent:.1f} |",
             flush=True,
         )
+    length = 20 if asked.smoke else 200
     print(
-        f"\n| 16 workers, {20 if asked.smoke else 200} rounds each | virtual s | SYNC's | ratio | fewest to most rounds |"
+        f"\n| 16 workers, {length} rounds each | virtual s | SYNC's | ratio | "
+        "fewest to most rounds |"
     )
     print("| --- | --- | --- | --- | --- |")
     alike = [1.0] * 16
@@ -124,7 +126,7 @@ def main() -> None:
         "lognormal factor on each round, σ = 0.5": Pace(alike, straggling=0.5),
     }
     for name, times in cases.items():
-        one = gossip(16, 20 if asked.smoke else 200, "asynchronous", "complete", "matchings")
+        one = gossip(16, length, "asynchronous", "complete", "matchings")
         _, done = timed(one, times)
         waiting = synchronous_seconds(one, times)
         print(
