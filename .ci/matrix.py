@@ -18,8 +18,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.11", "3.12", "3.13")
 WITHOUT_TORCH = (
     *("tests/accounting", "tests/planning", "tests/published", "tests/data", "tests/exchange"),
-    "--ignore=tests/planning/test_defaults.py",  # these three compare with networks
+    "--ignore=tests/planning/test_defaults.py",  # these compare with networks
     "--ignore=tests/data/test_features.py",
+    "--ignore=tests/data/test_patches.py",
     "--ignore=tests/data/test_scattering.py",
 )
 # What only the rooms with torch, or their tests, need.

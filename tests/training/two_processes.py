@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,8 @@ def main(case: str, out: Path, stop: int | None) -> None:
         weights = torch.cat([p.detach().flatten() for p in run.model.parameters()])
         found["weights"] = weights.tolist()
         found["digest"] = hashlib.sha256(weights.numpy().tobytes()).hexdigest()
-        found["statement"] = run.statement.to_json()
+        # Without what follows from the weights' last bits, which the order of a sum decides.
+        found["statement"] = replace(run.statement, about=None).to_json()
         found["history"] = [[row.round, row.clipped, row.non_finite] for row in run.history]
     (out.parent / f"{case}-{rank}.json").write_text(json.dumps(found))
 

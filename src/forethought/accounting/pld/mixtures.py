@@ -70,7 +70,7 @@ class Mixture:
         if components == 1:
             return self._simple(z)
         chunk = max(1, _AT_ONCE // (rows * components))
-        got = [self._many(z[:, i : i + chunk]) for i in range(0, z.shape[1], chunk)]
+        got = [self._many(z[:, i : i + chunk]) for i in range(0, max(1, z.shape[1]), chunk)]
         return Values(*(np.concatenate(x, axis=1) for x in zip(*got, strict=True)))
 
     def _simple(self, z: Array) -> Values:
