@@ -20,7 +20,8 @@ _SPEC.loader.exec_module(fuzz)
 def _judge(outcome) -> None:
     assert not outcome.faults
     assert not outcome.slow
-    assert len(outcome.wide) <= 0.02 * outcome.narrowable + 1, outcome.wide
+    # A large loss that only one rare hit brings is what stays wide (docs/accounting.md).
+    assert len(outcome.wide) <= 0.03 * outcome.narrowable + 1, outcome.wide
 
 
 def test_a_few_random_mechanisms_lie_in_their_intervals():
