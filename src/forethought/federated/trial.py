@@ -23,11 +23,12 @@ import numpy as np
 from blake3 import blake3
 
 from forethought.exchange import events as on
-from forethought.exchange.codec import decode, encode
+from forethought.exchange.codec import encode
 from forethought.exchange.ledger import ClientLedger
 from forethought.exchange.messages import SERVER, Acknowledgement, Update
 from forethought.exchange.storage import CrashError, MemoryStorage
 from forethought.exchange.storing import Accepted, Entry
+from forethought.exchange.unsigned import UnsignedEndpoint
 from forethought.federated.faults import (
     PARAMETERS,
     Faults,
@@ -42,19 +43,6 @@ from forethought.simulation.clock import Agenda
 # Virtual seconds after which nothing more goes wrong, and the most that may happen in a trial.
 QUIET, MOST_EVENTS = 60.0, 20_000
 _TO_SERVER, _TO_CLIENT, _COMPUTED, _WAKE, _START, _CRASH, _BACKUP, _JUMP, _CUT, _HEAL = range(10)
-
-
-class _Endpoint:
-    """Frames without a signature."""
-
-    def __init__(self, run_id: bytes, me: int) -> None:
-        self.run_id, self.me = run_id, me
-
-    def seal(self, to: int, message: Any) -> bytes:
-        return encode(message)
-
-    def reopen(self, data: bytes, to: int) -> Any:
-        return decode(Update, memoryview(data))
 
 
 class _Process:
@@ -308,7 +296,7 @@ class Trial:
             else:
                 process.ledger = ClientLedger(
                     process.storage,
-                    _Endpoint(self.run_id, process.me),  # type: ignore[arg-type]
+                    UnsignedEndpoint(self.run_id, process.me),  # type: ignore[arg-type]
                     "",
                 )
                 process.machine = self.kinds.client(

@@ -22,11 +22,12 @@ import numpy as np
 from blake3 import blake3
 
 from forethought.exchange import events as common
-from forethought.exchange.codec import decode, encode
+from forethought.exchange.codec import encode
 from forethought.exchange.ledger import ClientLedger
 from forethought.exchange.messages import Update
 from forethought.exchange.storage import CrashError, MemoryStorage
 from forethought.exchange.storing import LedgerState
+from forethought.exchange.unsigned import UnsignedEndpoint
 from forethought.gossip import events as on
 from forethought.gossip.asynchronous import AsynchronousWorker
 from forethought.gossip.gossip import Gossip, Member
@@ -79,19 +80,6 @@ class Tally:
     releases: int = 0
     exchanges: int = 0
     alarms: list[str] = field(default_factory=list)
-
-
-class _Endpoint:
-    """Frames without a signature."""
-
-    def __init__(self, run_id: bytes, me: int) -> None:
-        self.run_id, self.me = run_id, me
-
-    def seal(self, to: int, message: Any) -> bytes:
-        return encode(message)
-
-    def reopen(self, data: bytes, to: int) -> Any:
-        return decode(Update, memoryview(data))
 
 
 class _Process:
@@ -346,7 +334,7 @@ class Trial:
         try:
             process.ledger = ClientLedger(
                 process.storage,
-                _Endpoint(b"%032d" % self.seed, me),  # type: ignore[arg-type]
+                UnsignedEndpoint(b"%032d" % self.seed, me),  # type: ignore[arg-type]
                 "",
             )
             process.begun = process.ledger.read()
