@@ -83,6 +83,7 @@ STEERED = ["tests/convex/test_steered.py"]
 EXCHANGE = "forethought/exchange/"
 FRAME, LOG = ["tests/exchange/test_frame.py"], ["tests/exchange/test_log.py"]
 LEDGER = ["tests/exchange/test_ledger.py"]
+COPIES = ["tests/rounds/test_augmenting.py"]
 DRIVING = ["tests/network/test_driving.py"]
 
 
@@ -121,6 +122,17 @@ MUTANTS = [
            "forethought/rounds/local_contributions.py",
            "np.sort(batch.indices[batch.member_of == g])",
            "batch.indices[batch.member_of == g]", LOCAL),
+    Mutant("copies: each a contribution", "forethought/rounds/contributions.py",
+           "copies=copies,", "copies=1,", COPIES),
+    Mutant("copies: by the number of another record", "forethought/rounds/augmenting.py",
+           "state = draws[:, None] + steps", "state = draws[::-1, None] + steps", COPIES),
+    Mutant("copies: another record's pixels", "forethought/rounds/augmenting.py",
+           "images.movedim(1, -1)[which[", "images.movedim(1, -1)[which.flip(0)[", COPIES),
+    Mutant("copies: see each other", "forethought/gradients/batch.py",
+           "return self.members is not None and not self.copies",
+           "return self.members is not None", COPIES),
+    Mutant("copies: of a share by the whole batch's numbers", "forethought/rounds/contributions.py",
+           "None if draws is None else draws[every]", "None if draws is None else draws", COPIES),
     Mutant("preparation: histograms longer than declared", "forethought/preparing/vectors.py",
            ".double().mean(2) for at", ".double().sum(2) for at", PREPARED),
     Mutant("preparation: in no transcript", "forethought/preparing/paid.py",

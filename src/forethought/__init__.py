@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from forethought.accounting.tradeoff import tradeoff as tradeoff
     from forethought.auditing.audit import audit as audit
     from forethought.auditing.verdict import Audit as Audit
+    from forethought.augmentation import Augmentation as Augmentation
     from forethought.federated.federation import Federation as Federation
     from forethought.federated.federation import Member as Member
     from forethought.federated.federation import Policy as Policy
@@ -116,6 +117,7 @@ _HOME = {
     **dict.fromkeys(("Statement", "account"), "accounting.statement"),
     "Audit": "auditing.verdict",
     "audit": "auditing.audit",
+    "Augmentation": "augmentation",
     **dict.fromkeys(("Federation", "Member", "Policy"), "federated.federation"),
     "simulate": "federated.simulate",
     "plan": "planning.solve",

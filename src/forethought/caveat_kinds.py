@@ -103,6 +103,13 @@ KINDS: dict[str, Kind] = {
         "own rate",
         "a worker's neighbours see it in the weights that they are sent",
     ),
+    "augmented": Kind(
+        "fact",
+        "the gradients of altered copies of a record are averaged before clipping: {detail}; this "
+        "changes no guarantee",
+        "the copies follow from one record and from random numbers that no record decides, so one "
+        "record moves a sum by as much as without them",
+    ),
     # What the guarantee rests on.
     "public-size": Kind(
         "assumption",

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, TypedDict, Unpack
 
+from forethought.augmentation import Augmentation as Augmentation
 from forethought.caveats import Caveat, caveats, choice
 from forethought.local_updates import Local as Local
 from forethought.local_updates import LocalUpdates as LocalUpdates
@@ -35,14 +36,15 @@ DECLARED = Caveat("declared")
 
 class Parts(TypedDict, total=False):
     """Short forms: ``groups=`` of ``contribution=Groups(...)``, with ``local=`` of
-    ``contribution=LocalUpdates(...)``; ``preparation=`` and ``records_per_person=`` of the
-    Privacy; the rest of ``use=Use(...)``.
+    ``contribution=LocalUpdates(...)``; ``preparation=``, ``records_per_person=`` and
+    ``augmentation=`` of the Privacy; the rest of ``use=Use(...)``.
     """
 
     groups: int | None
     local: Local | None
     preparation: Preparation | None
     records_per_person: int
+    augmentation: Augmentation | None
     optimizer: Optimizer
     schedule: Schedule
     averaging: Averaging
@@ -55,6 +57,7 @@ def _upgrade(values: dict[str, Any]) -> dict[str, Any]:
         "noise",
         "preparation",
         "records_per_person",
+        "augmentation",
     }
     of_use = {field.name for field in fields(Use)}
     own = {"hyperparameters", "not_covered", "reasons"}
@@ -80,8 +83,8 @@ class Plan(Stored):
 
     Args:
         mechanism, examples, delta, clip, contribution, noise, budget, preparation,
-            records_per_person: see :class:`Privacy`. ``mechanism`` is that of training alone; the
-            attribute has it all.
+            records_per_person, augmentation: see :class:`Privacy`. ``mechanism`` is that of
+            training alone; the attribute has it all.
         use: what happens to the noised means; post-processing.
         hyperparameters: how this plan's numbers were chosen, for the Statement: a
             :class:`~forethought.caveats.Caveat` of that role, or words.
@@ -123,6 +126,7 @@ class Plan(Stored):
         groups, local = parts.pop("groups", None), parts.pop("local", None)
         preparation = parts.pop("preparation", None)
         records_per_person = parts.pop("records_per_person", 1)
+        augmentation = parts.pop("augmentation", None)
         if contribution is None:
             contribution = Examples() if groups is None else Groups(groups)
             if local is not None:
@@ -142,6 +146,7 @@ class Plan(Stored):
             budget,
             preparation,
             records_per_person,
+            augmentation,
         )
         changed: dict[str, Any] = dict(parts)
         self._set(privacy, replace(use, **changed), hyperparameters, not_covered, reasons)
@@ -195,6 +200,11 @@ class Plan(Stored):
     def records_per_person(self) -> int:
         """How many of the examples may be one person's, protected together."""
         return self.privacy.records_per_person
+
+    @property
+    def augmentation(self) -> Augmentation | None:
+        """Which altered copies of a record its contribution is the mean over; None: none."""
+        return self.privacy.augmentation
 
     @property
     def groups(self) -> int | None:

@@ -14,6 +14,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, Literal, get_args
 
+from forethought.augmentation import Augmentation as Augmentation
 from forethought.contributions import Contribution as Contribution
 from forethought.contributions import Examples as Examples
 from forethought.contributions import Groups as Groups
@@ -145,6 +146,7 @@ class Round:
         noise: which noise. strategy: how it is correlated with that of the part's other rounds;
             None: not at all. Then ``noise_multiplier`` is that of each round's own numbers.
         groups: how many groups its batch is accounted as dealt into; None: any number.
+        augmentation: how many altered copies of each record enter, and how altered; None: none.
         divisor: what the noised sum is divided by: the expected number of contributions, public.
     """
 
@@ -161,6 +163,7 @@ class Round:
     divisor: float
     strategy: Strategy | None = None
     groups: int | None = None
+    augmentation: Augmentation | None = None
 
     @property
     def noise_std(self) -> float:
@@ -207,6 +210,8 @@ class Privacy:
         preparation: what is released before the rounds, to prepare the inputs with.
         records_per_person: how many of the examples may be one person's: the budget and every
             statement are about so many together.
+        augmentation: which altered copies of a record its contribution is the mean over. Nothing
+            here depends on it: the mean follows from that record alone.
 
     Raises:
         ValueError, TypeError: parts that contradict each other.
@@ -221,6 +226,7 @@ class Privacy:
     budget: Budget | None = None
     preparation: Preparation | None = None
     records_per_person: int = 1
+    augmentation: Augmentation | None = None
 
     def __post_init__(self) -> None:
         each = whole("records_per_person", self.records_per_person)
@@ -238,6 +244,7 @@ class Privacy:
             raise TypeError(
                 f"contribution must be one of {', '.join(CONTRIBUTIONS)}, not {self.contribution!r}"
             )
+        self._require_augmentable()
         kinds = {part.clipping for part in self.mechanism}
         if len(kinds) > 1:
             raise ValueError("all rounds of a plan clip the same kind of contribution")
@@ -266,6 +273,20 @@ class Privacy:
                     "correlated noise goes with noise='gaussian' and a fixed clip norm: on a grid, "
                     "or with the rule 'quantile', rounds do not cancel each other's noise"
                 )
+
+    def _require_augmentable(self) -> None:
+        if not isinstance(self.augmentation, Augmentation | None):
+            raise TypeError(
+                f"augmentation must be a forethought.Augmentation, not {self.augmentation!r}"
+            )
+        if self.augmentation is not None and not isinstance(
+            self.contribution, (Examples, Groups, Persons)
+        ):
+            raise ValueError(
+                "augment= averages gradients of altered copies before clipping, which goes with "
+                f"examples, groups and persons, not with {self.contribution.kind!r} contributions: "
+                "drop it, or local="
+            )
 
     @cached_property
     def accounted(self) -> Mechanism:
@@ -329,6 +350,7 @@ class Privacy:
             self.contribution.expected(expected_batch(part.sampling, self.examples)),
             part.strategy if isinstance(part, Correlated) else None,
             part.groups,
+            self.augmentation,
         )
 
     @cached_property
@@ -360,15 +382,20 @@ class Privacy:
             del values["preparation"]
         if self.records_per_person == 1:  # likewise
             del values["records_per_person"]
+        if self.augmentation is None:
+            del values["augmentation"]
         return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Privacy:
         """The inverse of :meth:`to_dict`; refuses unknown keys and kinds."""
-        known = {"preparation": None, "records_per_person": 1, **values}
+        absent = {"preparation": None, "records_per_person": 1, "augmentation": None}
+        known = {**absent, **values}
         exact_keys("privacy", known, {field.name for field in fields(cls)})
         if known["preparation"] is not None:
             known["preparation"] = build(Preparation, known["preparation"])
+        if known["augmentation"] is not None:
+            known["augmentation"] = build(Augmentation, known["augmentation"])
         known["mechanism"] = Mechanism.from_dict(known["mechanism"])
         known["clip"] = build(Clip, {"final": None, **known["clip"]})
         contribution = dict(known["contribution"])

@@ -309,6 +309,9 @@ def account(
         plan = plan_digest(plan_or_mechanism.to_dict())
         chosen = choice(plan_or_mechanism.hyperparameters)
         named = (*caveats(plan_or_mechanism.not_covered), *named)
+        augmentation = getattr(plan_or_mechanism, "augmentation", None)
+        if augmentation is not None:
+            named = (Caveat("augmented", augmentation.describe()), *named)
         grid = plan_or_mechanism.noise == "grid"
         randomness = replace(randomness or Randomness(seeded_noise=seeded), grid=grid)
     if released is not None:

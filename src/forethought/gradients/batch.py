@@ -17,11 +17,14 @@ class Batch:
     Attributes:
         inputs, targets: all examples in front. members: (lanes, examples a lane), which examples
             each lane has; None: every example is a lane.
+        copies: a lane's examples, which then lie one after the other, are altered copies of one
+            record, and not a group that may mix.
     """
 
     inputs: Any
     targets: Any
     members: Tensor | None = None
+    copies: bool = False
 
     @property
     def lanes(self) -> int:
@@ -35,6 +38,11 @@ class Batch:
         """Examples in a lane."""
         return 1 if self.members is None else self.members.shape[1]
 
+    @property
+    def mixing(self) -> bool:
+        """Whether the examples of a lane may see each other."""
+        return self.members is not None and not self.copies
+
     def some(self, index: Tensor | None) -> tuple[Any, Any]:
         """Inputs and targets of some lanes, shapes (lanes, examples a lane, …)."""
         members = self.members
@@ -46,6 +54,8 @@ class Batch:
         def arranged(leaf: Tensor) -> Tensor:
             if members is None:
                 return leaf.unsqueeze(1)
+            if self.copies and index is None:
+                return leaf.view(*members.shape, *leaf.shape[1:])
             picked = leaf.index_select(0, members.flatten().to(leaf.device))
             return picked.view(*members.shape, *leaf.shape[1:])
 

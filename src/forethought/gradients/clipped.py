@@ -18,7 +18,7 @@ from forethought.gradients.groups import by_size, group_numbers
 from forethought.gradients.passes import contributions
 from forethought.gradients.sums import clip_and_sum
 from forethought.gradients.trees import Loss
-from forethought.mechanism import real
+from forethought.mechanism import real, whole
 
 _ = rules, exits, refusals  # importing them registers what the lanes intercept
 
@@ -35,6 +35,7 @@ def clipped_sum(
     group_count: int | None = None,
     round_size: int | None = None,
     batch_dims: declared.BatchDims | None = None,
+    copies: int = 1,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The sum over contributions of their clipped gradients, and the norms before clipping.
 
@@ -56,6 +57,9 @@ def clipped_sum(
         batch_dims: for a model that takes a whole batch in a form of its own: where the examples
             are. That they stay apart is then an assumption (``batch_dims.assumption``), and one
             random example of every call is computed alone and compared.
+        copies: the examples are so many altered copies of each record, one record's after the
+            other; the *mean* gradient over them is clipped as one contribution (De et al. 2022,
+            augmentation multiplicity). Unlike a group's examples they may not see each other.
 
     Returns:
         ``(gradients, norms)``: parameter name → sum, float64, in the parameter's shape; norms of
@@ -78,11 +82,20 @@ def clipped_sum(
         if groups is not None:
             raise ValueError("batch_dims= and groups= cannot be used together")
         inputs = declared.front(inputs, batch_dims)
+    if copies != 1 and not (groups is None and batch_dims is None):
+        raise ValueError("copies= goes without groups= and batch_dims=: a group's mean has them")
     size = trees.batch_size(inputs, targets)
+    if size % whole("copies", copies):
+        raise ValueError(f"{size} examples are not {copies} copies of each record")
     count = None if groups is None else group_numbers(groups, size, group_count)
     if not size:
         sums = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in trained.items()}
         return sums, trees.zeros_for(next(iter(trained.values())), count or 0)
+    if copies > 1:
+        members = torch.arange(size).view(-1, copies)
+        batch = Batch(inputs, targets, members, copies=True)
+        terms = contributions(model, loss, batch, trained)
+        return clip_and_sum(terms, trained, bound, clip, round_size)
     if batch_dims is not None:
         terms = declared.contributions(model, loss, inputs, targets, trained, batch_dims)
         return clip_and_sum(terms, trained, bound, clip, round_size)

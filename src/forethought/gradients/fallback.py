@@ -153,7 +153,7 @@ def one_at_a_time(
     seeds = torch.randint(2**62, (batch.lanes + 1,)).tolist()
     for at in range(batch.lanes):
         seeded(seeds[at])
-        alone = Alone(model, batch.members is not None)
+        alone = Alone(model, batch.mixing)
         found = contextvars.copy_context().run(_run, alone, model, loss, batch, trained, at)
         changed = _check(alone, state, restore)
         first = changed if first is None else first

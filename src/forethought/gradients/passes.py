@@ -150,8 +150,9 @@ class _Attempt:
 
     def gradients(self) -> dict[str, Term]:
         """Every trained parameter's gradients, one for each lane."""
-        # One pass a group costs no more than lanes where groups are long.
-        parts = None if self.batch.each >= _LONG else self._parts(self._pass)
+        # One pass a group costs no more than lanes where groups are long; copies are many groups.
+        alone = self.batch.each >= _LONG and not self.batch.copies
+        parts = None if alone else self._parts(self._pass)
         if parts is None:
             rows = self._one_at_a_time(True)
             return {name: Dense(torch.stack(of_name)) for name, of_name in rows.items()}
@@ -179,7 +180,7 @@ class _Attempt:
 
     def _parts(self, one: Callable[..., Any]) -> list[tuple[Tensor | None, Any]] | None:
         """``one(lanes, settings)`` for all lanes, or for each part; None: one lane at a time."""
-        settings = Settings(self._known.unshared, self.batch.members is not None)
+        settings = Settings(self._known.unshared, self.batch.mixing)
         if self._known.asks:
             self._survey()
         while True:
@@ -289,7 +290,7 @@ class _Attempt:
             if lanes.stopped is not None:  # swallowed by a bare except
                 raise lanes.stopped
             values = self._values(found, lanes)
-            first = index is None and not settings.grouped and size > 1
+            first = index is None and self.batch.each == 1 and size > 1
             if first and not self._known.has_judged(self.loss):
                 known = self._survey()  # it sees all examples there: nothing may stay
                 with boundary.outside():

@@ -22,11 +22,13 @@ from forethought.exchange.messages import Vector
 from forethought.holders.error import HolderError
 from forethought.holders.work import Result
 from forethought.plans import Plan
+from forethought.privacy import Persons
+from forethought.rounds.augmenting import require_images
 from forethought.rounds.flat import Layout
 from forethought.rounds.losses import Loss
 from forethought.rounds.private_sum import NoisedSum, PrivateRounds, PrivateSum
 from forethought.rounds.randomness import Secrets
-from forethought.rounds.records import Records
+from forethought.rounds.records import Records, blank
 from forethought.rounds.together import add_together
 from forethought.rounds.transcript import Transcript
 from forethought.training.checkpoint import optimizer_state, restore_optimizer
@@ -106,6 +108,9 @@ class Holder:
                 f"the plan is for {self.plan.examples} examples, the data has "
                 f"{len(self.records)}: the guarantee depends on it"
             )
+        augmentation, kind = self.plan.augmentation, self.plan.contribution
+        if augmentation is not None:
+            require_images(blank(self.records)[0], augmentation, isinstance(kind, Persons))
 
 
 class ClientTrainer:

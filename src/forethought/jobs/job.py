@@ -53,6 +53,8 @@ _PLAN_KEYS = (
     "learning_rate",
     "options",
     "person_as",
+    "augment",
+    "augmentations",
 )
 
 
@@ -232,6 +234,8 @@ class TrainingSection(_Section):
     options: dict[str, Any] | None = None
     class_weights: tuple[Annotated[_Number, Field(gt=0)], ...] | None = None
     person_as: Literal["better", "contribution", "group"] = "better"
+    augment: str | tuple[str, ...] | dict[str, Any] | None = None
+    augmentations: _Int | None = Field(default=None, ge=1)
     schedule: Literal["constant", "inverse", "inverse-sqrt", "cosine", "drops"] | None = None
     decay: _Float | None = Field(default=None, ge=0)
     warmup: _Int | None = Field(default=None, ge=0)
@@ -335,6 +339,12 @@ class Job(_Section):
 
         examples = whole("examples", examples)
         asked, delta = self.training, self.budget.delta
+        altered = asked.augment is not None or asked.augmentations is not None
+        if altered and isinstance(self.data.features, str):
+            raise JobError(
+                f"augmentations alter pixels, and the features are {self.data.features!r}: drop "
+                "[training] augment and augmentations, or [data] features"
+            )
         budget = None
         if self.budget.epsilon is not None:
             budget = Budget(self.budget.epsilon, delta or defaults.default_delta(examples))

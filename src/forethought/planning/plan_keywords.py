@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from forethought.augmentation import Augmentation
 from forethought.caveats import Caveat
 from forethought.local_updates import Local
 from forethought.mechanism import Adjacency, Budget, Clipping
@@ -60,5 +61,7 @@ class PlanKeywords(TypedDict, total=False):
     feature_norm: float | None
     feature_norm_known: bool
     records_per_person: int
+    augment: Augmentation | str | Sequence[str] | Mapping[str, Any] | None
+    augmentations: int | None
     persons: int | None
     person_as: PersonAs

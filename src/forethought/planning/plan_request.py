@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Unpack, get_args
 
+from forethought.augmentation import Augmentation
 from forethought.caveats import Caveat
 from forethought.local_updates import Local
 from forethought.mechanism import (
@@ -172,6 +173,8 @@ class PlanRequest:
     records_per_person: int = 1
     persons: int | None = None
     person_as: PersonAs = "better"
+    augment: Augmentation | str | Sequence[str] | Mapping[str, Any] | None = None
+    augmentations: int | None = None
 
     def __post_init__(self) -> None:
         def settle(name: str, value: object) -> None:
@@ -179,6 +182,8 @@ class PlanRequest:
 
         settle("examples", whole("examples", self.examples))
         settle("local", local_of(self.local))
+        settle("augment", Augmentation.of(self.augment, self.augmentations))
+        settle("augmentations", None)  # it is in there now
         persons.require_possible(self)
         if self.preparation is not None and not isinstance(self.preparation, Preparation):
             raise TypeError(

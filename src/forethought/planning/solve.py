@@ -14,6 +14,7 @@ from typing import Any, Unpack
 from forethought.accounting import exact
 from forethought.accounting.calibration import calibrate
 from forethought.accounting.calibration import noise_multiplier as exact_noise
+from forethought.augmentation import Augmentation
 from forethought.mechanism import Budget, Mechanism, Poisson
 from forethought.planning import defaults, persons
 from forethought.planning.correlation import gain
@@ -97,6 +98,8 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
             way, one clipped contribution a person, is planned against groups of rows and the better
             one taken. person_as: ``"contribution"`` (then examples are persons) or ``"group"``
             decides it; see :mod:`forethought.planning.persons`.
+        augment, augmentations: kinds of `forethought.Augmentation`, and how many altered copies of
+            an image are averaged before clipping (default 8): free of privacy cost.
 
     Returns:
         A Plan whose certified upper ε meets the budget.
@@ -145,6 +148,7 @@ def _plan(request: PlanRequest) -> Plan:
         groups=groups,
         local=local_of(request.local),
         records_per_person=request.protected,
+        augmentation=Augmentation.of(request.augment),
         noise="grid" if request.noise == "grid" else "gaussian",
         preparation=request.preparation,
         schedule=request.schedule or Schedule(),

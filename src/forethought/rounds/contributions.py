@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,7 +18,9 @@ from forethought.gradients import BatchDims, ClippingRule, Dense, Term, clipped_
 from forethought.gradients.clipping import flat
 from forethought.gradients.declared import placed
 from forethought.gradients.sums import clip_and_sum
-from forethought.privacy import Contribution, Round
+from forethought.gradients.trees import batch_size
+from forethought.privacy import Contribution, Persons, Round
+from forethought.rounds.augmenting import Draws, augmented
 from forethought.rounds.linear import linear_sums
 from forethought.rounds.losses import Loss
 from forethought.rounds.randomness import Stream
@@ -39,12 +41,15 @@ class Batch:
         member_of: which contribution each record belongs to, shape (batch,).
         count: how many contributions there are, empty ones included.
         whole: how many the round has, where this is a part of it; None: this is all of it.
+        draws: one random number a record, (batch,), that its altered copies follow from; None: no
+            copies are made.
     """
 
     indices: Indices
     member_of: Indices | None
     count: int
     whole: int | None = None
+    draws: Draws | None = None
 
     @property
     def round_size(self) -> int:
@@ -104,10 +109,12 @@ class ExampleGradients:
         how: Gradients,
     ) -> torch.Tensor:
         size = len(batch.indices)
-        piece = how.micro_batch or size
+        piece = size if how.micro_batch is None else _at_once(how.micro_batch, chosen)
         norms = []
         for start in range(0, size, piece):
-            inputs, targets = records.take(batch.indices[start : start + piece])
+            inputs, targets, copies = _taken(
+                records, batch, np.arange(start, min(start + piece, size)), chosen
+            )
             sums, found = clipped_sum(
                 model,
                 how.loss,
@@ -117,6 +124,7 @@ class ExampleGradients:
                 clip=how.rule,
                 round_size=batch.round_size,
                 batch_dims=how.batch_dims,
+                copies=copies,
             )
             accumulate(into, sums)
             norms.append(found)
@@ -165,14 +173,16 @@ class GroupGradients:
         device = next(iter(into.values())).device
         norms = torch.zeros(batch.count, dtype=torch.float64, device=device)
         for group in range(batch.count):
-            members = batch.indices[batch.member_of == group]
+            members = np.flatnonzero(batch.member_of == group)
             if not len(members):
                 continue  # contributes zero
-            if how.micro_batch is not None and len(members) > how.micro_batch:
+            most = len(members) if how.micro_batch is None else _at_once(how.micro_batch, chosen)
+            if len(members) > most:
                 norms[group] = self._long(into, model, records, members, chosen, how, batch)
                 continue
+            taken = _taken(records, batch, members, chosen)
             sums, norm = _one_group(
-                model, records, members, chosen.clip_norm, how.loss, how.rule, batch.round_size
+                model, taken, chosen.clip_norm, how.loss, how.rule, batch.round_size
             )
             accumulate(into, sums)
             norms[group] = norm[0]
@@ -189,11 +199,12 @@ class GroupGradients:
         batch: Batch,
     ) -> torch.Tensor:
         # The mean of a group longer than what is held at once: piece by piece, then clipped.
-        piece = how.micro_batch or len(members)
+        piece = _at_once(how.micro_batch or len(members), chosen)
         mean = {name: torch.zeros_like(part) for name, part in into.items()}
         for start in range(0, len(members), piece):
             some = members[start : start + piece]
-            sums, norm = _one_group(model, records, some, UNBOUNDED, how.loss, flat, 1)
+            taken = _taken(records, batch, some, chosen)
+            sums, norm = _one_group(model, taken, UNBOUNDED, how.loss, flat, 1)
             if not bool(torch.isfinite(norm).all()):
                 return norm[0]
             share = len(some) / len(members)
@@ -205,28 +216,38 @@ class GroupGradients:
         return norm[0]
 
 
+def _at_once(most: int, chosen: Round) -> int:
+    """Records of which no more than so many examples are made, or a single record."""
+    copies = 1 if chosen.augmentation is None else chosen.augmentation.copies
+    return max(1, most // copies)
+
+
+def _taken(records: Records, batch: Batch, places: Indices, chosen: Round) -> tuple[Any, Any, int]:
+    """Inputs and targets of some records of a batch, and how many copies of each there are."""
+    inputs, targets = records.take(batch.indices[places])
+    how = chosen.augmentation
+    if how is None or batch.draws is None:
+        return inputs, targets, 1
+    rows = isinstance(chosen.contribution, Persons)
+    return *augmented(inputs, targets, batch.draws[places], how, rows), how.copies
+
+
 def _one_group(
     model: torch.nn.Module,
-    records: Records,
-    members: Indices,
+    taken: tuple[Any, Any, int],
     bound: float,
     loss: Loss,
     clip: ClippingRule,
     round_size: int,
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    inputs, targets = records.take(members)
-    groups = torch.zeros(len(members), dtype=torch.int64)
+    inputs, targets, _ = taken  # a group's mean over all copies: each record has as many
+    groups = torch.zeros(batch_size(inputs, targets), dtype=torch.int64)
     return clipped_sum(
         model, loss, inputs, targets, bound, groups=groups, clip=clip, round_size=round_size
     )
 
 
 def accumulate(into: Mapping[str, torch.Tensor], sums: Mapping[str, torch.Tensor]) -> None:
-    """Add sums to those that a round has so far.
-
-    Raises:
-        ValueError: about other parameters.
-    """
     """Add sums by parameter to ``into``.
 
     Raises:
@@ -253,26 +274,31 @@ def part_of(batch: Batch, indices: Indices) -> Batch:
         ValueError: records that are not in the batch, one twice, or a part of a contribution only.
     """
     places = _places(batch.indices, indices)
+    draws = None if batch.draws is None else batch.draws[places]
     if batch.member_of is None:
-        return Batch(indices, None, len(indices), batch.round_size)
+        return Batch(indices, None, len(indices), batch.round_size, draws)
     members = batch.member_of[places]
     chosen = np.unique(members)
     if np.isin(batch.member_of, chosen).sum() != len(indices):
         raise ValueError("a group is one contribution: add all of its records together")
-    return Batch(indices, np.searchsorted(chosen, members), len(chosen), batch.round_size)
+    dealt = np.searchsorted(chosen, members)
+    return Batch(indices, dealt, len(chosen), batch.round_size, draws)
 
 
 def share_of(batch: Batch, team: Team) -> Batch:
     """The contributions that one process of a team computes: every ``size``-th."""
     if team.size == 1:
         return batch
+    draws = batch.draws
     if batch.member_of is None:
-        own = batch.indices[team.rank :: team.size]
-        return Batch(own, None, len(own), batch.round_size)
+        every = slice(team.rank, None, team.size)
+        own = batch.indices[every]
+        return Batch(own, None, len(own), batch.round_size, None if draws is None else draws[every])
     mine = batch.member_of % team.size == team.rank
     count = len(range(team.rank, batch.count, team.size))
     members = batch.member_of[mine] // team.size
-    return Batch(batch.indices[mine], members, count, batch.round_size)
+    own = batch.indices[mine]
+    return Batch(own, members, count, batch.round_size, None if draws is None else draws[mine])
 
 
 def _places(batch: Indices, indices: Indices) -> Indices:

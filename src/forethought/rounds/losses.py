@@ -15,7 +15,8 @@ from forethought.gradients.declared import placed
 from forethought.gradients.trees import batch_size
 from forethought.local.alone import OneByOne
 from forethought.local_updates import LocalUpdates
-from forethought.privacy import Contribution, Examples
+from forethought.privacy import Augmentation, Contribution, Examples, Persons
+from forethought.rounds.augmenting import require_images
 from forethought.rounds.records import Records, blank
 from forethought.rounds.undisturbed import undisturbed
 
@@ -84,6 +85,7 @@ def check_loss(
     records: Records,
     dims: BatchDims | None = None,
     contribution: Contribution = Examples(),  # noqa: B008 (frozen)
+    augmentation: Augmentation | None = None,
 ) -> None:
     """Refuse what cannot be trained privately, before anything is released.
 
@@ -91,6 +93,7 @@ def check_loss(
 
     Args:
         contribution: what is clipped; groups are tried as one group, local updates are made.
+        augmentation: of the records, which must then be images.
 
     Raises:
         ValueError: not one value an example, what :func:`clipped_sum` refuses, or an algorithm
@@ -99,6 +102,8 @@ def check_loss(
     if dims is not None and contribution.clipping == "group":
         raise ValueError("batch_dims= goes with clipped examples: a group is a batch of its own")
     inputs, targets = blank(records)
+    if augmentation is not None:
+        require_images(inputs, augmentation, isinstance(contribution, Persons), dims)
     with undisturbed(model, loss):
         if isinstance(contribution, LocalUpdates) and not contribution.local.is_gradient:
             OneByOne(model, loss, contribution.local).update(inputs, targets, 0)

@@ -132,6 +132,7 @@ class PrivateRounds:
         self._contributor = CONTRIBUTORS[type(privacy.contribution)]
         self._batches = Batches(Stream(secrets.sampling, "sampling"))
         self._groups = Stream(secrets.sampling, "groups")
+        self._augment = Stream(secrets.sampling, "augment")
         self._secret = secrets.sampling
         self._noise = Stream(secrets.noise, "noise")
         self._noise_secret, self.salted = secrets.noise, salted
@@ -191,6 +192,11 @@ class PrivateRounds:
         chosen = self.privacy.round(index, self.clip_norm)
         indices = self._batches(chosen)
         batch = self._contributor.deal(chosen.contribution, indices, chosen, self._groups)
+        if chosen.augmentation is not None:
+            batch = replace(
+                batch,
+                draws=self._augment.at(index).integers(0, 2**64, len(indices), dtype=np.uint64),
+            )
         return PrivateSum(self, chosen, share_of(batch, self.team), indices)
 
     @property

@@ -74,6 +74,7 @@ def _alike(sums: Sequence[PrivateSum], records: Sequence[Records]) -> bool:
     lead = sums[0].rounds
     return all(
         isinstance(one.round.contribution, Examples)
+        and one.round.augmentation is None
         and one.round.clip_norm == sums[0].round.clip_norm
         and one.round.clip == sums[0].round.clip
         and one.rounds.loss is lead.loss

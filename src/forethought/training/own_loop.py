@@ -206,7 +206,8 @@ class _Rounds:
         records = arranged_records.settled()
         if found is not self._stated:  # before anything is released
             require_fit(self.model, loss, records)
-            check_loss(self.model, loss, records, None, self.plan.contribution)
+            kind, altered = self.plan.contribution, self.plan.augmentation
+            check_loss(self.model, loss, records, None, kind, altered)
             self._stated = found
         # What fails from here on may have drawn the round's records and noise.
         self.closed = f"round {self.done} failed"

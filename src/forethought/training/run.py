@@ -14,6 +14,7 @@ from forethought import gradients
 from forethought.accounting.about import About
 from forethought.accounting.assumptions import Randomness
 from forethought.accounting.statement import Statement, account
+from forethought.augmentation import Augmentation
 from forethought.caveats import Caveat
 from forethought.plans import Plan
 from forethought.preparing.paid import require_prepared, with_preparation
@@ -129,6 +130,7 @@ def train(
     test: object | None = None,
     public_inputs: Any = None,
     prepared: Prepared | None = None,
+    augment: Augmentation | Sequence[str] | None = None,
     out: str | Path | None = None,
     files: Mapping[str, str] | None = None,
     about: About | None = None,
@@ -162,6 +164,8 @@ def train(
             keeps in the end. Default: those of the records evaluated, at most 512 at a time.
         prepared: what :func:`forethought.prepare` released for this plan, where it pays for that;
             ``data`` and ``test`` hold the inputs as prepared.
+        augment: altered copies of each image whose gradients are averaged before clipping, in place
+            of the plan's: a `forethought.Augmentation`, or its kinds. No privacy cost.
         out: run folder: plan, statement, model, metrics, and checkpoints to resume from. Until
             the run ends it holds the keys of the noise and is a secret. None keeps nothing.
         about: which data, what for, who answers for it, for the Statement.
@@ -206,6 +210,8 @@ def train(
             plan = folder.plan()  # plan.json is the plan
         if not isinstance(plan, Plan):
             raise TypeError(f"plan must be a forethought.Plan, not {type(plan).__name__}")
+        if augment is not None:
+            plan = plan.with_(augmentation=Augmentation.of(augment))
         require_prepared(plan, prepared)
         loss = loss or usual_loss(data)
         data, test, found = opened(data, test)
@@ -259,7 +265,7 @@ def opened_task(
     require_fit(model, chosen, records, dims=batch_dims)
     if held_out is not None:
         require_fit(model, chosen, held_out, "test", batch_dims)
-    check_loss(model, chosen, records, batch_dims, plan.contribution)
+    check_loss(model, chosen, records, batch_dims, plan.contribution, plan.augmentation)
     same = held_out is not None and coincide(records, held_out)
     caveats = [*declared(plan, held_out), *([COINCIDE] if same else [])]
     if batch_dims is not None:
