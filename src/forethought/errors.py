@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from forethought.training.folder import RunFolderExistsError as RunFolderExistsError
     from forethought.training.interruption import Interrupted as Interrupted
     from forethought.training.lock import RunFolderBusyError as RunFolderBusyError
+    from forethought.training.other_model import OtherModelWarning as OtherModelWarning
     from forethought.web.planner import SettingError as SettingError
 
 _HOME = {
@@ -90,6 +91,7 @@ _HOME = {
     "NeighbourError": "gossip.clipping",
     "NetworkViewError": "gossip.decentralised",
     "NonFiniteRecordsWarning": "training.fit",
+    "OtherModelWarning": "training.other_model",
     "PayloadError": "gossip.compression",
     "PeersError": "peers.driving",
     "PlanError": "planning.limits",

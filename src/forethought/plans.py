@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, TypedDict, Unpack
 
+from forethought.assumed import Assumed
 from forethought.augmentation import Augmentation as Augmentation
 from forethought.caveats import Caveat, caveats, choice
 from forethought.local_updates import Local as Local
@@ -48,6 +49,7 @@ class Parts(TypedDict, total=False):
     optimizer: Optimizer
     schedule: Schedule
     averaging: Averaging
+    assumed: Assumed | None
 
 
 def _upgrade(values: dict[str, Any]) -> dict[str, Any]:
@@ -59,7 +61,7 @@ def _upgrade(values: dict[str, Any]) -> dict[str, Any]:
         "records_per_person",
         "augmentation",
     }
-    of_use = {field.name for field in fields(Use)}
+    of_use = {field.name for field in fields(Use)} - {"assumed"}
     own = {"hyperparameters", "not_covered", "reasons"}
     missing = ({"groups"} | names | of_use | own) - set(values)
     if missing:
@@ -240,6 +242,11 @@ class Plan(Stored):
     def averaging(self) -> Averaging:
         """Which average of the iterates is reported."""
         return self.use.averaging
+
+    @property
+    def assumed(self) -> Assumed | None:
+        """The model that the planner chose for; see :mod:`forethought.assumed`."""
+        return self.use.assumed
 
     @property
     def rounds(self) -> int:

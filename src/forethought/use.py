@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from forethought.assumed import Assumed
 from forethought.mechanism import one_of, real, whole
 from forethought.serialisation import build, exact_keys, plain
 
@@ -87,23 +88,30 @@ class Use:
     Args:
         optimizer: steps along a noised mean. schedule: its step sizes.
         averaging: which average of the iterates is reported.
+        assumed: the model that the planner chose for; None: nothing follows from a model's size.
     """
 
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
     averaging: Averaging = Averaging()
+    assumed: Assumed | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready mapping; :meth:`from_dict` reads it back."""
         values: dict[str, Any] = plain({name: getattr(self, name) for name in _PARTS})
         values["optimizer"]["options"] = plain(dict(self.optimizer.options))
+        if self.assumed is not None:
+            values["assumed"] = plain(self.assumed)
         return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Use:
         """The inverse of :meth:`to_dict`; refuses unknown keys."""
-        exact_keys("use", values, _PARTS)
-        return cls(**{name: build(kind, values[name]) for name, kind in _PARTS.items()})
+        parts = dict(_PARTS)
+        if "assumed" in values:  # plans by hand, and of earlier versions, have none
+            parts["assumed"] = Assumed
+        exact_keys("use", values, parts)
+        return cls(**{name: build(kind, values[name]) for name, kind in parts.items()})
 
 
 _PARTS: dict[str, type[Any]] = {

@@ -34,6 +34,7 @@ from forethought.rounds.transcript import Transcript
 from forethought.training.checkpoint import optimizer_state, restore_optimizer
 from forethought.training.descent import Descent
 from forethought.training.optimizers import make_optimizer
+from forethought.training.other_model import warn_of_another_model
 from forethought.training.step_sizes import step_sizes
 
 # Name of the JSON in a state's tensors.
@@ -142,6 +143,7 @@ class ClientTrainer:
         self.local_rounds, self._gradients = local_rounds, gradients
         self.noised: NoisedSum | None = None
         self._step_size = step_sizes(holder.plan)
+        warn_of_another_model(holder.plan, shared.model)
         parameters = shared.parameters
         optimizer = make_optimizer(holder.plan.optimizer, parameters.values())
         self._descent = Descent(parameters, optimizer)

@@ -105,6 +105,8 @@ def prepare(
 
 
 def _saved(path: Path, loaded: Loaded) -> Plan:
+    from forethought.training.other_model import warn_of_other_features
+
     plan = Plan.load(path)
     own = loaded.persons if isinstance(plan.contribution, Persons) else loaded.examples
     if plan.examples != own:
@@ -112,6 +114,7 @@ def _saved(path: Path, loaded: Loaded) -> Plan:
             f"{path} is a plan for {plan.examples} records, the job's data have {own}: "
             "the guarantee depends on it. Plan again with: forethought plan JOB --save PLAN"
         )
+    warn_of_other_features(plan, loaded.model, loaded.plan_request().feature_norm)
     return loaded.with_caveats(plan)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Unpack, get_args
 
+from forethought.assumed import Assumed, is_linear, module_of, trained_parameters
 from forethought.augmentation import Augmentation
 from forethought.caveats import Caveat
 from forethought.local_updates import Local
@@ -112,19 +113,12 @@ def _opened(keywords: Mapping[str, Any]) -> dict[str, Any]:
     if model is not None:
         if "parameters" in found:
             raise PlanError("model= says how many parameters are trained: drop parameters=")
-        if not hasattr(model, "parameters"):
-            raise TypeError(f"model must be a torch module, not {type(model).__name__}")
-        found["parameters"] = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        if found.get("feature_norm") is None and _linear(model):
+        model = module_of(model)
+        found["parameters"] = trained_parameters(model)
+        if found.get("feature_norm") is None and is_linear(model):
             found["feature_norm"] = getattr(data, "feature_norm", None)
             found["feature_norm_known"] = True
     return found
-
-
-def _linear(model: Any) -> bool:
-    """Whether a torch module is one linear layer, by the names of its parts: without torch."""
-    parts = [type(part).__name__ for part in model.modules() if not list(part.children())]
-    return parts in (["Linear"], ["Flatten", "Linear"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,6 +307,18 @@ class PlanRequest:
     def size(self) -> int:
         """Trained parameters, or the guess where nobody says how many."""
         return defaults.PARAMETERS if self.parameters is None else self.parameters
+
+    @property
+    def assumed(self) -> Assumed | None:
+        """The model that step size or batch are chosen for, where either is."""
+        to_length = self.budget is not None and self.noise_multiplier is None
+        free_batch = self.batch is None and self.parts is None and self.sampling != "full-batch"
+        chosen = ["step size"] if self.learning_rate is None and self.optimizer == "sgd" else []
+        if to_length and free_batch and self.epochs is None:
+            chosen.append("batch")
+        if not chosen:
+            return None
+        return Assumed(self.size, self.feature_norm, self.parameters is None, tuple(chosen))
 
     @property
     def protected(self) -> int:

@@ -92,7 +92,7 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
             declared ones, and not from a look at the data: for the Statement.
         data: a :class:`forethought.data.Dataset` in place of ``examples``: its training records
             are counted, and what loading read of them is named in the plan.
-        model: a torch module in place of ``parameters``.
+        model: a torch module, or a function that builds one, in place of ``parameters``.
         records_per_person: how many of the records may be one person's; every promise is then
             about all of them. persons: how many different persons there are: then the stronger
             way, one clipped contribution a person, is planned against groups of rows and the better
@@ -160,7 +160,7 @@ def _plan(request: PlanRequest) -> Plan:
     explain(found, request.size, why)
     learning_rate = _learning_rate(request, found, options, why)
     chosen = Optimizer(request.optimizer, learning_rate, tuple(options.items()))
-    return found.with_(optimizer=chosen, reasons=tuple(why.items()))
+    return found.with_(optimizer=chosen, assumed=request.assumed, reasons=tuple(why.items()))
 
 
 def _with_preparation(request: PlanRequest, why: dict[str, str]) -> PlanRequest:

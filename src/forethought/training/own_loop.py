@@ -35,6 +35,7 @@ from forethought.training.fit import placed_records, require_fit
 from forethought.training.folder import RunFolder
 from forethought.training.lock import locked
 from forethought.training.optimizers import make_optimizer, needs_closure
+from forethought.training.other_model import warn_of_another_model
 from forethought.training.persons import arranged
 from forethought.training.provenance import remember, trained_before
 from forethought.training.run import TIME_AND_MEMORY, Run, randomness
@@ -94,6 +95,7 @@ def private(
     require_prepared(plan, None)
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model must be a torch module, not {type(model).__name__}")
+    given = data
     data, _, found = opened(data, None)
     plan = with_caveats(plan, found)
     if isinstance(plan.contribution, Persons):
@@ -102,6 +104,8 @@ def private(
             'rows: make the plan with person_as="group", or use forethought.train'
         )
     records = placed_records(model, arranged(data, plan).data, plan, execution.device)
+    if optimizer is None:  # whose step size is the plan's
+        warn_of_another_model(plan, model, given)
     rounds = _Rounds(model, optimizer, records, plan, execution, seeds)
     return OwnLoop(PrivateLoader(rounds), PrivateOptimizer(rounds))
 

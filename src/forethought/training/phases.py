@@ -46,6 +46,7 @@ from forethought.training.identity import environment, identity
 from forethought.training.keys import KEYS, Keys
 from forethought.training.lock import locked
 from forethought.training.metrics import Event, evaluate
+from forethought.training.other_model import warn_of_another_model
 from forethought.training.persons import arranged
 from forethought.training.phase_state import Ending, PhaseState
 from forethought.training.phase_state import PhasedRun as PhasedRun
@@ -136,6 +137,7 @@ def train_until(
             "public records as test=, or say decide_on='held-out', which the Statement names"
         )
     loss = loss or usual_loss(data)
+    given = data
     data, test, found = opened(data, test)
     plan = with_caveats(plan, found)
     if test is None:
@@ -147,6 +149,7 @@ def train_until(
         wrapped = records.wrapped(model)
         task = opened_task(wrapped, records.data, test, plan, records.loss, execution)
         _require_labels(task)
+        warn_of_another_model(plan, model, given)
         if decide_on == "public":
             require_public(task.caveats, "test", "decide_on='held-out'")
         earlier = () if resume else trained_before(model, None if folder is None else folder.path)

@@ -41,6 +41,7 @@ from forethought.training.loop import Loop
 from forethought.training.metrics import Event, Metrics, event
 from forethought.training.normalisation import settle_statistics
 from forethought.training.optimizers import make_optimizer
+from forethought.training.other_model import warn_of_another_model
 from forethought.training.persons import arranged
 from forethought.training.provenance import remember, trained_before
 from forethought.training.together import same_start
@@ -214,11 +215,13 @@ def train(
             plan = plan.with_(augmentation=Augmentation.of(augment))
         require_prepared(plan, prepared)
         loss = loss or usual_loss(data)
+        given = data
         data, test, found = opened(data, test)
         own, plan = arranged(data, plan, loss), with_caveats(plan, found)
         task = opened_task(
             own.wrapped(model), own.data, test, plan, own.loss, execution, batch_dims
         )
+        warn_of_another_model(plan, model, given)
         same_start(model, team)
         path = None if folder is None else folder.path
         earlier = team.first(lambda: () if resume else trained_before(model, path))

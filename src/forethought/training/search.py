@@ -51,6 +51,7 @@ from forethought.training.execution import Execution, ShortForms, settled
 from forethought.training.folder import RunFolder
 from forethought.training.lock import locked
 from forethought.training.metrics import Event, Metrics, evaluate
+from forethought.training.other_model import warn_of_another_model
 from forethought.training.persons import arranged, of_rows
 from forethought.training.provenance import remember, trained_before
 from forethought.training.run import (
@@ -158,6 +159,7 @@ def tune(
             "public records as holdout=, or leave scoring='noised'"
         )
     loss = loss or usual_loss(data)
+    given = data
     data, held_out, uses = opened(data, holdout)
     plans = [with_caveats(plan, uses) for plan in plans]
     if score is None:
@@ -195,6 +197,8 @@ def tune(
         plan: opened_task(probe, records.data, None, plan, records.loss, execution)
         for plan in dict.fromkeys(plans)
     }
+    for plan in {plan.assumed: plan for plan in tasks}.values():
+        warn_of_another_model(plan, probe, given)
     first = tasks[plans[0]]
     mark: Score
     if score is None:
