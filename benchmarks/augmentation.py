@@ -1,6 +1,6 @@
 """What K altered copies of a record cost beside K times as many records.
 
-    python benchmarks/augmentation.py            # LeNet-5 and the CNN; K = 4 and 16
+    python benchmarks/augmentation.py            # LeNet-5, the CNN, WRN-16-4; K = 4 and 16
     python benchmarks/augmentation.py --smoke
 
 One private round each, in turns, in one process on one thread; medians of processor time. The round
@@ -29,7 +29,7 @@ from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
 
 KINDS = ("mirror", "shift")
-CASES = {"lenet5": ((1, 28, 28), 64), "cnn": ((1, 28, 28), 32)}
+CASES = {"lenet5": ((1, 28, 28), 64), "cnn": ((1, 28, 28), 32), "wrn-16-4": ((3, 32, 32), 2)}
 
 
 def records_of(shape: tuple[int, ...], size: int) -> TensorRecords:

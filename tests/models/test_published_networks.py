@@ -8,6 +8,7 @@ from torch import nn
 
 from forethought.models import build
 from forethought.models.blocks import Gate, Shuffle, norm
+from forethought.models.wide import StandardisedConv2d
 
 # Parameters, and megabytes (of 2^20 bytes) as Xu et al. print them; None: not theirs.
 PUBLISHED = {
@@ -36,6 +37,36 @@ def test_parameters_are_those_of_the_published_network(name):
         # GoogLeNet's is printed 0.01 too large.
         assert found * 4 / 2**20 == pytest.approx(megabytes, abs=0.011)
     assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("wrn-16-4", 2_748_890), ("wrn-40-4", 8_949_210)])
+def test_wide_networks_have_the_published_filters(name, parameters):
+    """2.7 and 8.9 million (Zagoruyko and Komodakis 2016, Table 5), batch normalisation's included.
+
+    What De et al. add: a gain and a bias for each filter, a norm for each stage's shortcut.
+    """
+    with torch.device("meta"):
+        model = build(name, inputs=(3, 32, 32), classes=10)
+    standardised = [m for m in model.modules() if isinstance(m, StandardisedConv2d)]
+    added = sum(m.gain.numel() + m.bias.numel() for m in standardised)
+    added += sum(2 * channels for channels in (16, 64, 128))
+    assert sum(p.numel() for p in model.parameters()) - added == parameters
+    assert len(standardised) == int(name.split("-")[1])
+    assert all(m.num_groups == 16 for m in model.modules() if isinstance(m, nn.GroupNorm))
+    assert model(torch.empty(2, 3, 32, 32, device="meta")).shape == (2, 10)
+
+
+def test_filters_are_standardised():
+    layer = StandardisedConv2d(3, 4, 3, 2)
+    with torch.no_grad():
+        layer.gain.copy_(torch.tensor([1.0, 2.0, 0.5, 1.0]))
+        layer.weight[3] = 0.7  # a filter that is constant is zero, and has finite gradients
+    rows = layer.standardised().flatten(1)
+    torch.testing.assert_close(rows.mean(1), torch.zeros(4), atol=1e-7, rtol=0)
+    torch.testing.assert_close(rows.norm(dim=1), torch.tensor([1.0, 2.0, 0.5, 0.0]))
+    x = torch.randn(2, 3, 8, 8)
+    layer(x).sum().backward()
+    assert layer(x).shape == (2, 4, 4, 4) and torch.isfinite(layer.weight.grad).all()
 
 
 def test_the_acoustic_model_has_the_published_size():

@@ -25,6 +25,7 @@ from forethought.models.mobile import (
     shufflenet_v2,
 )
 from forethought.models.recurrent import PRESETS
+from forethought.models.wide import wrn_16_4, wrn_40_4
 
 _MODELS: dict[str, Callable[..., nn.Module]] = {
     "linear": linear,
@@ -43,6 +44,8 @@ _MODELS: dict[str, Callable[..., nn.Module]] = {
     "shufflenet": shufflenet,
     "shufflenet-v2": shufflenet_v2,
     "vgg-19": vgg19,
+    "wrn-16-4": wrn_16_4,
+    "wrn-40-4": wrn_40_4,
     **PRESETS,
 }
 

@@ -120,8 +120,9 @@ def _moved(images: Tensor, chance: Tensor, how: Augmentation) -> Tensor:
 def _along(side: int, moved: Tensor, turned: Tensor, far: int, turns: bool) -> Tensor:
     """From which pixel of its image each pixel along one side comes, shape (images, side)."""
     offset = (moved * (2 * far + 1)).long() - far
-    place = (torch.arange(side, device=moved.device) + offset[:, None]).abs()
-    place = torch.where(place >= side, 2 * (side - 1) - place, place)  # reflected at the edge
+    place = torch.arange(side, device=moved.device) + offset[:, None]
+    place = torch.where(place < 0, -1 - place, place)  # reflected at the edge, which is repeated
+    place = torch.where(place >= side, 2 * side - 1 - place, place)
     return torch.where((turned < 0.5)[:, None] & turns, side - 1 - place, place)
 
 

@@ -46,7 +46,7 @@ def sequences(**options: Any) -> Case:
 
 WIDE = (
     *("alexnet", "efficientnet-b0", "googlenet", "mobilenet", "mobilenet-v2", "resnet-18"),
-    *("resnext-29", "senet-18", "shufflenet-v2", "vgg-19"),
+    *("resnext-29", "senet-18", "shufflenet-v2", "vgg-19", "wrn-16-4", "wrn-40-4"),
 )
 CASES = {name: partial(images, name, width=0.125) for name in WIDE} | {
     "shufflenet": partial(images, "shufflenet"),
