@@ -76,12 +76,15 @@ def test_no_triangle_is_worse(
     rest = np.exp(-0.5 * ((grid) ** 2).sum(-1)) * (1 - hit)
     p, q = (rest + hit * np.exp(-0.5 * ((grid - c) ** 2).sum(-1)) for c in (record, blank))
     area = (x[1] - x[0]) ** 2 / (2 * math.pi)
+    # The sum over a grid is off where the integrand has its kink: at most step^2 / 8 times the slope
+    # there, which along the whole kink is below 1/2 (1.1e-5 at reach 0, far 1, hit 0.5, scale 1).
+    blurred = (x[1] - x[0]) ** 2 / 16
     _, high = told_laws(Told(((scale, hit),), True, 1 - hit, PLAIN), 1.0)
     for level in (0.0, 0.1, 0.7, 1.5):
         grown = math.exp(level)
         forward, backward = (np.maximum(a - grown * b, 0).sum() * area for a, b in ((p, q), (q, p)))
-        assert forward <= high.delta(level, swapped=False) * (1 + 1e-6) + 1e-7
-        assert backward <= high.delta(level, swapped=True) * (1 + 1e-6) + 1e-7
+        assert forward <= high.delta(level, swapped=False) * (1 + 1e-6) + blurred
+        assert backward <= high.delta(level, swapped=True) * (1 + 1e-6) + blurred
 
 
 def sums(values: tuple[float, ...], batch: int, sigma: float) -> dict[float, float]:
