@@ -11,13 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch.distributed")
 
 PROGRAM = """
-import sys, threading, time
+import os, socket, sys, threading, time
 import numpy as np
 from forethought.exchange.messages import Update
 from forethought.peers.links import Arrived
@@ -43,6 +44,20 @@ def watch():
                 print("met" if there else "left", peer, flush=True)
         time.sleep(0.01)
 
+def break_connections():
+    # As a line between two living workers does: their sockets end, but not those of the store.
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            held = socket.socket(fileno=os.dup(int(name)))
+        except OSError:
+            continue
+        try:
+            if port not in (held.getpeername()[1], held.getsockname()[1]):
+                held.shutdown(socket.SHUT_RDWR)
+        except (OSError, IndexError):
+            pass
+        held.close()
+
 links.start(deliver)
 threading.Thread(target=watch, daemon=True).start()
 print("life", links.life, flush=True)
@@ -53,6 +68,8 @@ for line in sys.stdin:
         links.send(int(words[1]), Update(int(words[2]), 0, vector))
     elif words[0] == "heard":
         print("ago", words[1], time.monotonic() - links.heard(int(words[1])), flush=True)
+    elif words[0] == "break":
+        break_connections()
     else:
         links.close(10.0)
         print("threads", threading.active_count(), flush=True)
@@ -165,6 +182,29 @@ def test_survivors_go_on_and_whoever_comes_back_is_met_again(store):
         for worker in workers:
             worker.wait_for("threads")
             assert worker.process.wait(PATIENCE) == 0
+    finally:
+        for worker in workers:
+            worker.end()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_a_connection_that_broke_between_the_living_is_made_again(store):
+    workers = [Worker(me, store) for me in range(3)]
+    try:
+        for me, worker in enumerate(workers):
+            worker.wait_for("life 1", *(f"met {peer}" for peer in range(3) if peer != me))
+        for again in (1, 2):
+            workers[0].tell("break")
+            workers[0].wait_for("left 1", "left 2", "met 1", "met 2")
+            for me in (1, 2):
+                workers[me].wait_for("left 0", "met 0")
+            workers[1].tell(f"send 0 {again} 0.5")
+            assert workers[0].wait_for(f"got 1 {again}")[f"got 1 {again}"].endswith(" 500.0")
+            workers[0].tell(f"send 2 {again} 2")
+            workers[2].wait_for(f"got 0 {again} 2000.0")
+        workers[1].tell("send 2 7 1")  # this pair was never broken
+        workers[2].wait_for("got 1 7")
     finally:
         for worker in workers:
             worker.end()

@@ -5,8 +5,8 @@ breaks its connection for good. So every two neighbours have a group of their ow
 store alone, whose operations wait for ever; each pair has one thread that receives and one that
 sends; and who is living is told by signs of life, not by operations that fail.
 
-A worker that was killed and started again makes new groups: a pair's name in the store holds how
-often each side has begun.
+A group that broke is made anew: a pair's name in the store holds how often each side has begun, and
+how many groups of the pair it has left since.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, St
 
 from forethought.exchange.codec import DecodeError
 from forethought.peers import wire
-from forethought.peers.links import BEAT_EVERY, Arrived, Deliver, Refused
+from forethought.peers.links import BEAT_EVERY, Arrived, Deliver, Reduce, Refused
 
 # Torch's type stubs do not know that a group sends and receives.
 _Group: TypeAlias = Any
@@ -94,12 +94,14 @@ class GlooPairs:
 
     Attributes:
         life: how often this worker has begun, this time included.
+        reduce: see Links.
     """
 
     def __init__(
         self, meeting: Meeting, me: int, peers: Iterable[int], most: int, largest: float
     ) -> None:
         self.meeting, self.me = meeting, me
+        self.reduce: Reduce | None = None
         self.most, self.largest = most, largest
         store = meeting.store()
         store.set(f"run/{me}", meeting.run.hex())
@@ -180,27 +182,34 @@ class _Pair:
     # ---- the receiving thread, which makes the group and begins the other one
 
     def _live(self, deliver: Deliver) -> None:
-        met = (0, 0)
+        refused = None
         try:
             store = self._links.meeting.store()
             while not self._ending.is_set():
                 lives = self._lives(store)
-                if lives is None or lives == met or not self._here(store, lives):
+                if lives is None or lives == refused:
                     self._ending.wait(_LOOK)
                     continue
-                met = lives
-                if not self._same_run(store, deliver):
+                name = self._name(store, lives)
+                if not self._here(store, name):
+                    self._ending.wait(_LOOK)
                     continue
-                group = self._group(store, lives)
-                if group is None:  # its thread has the store for itself
-                    store = self._links.meeting.store()
-                else:
-                    self._receive(group, deliver)
+                if not self._same_run(store, deliver):
+                    refused = lives
+                    continue
+                group = self._group(store, name, lives)
+                if group is not None and not self._receive(group, deliver):
+                    refused = lives
+                # Its sockets close with it, so that the other side leaves it, too; both then make
+                # another one, under a name that neither has used.
+                del group
+                store.add(self._turn(self._links.me, self._links.life), 1)
         except (StoreError, RuntimeError) as error:
             # The store is gone: who is connected stays so, and nobody can come back.
             deliver(Refused(self._peer, f"worker {self._peer} cannot be met again: {error}"))
 
     def _lives(self, store: Store) -> tuple[int, int] | None:
+        """How often the pair's lower and higher worker have begun."""
         key = f"life/{self._peer}"
         if not store.check([key]):
             return None
@@ -217,31 +226,44 @@ class _Pair:
         deliver(Refused(self._peer, text))
         return False
 
-    def _here(self, store: Store, lives: tuple[int, int]) -> bool:
+    def _here(self, store: Store, name: str) -> bool:
         """Say that this side is there; whether the other is."""
-        name = self._name(lives)
         store.set(f"{name}/here/{1 - self._other}", "1")
         return bool(store.check([f"{name}/here/{self._other}"]))
 
-    def _name(self, lives: tuple[int, int]) -> str:
-        return f"pair/{self._low}-{self._high}/{lives[0]}-{lives[1]}"
+    def _turn(self, worker: int, life: int) -> str:
+        """Under which key a side counts the groups of this pair that it has left in this life."""
+        return f"turn/{self._low}-{self._high}/{worker}-{life}"
 
-    def _group(self, store: Store, lives: tuple[int, int]) -> _Group | None:
+    def _name(self, store: Store, lives: tuple[int, int]) -> str:
+        turns = [
+            int(store.add(self._turn(worker, life), 0))
+            for worker, life in zip((self._low, self._high), lives, strict=True)
+        ]
+        return f"pair/{self._low}-{self._high}/{lives[0]}-{lives[1]}/{turns[0]}-{turns[1]}"
+
+    def _group(self, store: Store, name: str, lives: tuple[int, int]) -> _Group | None:
         """The pair's group; None where the other side died while it was made."""
         made: list[_Group] = []
+        # A waiting store blocks whoever shares it.
+        own = PrefixStore(name, self._links.meeting.store())
 
         def make() -> None:
-            own = PrefixStore(self._name(lives), store)
             with contextlib.suppress(RuntimeError):
                 # The time that is given here holds for all operations of the group.
                 made.append(ProcessGroupGloo(own, 1 - self._other, 2, _FOR_EVER))
 
         thread = threading.Thread(target=make, daemon=True)
         thread.start()
-        thread.join(_MEET)
-        return made[0] if made else None
+        until = time.monotonic() + _MEET
+        while thread.is_alive() and time.monotonic() < until and not self._ending.is_set():
+            thread.join(_LOOK)
+            if thread.is_alive() and self._lives(store) != lives:
+                break
+        return made.pop() if made else None
 
-    def _receive(self, group: _Group, deliver: Deliver) -> None:
+    def _receive(self, group: _Group, deliver: Deliver) -> bool:
+        """Take what comes until the group breaks; whether to meet this neighbour again."""
         outgoing: queue.Queue[Any] = queue.Queue(_QUEUE)
         with self._lock:
             self._outgoing = outgoing
@@ -249,6 +271,7 @@ class _Pair:
         self._threads.append(sender)
         sender.start()
         self.heard = time.monotonic()
+        trusted = True
         # What comes next is asked for before it is sent: then it comes at once, where it would take
         # a question and an answer first. All vectors are of one length.
         most, peer = self._links.most, self._other
@@ -285,6 +308,7 @@ class _Pair:
             pass  # it died, or we are told so
         except DecodeError as error:
             deliver(Refused(self._peer, f"worker {self._peer} says {error}: no more of it is read"))
+            trusted = False
         finally:
             self.heard = None
             with self._lock:
@@ -292,6 +316,7 @@ class _Pair:
             with contextlib.suppress(queue.Full):
                 outgoing.put_nowait(_LAST)
         sender.join()
+        return trusted
 
     def _deliver(self, header: wire.Header, vector: torch.Tensor | None, deliver: Deliver) -> None:
         held = None if vector is None else vector.numpy()
