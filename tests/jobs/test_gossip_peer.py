@@ -21,7 +21,8 @@ from typer.testing import CliRunner
 from forethought.accounting.statement import Statement
 from forethought.accounting.verification import verify
 from forethought.cli import app
-from forethought.exchange.ledger import LEDGER
+from forethought.exchange.ledger import LEDGER, LedgerError
+from forethought.exchange.witness import Witness
 from forethought.gossip.gossip import Gossip, GossipError
 from forethought.jobs import gossip_peer as jobs
 from forethought.jobs.job import JobError
@@ -132,6 +133,12 @@ def test_a_worker_refuses_what_does_not_belong_to_its_gossip(job: Path, tmp_path
         jobs.site_worker(request, own, tmp_path / "out")
     np.save(own / jobs.FIRST, first[:-1])
     with pytest.raises(GossipError, match="another number of parameters"):
+        jobs.site_worker(request, own, tmp_path / "out")
+    # A ledger that has fewer releases than have left under these keys.
+    np.save(own / jobs.FIRST, first)
+    agreed = Gossip.load(own / jobs.GOSSIP)
+    Witness(own, agreed.run_id, 0).note(3)
+    with pytest.raises(LedgerError, match=r"3 updates have left .* its ledger has 0"):
         jobs.site_worker(request, own, tmp_path / "out")
     # A roster that was made another time.
     jobs.make_everybody(request, tmp_path / "again")

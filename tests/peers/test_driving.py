@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 import time
 
 import numpy as np
@@ -11,8 +12,11 @@ from order import simulated
 from threads import Crew, MemoryLinks, Switchboard, toward
 from workers import gossip, vector
 
+from forethought.exchange.witness import Witness
 from forethought.gossip.machines import replayed, worker
+from forethought.gossip.messages import Hello, Known, Weights
 from forethought.peers.driving import Drove, Pace, PeersError, WorkerDriver
+from forethought.peers.links import Arrived
 
 
 def outcomes(crew: Crew) -> list[Drove]:
@@ -159,6 +163,41 @@ def test_a_worker_that_comes_back_when_all_are_gone_keeps_what_it_released():
     assert back.reason is None and back.rounds == 0 and list(back.counts) == ["alone"]
     with pytest.raises(PeersError, match=r"no neighbour was met in 0\.3 s; is anybody there"):
         WorkerDriver(machine, agreed, 0, ways, toward(1), pace=pace).run()
+
+
+def test_what_was_heard_of_a_neighbour_is_known_to_the_next_life(tmp_path):
+    agreed = gossip(workers=2, rounds=50)
+    pace = Pace(0.002, 0.1, 5.0, 30.0, 5.0, 0.1)
+
+    def life(*messages: object) -> list[object]:
+        """Worker 0 lives until it has answered the messages of worker 1."""
+        board, told = Switchboard(2), []
+        board.deliver[1] = told.append
+        heard = {1: Witness(tmp_path, b"r" * 32, 1)}
+        machine = worker(agreed, 0, vector())
+        ways = MemoryLinks(board, 0)
+        driver = WorkerDriver(machine, agreed, 0, ways, toward(1, 0.01), pace=pace, heard=heard)
+        stop = threading.Event()
+        thread = threading.Thread(target=driver.run, args=(stop.is_set,))
+        thread.start()
+        until = time.monotonic() + 60
+        while not told and time.monotonic() < until:
+            time.sleep(0.005)
+        told.clear()
+        for message in messages:
+            board.deliver[0](Arrived(1, message))
+        while time.monotonic() < until:
+            if [one for one in told if isinstance(one.message, Known)]:
+                break
+            time.sleep(0.005)
+        stop.set()
+        thread.join()
+        return [one.message.known for one in told if isinstance(one.message, Known)]
+
+    first = life(Weights(5, 0, 0, 0, -1, vector()), Hello(5, -1, 0))
+    assert first == [5]
+    # Killed and started again; its neighbour's ledger was set back meanwhile.
+    assert life(Hello(3, -1, 0)) == [5]
 
 
 def test_rules_that_wait_name_whom_they_lost():

@@ -29,6 +29,8 @@ class Switchboard:
 class MemoryLinks:
     """See :class:`forethought.peers.links.Links`."""
 
+    reduce = None
+
     def __init__(self, board: Switchboard, me: int) -> None:
         self.board, self.me = board, me
 

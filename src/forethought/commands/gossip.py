@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from forethought.commands import gossip_peer, gossip_plan, gossip_simulate
+from forethought.commands import gossip_faults, gossip_peer, gossip_plan, gossip_simulate
 
 app = typer.Typer(
     name="gossip",
@@ -14,6 +14,7 @@ app = typer.Typer(
 for command, epilog in (
     (gossip_plan.plan, gossip_plan.EPILOG),
     (gossip_simulate.simulate, gossip_simulate.EPILOG),
+    (gossip_faults.faults, gossip_faults.EPILOG),
     (gossip_peer.keys, gossip_peer.KEYS_EPILOG),
     (gossip_peer.peer, gossip_peer.PEER_EPILOG),
 ):

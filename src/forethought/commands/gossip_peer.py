@@ -84,6 +84,10 @@ def peer(
         float | None, typer.Option(help="The most that the own plan may spend. Default: the job's.")
     ] = None,
     delta: Annotated[float | None, typer.Option(help="At this δ.")] = None,
+    witness: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the count that tells a restored ledger. Default: --keys."),
+    ] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -110,6 +114,7 @@ def peer(
         delta=delta,
         data_dir=data_dir,
         look=_progress(console),
+        witness=witness,
     )
     took = done.took
     for code, text in took.drove.alarms:

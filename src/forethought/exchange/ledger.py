@@ -199,6 +199,16 @@ class ClientLedger:
         return message
 
 
+def counted(storage: Storage) -> list[int]:
+    """Private rounds of the plan after each release of a ledger, for whoever looks at it.
+
+    Raises:
+        LogError, LedgerError: it is damaged.
+    """
+    records = [_parsed(record) for record in RecordLog(storage, LEDGER).replay()]
+    return [record.rounds for record in records if isinstance(record, _Released)]
+
+
 def _bytes(record: _Opening | _Released) -> bytes:
     return bytes([_RECORDS.index(type(record))]) + encode(record)
 

@@ -27,11 +27,11 @@ class Witness:
     def __init__(self, folder: Path, run_id: bytes, member: int) -> None:
         self.path = folder / f"released-{run_id.hex()[:16]}-{member}"
 
-    def require(self, updates: int) -> None:
-        """Refuse a ledger that has fewer updates than have left.
+    def count(self) -> int:
+        """How many updates have left, as far as was noted.
 
         Raises:
-            LedgerError: the ledger was set back, or the count is damaged.
+            LedgerError: the count is damaged.
         """
         text = self.path.read_text(encoding="ascii") if self.path.exists() else ""
         if text and not (len(text) == _DIGITS and text.isdigit()):
@@ -39,11 +39,20 @@ class Witness:
                 f"{self.path} is no count of updates: it is damaged. Remove it only if the ledger "
                 "was not restored from a backup"
             )
-        if int(text or 0) > updates:
+        return int(text or 0)
+
+    def require(self, updates: int) -> None:
+        """Refuse a ledger that has fewer updates than have left.
+
+        Raises:
+            LedgerError: the ledger was set back, or the count is damaged.
+        """
+        left = self.count()
+        if left > updates:
             raise LedgerError(
-                f"{int(text)} updates have left this client, its ledger has {updates}: the ledger "
+                f"{left} updates have left this member, its ledger has {updates}: the ledger "
                 "was set back. Nothing more is released: restore the newest ledger; a run from the "
-                "beginning is another run, with keys and federation of its own"
+                "beginning is another run, with keys of its own"
             )
 
     def note(self, updates: int) -> None:

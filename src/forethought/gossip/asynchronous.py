@@ -127,6 +127,9 @@ class AsynchronousWorker:
             return self._changed()
         if isinstance(event, on.Started):
             return self._started(bool(event.returning))
+        if isinstance(event, on.Heard):
+            self._known[event.peer] = max(self._known.get(event.peer, 0), event.updates)
+            return []
         if isinstance(event, on.Stop):
             self._ends(0)
             return self._end("stopped")

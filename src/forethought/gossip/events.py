@@ -33,6 +33,18 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class Heard:
+    """So many updates of a neighbour were heard of in an earlier life, as was kept; before Started.
+
+    Args:
+        peer: the neighbour. updates: of it.
+    """
+
+    peer: int
+    updates: int
+
+
+@dataclass(frozen=True, slots=True)
 class Mix:
     """Begin exchange ``step``; the driver paces them, and every step comes once, in order."""
 
@@ -92,7 +104,9 @@ class Stop:
     """The deadline has come, or the owner ends the worker: no more gradients."""
 
 
-Event: TypeAlias = Started | Mix | GradientDone | Received | PeerLost | PeerBack | Reduced | Stop
+Event: TypeAlias = (
+    Started | Heard | Mix | GradientDone | Received | PeerLost | PeerBack | Reduced | Stop
+)
 
 # ---- effects
 

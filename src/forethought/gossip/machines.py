@@ -35,6 +35,7 @@ _EVENTS: tuple[type, ...] = (
     on.PeerBack,
     on.Reduced,
     on.Stop,
+    on.Heard,
 )
 
 

@@ -80,7 +80,7 @@ def launched_worker(
         PeersError, StoreError: torchrun did not start this process, or others are not there.
         JobError and what data, planner and gossip refuse.
     """
-    from forethought.peers.launched import GlooReduce, Launched
+    from forethought.peers.launched import Launched
 
     here = Launched.here()
     gossiping = gossip_of(request, data_dir)
@@ -90,7 +90,6 @@ def launched_worker(
         shared.write(first)
         gossip = replace(gossiping.gossip, start=digest_of(first))
         meeting = replace(meeting, run=gossip.run_id)
-        reduce = GlooReduce(meeting, here.rank, here.size) if gossip.rule == "allreduce" else None
         return _take_part(
             gossiping.loaded,
             gossiping.share(here.rank),
@@ -100,7 +99,6 @@ def launched_worker(
             out / gossip.members[here.rank].name,
             lambda keys: here.links(meeting, gossip),
             pace=_pace(request, pace),
-            reduce=reduce,
             look=look,
         )
 
@@ -205,6 +203,7 @@ def site_worker(
     data_dir: Path | None = None,
     pace: Pace | None = None,
     look: Look | None = None,
+    witness: Path | None = None,
 ) -> PeerResult:
     """Be one site's worker; leave statement and model in ``out``.
 
@@ -215,6 +214,7 @@ def site_worker(
         listen: host:port to listen on; its address in the roster by default.
         epsilon, delta: the most that its plan may spend; the job's budget by default.
         data_dir: where the job's data is: this worker's own, or what all deal out alike.
+        witness: folder for the count that a restored ledger is told by; the keys' by default.
     """
     from forethought.holders.trainer import SharedModel
     from forethought.peers.sites import SiteLinks
@@ -244,6 +244,7 @@ def site_worker(
         allowed=(epsilon or budget.epsilon, delta or budget.delta),
         pace=_pace(request, pace),
         look=look,
+        witness=witness or folder,
     )
 
 
@@ -257,6 +258,7 @@ def _take_part(
     links: Any,
     *,
     allowed: tuple[float | None, float | None] = (None, None),
+    witness: Path | None = None,
     **options: Any,
 ) -> PeerResult:
     from forethought.peers.taking_part import Share, end, take_part
@@ -272,7 +274,7 @@ def _take_part(
     loss = loaded.loss or default_loss(blank(records)[1])
     require_fit(shared.model, loss, records)
     seeds = Seeds(run.seed, run.noise_seed).part(me)
-    share = Share(records, loss, *allowed, seeds, run.micro_batch)
+    share = Share(records, loss, *allowed, seeds, run.micro_batch, witness)
     plans = tuple(loaded.with_caveats(plan) for plan in gossip.plans)
     stated = replace(gossip, plans=plans)
     with InterruptGuard() as guard:

@@ -13,13 +13,14 @@ import queue
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median_high
 from typing import TypeAlias
 
 from forethought.exchange.ledger import ClientLedger
 from forethought.exchange.messages import Vector
+from forethought.exchange.witness import Witness
 from forethought.gossip import events as on
 from forethought.gossip.gossip import Gossip
 from forethought.gossip.messages import Hello, Known, Weights
@@ -30,7 +31,6 @@ from forethought.peers.links import PATIENCE, Arrived, Links, Liveness, Refused
 # Seconds between two looks at who is living, as a share of patience; and alarms that are kept.
 _LOOKS, _KEPT = 0.1, 50
 Compute: TypeAlias = Callable[[int, Vector], Result]
-Reduce: TypeAlias = Callable[[int, Vector], Vector]
 Stop: TypeAlias = Callable[[], bool]
 
 
@@ -47,7 +47,8 @@ class Pace:
             gradient took, between 2 ms and a second. The fastest worker sets the pace of all.
         answer: for an exchange, after which the next may begin without it.
         patience: of silence, after which a neighbour is taken for lost.
-        meet: for all neighbours to be there at the beginning; then without the missing ones.
+        meet: for all neighbours to be there at the beginning; then without the missing ones. A
+            worker that comes back waits ``patience`` for all, and so long for any.
         quiet: without any release that is heard of, after which a worker whose plan is used up
             stops: others may have died with rounds that the global count waits for.
         linger: for neighbours to finish, once this worker has.
@@ -100,8 +101,10 @@ class WorkerDriver:
     Args:
         machine: the worker. gossip, me: whose. ledger: its own; None where nothing is kept.
         links: to its neighbours. compute: its next noised mean; called in a thread, one at a time.
-        pace: see there. reduce: the mean of a vector over all workers, for the rule "allreduce".
-        returning: whether the worker has released before.
+        pace: see there. returning: whether the worker has released before.
+        witness: its own count, noted before anything is sent. heard: of every neighbour's updates;
+            noted before the worker is told, so that a neighbour's ledger that was set back is
+            recognised by a worker that was started again, too.
 
     Attributes:
         machine: see above. drove: what became of it so far. lost: neighbours that are.
@@ -117,14 +120,16 @@ class WorkerDriver:
         *,
         ledger: ClientLedger | None = None,
         pace: Pace | None = None,
-        reduce: Reduce | None = None,
         returning: bool = False,
+        witness: Witness | None = None,
+        heard: Mapping[int, Witness] | None = None,
     ) -> None:
         self.machine, self.drove = machine, Drove()
         self._gossip, self._me = gossip, me
         self._ledger, self._links, self._returning = ledger, links, returning
         self._pace = pace or Pace()
-        self._compute, self._reduce = compute, reduce
+        self._compute = compute
+        self._witness, self._heard = witness, heard or {}
         self._peers = gossip.mixing.graph.neighbours(me)
         self._alive = Liveness(self._peers, time.monotonic(), self._pace.patience)
         self._queue: queue.SimpleQueue[Arrived | Refused | on.Event | BaseException] = (
@@ -163,8 +168,15 @@ class WorkerDriver:
         try:
             met = self._meet(stop)
             begin = self._news = time.monotonic()
-            self._alive = Liveness(self._peers, begin, self._pace.patience)
+            missing = [peer for peer in self._peers if self._links.heard(peer) is None]
+            self._alive = Liveness(self._peers, begin, self._pace.patience, missing)
             if met:
+                for peer in missing:
+                    self._handle(on.PeerLost(peer))
+                for peer, kept in self._heard.items():
+                    if count := kept.count():
+                        self._handle(on.Heard(peer, count))
+                        self._rounds[peer] = count
                 self._handle(on.Started(int(self._returning)))
                 self._loop(stop, begin, look)
         finally:
@@ -181,10 +193,13 @@ class WorkerDriver:
 
     def _meet(self, stop: Stop) -> bool:
         """Whether there is anybody to gossip with."""
-        until, there = time.monotonic() + self._pace.meet, [True]
-        while time.monotonic() < until and not stop():
+        begin, there = time.monotonic(), [True]
+        until = begin + self._pace.meet
+        # The others go on meanwhile: whoever comes back waits for those only that may be living.
+        soon = begin + (self._pace.patience if self._returning else self._pace.meet)
+        while (now := time.monotonic()) < until and not stop():
             there = [self._links.heard(peer) is not None for peer in self._peers]
-            if all(there):
+            if all(there) or (any(there) and now >= soon):
                 return True
             time.sleep(0.005)
         if stop() or any(there):
@@ -294,6 +309,8 @@ class WorkerDriver:
         if message.round > self._rounds.get(came.sender, -1):
             self._rounds[came.sender] = message.round
             self._news = time.monotonic()
+            if came.sender in self._heard:
+                self._heard[came.sender].note(message.round)
         self._handle(on.Received(came.sender, message))
 
     # ---- what the worker wants
@@ -309,6 +326,8 @@ class WorkerDriver:
                 case on.Commit():
                     if self._ledger is not None:
                         self._ledger.commit(effect.release)
+                    if self._witness is not None:
+                        self._witness.note(effect.release.round + 1)
                     self._news = time.monotonic()
                 case on.Acknowledged():
                     if self._ledger is not None:
@@ -340,7 +359,7 @@ class WorkerDriver:
         self._work.put(work)
 
     def _begin_reduce(self, asked: on.AllReduce) -> None:
-        reduce = self._reduce
+        reduce = self._links.reduce
         if reduce is None:
             raise PeersError("the rule 'allreduce' needs links that can reduce: use torchrun")
         self._work.put(lambda: on.Reduced(asked.round, reduce(asked.round, asked.vector)))

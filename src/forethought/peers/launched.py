@@ -122,7 +122,10 @@ class Launched:
     def links(self, meeting: Meeting, gossip: Gossip) -> GlooPairs:
         """Links to this worker's neighbours."""
         near = gossip.mixing.graph.neighbours(self.rank)
-        return GlooPairs(meeting, self.rank, near, gossip.coordinates, gossip.trust.largest)
+        found = GlooPairs(meeting, self.rank, near, gossip.coordinates, gossip.trust.largest)
+        if gossip.rule == "allreduce":
+            found.reduce = GlooReduce(meeting, self.rank, self.size)
+        return found
 
 
 class GlooReduce:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from forethought.exchange.messages import Vector
+
 # Seconds between two signs of life, and after how many of silence a neighbour is taken for lost.
 BEAT_EVERY, PATIENCE = 0.5, 10.0
 
@@ -32,10 +34,18 @@ class Refused:
 
 
 Deliver = Callable[[Arrived | Refused], None]
+Reduce = Callable[[int, Vector], Vector]
 
 
 class Links(Protocol):
-    """Ways to all neighbours of one worker; nothing here waits for anybody."""
+    """Ways to all neighbours of one worker; nothing here waits for anybody.
+
+    Attributes:
+        reduce: the mean of a round's vector over all workers, which does wait, for the rule
+            "allreduce"; None: these links cannot.
+    """
+
+    reduce: Reduce | None
 
     def start(self, deliver: Deliver) -> None:
         """Begin; what comes is handed to ``deliver``, from any thread."""
@@ -69,15 +79,21 @@ class Liveness:
     """Which neighbours are lost: a function of when they were heard, and of nothing else.
 
     Args:
-        peers: the neighbours. now: of the start; all count as heard then.
-        patience: seconds of silence after which one is lost.
+        peers: the neighbours. now: of the start; all but the lost ones count as heard then.
+        patience: seconds of silence after which one is lost. lost: who is at the start.
 
     Attributes:
         lost: who.
     """
 
-    def __init__(self, peers: Iterable[int], now: float, patience: float = PATIENCE) -> None:
-        self.lost: set[int] = set()
+    def __init__(
+        self,
+        peers: Iterable[int],
+        now: float,
+        patience: float = PATIENCE,
+        lost: Iterable[int] = (),
+    ) -> None:
+        self.lost = set(lost)
         self._patience, self._looked = patience, now
         self._since = dict.fromkeys(peers, now)
         self._met: set[int] = set()

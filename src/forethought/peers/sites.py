@@ -28,7 +28,7 @@ from forethought.exchange.signed import Endpoint
 from forethought.gossip.gossip import Gossip
 from forethought.network.loop import channel_options
 from forethought.network.tls import channel_credentials, place_of, server_credentials
-from forethought.peers.links import BEAT_EVERY, Arrived, Deliver, Refused
+from forethought.peers.links import BEAT_EVERY, Arrived, Deliver, Reduce, Refused
 from forethought.peers.roster import PeerRoster
 
 SERVICE, METHOD = "forethought.Gossip", "Exchange"
@@ -101,6 +101,7 @@ class SiteLinks:
         back_off: tuple[float, float] = BACK_OFF,
     ) -> None:
         self.me = roster.place(keys)
+        self.reduce: Reduce | None = None
         self._roster, self._keys = roster, keys
         self._listen = listen or roster.addresses[self.me]
         self._back_off = back_off

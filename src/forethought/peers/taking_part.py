@@ -18,11 +18,14 @@ from forethought.exchange.ledger import LEDGER, ClientLedger
 from forethought.exchange.messages import Vector
 from forethought.exchange.signed import Endpoint
 from forethought.exchange.storage import FolderStorage
+from forethought.exchange.storing import LedgerState
+from forethought.exchange.witness import Witness
 from forethought.gossip.gossip import Gossip, GossipError
 from forethought.gossip.machines import worker
 from forethought.gossip.statements import worker_statement
+from forethought.gossip.worker import Machine
 from forethought.holders.trainer import ClientTrainer, Holder, SharedModel, released
-from forethought.peers.driving import Drove, Pace, Reduce, Stop, WorkerDriver
+from forethought.peers.driving import Drove, Pace, Stop, WorkerDriver
 from forethought.peers.links import Links
 from forethought.rounds.losses import Loss
 from forethought.rounds.randomness import Seeds
@@ -30,6 +33,7 @@ from forethought.rounds.records import Records
 from forethought.training.keys import KEYS, Keys, wipe
 from forethought.training.lock import locked
 
+Wrap = Callable[[Machine, LedgerState], Machine]
 # Ways to end after which there is nothing to go on with.
 ENDINGS = ("counted", "neighbour", "rounds", "stopped", "ledger set back")
 
@@ -44,6 +48,8 @@ class Share:
         delta: None: the plan's.
         seeds: of its random numbers; a seeded noise protects nothing, as its statement says.
         micro_batch: examples whose gradients are held at once.
+        witness: folder for the count of its releases that a restored ledger is told by; not the
+            ledger's, and not in the same backup. None: only the neighbours can tell.
     """
 
     records: Records
@@ -52,6 +58,7 @@ class Share:
     delta: float | None = None
     seeds: Seeds = Seeds()  # noqa: RUF009 (frozen)
     micro_batch: int | None = None
+    witness: Path | None = None
 
     def require(self, gossip: Gossip, me: int) -> None:
         """Refuse a plan that is for other records, or that spends more than is allowed.
@@ -106,10 +113,10 @@ def take_part(
     *,
     keys: MemberKeys | None = None,
     pace: Pace | None = None,
-    reduce: Reduce | None = None,
     stop: Stop | None = None,
     look: Callable[[Drove], None] | None = None,
     stated: Gossip | None = None,
+    wrapped: Wrap | None = None,
 ) -> TookPart:
     """Take part to the end, or until ``stop`` says so; the same folder goes on where it was.
 
@@ -118,13 +125,15 @@ def take_part(
         folder: of ledger and secrets.
         links: makes the links to the neighbours.
         keys: own; None: made in the folder, where nobody asks for them.
-        pace, reduce, look: see :class:`~forethought.peers.driving.WorkerDriver`.
+        pace, look: see :class:`~forethought.peers.driving.WorkerDriver`.
         stated: the gossip that the statement is made from, where loading found more to say.
+        wrapped: puts something between worker and driver, such as a log of events; given the
+            worker, and what its ledger held.
 
     Raises:
         GossipError: another model, other first weights or records, a plan beyond what is allowed
             (before anything is connected), or a part that has ended. LedgerError, LogError: the
-            ledger is another gossip's, or damaged. PeersError: see the driver.
+            ledger is another gossip's, was set back, or is damaged. PeersError: see the driver.
         RunFolderBusyError: somebody takes part there. OSError: a write that failed.
     """
     first = shared.read()
@@ -145,7 +154,14 @@ def take_part(
             gradients=True,
             state=state.state,
         )
+        witness = None
+        if share.witness is not None:
+            witness = Witness(share.witness, gossip.run_id, me)
+            witness.require(state.updates)
+        near = gossip.mixing.graph.neighbours(me)
         machine = worker(gossip, me, first, state)
+        if wrapped is not None:
+            machine = wrapped(machine, state)
         driver = WorkerDriver(
             machine,
             gossip,
@@ -154,8 +170,9 @@ def take_part(
             trainer.compute,
             ledger=ledger,
             pace=pace,
-            reduce=reduce,
             returning=returning,
+            witness=witness,
+            heard={peer: Witness(folder, gossip.run_id, peer) for peer in near},
         )
         drove = driver.run(stop, look)
         state = ledger.read()
