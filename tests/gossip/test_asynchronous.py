@@ -308,10 +308,66 @@ def test_a_pause_averages_the_own_noise_before_the_next_gradient() -> None:
     assert not of(machine.handle(done(0, 2, 0, 0)), on.ComputeGradient)
     assert not of(machine.handle(on.Mix(0)), on.ComputeGradient)
     machine.handle(on.Received(1, said(0, 2, 2, 3, round=0)))
+    # Of two workers, one exchange leaves each with half of everything: nothing is left to remove.
     assert [e.weights.tolist() for e in of(machine.handle(on.Mix(1)), on.ComputeGradient)] == [
         [1, 2, 3]
     ]
     assert not of(machine.handle(on.Mix(2)), on.ComputeGradient)
+
+
+def test_the_point_of_a_gradient_leaves_out_what_was_not_passed_on_yet() -> None:
+    machine = begun(workers=4)
+    # 3/4 of the own step of (−1, 0, 0) are not the average's.
+    (computed,) = of(machine.handle(done(0, 2, 0, 0)), on.ComputeGradient)
+    assert machine.weights.tolist() == [0, 2, 3]
+    assert computed.weights.tolist() == [0.75, 2, 3]
+    # Half of the weights is the partner's now, which has a third of what others have.
+    machine.handle(on.Mix(0))
+    machine.handle(on.Received(partner(machine, 0), said(0, 4, 6, 3, round=0)))
+    assert machine.weights.tolist() == [2, 4, 3]
+    left = 0.75 * (1 - 0.5 * 4 / 3)
+    assert np.allclose(machine.own.point, [2 + left, 4, 3])
+    (computed,) = of(machine.handle(done(1, 0, 4, 0)), on.ComputeGradient)
+    assert machine.weights.tolist() == [2, 2, 3]
+    assert np.allclose(computed.weights, [2 + left, 2 + 0.75 * 2, 3])
+
+
+def test_as_printed_a_gradient_is_taken_at_the_own_weights() -> None:
+    machine = begun(workers=4, point="own")
+    (computed,) = of(machine.handle(done(0, 2, 0, 0)), on.ComputeGradient)
+    assert computed.weights.tolist() == machine.weights.tolist() == [0, 2, 3]
+
+
+def test_a_worker_that_takes_anothers_weights_has_no_excess_of_its_own() -> None:
+    machine = begun(workers=2)
+    machine.handle(done(0, 2, 0, 0))
+    machine.handle(on.PeerLost(1))
+    machine.handle(on.Started(1))
+    machine.handle(on.PeerBack(1))
+    machine.handle(on.Mix(0))
+    machine.handle(on.Received(1, Known(1, 0, 1, 1)))
+    machine.handle(on.Received(1, said(ANSWER, 7, 8, 9, known=1)))
+    assert machine.own.point.tolist() == machine.weights.tolist() == [7, 8, 9]
+
+
+@pytest.mark.parametrize(("kind", "weight"), [("matchings", 0.5), ("metropolis", 0.25)])
+def test_exchanges_with_everybody_leave_the_point_at_the_average(kind: str, weight: float) -> None:
+    """One worker of four steps, the others have nothing of it: whom it meets has an equal part of
+    what it passed on, so its point stays at the average of all, exactly under Metropolis weights of
+    a complete graph, where one exchange is with everybody."""
+    machines = [begun(k, workers=4, kind=kind) for k in range(4)]
+    machines[0].handle(done(0, 8, 0, 0))
+    average = np.mean([machine.weights for machine in machines], axis=0)
+    assert np.allclose(machines[0].own.point, average)
+    told = [sent(machine.handle(on.Mix(0)), Weights)[0] for machine in machines]
+    for k in range(1, 4):
+        machines[0].handle(on.Received(k, told[k]))
+    if kind == "metropolis":
+        assert np.allclose(machines[0].weights, average)
+        assert np.allclose(machines[0].own.point, average)
+    else:
+        excess = machines[0].weights - machines[0].own.point
+        assert np.allclose(excess, 0.75 * (1 - weight * 4 / 3) * np.array([-4, 0, 0]))
 
 
 def test_momentum_is_of_the_noised_means() -> None:

@@ -28,10 +28,12 @@ _HALF = np.float32(0.5)
 
 @dataclass(slots=True)
 class _Sent:
-    """What an exchange compares with: own vector and count, and whose answers are to come."""
+    """What an exchange compares with: own vector, count and share of the own excess in it; and
+    whose answers are to come."""
 
     vector: Vector
     count: int
+    share: float
     sources: dict[int, float]
 
 
@@ -173,7 +175,7 @@ class AsynchronousWorker:
             if back.unsure:
                 return []
             # Taken whole: what this worker has is old, and would drag the others back.
-            self.own.held, self.own.count = message.vector, message.count
+            self.own.take(message)
             self._return = None
             return self._next()
         if sender not in back.unsure:
@@ -228,7 +230,7 @@ class AsynchronousWorker:
         targets, sources = self._with_whom(step)
         own = self.own
         told = self.gossip.compression.received(own.held) if targets or sources else own.held
-        self._sent[step] = _Sent(told, own.count, sources)
+        self._sent[step] = _Sent(told, own.count, own.share, sources)
         left = -1 if self._left is None else self._left
         effects: Effects = [
             Send(other, own.message(step, self._known.get(other, 0), left, told))
@@ -283,7 +285,7 @@ class AsynchronousWorker:
             effects = self._heard(sender, message)
             if message.base != LAST or self.finished is not None:
                 return effects
-            self.own.held, self.own.count = message.vector, message.count
+            self.own.take(message)
             return self._end("neighbour")
         if self._return is not None:
             return []
@@ -321,7 +323,7 @@ class AsynchronousWorker:
             received = self.gossip.trust.admit(sent.vector, received)
         change = received - sent.vector
         change *= _HALF if weight == 0.5 else np.float32(weight)
-        own.held = np.add(own.held, change, out=change)
+        own.move(change, weight, sent.share)
         own.count += moved(sent.count, message.count, weight)
         if message.left >= 0:
             self._ends(message.left)

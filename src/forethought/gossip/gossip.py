@@ -73,6 +73,11 @@ class Gossip(Stored):
         trust: what of a neighbour's weights is refused, and how far one may move a worker.
         compression: of exchanged weights; "top-k" under the rule "synchronous" alone, where every
             message arrives, in order.
+        point: where a gradient is taken, under the rule "asynchronous". "own": at the worker's own
+            weights, as in Algorithm 1: these have its own newest noise in full, K times the
+            variance that the average has of it. "average": at its estimate of the average: its
+            weights less what they have of its own updates beyond a K-th of each, 1 − 1/K at first
+            and less by the mixing's weight with every exchange. Post-processing; costs no time.
         pause: exchanges between a worker's update and its next gradient, of the asynchronous rule:
             its own noise is averaged before a gradient is taken there. 0: Algorithm 1 as printed.
         window: exchange steps for which a late answer still counts.
@@ -83,8 +88,13 @@ class Gossip(Stored):
         GossipError: parts that contradict each other.
     """
 
-    SCHEMA: ClassVar[str] = "forethought/gossip/1"
+    SCHEMA: ClassVar[str] = "forethought/gossip/2"
     CALLED: ClassVar[str] = "gossip"
+    UPGRADES: ClassVar[Mapping[str, Any]] = {
+        "forethought/gossip/1": lambda values: (
+            {**values, "schema": "forethought/gossip/2", "point": "own"}
+        )
+    }
 
     members: tuple[Member, ...]
     plans: tuple[Plan, ...]
@@ -102,6 +112,7 @@ class Gossip(Stored):
     compression: Compression = Compression()  # noqa: RUF009 (frozen)
     window: int = 4
     settle: int = 10
+    point: Literal["average", "own"] = "average"
     pause: int = 0
     seed: int = 0
     nonce: str = ""
@@ -111,6 +122,7 @@ class Gossip(Stored):
             object.__setattr__(self, name, whole(name, getattr(self, name)))
         one_of("rule", self.rule, get_args(Rule))
         one_of("weights", self.weights, ("equal", "size"))
+        one_of("point", self.point, ("average", "own"))
         real("momentum", self.momentum, least=0, below=1)
         whole("settle", self.settle, least=0)
         whole("pause", self.pause, least=0)

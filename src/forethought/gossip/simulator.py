@@ -32,6 +32,9 @@ from forethought.simulation.times import OVERHEAD, SimulationError, Times
 _MESSAGE, _COMPUTED, _MIX, _REDUCED, _LOST, _BACK, _ON, _OFF, _DEADLINE = range(9)
 # Exchanges without a single update, after which nothing is to be expected any more.
 _PATIENCE = 10_000
+# Of a median computation, from one exchange to the next. What the others' noise adds to where a
+# gradient is taken falls with it: docs/gossip.md has the figures for a half, a quarter, an eighth.
+_EXCHANGE = 1 / 8
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,8 @@ class Pace(Times):
     """Times of a gossip: when exchanges begin, and when all is over, as well.
 
     Args:
-        exchange: seconds from one exchange to the next, of the asynchronous rule; None: half the
-            median of a computation.
+        exchange: seconds from one exchange to the next, of the asynchronous rule; None: an eighth
+            of the median computation, or what a message takes, if that is more.
         deadline: virtual second at which everybody stops; None: by the count alone.
     """
 
@@ -120,7 +123,9 @@ class Simulator:
         self.gossip, self.trainers, self.times = gossip, trainers, times
         paced = times if isinstance(times, Pace) else Pace(**vars(times))
         self._size = gossip.compression.size(gossip.coordinates)
-        self.exchange = paced.exchange or median(times.compute) / 2
+        self.exchange = paced.exchange or max(
+            median(times.compute) * _EXCHANGE, times.way.seconds(OVERHEAD + self._size)
+        )
         self.deadline = paced.deadline
         self.machines: list[Machine] = [worker(gossip, k, weights) for k in range(count)]
         self._committed, self._looked, self._every = committed, looked, every
@@ -286,7 +291,7 @@ class Simulator:
         # A ring: 2(K − 1) messages one after the other, each with a K-th of the vector.
         way, hops = self.times.way, 2 * (count - 1)
         size = OVERHEAD + -(-mean.nbytes // count)
-        seconds = hops * (way.latency + (size / way.bandwidth if way.bandwidth else 0.0))
+        seconds = hops * way.seconds(size)
         self._messages += hops * count
         self._bytes += hops * count * size
         for k in range(count):
@@ -303,9 +308,7 @@ class Simulator:
         self._bytes += size
         seconds = 0.0
         if self._waits_for_time:
-            way = self.times.way
-            seconds = way.latency + (size / way.bandwidth if way.bandwidth else 0.0)
-            seconds *= self._jitter()
+            seconds = self.times.way.seconds(size) * self._jitter()
         received = on.Received(machine, message)
         if not self._loses:
             # Whoever waits for everybody needs every message: one that is away gets it when back.

@@ -65,10 +65,12 @@ class Releases:
         held: what is exchanged, float32, shape (coordinates,); replaced, never written to.
         updates: how many were committed. count: see :mod:`forethought.gossip.count`.
         computing: whether a gradient is under way.
+        share: of the own excess that was not passed on yet; see :meth:`move`.
     """
 
     __slots__ = (
         "_bare",
+        "_fresh",
         "_steps",
         "computing",
         "count",
@@ -76,6 +78,7 @@ class Releases:
         "held",
         "limit",
         "me",
+        "share",
         "updates",
     )
 
@@ -93,6 +96,9 @@ class Releases:
         self.updates, self.count, self.computing = 0, 0, False
         self.limit = gossip.updates(me)
         self._steps = Steps(gossip, me)
+        # What the own weights have of the own updates beyond a K-th of each: share times _fresh.
+        self._fresh: Vector | None = None
+        self.share = 1.0
         # Differences are shortened where they are averaged.
         self._bare = replace(gossip.trust, difference=None)
         if ledger is not None and ledger.updates:
@@ -105,12 +111,40 @@ class Releases:
         """The worker's model, float32, shape (parameters,)."""
         return self.held[: self.gossip.parameters]
 
+    @property
+    def point(self) -> Vector:
+        """Where a gradient is taken, float32, shape (parameters,): see ``Gossip.point``."""
+        if self._fresh is None:
+            return self.weights
+        rest: Vector = self._fresh * np.float32(-self.share)
+        rest += self.held
+        return rest[: self.gossip.parameters]
+
+    def move(self, change: Vector, weight: float, share: float) -> None:
+        """Add what an exchange changed.
+
+        The other side has as much of the own updates as anybody else, on average: of an excess x
+        beyond a K-th, it is −x/(K − 1) there, and the exchange takes weight · x · K/(K − 1) away.
+
+        Args:
+            change: float32, shape (coordinates,); it becomes the worker's.
+            weight: of what was received. share: of the own excess when the own side was sent.
+        """
+        self.held = np.add(self.held, change, out=change)
+        workers = self.gossip.workers
+        self.share = max(0.0, self.share - weight * share * workers / (workers - 1))
+
+    def take(self, message: Weights) -> None:
+        """Have a neighbour's weights, whole, in place of the own."""
+        self.held, self.count = message.vector, message.count
+        self._fresh = None
+
     def begin(self) -> Effects:
         """Ask for the next private round; nothing where one is under way, or the plan is used."""
         if self.computing or self.updates >= self.limit:
             return []
         self.computing = True
-        return [on.ComputeGradient(self.updates, self.weights)]
+        return [on.ComputeGradient(self.updates, self.point)]
 
     def release(self, done: on.GradientDone, step: int) -> Effects:
         """Step along what a trainer brought, and commit it.
@@ -121,7 +155,14 @@ class Releases:
         if not self.computing or done.round != self.updates:
             return [Alarm("trainer", f"update {done.round} was not asked for")]
         self.computing = False
-        self.held = self._steps.step(self.held, done.round, done.vector)
+        before = self.held
+        self.held = self._steps.step(before, done.round, done.vector)
+        if self.gossip.point == "average" and self.gossip.rule == "asynchronous":
+            excess = self.held - before
+            excess *= np.float32(1 - 1 / self.gossip.workers)
+            if self._fresh is not None:
+                excess += self._fresh * np.float32(self.share)
+            self._fresh, self.share = excess, 1.0
         self.updates += 1
         self.count += UNIT
         update = Update(done.round, step, self.held)

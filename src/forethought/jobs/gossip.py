@@ -231,6 +231,7 @@ def agreed_gossip(
         compression=_compression(section.compression),
         window=section.window,
         settle=section.settle,
+        point=section.point,
         pause=section.pause,
         seed=section.seed,
     )

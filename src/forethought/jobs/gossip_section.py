@@ -45,7 +45,8 @@ class GossipSection(_Table):
     ``exchanges`` are mixing steps a round, of the synchronous rule. ``edges`` is a file with the
     graph, ``matrix`` one with the mixing. ``compression`` of exchanged weights is "none", "bf16"
     or "top-k:0.1" (the share that is sent). ``largest`` and ``difference`` say what of a
-    neighbour's weights is refused and how far one moves a worker.
+    neighbour's weights is refused and how far one moves a worker. ``point`` says where gradients
+    are taken: at the worker's "own" weights, as in the paper, or at its estimate of the "average".
 
     Of simulations: ``case`` (the paper's "I", "II", "III"), ``speeds`` (records a second against
     the others' 1, or "lognormal:0.5"), ``slow`` workers of ``slow_factor``, ``hiccup`` (one worker,
@@ -74,6 +75,7 @@ class GossipSection(_Table):
     compression: str = "none"
     window: _Int = Field(default=4, ge=1)
     settle: _Int = Field(default=10, ge=0)
+    point: Literal["average", "own"] = "average"
     pause: _Int = Field(default=0, ge=0)
     seed: _Int = Field(default=0, ge=0)
     case: Literal["I", "II", "III"] | None = None

@@ -39,6 +39,10 @@ class Way:
         if self.bandwidth is not None:
             real("bandwidth", self.bandwidth, above=0)
 
+    def seconds(self, size: float) -> float:
+        """What a message of ``size`` bytes takes, without the jitter."""
+        return self.latency + (size / self.bandwidth if self.bandwidth else 0.0)
+
 
 @dataclass(frozen=True)
 class Outage:
