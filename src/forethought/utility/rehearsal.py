@@ -87,10 +87,14 @@ class Rehearsal(Stored):
         """Student's prediction interval for one further run, within [0, 1].
 
         mean ± t · s · √(1 + 1/n) with n repeats of standard deviation s, exact when accuracies are
-        normal and independent. :data:`COVERS` and :data:`NOT_COVERED` say what it is about.
+        normal and independent. The s of few repeats may be small by chance: no test part of m
+        records leaves less than √(p(1 − p)/m) at accuracy p, so that much is taken at least.
+        :data:`COVERS` and :data:`NOT_COVERED` say what it is about.
         """
         n = len(self.accuracies)
-        spread = statistics.stdev(self.accuracies) * math.sqrt(1 + 1 / n)
+        mean = self.predicted
+        least = math.sqrt(mean * (1 - mean) / self.test_examples)
+        spread = max(statistics.stdev(self.accuracies), least) * math.sqrt(1 + 1 / n)
         half = float(student.ppf((1 + self.level) / 2, n - 1)) * spread
         return max(0.0, self.predicted - half), min(1.0, self.predicted + half)
 
@@ -262,10 +266,18 @@ def _draws(data: PublicProxy, examples: int, test_examples: int | None, seed: in
             "a smaller test_examples, or a larger source"
         )
 
+    # Test parts are apart as long as the pool lasts, and training parts, too, where it is large:
+    # records that repeats share would hide how much the next ones differ.
+    apart = size >= 2 * (examples + tested)
+    each = examples + tested if apart else tested
+
     def draw(repeat: int) -> tuple[Split, Split, float, str]:
-        random = np.random.default_rng([seed, repeat])
-        order = random.permutation(size)
+        cycle, place = divmod(repeat, size // each)
+        order = np.roll(np.random.default_rng([seed, cycle]).permutation(size), -place * each)
         held, rest = order[:tested], order[tested:]
+        random = np.random.default_rng([seed, cycle, repeat])
+        if not apart:
+            rest = random.permutation(rest)
         chosen = rest[:examples] if examples <= len(rest) else random.choice(rest, examples)
         distinct = len(np.unique(chosen)) / examples
         return (
