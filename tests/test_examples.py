@@ -44,3 +44,11 @@ def test_mlflow_holds_metrics_and_the_statement(tmp_path: Path) -> None:
     assert logged.data.metrics["epsilon"] == pytest.approx(run.statement.epsilon.upper)
     folder = Path(logged.info.artifact_uri.removeprefix("file://"))
     assert (folder / "statement.json").read_text().strip() == run.statement.to_json()
+
+
+def test_growing_samples_are_planned_from_the_job() -> None:
+    from forethought.jobs.job import Job
+
+    plan = Job.load(EXAMPLES / "growing.toml").make_plan(1_437, 650)
+    sizes = [plan.round(index).divisor for index in range(plan.rounds)]
+    assert plan.rounds == 120 and sizes == sorted(sizes) and sizes[-1] > 4 * sizes[0]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,8 @@ from forethought import Budget, Mechanism, Poisson, Rounds, convex
 from forethought.accounting import noise_multiplier
 from forethought.accounting.gaussian import gaussian_mu
 from forethought.convex.recipe import recipe
-from forethought.planning.noise_schedules import scheduled
+from forethought.planning.courses import Course
+from forethought.planning.least_noise import least_noise
 
 NAMES = ("synthetic", "iris", "breast-cancer", "phishing", "german.numer_scale")
 EPSILONS = (0.5, 3.0)
@@ -56,10 +58,16 @@ def main() -> None:
                 equal = Rounds(sigma, rounds, sampling)
                 found = {}
                 for shape in ("constant", "geometric", "forgetting"):
-                    mechanism = (
-                        Mechanism(equal)
-                        if shape == "constant"
-                        else scheduled(equal, budget, "add-or-remove", shape, fall)
+                    course = Course(shape, fall)
+
+                    def made(
+                        scale: float, course: Course = course, equal: Rounds = equal, N: int = N
+                    ) -> Mechanism:
+                        parts = course.parts(replace(equal, noise_multiplier=scale), N)
+                        return Mechanism(*parts)
+
+                    mechanism = made(
+                        sigma if not course.varies else least_noise(made, budget, sigma)
                     )
                     sigmas = np.repeat(
                         [part.noise_multiplier for part in mechanism],

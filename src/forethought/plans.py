@@ -287,6 +287,11 @@ class Plan(Stored):
         return expected_batch(self.sampling, self.examples)
 
     @property
+    def mean_batch(self) -> float:
+        """Expected batch size in the mean over the run: :attr:`batch` where all are alike."""
+        return self.epochs * self.examples / self.rounds
+
+    @property
     def epochs(self) -> float:
         """Expected passes over the data in the whole run."""
         sizes = (

@@ -57,6 +57,19 @@ def test_asynchronous_sample_sizes_match_the_speeds() -> None:
     assert max(times.compute) == pytest.approx(min(times.compute))
 
 
+def test_clients_may_have_samples_and_noise_that_change() -> None:
+    lines = 'batch = 20\nsize_schedule = "linear"\nnoise_schedule = "geometric"'
+    federation, _ = agreed(
+        job(text=JOB.replace("batch = 20", lines)), [100] * 4, [1.0] * 4, 650, "a"
+    )
+    plan = federation.plan(0)
+    assert plan.rounds == 12 and plan.mean_batch == pytest.approx(20, rel=0.01)
+    assert len(plan.mechanism.rounds) == 12 and account(plan).guarantee <= 4.0
+    both = job("growth = 2.0\n", JOB.replace("batch = 20", lines))
+    with pytest.raises(ValueError, match="differ already"):
+        agreed(both, [100] * 4, [1.0] * 4, 650, "a")
+
+
 def test_local_epochs_are_turned_into_rounds() -> None:
     federation, _ = agreed(job("local_epochs = 1.0\n"), [100] * 4, [1.0] * 4, 650, "a")
     assert federation.local_rounds == 5 and federation.plan(0).rounds % 5 == 0

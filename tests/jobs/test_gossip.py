@@ -50,6 +50,12 @@ def test_every_worker_has_a_plan_of_its_own_with_headroom() -> None:
     assert synchronous == pytest.approx(20 * found.times.compute[0], rel=0.02)
 
 
+def test_samples_that_change_are_refused_with_the_reason() -> None:
+    text = SMALL.replace("batch = 30", 'batch = 30\nsize_schedule = "linear"')
+    with pytest.raises(JobError, match="different numbers of rounds"):
+        gossip_of(request(text))
+
+
 def test_a_simulation_leaves_statements_and_figures(tmp_path: Path) -> None:
     path, out = tmp_path / "job.toml", tmp_path / "run"
     path.write_text(SMALL.replace("rounds = 20", "rounds = 4"), "utf-8")

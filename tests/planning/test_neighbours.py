@@ -35,7 +35,7 @@ def test_a_full_batch_gets_more_accurate_only_with_a_larger_epsilon() -> None:
     assert ft.epsilon(better.plan.mechanism, better.plan.delta).upper == pytest.approx(4, rel=1e-2)
 
 
-def test_a_plan_without_noise_or_with_several_parts_has_none() -> None:
+def test_a_plan_without_noise_has_none() -> None:
     silent = ft.plan(examples=100, noise_multiplier=0.0, batch=10, rounds=5)
     assert neighbours(silent) == ()
 

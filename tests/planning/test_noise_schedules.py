@@ -9,12 +9,10 @@ import pytest
 from scipy.optimize import minimize
 
 import forethought as ft
-from forethought.errors import PlanError
 from forethought.jobs.job import Job
-from forethought.planning.noise_schedules import scheduled, staircase
+from forethought.planning.noise_schedules import noise_at
 
 BUDGET = ft.Budget(2.0, 1e-5)
-ROUNDS = ft.Rounds(1.3, 90, ft.Poisson(0.02))
 
 
 @pytest.mark.parametrize(
@@ -24,6 +22,7 @@ ROUNDS = ft.Rounds(1.3, 90, ft.Poisson(0.02))
         ("geometric", "without-replacement"),
         ("geometric", "full-batch"),
         ("forgetting", "full-batch"),
+        ("linear", "poisson"),
     ],
 )
 def test_plans_spend_the_budget_with_noise_that_falls(name, sampling) -> None:
@@ -48,16 +47,15 @@ def test_plans_spend_the_budget_with_noise_that_falls(name, sampling) -> None:
 def test_the_default_is_constant_noise() -> None:
     plain = ft.plan(examples=5000, budget=BUDGET)
     assert ft.plan(examples=5000, budget=BUDGET, noise_schedule="constant") == plain
-    one = scheduled(ROUNDS, BUDGET, "add-or-remove", "geometric", 1.0)
-    assert len(one.rounds) == 1
+    flat = ft.plan(examples=5000, budget=BUDGET, noise_schedule="geometric", noise_fall=1.0)
+    assert len(flat.mechanism.rounds) == 1
 
 
 def test_forgetting_is_the_least_weighted_noise_by_the_central_limit_theorem() -> None:
     # An independent optimiser over the 12 steps finds nothing better at the same Σ (e^(1/σ²) − 1).
     fall = 2.5
-    steps = staircase("forgetting", fall, ft.Rounds(1.0, 120, ft.Poisson(0.02)))(0.9)
-    sigmas = np.array([part.noise_multiplier for part in steps])
     places = (np.arange(12) + 0.5) / 12
+    sigmas = np.array([noise_at("forgetting", fall, place, 0.9) for place in places])
     weights = np.exp(4 * (places - 0.5) * math.log(fall))
     cost = np.expm1(sigmas**-2).sum()
 
@@ -74,6 +72,41 @@ def test_forgetting_is_the_least_weighted_noise_by_the_central_limit_theorem() -
     found = minimize(noise, np.zeros(12), method="Powell", options={"maxiter": 4000})
     assert noise(np.log(sigmas)) <= found.fun * (1 + 1e-4)
     assert noise(np.log(sigmas)) < 0.99 * noise(np.zeros(12))
+
+
+def test_a_given_noise_multiplier_is_that_of_the_middle_of_the_run() -> None:
+    for name in ("geometric", "linear", "forgetting"):
+        assert noise_at(name, 3.0, 0.5, 1.7) == pytest.approx(1.7)
+        assert noise_at(name, 3.0, 0.1, 1.7) > 1.7 > noise_at(name, 3.0, 0.9, 1.7)
+        assert noise_at(name, 0.5, 0.1, 1.7) < noise_at(name, 0.5, 0.9, 1.7)
+        # Monotone in the middle's noise, down to next to none.
+        scales = [noise_at(name, 2.0, 0.2, sigma) for sigma in np.geomspace(0.01, 30, 40)]
+        assert scales == sorted(scales)
+    plan = ft.plan(
+        examples=5000, noise_multiplier=1.5, batch=100, rounds=60, noise_schedule="linear"
+    )
+    noises = [part.noise_multiplier for part in plan.mechanism]
+    assert np.mean(noises) == pytest.approx(1.5) and noises[0] / noises[-1] == pytest.approx(
+        2, rel=0.1
+    )
+    longer = ft.plan(
+        examples=5000, budget=BUDGET, noise_multiplier=1.5, batch=100, noise_schedule="linear"
+    )
+    assert ft.epsilon(longer.mechanism, BUDGET.delta).upper <= BUDGET.epsilon
+    assert longer.rounds > 500
+
+
+def test_shuffled_noise_changes_between_whole_epochs_only() -> None:
+    plan = ft.plan(
+        examples=1000,
+        budget=ft.Budget(6.0, 1e-4),
+        batch=100,
+        epochs=3,
+        sampling="shuffled",
+        noise_schedule="geometric",
+    )
+    assert [part.count for part in plan.mechanism] == [10, 10, 10]
+    assert ft.account(plan).epsilon.upper <= 6.0
 
 
 def test_a_job_may_ask_for_it() -> None:
@@ -95,19 +128,14 @@ def test_a_job_may_ask_for_it() -> None:
     [
         ({"noise_schedule": "cosine"}, "noise_schedule must be one of"),
         ({"noise_fall": 2.0}, "noise_fall= goes with"),
-        ({"noise_schedule": "geometric", "noise_multiplier": 1.0}, "drop noise_multiplier="),
         ({"noise_schedule": "geometric", "noise_fall": 0.0}, "noise_fall must be"),
         ({"noise_schedule": "geometric", "noise_fall": math.nan}, "noise_fall must be"),
-        ({"noise_schedule": "geometric", "sampling": "shuffled", "epochs": 3}, "shuffled epochs"),
+        ({"noise_schedule": "geometric", "sampling": "shuffled", "epochs": 1}, "every 50 rounds"),
     ],
 )
 def test_requests_that_make_no_sense(keywords, words) -> None:
     with pytest.raises(ValueError, match=words):
         ft.plan(examples=5000, budget=BUDGET, **keywords)
-    with pytest.raises(PlanError, match="give budget="):
-        ft.plan(
-            examples=5000, noise_multiplier=1.0, batch=100, rounds=10, noise_schedule="geometric"
-        )
 
 
 def test_a_run_releases_what_was_planned() -> None:

@@ -42,9 +42,9 @@ def pool(size: int, tested: int | None = None) -> Dataset:
     return Dataset("proxy", split, test, 3)
 
 
-def result(*accuracies: float, level: float = 0.9) -> Rehearsal:
+def result(*accuracies: float, level: float = 0.9, tested: int = 10**9) -> Rehearsal:
     baselines = (0.4,) * len(accuracies)
-    return Rehearsal(accuracies, baselines, level, "proxy", 200, 50, 1.0, True, small_plan())
+    return Rehearsal(accuracies, baselines, level, "proxy", 200, tested, 1.0, True, small_plan())
 
 
 def test_the_very_plan_is_run_on_as_many_records(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,6 +72,25 @@ def test_training_and_test_records_never_overlap() -> None:
         rows = {row.tobytes() for row in train_part.inputs}
         assert len(rows) == 230 and distinct == 1.0
         assert not rows & {row.tobytes() for row in test_part.inputs}
+
+
+def test_repeats_share_no_test_record_while_the_pool_lasts() -> None:
+    def rows(draw: rehearsal.DrawRecords, repeat: int) -> tuple[set[bytes], set[bytes]]:
+        train_part, test_part, _, _ = draw(repeat)
+        return {row.tobytes() for row in train_part.inputs}, {
+            row.tobytes() for row in test_part.inputs
+        }
+
+    # 300 records: four test parts of 70, then they are dealt anew; training parts share.
+    draw = rehearsal._draws(pool(300), 200, 70, 0)
+    tested = [rows(draw, repeat)[1] for repeat in range(5)]
+    assert all(not a & b for k, a in enumerate(tested[:4]) for b in tested[:k])
+    assert len(tested[4]) == 70 and tested[4] not in tested[:4]
+    # Three repeats of 70 + 20 fit into a pool of 300: nothing is shared at all.
+    draw = rehearsal._draws(pool(300), 70, 20, 0)
+    parts = [train | test for train, test in (rows(draw, repeat) for repeat in range(3))]
+    assert all(len(part) == 90 for part in parts)
+    assert not parts[0] & parts[1] and not parts[0] & parts[2] and not parts[1] & parts[2]
 
 
 def test_repeats_differ_and_a_rehearsal_repeats_itself() -> None:
@@ -107,7 +126,9 @@ def test_the_interval_is_students_for_one_more_run() -> None:
     low, high = result(0.6, 0.7, 0.8).interval
     half = 2.919986 * 0.1 * math.sqrt(1 + 1 / 3)  # t of 2 degrees of freedom at 95 %
     assert (low, high) == (pytest.approx(0.7 - half), pytest.approx(1.0))
-    assert result(0.7, 0.7).interval == (0.7, 0.7)
+    # Repeats that agree by chance: a test part of 100 records alone leaves a deviation of 0.046.
+    half = 6.313752 * math.sqrt(0.7 * 0.3 / 100) * math.sqrt(1.5)
+    assert result(0.7, 0.7, tested=100).interval == (pytest.approx(0.7 - half), 1.0)
     wide, narrow = result(0.5, 0.51, 0.52, level=0.99), result(0.5, 0.51, 0.52, level=0.5)
     assert wide.interval[0] < narrow.interval[0]
 

@@ -199,9 +199,9 @@ def agreed(
     lead = reference_plan(job, budgets[0], typical, count, parameters, exchanged == "gradients")
     local = section.local_rounds or 1
     if section.local_epochs is not None:
-        local = max(1, round(section.local_epochs * lead.examples / lead.batch))
+        local = max(1, round(section.local_epochs * lead.examples / lead.mean_batch))
     rounds = section.rounds or max(1, round(lead.rounds / local))
-    rate = lead.batch / lead.examples
+    rate = lead.mean_batch / lead.examples
     typical_speed = float(np.median(speeds))
     plans: dict[tuple[int, int, Budget], int] = {}
     made: list[Plan] = []

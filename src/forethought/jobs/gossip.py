@@ -186,13 +186,22 @@ def agreed_gossip(
     Args:
         sizes: records of each worker. parameters, architecture: of the model.
         folder: where the job's files are.
+
+    Raises:
+        JobError: too little data for a worker, or samples whose sizes change.
     """
     section = gossip_section(job)
+    if job.training.size_schedule != "constant":
+        raise JobError(
+            "[training] size_schedule: a gossip's workers make different numbers of rounds in the "
+            "same time, and mixing weighs them alike, so that sizes would drift apart; leave it "
+            "out, or train as a federation"
+        )
     count = len(sizes)
     budgets = budgets_of(job, sizes)
     lead = reference_plan(job, budgets[0], int(np.median(sizes)), count, parameters, True)
     rounds = section.rounds or lead.rounds
-    rate = lead.batch / lead.examples
+    rate = lead.mean_batch / lead.examples
     if section.case == "III":
         rate = min(1.0, LARGE * rate)
         faster = replace(lead.optimizer, learning_rate=LARGE * lead.optimizer.learning_rate)

@@ -38,6 +38,9 @@ _PLAN_KEYS = (
     "noise",
     "noise_schedule",
     "noise_fall",
+    "size_schedule",
+    "size_growth",
+    "size_power",
     "sampling",
     "parts",
     "adjacency",
@@ -208,8 +211,11 @@ class TrainingSection(_Section):
     batch: _Int | None = Field(default=None, ge=1)
     noise_multiplier: _Float | None = Field(default=None, ge=0)
     noise: Literal["gaussian", "grid", "correlated"] = "gaussian"
-    noise_schedule: Literal["constant", "geometric", "forgetting"] = "constant"
+    noise_schedule: Literal["constant", "geometric", "linear", "forgetting"] = "constant"
     noise_fall: _Float | None = Field(default=None, gt=0, le=100)
+    size_schedule: Literal["constant", "linear", "geometric", "power"] = "constant"
+    size_growth: _Float | None = Field(default=None, gt=0, le=1000)
+    size_power: _Float | None = Field(default=None, gt=-1, le=10)
     sampling: Literal[
         "poisson",
         "without-replacement",

@@ -64,7 +64,8 @@ def groups_of(request: PlanRequest, mechanism: Mechanism, why: dict[str, str]) -
     """
     if request.clipping != "group":
         return request.groups
-    batch = expected_batch(mechanism.rounds[0].sampling, request.examples)
+    # The smallest of samples that change must be dealt into as many groups.
+    batch = min(expected_batch(part.sampling, request.examples) for part in mechanism)
     if request.groups is not None:
         if request.groups > math.ceil(batch):
             raise PlanError(
@@ -95,7 +96,7 @@ def explain(plan: Plan, parameters: int, why: dict[str, str]) -> None:
             "step sizes a third or three times as long were no better by more than seeds differ; "
             "ten times shorter ones were worse, ten times longer ones of plain SGD too"
         )
-    each = plan.batch / plan.groups
+    each = plan.mean_batch / plan.groups
     noise = noise_to_signal(plan, parameters)
     measured = (
         f"above {LOST:g} clipped examples did better in every combination that was measured"

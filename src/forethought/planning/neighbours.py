@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from forethought.accounting import exact
@@ -14,16 +15,16 @@ from forethought.mechanism import (
     FullBatch,
     Mechanism,
     Poisson,
-    RandomAllocation,
     Rounds,
     Sampling,
-    Shuffled,
-    WithoutReplacement,
+    expected_batch,
 )
 from forethought.planning import defaults
+from forethought.planning.courses import resized
 from forethought.planning.grouping import GROUPS_AGAINST
+from forethought.planning.least_noise import least_noise
 from forethought.planning.noise_to_signal import gradient_computations, noise_to_signal
-from forethought.planning.solve import GIVEN, STEP_SIZE, behind
+from forethought.planning.solve import GIVEN, STEP_SIZE
 from forethought.plans import Plan
 
 
@@ -54,11 +55,11 @@ def neighbours(
     at twice ε. Beside groups stands the same run with clipped examples.
 
     Args:
-        plan: from :func:`forethought.plan`, with equal rounds of independent noise.
+        plan: from :func:`forethought.plan`. None are known beside correlated noise, or none.
         parameters, feature_norm: as the plan was made with.
     """
     parts = plan.privacy.mechanism.rounds
-    if len(parts) != 1 or plan.noise_multiplier == 0 or isinstance(parts[0], Correlated):
+    if any(isinstance(part, Correlated) or part.noise_multiplier == 0 for part in parts):
         return ()
     epsilon = (
         plan.budget.epsilon
@@ -74,61 +75,72 @@ def neighbours(
     double = _resized(plan, 2.0, budget, size)
     if double is None or noise_to_signal(double) > (1 - _GAIN) * noise_to_signal(plan):
         twice = Budget(2 * epsilon, plan.delta)
-        double = _with_noise(plan, plan.sampling, twice, size, plan.groups)
+        double = _with_noise(plan, _samplings(plan), twice, size, plan.groups)
         reason = f"twice ε: {_change(plan, double)}"
     else:
         reason = _change(plan, double)
     found.append(Neighbour("more accurate", double, reason))
     if plan.groups is not None:
-        alone = _with_noise(plan, plan.sampling, budget, size, None)
+        alone = _with_noise(plan, _samplings(plan), budget, size, None)
         reason = f"{_change(plan, alone)}; a model with batch normalisation needs groups"
         found.append(Neighbour("clipped examples", alone, reason))
     return tuple(found)
 
 
+def _samplings(plan: Plan) -> list[Sampling]:
+    return [part.sampling for part in plan.privacy.mechanism]
+
+
 def _resized(plan: Plan, factor: float, budget: Budget, size: _Size) -> Plan | None:
-    batch = plan.batch * factor
-    if not 1 <= batch <= plan.examples:
-        return None
-    match plan.sampling:
-        case Poisson():
-            resized: Sampling = Poisson(batch / plan.examples)
-        case WithoutReplacement():
-            resized = WithoutReplacement(int(batch), plan.examples)
-        case Shuffled():
-            resized = Shuffled(int(batch), plan.examples)
-        case RandomAllocation():
-            resized = RandomAllocation(max(1, round(plan.examples / batch)))
-        case CyclicPoisson(parts=parts):
-            if batch * parts > plan.examples:
-                return None
-            resized = CyclicPoisson(batch * parts / plan.examples, parts)
-        case FullBatch():
+    samplings = []
+    for sampling in _samplings(plan):
+        batch = int(expected_batch(sampling, plan.examples) * factor)
+        turns = sampling.parts if isinstance(sampling, CyclicPoisson) else 1
+        if isinstance(sampling, FullBatch) or not 1 <= batch * turns <= plan.examples:
             return None
+        samplings.append(
+            Poisson(sampling.rate * factor)
+            if isinstance(sampling, Poisson)
+            else resized(sampling, batch, plan.examples)
+        )
     # Groups of the same size: more or fewer of them.
     groups = None if plan.groups is None else max(1, round(plan.groups * factor))
-    return _with_noise(plan, resized, budget, size, groups)
+    return _with_noise(plan, samplings, budget, size, groups)
 
 
 def _with_noise(
-    plan: Plan, sampling: Sampling, budget: Budget, size: _Size, groups: int | None
+    plan: Plan, samplings: Sequence[Sampling], budget: Budget, size: _Size, groups: int | None
 ) -> Plan:
-    """The plan with another sampling and so many groups, or clipped examples, within a budget."""
-    part, adjacency = plan.privacy.mechanism.rounds[0], plan.mechanism.adjacency
+    """The plan with other samplings and so many groups, or clipped examples, within a budget.
+
+    Noise that changes over the run keeps its shape.
+    """
+    parts, adjacency = plan.privacy.mechanism.rounds, plan.mechanism.adjacency
     clipping: Clipping = "example" if groups is None else "group"
-    dealt = None if part.groups is None else groups
+    dealt = None if parts[0].groups is None else groups
     ahead = plan.preparation
 
-    def make(sigma: float) -> Mechanism:
-        release = Rounds(sigma, part.count, sampling, clipping, groups=dealt)
-        return Mechanism(release, adjacency=adjacency)
+    def make(factor: float) -> Mechanism:
+        releases = (
+            Rounds(part.noise_multiplier * factor, part.count, sampling, clipping, groups=dealt)
+            for part, sampling in zip(parts, samplings, strict=True)
+        )
+        return Mechanism(*releases, adjacency=adjacency)
+
+    def whole_run(factor: float) -> Mechanism:
+        return make(factor) if ahead is None else ahead.before(make(factor))
 
     group = plan.records_per_person
-    sigma = noise_multiplier(budget, sampling, part.count, clipping, adjacency, group=group)
-    if ahead is not None:
-        sigma = behind(lambda sigma: ahead.before(make(sigma)), budget, sigma, group)
+    near = 1.0
+    if len(parts) == 1:
+        rounds = parts[0].count
+        sigma = noise_multiplier(budget, samplings[0], rounds, clipping, adjacency, group=group)
+        near = sigma / parts[0].noise_multiplier
+    factor = near
+    if len(parts) > 1 or ahead is not None:
+        factor = least_noise(whole_run, budget, near, group)
     kept = {"local": None, "groups": None} if groups is None else {"groups": groups}
-    found = plan.with_(**kept, mechanism=make(sigma), budget=budget)
+    found = plan.with_(**kept, mechanism=make(factor), budget=budget)
     if groups is None:
         about = (GROUPS_AGAINST, "groups")
         found = found.with_(reasons=tuple(pair for pair in plan.reasons if pair[0] not in about))

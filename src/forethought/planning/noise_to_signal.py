@@ -12,9 +12,10 @@ from forethought.plans import Plan
 def noise_to_signal(plan: Plan, parameters: int = 1) -> float:
     """Noise that reaches the weights over the whole run, against the most the data can say.
 
-    Round t adds N(0, σ_t² C² I_d) to a sum of at most B_t contributions of norm C. Over the run the
-    noise has norm √(Σ σ_t²) C √d and the contributions at most Σ B_t C, so the ratio is
-    √(d Σ σ_t²) / Σ B_t; with equal rounds σ √d / (B √T). Group clipping counts groups, not records.
+    Round t adds N(0, σ_t² C² I_d) to a sum of at most B_t contributions of norm C, and divides by
+    B_t. Over the run the noise has norm √(Σ (σ_t/B_t)²) C √d and the contributions at most T C, so
+    the ratio is √(d Σ (σ_t/B_t)²) / T; with equal rounds σ √d / (B √T). Group clipping counts
+    groups, not records.
     A preparation of the data says nothing to the weights and is left out.
     Correlated noise counts as independent noise that leaves the same mean square in the weights,
     under the plan's momentum.
@@ -24,15 +25,15 @@ def noise_to_signal(plan: Plan, parameters: int = 1) -> float:
             the same model.
     """
     momentum = float(dict(plan.optimizer.options).get("momentum", 0.0))
-    noise = math.fsum(
-        part.count * (part.noise_multiplier * _cancelled(part, momentum)) ** 2
-        for part in plan.privacy.mechanism
-    )
-    signal = math.fsum(
-        part.count * plan.contribution.expected(expected_batch(part.sampling, plan.examples))
-        for part in plan.privacy.mechanism
-    )
-    return math.sqrt(parameters * noise) / signal
+    parts = plan.privacy.mechanism.rounds
+    noise = math.fsum(part.count * _of_a_round(plan, part, momentum) ** 2 for part in parts)
+    return math.sqrt(parameters * noise) / plan.rounds
+
+
+def _of_a_round(plan: Plan, part: Rounds, momentum: float) -> float:
+    """Noise of one round's mean, in clipping norms."""
+    signal = plan.contribution.expected(expected_batch(part.sampling, plan.examples))
+    return part.noise_multiplier * _cancelled(part, momentum) / signal
 
 
 def _cancelled(part: Rounds, momentum: float) -> float:

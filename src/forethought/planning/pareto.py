@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought.accounting import exact, gaussian
-from forethought.mechanism import real
+from forethought.mechanism import Rounds, real
 from forethought.planning.defaults import EPOCHS_LIMIT
 from forethought.planning.noise_to_signal import gradient_computations, noise_to_signal
 from forethought.planning.plan_request import PlanError, PlanRequest
@@ -232,7 +232,21 @@ def _requests(request: PlanRequest, grid: SearchGrid) -> list[PlanRequest]:
     ]
     if not found:
         raise PlanError("every batch is smaller than a group, or than the number of groups")
-    return found
+    fitting = [point for point in found if _has_room(point)]
+    if not fitting:
+        raise PlanError(
+            "no batch leaves room for the largest sample of size_schedule=: give a growth nearer "
+            "to 1, or a smaller batch"
+        )
+    return fitting
+
+
+def _has_room(point: PlanRequest) -> bool:
+    """Whether the largest sample of a course fits into the data."""
+    if point.course.sizes == "constant" or point.batch is None:
+        return True
+    like = Rounds(1.0, point.length_of(point.batch), point.sampling_of(point.batch))
+    return point.batch <= point.course.room(like, point.examples)
 
 
 def _approximate(
@@ -244,7 +258,7 @@ def _approximate(
             float(epsilon),
             noise_to_signal(made, parameters)
             if loss is None
-            else loss(made.clip_norm, made.noise_multiplier),
+            else loss(made.clip_norm, made.privacy.mechanism.rounds[-1].noise_multiplier),
             made.rounds,
             gradient_computations(made),
         )

@@ -24,19 +24,15 @@ from forethought.mechanism import (
     Adjacency,
     Budget,
     Correlated,
-    CyclicPoisson,
     FullBatch,
     Mechanism,
     Poisson,
-    RandomAllocation,
     Rounds,
-    Sampling,
-    Shuffled,
-    WithoutReplacement,
     expected_batch,
     real,
     whole,
 )
+from forethought.planning.courses import resized
 from forethought.planning.defaults import budget_mu
 from forethought.planning.solve import PlanError
 from forethought.plans import Plan
@@ -305,20 +301,3 @@ def _epsilon_of(mu: float, budget: Budget) -> float:
         else:
             high = middle
     return high
-
-
-def resized(sampling: Sampling, size: int, examples: int) -> Sampling:
-    """The same kind of sampling with another (expected) sample size."""
-    match sampling:
-        case Poisson():
-            return Poisson(size / examples)
-        case WithoutReplacement():
-            return WithoutReplacement(size, examples)
-        case Shuffled():
-            return Shuffled(size, examples)
-        case RandomAllocation():
-            return RandomAllocation(max(1, round(examples / size)))
-        case CyclicPoisson(parts=parts):
-            return CyclicPoisson(min(1.0, size * parts / examples), parts)
-        case FullBatch():
-            return sampling

@@ -9,6 +9,7 @@ from forethought.augmentation import Augmentation
 from forethought.caveats import Caveat
 from forethought.local_updates import Local
 from forethought.mechanism import Adjacency, Budget, Clipping
+from forethought.planning.courses import SizeScheduleName
 from forethought.planning.noise_schedules import NoiseScheduleName
 from forethought.planning.persons import PersonAs
 from forethought.plans import Averaging, ClipRule, Schedule
@@ -38,6 +39,9 @@ class PlanKeywords(TypedDict, total=False):
     noise: RequestedNoise
     noise_schedule: NoiseScheduleName
     noise_fall: float | None
+    size_schedule: SizeScheduleName
+    size_growth: float | None
+    size_power: float | None
     sampling: SamplingName
     parts: int | None
     adjacency: Adjacency | None

@@ -32,10 +32,11 @@ from forethought.mechanism import (
     whole,
 )
 from forethought.planning import correlation, defaults, persons
+from forethought.planning.courses import Course, SizeScheduleName, course_of, with_course
 from forethought.planning.grouping import local_of
 from forethought.planning.limits import LEAST_DELTA, MOST_STEP_SIZE
 from forethought.planning.limits import PlanError as PlanError
-from forethought.planning.noise_schedules import FALL, NoiseScheduleName
+from forethought.planning.noise_schedules import NoiseScheduleName
 from forethought.planning.persons import PersonAs
 from forethought.planning.plan_keywords import PlanKeywords as PlanKeywords
 from forethought.plans import Averaging, ClipRule, Schedule
@@ -142,6 +143,9 @@ class PlanRequest:
     noise: RequestedNoise = "gaussian"
     noise_schedule: NoiseScheduleName = "constant"
     noise_fall: float | None = None
+    size_schedule: SizeScheduleName = "constant"
+    size_growth: float | None = None
+    size_power: float | None = None
     sampling: SamplingName = "poisson"
     parts: int | None = None
     adjacency: Adjacency | None = None
@@ -194,18 +198,7 @@ class PlanRequest:
                 "known how far apart a record's turns are; parts= as many as rounds: each record "
                 "once"
             )
-        if self.noise == CORRELATED and self.noise_schedule != "constant":
-            raise PlanError("correlated noise is of one size: drop noise_schedule=")
-        one_of("noise_schedule", self.noise_schedule, get_args(NoiseScheduleName))
-        if self.noise_fall is not None:
-            settle("noise_fall", real("noise_fall", self.noise_fall, above=0, most=100))
-        if self.noise_schedule != "constant":
-            if self.noise_multiplier is not None or self.budget is None:
-                raise PlanError(
-                    "noise_schedule= is scaled to a budget: give budget= and drop noise_multiplier="
-                )
-        elif self.noise_fall is not None:
-            raise PlanError('noise_fall= goes with noise_schedule="geometric" or "forgetting"')
+        course_of(self)
         if self.budget is not None and not isinstance(self.budget, Budget):
             raise TypeError(
                 f"budget must be forethought.Budget(epsilon, delta), not {self.budget!r}"
@@ -415,9 +408,9 @@ class PlanRequest:
         return self.adjacency or _ADJACENCY[self.sampling]
 
     @property
-    def fall(self) -> float:
-        """By how much the noise falls, given or the default."""
-        return FALL if self.noise_fall is None else self.noise_fall
+    def course(self) -> Course:
+        """How sample size and noise change over the run."""
+        return course_of(self)
 
     @property
     def momentum(self) -> float:
@@ -436,12 +429,21 @@ class PlanRequest:
         return correlation.best(rounds, sampling.parts, self.momentum, sampled=sampled)[0]
 
     def mechanism(self, noise_multiplier: float, batch: int, rounds: int) -> Mechanism:
-        """Equal rounds of this request's kind, behind the preparation's releases."""
+        """Rounds of this request's kind, behind the preparation's releases.
+
+        Args:
+            noise_multiplier: where noise changes over the run, that of its middle.
+            batch: where sizes change, the mean one.
+
+        Raises:
+            PlanError: sizes that change and go beyond the data.
+        """
         release = Rounds(noise_multiplier, rounds, self.sampling_of(batch), self.clipping)
         strategy = self.strategy(batch, rounds)
         if strategy is not None:
             release = Correlated(
                 noise_multiplier, rounds, release.sampling, self.clipping, strategy
             )
-        training = Mechanism(release, adjacency=self.neighbouring)
+        parts = with_course(release, self.course, self.examples)
+        training = Mechanism(*parts, adjacency=self.neighbouring)
         return training if self.preparation is None else self.preparation.before(training)

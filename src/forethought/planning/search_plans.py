@@ -100,18 +100,23 @@ def plan_tuning(
             f"{alone.records_per_person} together. Use person_as='contribution', where a person is "
             "one record"
         )
-    part = alone.mechanism.rounds[0]
+    parts = alone.mechanism.rounds
+    # Noise that changes over the run keeps its shape: this is that of the first rounds.
+    single = parts[0].noise_multiplier
 
     def mechanism(sigma: float) -> Mechanism:
-        return Mechanism(replace(part, noise_multiplier=sigma), adjacency=alone.mechanism.adjacency)
+        noised = (
+            replace(part, noise_multiplier=sigma * (part.noise_multiplier / single))
+            for part in parts
+        )
+        return Mechanism(*noised, adjacency=alone.mechanism.adjacency)
 
-    sigma = _noise(mechanism, part.noise_multiplier, trials, budget)
-    found = mechanism(sigma)
+    found = mechanism(_noise(mechanism, single, trials, budget))
     why = (
         "noise",
         f"the least for which the best of a random number of trials (mean {trials.mean:.3g}) "
         f"keeps ε within {budget.epsilon:g} at δ = {budget.delta:.3g}; one run alone would need "
-        f"{part.noise_multiplier:.4g}",
+        f"{single:.4g}",
     )
     plans = []
     for candidate in candidates:

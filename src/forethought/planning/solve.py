@@ -15,12 +15,13 @@ from forethought.accounting import exact
 from forethought.accounting.calibration import calibrate
 from forethought.accounting.calibration import noise_multiplier as exact_noise
 from forethought.augmentation import Augmentation
-from forethought.mechanism import Budget, Mechanism, Poisson
+from forethought.mechanism import Budget, Mechanism, Poisson, Rounds
 from forethought.planning import defaults, persons
 from forethought.planning.correlation import gain
+from forethought.planning.courses import explain_course
 from forethought.planning.grouping import explain, groups_of, local_of
+from forethought.planning.least_noise import least_noise
 from forethought.planning.limits import PlanError
-from forethought.planning.noise_schedules import scheduled
 from forethought.planning.noise_to_signal import noise_to_signal
 from forethought.planning.plan_request import (
     MOST_ROUNDS,
@@ -72,9 +73,15 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
         noise: ``"gaussian"``, or ``"grid"`` for discrete noise in whole numbers, which leaves no
             assumption on floating-point arithmetic in the Statement, or ``"correlated"`` over the
             rounds, so that later ones cancel a part of it (with ``"cyclic-poisson"`` sampling).
-        noise_schedule, noise_fall: ``"geometric"`` or ``"forgetting"``: noise that falls over the
-            run, about by this factor (default 2); see
-            :mod:`forethought.planning.noise_schedules`.
+        noise_schedule, noise_fall: ``"geometric"``, ``"linear"`` or ``"forgetting"``: noise that
+            falls over the run by about this factor (default 2), or grows where it is below 1; see
+            :mod:`forethought.planning.noise_schedules`. ``noise_multiplier`` is then the noise in
+            the middle of the run.
+        size_schedule, size_growth, size_power: ``"linear"`` or ``"geometric"``: samples whose last
+            size is so many times the first (default 4; below 1 they shrink); ``"power"``: s_i
+            proportional to i^power (default 0.5). ``batch`` is then their mean. With Poisson,
+            without-replacement and cyclic-poisson sampling; see
+            :mod:`forethought.planning.courses`.
         preparation: what is released of the data first, and paid for (`forethought.Preparation`);
             by default with so much noise as costs next to nothing.
         final_clip_norm: norm of the last round; the norm goes to it geometrically.
@@ -132,6 +139,7 @@ def _plan(request: PlanRequest) -> Plan:
     mechanism = _mechanism(request, why)
     if request.preparation is not None:
         mechanism = mechanism.after(len(request.preparation.statistics))
+    explain_course(request.course, mechanism, request.examples, why)
     options = request.options
     if options is None:
         options = {"momentum": defaults.MOMENTUM} if request.optimizer == "sgd" else {}
@@ -197,35 +205,9 @@ def _noise(request: PlanRequest, budget: Budget, batch: int, rounds: int) -> flo
     alone = exact_noise(
         budget, sampling, rounds, request.clipping, request.neighbouring, strategy, group
     )
-    if request.preparation is None:
+    if request.preparation is None and not request.course.varies:
         return alone
-
-    return behind(lambda sigma: request.mechanism(sigma, batch, rounds), budget, alone, group)
-
-
-def behind(
-    make: Callable[[float], Mechanism], budget: Budget, alone: float, group: int = 1
-) -> float:
-    """The least noise multiplier that keeps the budget behind a preparation of the data.
-
-    Args:
-        make: noise multiplier → mechanism, the preparation in it. alone: the least without it.
-        group: how many records the budget is for together.
-
-    Raises:
-        PlanError: the preparation leaves nothing.
-    """
-    high = alone
-    while exact.epsilon(make(high), budget.delta, group).upper > budget.epsilon:
-        high *= 2
-        if high > 1e3 * alone:
-            raise PlanError(
-                "the preparation of the data leaves nothing of the budget: give it more noise "
-                "(noise_multiplier of the Preparation), or drop it"
-            )
-    if high == alone:
-        return alone
-    return calibrate(make, budget, (alone / 2, high), group=group)
+    return least_noise(lambda sigma: request.mechanism(sigma, batch, rounds), budget, alone, group)
 
 
 def _clip(request: PlanRequest, mechanism: Mechanism, why: dict[str, str]) -> Clip:
@@ -306,19 +288,7 @@ def _mechanism(request: PlanRequest, why: dict[str, str]) -> Mechanism:
         strategy = request.strategy(batch, length)
         if strategy is not None:
             why["correlation"] = _compared(request, budget, batch, length, sigma, strategy)
-        mechanism = request.mechanism(sigma, batch, length)
-        if request.noise_schedule == "constant":
-            return mechanism
-        why["noise"] = (
-            f"falls over the run ({request.noise_schedule}, by {request.fall:g}), since early "
-            f"noise is forgotten; the least for which ε stays within {budget.epsilon:g}"
-        )
-        ahead = () if request.preparation is None else (request.preparation.rounds(),)
-        (rounds,) = request.with_(preparation=None).mechanism(sigma, batch, length).rounds
-        name = request.noise_schedule
-        return scheduled(
-            rounds, budget, mechanism.adjacency, name, request.fall, request.protected, ahead
-        )
+        return request.mechanism(sigma, batch, length)
     if batch is not None and request.timed:
         raise PlanError(
             "too much is given: budget, noise_multiplier, batch and length leave nothing to "
@@ -396,7 +366,21 @@ def _batch_and_length(
     if rounds is None and request.epochs is None:
         why["rounds"] = "as many as this batch serves before small batches waste noise"
         rounds = defaults.rounds_for_batch(N, budget, batch)
-    return batch, request.length_of(batch) if rounds is None else rounds
+    length = request.length_of(batch) if rounds is None else rounds
+    if request.batch is None:
+        room = _room(request, batch, length)
+        if room < batch:
+            batch = room
+            why["batch"] = "as large as the largest of growing or shrinking samples allows"
+            length = request.length_of(batch) if rounds is None else rounds
+    return batch, length
+
+
+def _room(request: PlanRequest, batch: int, length: int) -> int:
+    """The batch, cut to what the largest sample of a course leaves room for."""
+    """The batch, or the most with which the largest sample of a course fits into the data."""
+    like = Rounds(1.0, length, request.sampling_of(batch))
+    return max(1, min(batch, int(request.course.room(like, request.examples))))
 
 
 def _solve_rounds(request: PlanRequest, budget: Budget, sigma: float, batch: int) -> Mechanism:
@@ -421,6 +405,7 @@ def _solve_batch(request: PlanRequest, budget: Budget, sigma: float) -> Mechanis
     most = request.examples // (request.parts or 1)
     if request.epochs is not None:
         most = min(most, max(1, math.floor(2 * request.epochs * request.examples)))
+    most = _room(request, most, request.length_of(most))
     batch = _largest(make, budget, most, request.protected)
     if batch is None:
         least = exact.epsilon(make(1), budget.delta, request.protected).upper

@@ -14,7 +14,13 @@ from rich.table import Table
 from forethought.accounting import exact
 from forethought.accounting.adaptive import PHASES_ALONE, SEARCH_ALONE
 from forethought.accounting.statement import Statement
-from forethought.mechanism import CyclicPoisson, FullBatch, RandomAllocation, Sampling
+from forethought.mechanism import (
+    CyclicPoisson,
+    FullBatch,
+    RandomAllocation,
+    Sampling,
+    expected_batch,
+)
 from forethought.plans import Plan
 from forethought.privacy import Persons
 
@@ -56,7 +62,8 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
     rows = [("persons" if of_persons else "examples", f"{plan.examples:,}")]
     if plan.records_per_person > 1:
         rows.append(("protected together", f"any {plan.records_per_person} examples"))
-    if len(plan.mechanism.rounds) == 1:
+    parts = plan.privacy.mechanism.rounds
+    if len(parts) == 1:
         rows += [
             ("sampling", sampling_text(plan.sampling)),
             ("batch (expected)", f"{plan.batch:,.0f}"),
@@ -64,10 +71,12 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
             ("noise multiplier σ", f"{plan.noise_multiplier:.4g}{correlation_text(plan)}"),
         ]
     else:
-        noise = [part.noise_multiplier for part in plan.mechanism]
+        sizes = [expected_batch(part.sampling, plan.examples) for part in parts]
         rows += [
-            ("rounds", f"{plan.rounds:,} in {len(noise)} parts  ({plan.epochs:.3g} epochs)"),
-            ("noise multiplier σ", f"{min(noise):.4g} to {max(noise):.4g}"),
+            ("sampling", sampling_text(parts[0].sampling).partition(", rate")[0]),
+            ("batch (expected)", _first_to_last(sizes, ",.0f")),
+            ("rounds", f"{plan.rounds:,} in {len(parts)} parts  ({plan.epochs:.3g} epochs)"),
+            ("noise multiplier σ", _first_to_last([p.noise_multiplier for p in parts], ".4g")),
         ]
     alone = SEARCH_ALONE in plan.not_covered or PHASES_ALONE in plan.not_covered
     each = "person" if of_persons else plan.mechanism.rounds[0].clipping
@@ -87,6 +96,12 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
         ),
     ]
     return rows
+
+
+def _first_to_last(values: Sequence[float], form: str) -> str:
+    """Numbers of the parts of a run: one where all are alike."""
+    first, last = format(values[0], form), format(values[-1], form)
+    return first if first == last else f"{first} to {last}"
 
 
 def show_plan(console: Console, plan: Plan) -> None:
@@ -328,8 +343,8 @@ def show_front(console: Console, front: Front) -> None:
             f"{row.noise:.3g}",
             f"{row.rounds:,}",
             f"{row.gradients:,.0f}",
-            f"{row.plan.batch:,.0f}",
-            f"{row.plan.noise_multiplier:.3g}",
+            f"{row.plan.mean_batch:,.0f}",
+            _first_to_last([p.noise_multiplier for p in row.plan.privacy.mechanism], ".3g"),
             f"{row.plan.clip_norm:g}",
         )
     console.print(table)

@@ -3,10 +3,10 @@
 No statistic of the public data says that. What can be said is how far rehearsals were off on other
 pairs of a public and a private set in the same *relation*: split conformal prediction, in the form
 that widens an interval (Romano, Patterson and Candès 2019, "Conformalized Quantile Regression",
-Theorem 1). With scores E_i = max(g(low_i) − g(achieved_i), g(achieved_i) − g(high_i)) of n pairs and
-Q the ⌈(n + 1)·level⌉-th smallest, [g⁻¹(g(low) − Q), g⁻¹(g(high) + Q)] holds the accuracy of one more
-pair with a chance of at least ``level``, *if* that pair is like those (exchangeable with them).
-g(p) = ln((p + κ)/(1 − p + κ)), so that a point near 100 % counts more than one near 50 %.
+Theorem 1). With scores E_i = max(g(low_i) − g(achieved_i), g(achieved_i) − g(high_i)) of n pairs
+and Q the ⌈(n + 1)·level⌉-th smallest, [g⁻¹(g(low) − Q), g⁻¹(g(high) + Q)] holds the accuracy of
+one more pair with a chance of at least ``level``, *if* that pair is like those (exchangeable with
+them). g(p) = ln((p + κ)/(1 − p + κ)), so that a point near 100 % counts more than one near 50 %.
 """
 
 from __future__ import annotations
