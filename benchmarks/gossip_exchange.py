@@ -26,12 +26,15 @@ from forethought.gossip.graphs import make
 from forethought.gossip.messages import Weights
 from forethought.gossip.mixing import Mixing
 from forethought.peers.links import Arrived
+from forethought.peers.memory import keep_memory
 from forethought.peers.pairs import GlooPairs, Meeting
 
 
 def work(me: int, port: int, options: argparse.Namespace, results: Any) -> None:
     """One process: exchanges as fast as they go."""
     workers, size = options.workers, options.parameters
+    if options.keep:
+        keep_memory()
     peers = [peer for peer in range(workers) if peer != me]
     links = GlooPairs(Meeting("127.0.0.1", port), me, peers, size, 1e18)
     came: SimpleQueue[Any] = SimpleQueue()
@@ -68,6 +71,7 @@ def main() -> None:
     parser.add_argument("--parameters", type=int, default=1_000_000)
     parser.add_argument("--exchanges", type=int, default=300)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--no-keep", dest="keep", action="store_false", help="See keep_memory().")
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args()
     if options.smoke:

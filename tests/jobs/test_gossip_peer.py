@@ -243,6 +243,9 @@ def check_statements(results: dict[str, dict[str, Any]], folders: dict[str, Path
         statement = Statement.load(folders[name] / "statement.json")
         assert len(statement.mechanism) == done["updates"]
         assert statement.guarantee == done["epsilon"] <= 8.0
+        # Of an asynchronous gossip an outsider's rests on post-processing alone.
+        outsider = Statement.load(folders[name] / "outsider" / "statement.json")
+        assert outsider.guarantee == done["outsider"] == statement.guarantee
         assert verify(statement).guarantee == statement.guarantee
         assert not (folders[name] / KEYS).exists()  # wiped: nothing can follow
     accuracies = [done["accuracy"] for done in results.values()]

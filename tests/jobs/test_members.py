@@ -13,7 +13,9 @@ import pytest
 from forethought.accounting.statement import Statement
 from forethought.accounting.verification import verify
 from forethought.jobs import federate_network as network
+from forethought.jobs import gossip_peer
 from forethought.jobs.federate import Federated, agreed, federation_of, simulate_job
+from forethought.jobs.gossip import gossip_of, simulate_gossip
 from forethought.jobs.job import Job, JobError
 from forethought.jobs.members import count_of
 from forethought.jobs.request import Request, from_file
@@ -111,6 +113,53 @@ def test_a_federation_of_persons_over_the_network(tmp_path: Path) -> None:
         assert any(note.code == "persons" for note in statement.caveats)
 
 
+GOSSIP = "[gossip]\nworkers = 2\nrounds = 15\nexchange = 0.02\n"
+
+
+@pytest.mark.slow
+def test_a_gossip_of_persons_states_what_it_spends_on_them(tmp_path: Path) -> None:
+    text = JOB.replace("[federation]\nclients = 2\n", GOSSIP).replace("rounds = 15\n[g", "[g")
+    gossiping = gossip_of(from_file(written(tmp_path, text)))
+    persons = gossiping.loaded.dataset.persons
+    assert persons is not None
+    own = [set(persons[part].tolist()) for part in gossiping.parts]
+    assert not own[0] & own[1] and own[0] | own[1] == set(persons.tolist())
+    run, _ = simulate_gossip(gossiping)
+    assert run.accuracy is not None and run.accuracy > 0.7
+    for worker, statement in enumerate(run.statements):
+        plan = gossiping.gossip.plan(worker)
+        assert plan.contribution == Persons(3) and plan.examples == len(own[worker])
+        assert statement is not None and statement.guarantee <= 8
+        assert any(note.code == "persons" for note in statement.caveats)
+
+
+@pytest.mark.slow
+def test_sites_gossip_about_persons(tmp_path: Path) -> None:
+    text = JOB.replace("[federation]\nclients = 2\n", GOSSIP).replace("rounds = 15\n[g", "[g")
+    for name in "ab":
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            text += f'[[gossip.worker]]\nname = "{name}"\naddress = "127.0.0.1:'
+            text += f'{free.getsockname()[1]}"\n'
+    request, keys = from_file(written(tmp_path, text)), tmp_path / "keys"
+    gossip_peer.make_everybody(request, keys)
+    results: dict[str, Any] = {}
+
+    def run(name: str) -> None:
+        results[name] = gossip_peer.site_worker(request, keys / name, tmp_path / name)
+
+    threads = [threading.Thread(target=run, args=(name,), daemon=True) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(300)
+    for name in "ab":
+        statement = Statement.load(tmp_path / name / "statement.json")
+        assert verify(statement).guarantee == statement.guarantee <= 8
+        assert any(note.code == "persons" for note in statement.caveats)
+        assert results[name].accuracy > 0.6
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -119,7 +168,7 @@ def test_a_federation_of_persons_over_the_network(tmp_path: Path) -> None:
         (
             'person = "patient"\nrecords_per_person = 3',
             'standardise = "private"\nbounds = [0, 1]',
-            "every client would standardise by figures of its own",
+            "every member would standardise by figures of its own",
         ),
     ],
 )

@@ -119,10 +119,11 @@ def peer(
     took = done.took
     for code, text in took.drove.alarms:
         console.print(f"[yellow]alarm[/yellow] {code}: {text}", highlight=False)
-    if took.statement is not None:
+    if took.statement is not None and took.outsider is not None:
         console.print(
             f"released {took.updates} updates: ε {took.statement.guarantee:.4g} at "
-            f"δ {took.statement.delta:g}; statement in {folder}"
+            f"δ {took.statement.delta:g} against the neighbours, {took.outsider.guarantee:.4g} "
+            f"against somebody who sees one final model; statements in {folder}"
         )
     if done.accuracy is not None:
         console.print(f"accuracy {done.accuracy:.1%} of this worker's model")

@@ -19,6 +19,7 @@ from forethought.jobs.gossip_section import GossipSection
 from forethought.jobs.holders import holder_plan, named_speeds, reference_plan
 from forethought.jobs.job import Job, JobError
 from forethought.jobs.load import Loaded, load_job
+from forethought.jobs.members import arranged_for, count_of, dealt, module_of, require_possible
 from forethought.jobs.request import Request
 from forethought.mechanism import Budget
 from forethought.planning import defaults
@@ -68,12 +69,11 @@ def gossip_of(request: Request, data_dir: Path | None = None) -> Gossiping:
         JobError: no ``[gossip]``, or one without workers.
         ValueError: what data, planner, graph or gossip refuse.
     """
-    from forethought.data.shares import shares
     from forethought.holders.trainer import SharedModel
 
     section = gossip_section(request.job)
+    require_possible(request.job)
     loaded = load_job(request, data_dir)
-    loaded.require_rows("a gossip")
     dataset = loaded.dataset
     count = section.workers or (len(section.worker) or None)
     how, _, column = section.shares.partition(":")
@@ -82,13 +82,12 @@ def gossip_of(request: Request, data_dir: Path | None = None) -> Gossiping:
     if count is None and how != "column":
         raise JobError("[gossip] needs workers = a number, or [[gossip.worker]] tables")
     generator = np.random.Generator(np.random.PCG64(section.seed))
-    targets = dataset.train.targets
-    parts = tuple(shares(targets, count, section.shares, generator, dataset.sites))
-    shared = SharedModel(loaded.model)
+    parts = tuple(dealt(dataset, count, section.shares, generator))
+    shared = SharedModel(module_of(loaded))
     speeds = worker_speeds(section, len(parts))
     gossip = agreed_gossip(
         request.job,
-        [len(part) for part in parts],
+        [count_of(dataset, part) for part in parts],
         shared.layout.size,
         shared.architecture,
         request.folder,
@@ -118,14 +117,16 @@ def simulate_gossip(
     from forethought.gossip.simulate import simulate, synchronous_seconds
     from forethought.rounds.randomness import Seeds
 
-    job, dataset = gossiping.loaded.request.job, gossiping.loaded.dataset
+    loaded, gossip = gossiping.loaded, gossiping.gossip
+    job, dataset = loaded.request.job, loaded.dataset
     test = None if dataset.test is None else (dataset.test.inputs, dataset.test.targets)
-    own = [gossiping.share(k).train for k in range(gossiping.gossip.workers)]
+    own = [arranged_for(loaded, gossiping.share(k), gossip.plan(k)) for k in range(gossip.workers)]
     run = simulate(
-        gossiping.loaded.model,
-        [(one.inputs, one.targets) for one in own],
-        gossiping.gossip,
+        gossiping.shared.model,
+        [one.data for one in own],
+        gossip,
         gossiping.times,
+        loss=own[0].loss,
         test=test,
         seeds=Seeds(job.run.seed, job.run.noise_seed),
         out=out,
@@ -134,7 +135,7 @@ def simulate_gossip(
         micro_batch=job.run.micro_batch,
         progress=progress,
     )
-    return run, synchronous_seconds(gossiping.gossip, gossiping.times)
+    return run, synchronous_seconds(gossip, gossiping.times)
 
 
 def gossip_section(job: Job) -> GossipSection:
@@ -184,7 +185,8 @@ def agreed_gossip(
     workers' noised sums together have the signal of K·n records and √K times one worker's noise.
 
     Args:
-        sizes: records of each worker. parameters, architecture: of the model.
+        sizes: records of each worker, or persons where the job names them.
+        parameters, architecture: of the model.
         folder: where the job's files are.
 
     Raises:

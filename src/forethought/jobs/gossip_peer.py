@@ -15,6 +15,7 @@ from forethought.gossip.gossip import Gossip, GossipError, digest_of
 from forethought.jobs.gossip import agreed_gossip, gossip_of, gossip_section
 from forethought.jobs.job import JobError
 from forethought.jobs.load import Loaded, load_job
+from forethought.jobs.members import arranged_for, module_of, require_possible
 from forethought.jobs.request import Request
 from forethought.peers.driving import Drove, Pace
 from forethought.peers.roster import PeerRoster
@@ -53,6 +54,7 @@ class PeerResult:
             "exchanges": took.drove.averaged,
             "seconds": took.drove.seconds,
             "epsilon": None if took.statement is None else took.statement.guarantee,
+            "outsider": None if took.outsider is None else took.outsider.guarantee,
             "accuracy": self.accuracy,
             "alarms": dict(took.drove.counts),
         }
@@ -81,8 +83,10 @@ def launched_worker(
         JobError and what data, planner and gossip refuse.
     """
     from forethought.peers.launched import Launched
+    from forethought.peers.memory import keep_memory
 
     here = Launched.here()
+    keep_memory()
     gossiping = gossip_of(request, data_dir)
     shared = gossiping.shared
     with here.meeting(gossiping.gossip.workers) as meeting:
@@ -183,7 +187,8 @@ def planned(request: Request, data_dir: Path | None = None) -> tuple[Gossip, Vec
     if not _brings_own(request):
         gossiping = gossip_of(request, data_dir)
         return gossiping.gossip, gossiping.shared.read()
-    shared = SharedModel(load_job(request, data_dir).model)
+    require_possible(request.job)
+    shared = SharedModel(module_of(load_job(request, data_dir)))
     sizes = [table.examples or 0 for table in gossip_section(request.job).worker]
     gossip = agreed_gossip(
         request.job, sizes, shared.layout.size, shared.architecture, request.folder
@@ -227,7 +232,7 @@ def site_worker(
             "one place, made together"
         )
     loaded, own = _own_records(request, gossip.members[me].name, me, data_dir)
-    shared = SharedModel(loaded.model)
+    shared = SharedModel(module_of(loaded))
     if len(member.first) != shared.layout.size:
         raise GossipError("the job's model is not the gossip's: another number of parameters")
     shared.write(member.first)
@@ -270,8 +275,9 @@ def _take_part(
 
     run = loaded.request.job.run
     first = next(iter(shared.parameters.values()))
-    records = as_records((own.train.inputs, own.train.targets), first.dtype, first.device)
-    loss = loaded.loss or default_loss(blank(records)[1])
+    found = arranged_for(loaded, own, gossip.plan(me))
+    records = as_records(found.data, first.dtype, first.device)
+    loss = found.loss or default_loss(blank(records)[1])
     require_fit(shared.model, loss, records)
     seeds = Seeds(run.seed, run.noise_seed).part(me)
     share = Share(records, loss, *allowed, seeds, run.micro_batch, witness)
@@ -345,8 +351,8 @@ def _own_records(
     tables = gossip_section(request.job).worker
     folder = next((table.folder for table in tables if table.name == name), None)
     own = data_dir or (None if folder is None else (request.folder or Path()) / folder)
+    require_possible(request.job)
     loaded = load_job(request, own)
-    loaded.require_rows("a gossip")
     return loaded, loaded.dataset
 
 

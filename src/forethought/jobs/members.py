@@ -1,7 +1,7 @@
-"""What a federation's members count and train on: records, or persons with all their rows.
+"""What members of a federation or a gossip train on: records, or persons with all their rows.
 
-Where the job names a ``person``, a client's examples are its persons, and everything that a client
-has of one person is one contribution; a deal gives each person to one client, rows and all.
+Where the job names a ``person``, a member's examples are its persons, and everything that a member
+has of one person is one contribution; a deal gives each person to one member, rows and all.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
 
 
 def require_possible(job: Job) -> None:
-    """Refuse what a federation cannot do with its members' data.
+    """Refuse what a federation, or a gossip, cannot do with its members' data.
 
     Raises:
         JobError: says what, and what would go.
     """
     if isinstance(job.data.standardise, str):
         raise JobError(
-            f"[data] standardise = {job.data.standardise!r}: every client would standardise by "
+            f"[data] standardise = {job.data.standardise!r}: every member would standardise by "
             "figures of its own, and one model would be fed different inputs; give public "
             "constants, standardise = [mean, deviation], or declare ranges in [data.columns]"
         )
     if job.data.person is None and job.data.most_of_one_person > 1:
         raise JobError(
-            "[data] records_per_person: a federation protects rows, or persons that a column tells "
+            "[data] records_per_person: many holders protect rows, or persons that a column tells "
             'apart: say which, person = "patient", or leave records_per_person out'
         )
     if job.data.person is not None and job.training.person_as == "group":
         raise JobError(
-            "person_as = 'group': in a federation a person is one contribution: leave it out"
+            "person_as = 'group': among many holders a person is one contribution: leave it out"
         )
 
 

@@ -16,14 +16,13 @@ from datetime import timedelta
 from typing import Any
 
 import numpy as np
-import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
 
 from forethought.exchange.messages import Vector
 from forethought.gossip.gossip import Gossip
 from forethought.peers.driving import PeersError
 from forethought.peers.pairs import GlooPairs, Meeting, StoreError
+from forethought.peers.reducing import GroupReduce, own_gpu
 
 
 @dataclass(frozen=True)
@@ -124,37 +123,6 @@ class Launched:
         near = gossip.mixing.graph.neighbours(self.rank)
         found = GlooPairs(meeting, self.rank, near, gossip.coordinates, gossip.trust.largest)
         if gossip.rule == "allreduce":
-            found.reduce = GlooReduce(meeting, self.rank, self.size)
+            gpu = own_gpu(os.environ)
+            found.reduce = GroupReduce(meeting, self.rank, self.size, gpu)
         return found
-
-
-class GlooReduce:
-    """The mean of a vector over all workers; everybody waits for everybody.
-
-    Args:
-        meeting: where workers find each other. rank, size: this worker, of how many.
-    """
-
-    def __init__(self, meeting: Meeting, rank: int, size: int) -> None:
-        self._meeting, self._rank, self._size = meeting, rank, size
-        self._group: Any = None
-
-    def __call__(self, round: int, vector: Vector) -> Vector:
-        """The mean, added up in float64 and rounded once.
-
-        Raises:
-            PeersError: one of the workers is gone.
-        """
-        if self._group is None:
-            store = PrefixStore("reduce", self._meeting.store())
-            self._group = ProcessGroupGloo(store, self._rank, self._size, timedelta(days=365))
-        total = torch.from_numpy(vector.astype("float64"))
-        try:
-            self._group.allreduce([total]).wait()
-        except RuntimeError as error:
-            raise PeersError(
-                f"a worker was lost in round {round}, and under the rule 'allreduce' everybody "
-                f"waits for everybody: begin again, or use the rule 'asynchronous' ({error})"
-            ) from None
-        mean: Vector = (total / self._size).to(torch.float32).numpy()
-        return mean

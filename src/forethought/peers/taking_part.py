@@ -33,6 +33,8 @@ from forethought.rounds.records import Records
 from forethought.training.keys import KEYS, Keys, wipe
 from forethought.training.lock import locked
 
+# Folder of the statement against somebody who sees one final model.
+OUTSIDER = "outsider"
 Wrap = Callable[[Machine, LedgerState], Machine]
 # Ways to end after which there is nothing to go on with.
 ENDINGS = ("counted", "neighbour", "rounds", "stopped", "ledger set back")
@@ -89,12 +91,14 @@ class TookPart:
     Args:
         drove: how it went. updates: in the ledger.
         statement: against the neighbours, of what was released; None: nothing was.
+        outsider: the same against somebody who sees one final model and nothing else.
         weights: this worker's model, float32, shape (parameters,).
     """
 
     drove: Drove
     updates: int
     statement: Statement | None
+    outsider: Statement | None
     weights: Vector
 
     @property
@@ -182,13 +186,18 @@ def take_part(
             seeded_sampling=own.secrets.seeded_sampling,
             grid=gossip.plan(me).noise == "grid",
         )
-        statement = None
-        if len(transcript):
-            statement = worker_statement(
-                stated or gossip, me, transcript=transcript, randomness=randomness
+        if not len(transcript):
+            return TookPart(drove, state.updates, None, None, machine.weights)
+        statement, outsider = (
+            worker_statement(
+                stated or gossip, me, view, transcript=transcript, randomness=randomness
             )
-            statement.save(folder)
-        return TookPart(drove, state.updates, statement, machine.weights)
+            for view in ("neighbours", "outsider")
+        )
+        statement.save(folder)
+        (folder / OUTSIDER).mkdir(exist_ok=True)
+        outsider.save(folder / OUTSIDER)
+        return TookPart(drove, state.updates, statement, outsider, machine.weights)
 
 
 def end(folder: Path) -> None:
