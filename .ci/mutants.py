@@ -84,6 +84,7 @@ EXCHANGE = "forethought/exchange/"
 FRAME, LOG = ["tests/exchange/test_frame.py"], ["tests/exchange/test_log.py"]
 LEDGER = ["tests/exchange/test_ledger.py"]
 COPIES = ["tests/rounds/test_augmenting.py"]
+FILTERS = ["tests/training/test_filters.py", "-k", "left or best or ahead"]
 DRIVING = ["tests/network/test_driving.py"]
 
 
@@ -133,6 +134,17 @@ MUTANTS = [
            "return self.members is not None", COPIES),
     Mutant("copies: of a share by the whole batch's numbers", "forethought/rounds/contributions.py",
            "None if draws is None else draws[every]", "None if draws is None else draws", COPIES),
+    Mutant("adam-bc: the noise stays in", OWN + "adam_bc.py",
+           'without = (state["square"] - state["noise"]) / settled',
+           'without = state["square"] / settled', ["tests/training/test_adam_bc.py"]),
+    Mutant("adam-bc: another round's noise", OWN + "descent.py",
+           "sum(one.round.noise_std**2 for one in sums) / whole**2",
+           "sum(one.round.noise_std**2 for one in sums) / whole",
+           ["tests/training/test_adam_bc.py", "-k", "nothing"]),
+    Mutant("filters: noise that is left", OWN + "filters.py",
+           "self._left + gain**2 * variance", "self._left + gain * variance", FILTERS),
+    Mutant("filters: weights that stay ahead", OWN + "descent.py",
+           "parameter.copy_(here[name])", "pass", FILTERS),
     Mutant("preparation: histograms longer than declared", "forethought/preparing/vectors.py",
            ".double().mean(2) for at", ".double().sum(2) for at", PREPARED),
     Mutant("preparation: in no transcript", "forethought/preparing/paid.py",

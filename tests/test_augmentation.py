@@ -12,6 +12,7 @@ from forethought.augmentation import Augmentation
 from forethought.jobs.job import Job, JobError
 from forethought.local_updates import Local
 from forethought.plans import Plan
+from forethought.report.terminal import plan_rows
 
 
 def test_a_plan_keeps_what_was_asked_for() -> None:
@@ -83,3 +84,11 @@ def test_what_runs_inside_a_group_takes_no_copies() -> None:
             local=Local("adam"),
             augmentations=2,
         )
+
+
+def test_the_printed_plan_says_what_becomes_of_records_and_means() -> None:
+    options = {"augmentations": 4, "gradient_filter": {"kind": "kalman", "delay": 2.5}}
+    plan = ft.plan(examples=1000, budget=ft.Budget(3.0, 1e-5), epochs=2, **options)
+    rows = dict(plan_rows(plan))
+    assert rows["each record"] == "4 copies, mirrored, shifted at random"
+    assert rows["gradient filter"] == "kalman, 2.5 rounds late"

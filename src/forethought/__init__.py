@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from forethought.planning.solve import plan as plan
     from forethought.plans import Averaging as Averaging
     from forethought.plans import Clip as Clip
+    from forethought.plans import GradientFilter as GradientFilter
     from forethought.plans import Optimizer as Optimizer
     from forethought.plans import Plan as Plan
     from forethought.plans import Schedule as Schedule
@@ -104,7 +105,9 @@ _HOME = {
         "mechanism",
     ),
     **dict.fromkeys(("Banded", "BufferedToeplitz"), "strategies"),
-    **dict.fromkeys(("Averaging", "Clip", "Optimizer", "Plan", "Schedule"), "plans"),
+    **dict.fromkeys(
+        ("Averaging", "Clip", "GradientFilter", "Optimizer", "Plan", "Schedule"), "plans"
+    ),
     "Local": "local_updates",
     "Preparation": "preparation",
     **dict.fromkeys(("Prepared", "prepare"), "preparing.prepare"),

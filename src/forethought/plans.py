@@ -26,6 +26,7 @@ from forethought.privacy import Contribution, Examples, Groups, NoiseKind, Priva
 from forethought.serialisation import Stored, plain
 from forethought.use import Averaging as Averaging
 from forethought.use import AveragingKind as AveragingKind
+from forethought.use import GradientFilter as GradientFilter
 from forethought.use import Optimizer as Optimizer
 from forethought.use import Schedule as Schedule
 from forethought.use import ScheduleKind as ScheduleKind
@@ -50,6 +51,7 @@ class Parts(TypedDict, total=False):
     schedule: Schedule
     averaging: Averaging
     assumed: Assumed | None
+    gradient_filter: GradientFilter | None
 
 
 def _upgrade(values: dict[str, Any]) -> dict[str, Any]:
@@ -61,7 +63,7 @@ def _upgrade(values: dict[str, Any]) -> dict[str, Any]:
         "records_per_person",
         "augmentation",
     }
-    of_use = {field.name for field in fields(Use)} - {"assumed"}
+    of_use = {field.name for field in fields(Use)} - {"assumed", "gradient_filter"}
     own = {"hyperparameters", "not_covered", "reasons"}
     missing = ({"groups"} | names | of_use | own) - set(values)
     if missing:
@@ -247,6 +249,11 @@ class Plan(Stored):
     def assumed(self) -> Assumed | None:
         """The model that the planner chose for; see :mod:`forethought.assumed`."""
         return self.use.assumed
+
+    @property
+    def gradient_filter(self) -> GradientFilter | None:
+        """What noised means go through before the optimizer; None: nothing."""
+        return self.use.gradient_filter
 
     @property
     def rounds(self) -> int:

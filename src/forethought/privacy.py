@@ -173,6 +173,11 @@ class Round:
         return self.noise_multiplier * self.clip_norm
 
     @property
+    def mean_variance(self) -> float:
+        """Variance of the noise on every coordinate of the mean, where rounds are independent."""
+        return (self.noise_std / self.divisor) ** 2
+
+    @property
     def count_noise(self) -> float | None:
         """Standard deviation of the noise on the count below the norm; None: no such count."""
         return self.clip.count_noise

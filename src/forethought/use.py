@@ -15,6 +15,7 @@ from forethought.serialisation import build, exact_keys, plain
 
 ScheduleKind = Literal["constant", "inverse", "inverse-sqrt", "cosine", "drops"]
 AveragingKind = Literal["none", "exponential", "tail"]
+FilterKind = Literal["low-pass", "kalman"]
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,71 @@ class Optimizer:
 
 
 @dataclass(frozen=True)
+class GradientFilter:
+    """How noised means are filtered before the optimizer steps along them: post-processing.
+
+    What noise there is in each round is independent of that in the others, and the gradient is
+    not, so later rounds tell of earlier ones. Each kind lags behind by ``delay`` rounds.
+
+    ``low-pass``: a Butterworth filter of first or second order, corrected for its start (DOPPLER,
+    Zhang, Bu, Hong and Razaviyayn 2024, Algorithm 1). ``kalman``: a running estimate whose gain
+    follows from each round's known noise, of gradients that are taken ahead of the weights by as
+    many steps as the estimate lags behind (DiSK, Zhang et al. 2025, with γ = (1 − κ)/κ, which takes
+    one gradient a round as ever).
+
+    Args:
+        kind: which. delay: in rounds, at least 0.5 for ``low-pass``; None: a hundredth of the
+            run's rounds and at least one. Where the gain κ has settled, delay = (1 − κ)/κ.
+        order: of ``low-pass``, 1 or 2.
+
+    Raises:
+        ValueError, TypeError: no such kind, or a number outside its range.
+    """
+
+    kind: FilterKind = "low-pass"
+    delay: float | None = None
+    order: int = 1
+
+    def __post_init__(self) -> None:
+        one_of("gradient_filter", self.kind, get_args(FilterKind))
+        if self.delay is not None:
+            least = 0.5 if self.kind == "low-pass" else 1e-3
+            delay = real("delay of gradient_filter", self.delay, least=least)
+            object.__setattr__(self, "delay", delay)
+        object.__setattr__(self, "order", whole("order of gradient_filter", self.order, most=2))
+        if self.kind == "kalman" and self.order != 1:
+            raise ValueError("order goes with the gradient_filter 'low-pass': drop it")
+
+    @classmethod
+    def of(cls, asked: object) -> GradientFilter | None:
+        """What a user asks for: one of these, a kind, or the fields by name.
+
+        Raises:
+            ValueError, TypeError: none of these.
+        """
+        if asked is None or isinstance(asked, GradientFilter):
+            return asked
+        if isinstance(asked, str):
+            return cls(asked)  # type: ignore[arg-type]
+        if isinstance(asked, Mapping):
+            unknown = sorted(set(asked) - {"kind", "delay", "order"})
+            if unknown:
+                raise ValueError(
+                    "gradient_filter has kind, delay and order, not "
+                    f"{', '.join(map(repr, unknown))}"
+                )
+            return cls(**asked)
+        raise TypeError(
+            'gradient_filter must be "low-pass", "kalman" or a forethought.GradientFilter, not '
+            f"{asked!r}"
+        )
+
+    def rounds_late(self, rounds: int) -> float:
+        """The delay, given or the default, in a run of so many rounds."""
+        return max(1.0, rounds / 100) if self.delay is None else self.delay
+
+
+@dataclass(frozen=True)
 class Use:
     """What happens to the noised means of a run.
 
@@ -89,27 +155,29 @@ class Use:
         optimizer: steps along a noised mean. schedule: its step sizes.
         averaging: which average of the iterates is reported.
         assumed: the model that the planner chose for; None: nothing follows from a model's size.
+        gradient_filter: what noised means go through first; None: nothing.
     """
 
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
     averaging: Averaging = Averaging()
     assumed: Assumed | None = None
+    gradient_filter: GradientFilter | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready mapping; :meth:`from_dict` reads it back."""
         values: dict[str, Any] = plain({name: getattr(self, name) for name in _PARTS})
         values["optimizer"]["options"] = plain(dict(self.optimizer.options))
-        if self.assumed is not None:
-            values["assumed"] = plain(self.assumed)
+        for name in _LATER:
+            if getattr(self, name) is not None:
+                values[name] = plain(getattr(self, name))
         return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Use:
         """The inverse of :meth:`to_dict`; refuses unknown keys."""
-        parts = dict(_PARTS)
-        if "assumed" in values:  # plans by hand, and of earlier versions, have none
-            parts["assumed"] = Assumed
+        # Plans of earlier versions, and those that need none, do not have the later ones.
+        parts = {**_PARTS, **{name: kind for name, kind in _LATER.items() if name in values}}
         exact_keys("use", values, parts)
         return cls(**{name: build(kind, values[name]) for name, kind in parts.items()})
 
@@ -119,3 +187,4 @@ _PARTS: dict[str, type[Any]] = {
     "schedule": Schedule,
     "averaging": Averaging,
 }
+_LATER: dict[str, type[Any]] = {"assumed": Assumed, "gradient_filter": GradientFilter}

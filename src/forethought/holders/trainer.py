@@ -32,8 +32,7 @@ from forethought.rounds.records import Records, blank
 from forethought.rounds.together import add_together
 from forethought.rounds.transcript import Transcript
 from forethought.training.checkpoint import optimizer_state, restore_optimizer
-from forethought.training.descent import Descent
-from forethought.training.optimizers import make_optimizer
+from forethought.training.descent import descent_of
 from forethought.training.other_model import warn_of_another_model
 from forethought.training.step_sizes import step_sizes
 
@@ -109,6 +108,11 @@ class Holder:
                 f"the plan is for {self.plan.examples} examples, the data has "
                 f"{len(self.records)}: the guarantee depends on it"
             )
+        if self.plan.gradient_filter is not None:
+            raise HolderError(
+                "gradient_filter= takes one run's noised means in order, on weights that this run "
+                "stepped itself; here others send the weights: drop it"
+            )
         augmentation, kind = self.plan.augmentation, self.plan.contribution
         if augmentation is not None:
             require_images(blank(self.records)[0], augmentation, isinstance(kind, Persons))
@@ -145,8 +149,7 @@ class ClientTrainer:
         self._step_size = step_sizes(holder.plan)
         warn_of_another_model(holder.plan, shared.model)
         parameters = shared.parameters
-        optimizer = make_optimizer(holder.plan.optimizer, parameters.values())
-        self._descent = Descent(parameters, optimizer)
+        self._descent = descent_of(holder.plan, parameters)
         self.private = PrivateRounds(
             holder.plan.privacy,
             parameters,

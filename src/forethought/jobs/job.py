@@ -58,6 +58,7 @@ _PLAN_KEYS = (
     "person_as",
     "augment",
     "augmentations",
+    "gradient_filter",
 )
 
 
@@ -242,6 +243,7 @@ class TrainingSection(_Section):
     person_as: Literal["better", "contribution", "group"] = "better"
     augment: str | tuple[str, ...] | dict[str, Any] | None = None
     augmentations: _Int | None = Field(default=None, ge=1)
+    gradient_filter: str | dict[str, Any] | None = None
     schedule: Literal["constant", "inverse", "inverse-sqrt", "cosine", "drops"] | None = None
     decay: _Float | None = Field(default=None, ge=0)
     warmup: _Int | None = Field(default=None, ge=0)

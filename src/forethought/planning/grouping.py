@@ -26,6 +26,15 @@ GROUPS_AGAINST = "groups against examples"
 # than clipped examples, and at which they still were worse; and at which the step size, which grows
 # as noise falls, was too long for some of them.
 WON, LOST, TOO_LONG = 0.05, 0.16, 0.013
+# Appendix D of van Dijk et al. 2022 keeps each group with probability 1/2. A record then takes part
+# with probability kept · rate, and two neighbouring rounds share all but that: the combined curve
+# at distance 2 (Balle, Barthe and Gaboardi 2018, Theorem 2).
+NO_FILTER = (
+    "a probabilistic filter of groups is not offered: keeping each group with probability p of a "
+    "batch at rate q amplifies as batches at rate p·q do, has a larger ε, since what is left out "
+    "is no longer the same in both directions, and throws away the updates it computed. Use "
+    "sampling='poisson' with batch= p times as large"
+)
 
 
 def local_of(given: Local | str | Mapping[str, Any] | None) -> Local | None:

@@ -14,6 +14,7 @@ from forethought.planning.noise_schedules import NoiseScheduleName
 from forethought.planning.persons import PersonAs
 from forethought.plans import Averaging, ClipRule, Schedule
 from forethought.preparation import Preparation
+from forethought.use import GradientFilter
 
 if TYPE_CHECKING:  # which reads the keywords
     from forethought.planning.plan_request import RequestedNoise, SamplingName
@@ -67,5 +68,6 @@ class PlanKeywords(TypedDict, total=False):
     records_per_person: int
     augment: Augmentation | str | Sequence[str] | Mapping[str, Any] | None
     augmentations: int | None
+    gradient_filter: GradientFilter | str | Mapping[str, Any] | None
     persons: int | None
     person_as: PersonAs

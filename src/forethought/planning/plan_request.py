@@ -33,7 +33,7 @@ from forethought.mechanism import (
 )
 from forethought.planning import correlation, defaults, persons
 from forethought.planning.courses import Course, SizeScheduleName, course_of, with_course
-from forethought.planning.grouping import local_of
+from forethought.planning.grouping import NO_FILTER, local_of
 from forethought.planning.limits import LEAST_DELTA, MOST_STEP_SIZE
 from forethought.planning.limits import PlanError as PlanError
 from forethought.planning.noise_schedules import NoiseScheduleName
@@ -43,6 +43,7 @@ from forethought.plans import Averaging, ClipRule, Schedule
 from forethought.preparation import Preparation
 from forethought.privacy import LEAST_NOISE, NOISES, NoiseKind
 from forethought.strategies import Strategy
+from forethought.use import GradientFilter
 
 SamplingName = Literal[
     "poisson",
@@ -76,17 +77,6 @@ _GIVEN_ANYWAY = (
     "records_per_person",
     "persons",
     "feature_norm_known",
-)
-
-
-# Appendix D of van Dijk et al. 2022 keeps each group with probability 1/2. A record then takes part
-# with probability kept · rate, and two neighbouring rounds share all but that: the combined curve
-# at distance 2 (Balle, Barthe and Gaboardi 2018, Theorem 2).
-NO_FILTER = (
-    "a probabilistic filter of groups is not offered: keeping each group with probability p of a "
-    "batch at rate q amplifies as batches at rate p·q do, has a larger ε, since what is left out "
-    "is no longer the same in both directions, and throws away the updates it computed. Use "
-    "sampling='poisson' with batch= p times as large"
 )
 
 
@@ -173,6 +163,7 @@ class PlanRequest:
     person_as: PersonAs = "better"
     augment: Augmentation | str | Sequence[str] | Mapping[str, Any] | None = None
     augmentations: int | None = None
+    gradient_filter: GradientFilter | str | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         def settle(name: str, value: object) -> None:
@@ -181,6 +172,7 @@ class PlanRequest:
         settle("examples", whole("examples", self.examples))
         settle("local", local_of(self.local))
         settle("augment", Augmentation.of(self.augment, self.augmentations))
+        settle("gradient_filter", GradientFilter.of(self.gradient_filter))
         settle("augmentations", None)  # it is in there now
         persons.require_possible(self)
         if self.preparation is not None and not isinstance(self.preparation, Preparation):

@@ -14,7 +14,6 @@ from typing import Any, Unpack
 from forethought.accounting import exact
 from forethought.accounting.calibration import calibrate
 from forethought.accounting.calibration import noise_multiplier as exact_noise
-from forethought.augmentation import Augmentation
 from forethought.mechanism import Budget, Mechanism, Poisson, Rounds
 from forethought.planning import defaults, persons
 from forethought.planning.correlation import gain
@@ -23,16 +22,13 @@ from forethought.planning.grouping import explain, groups_of, local_of
 from forethought.planning.least_noise import least_noise
 from forethought.planning.limits import PlanError
 from forethought.planning.noise_to_signal import noise_to_signal
-from forethought.planning.plan_request import (
-    MOST_ROUNDS,
-    PlanKeywords,
-    PlanRequest,
-    SamplingName,
-)
+from forethought.planning.plan_request import MOST_ROUNDS, PlanKeywords, PlanRequest, SamplingName
 from forethought.plans import (
+    Augmentation,
     Averaging,
     Clip,
     ClipRule,
+    GradientFilter,
     Optimizer,
     Plan,
     Schedule,
@@ -106,7 +102,8 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
             one taken. person_as: ``"contribution"`` (then examples are persons) or ``"group"``
             decides it; see :mod:`forethought.planning.persons`.
         augment, augmentations: kinds of `forethought.Augmentation`, and how many altered copies of
-            an image are averaged before clipping (default 8): free of privacy cost.
+            an image are averaged before clipping (default 8), at no privacy cost.
+        gradient_filter: of noised means, see `forethought.GradientFilter`: none by default.
 
     Returns:
         A Plan whose certified upper ε meets the budget.
@@ -161,6 +158,7 @@ def _plan(request: PlanRequest) -> Plan:
         preparation=request.preparation,
         schedule=request.schedule or Schedule(),
         averaging=request.averaging or Averaging(),
+        gradient_filter=GradientFilter.of(request.gradient_filter),
         budget=request.budget,
         hyperparameters=request.chosen_by(),
         not_covered=(*request.not_covered, *persons.caveat(request)),

@@ -86,6 +86,11 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
         rows.append(("groups", f"{plan.groups:,} of about {size:.0f} records"))
     if plan.local is not None:
         rows.append(("inside a group", plan.local.describe()))
+    if plan.augmentation is not None:
+        rows.append(("each record", plan.augmentation.describe()))
+    if plan.gradient_filter is not None:
+        late = plan.gradient_filter.rounds_late(plan.rounds)
+        rows.append(("gradient filter", f"{plan.gradient_filter.kind}, {late:.3g} rounds late"))
     rows += [
         ("clip norm", clip),
         ("step size", f"{plan.optimizer.learning_rate:.4g}, {plan.schedule.kind}"),

@@ -124,7 +124,8 @@ class Loop:
         if logged and self._diagnostics:
             self.private.seed_model(index)
             loss = self._batch_loss(total.indices)
-        total.add(self.model, self._records)
+        with self.descent.ahead(total.round):
+            total.add(self.model, self._records)
         noised = total.release()
         step_size = self._step_size(index) * self._slowed
         self.descent.step(noised, step_size)
@@ -210,6 +211,7 @@ class Loop:
     def checkpoint(self) -> Checkpoint:
         """Everything that changes from round to round, as of the last :meth:`add_up`."""
         tensors, values = optimizer_state(self.descent.optimizer)
+        filtered, filter_values = self.descent.filter_state()
         return Checkpoint(
             self.done,
             {
@@ -217,9 +219,11 @@ class Loop:
                 **{f"model/{k}": v for k, v in _untied(self.model.state_dict()).items()},
                 **{f"average/{k}": v for k, v in self.average.state().items()},
                 **{f"optimizer/{k}": v for k, v in tensors.items()},
+                **{f"filter/{k}": v for k, v in filtered.items()},
             },
             {
                 "optimizer": values,
+                "filter": filter_values,
                 "history": to_values(self.history),
                 "clip_norm": self.private.clip_norm,
                 "transcript": self.private.transcript.to_values(),
@@ -230,13 +234,15 @@ class Loop:
 
     def restore(self, saved: Checkpoint) -> None:
         """The inverse of :meth:`checkpoint`."""
-        owned: dict[str, dict[str, torch.Tensor]] = {"model": {}, "average": {}, "optimizer": {}}
+        owners = ("model", "average", "optimizer", "filter")
+        owned: dict[str, dict[str, torch.Tensor]] = {owner: {} for owner in owners}
         for key, tensor in saved.tensors.items():
             owner, _, name = key.partition("/")
             owned[owner][name] = tensor
         self.model.load_state_dict(owned["model"])
         self.average.restore(owned["average"])
         restore_optimizer(self.descent.optimizer, owned["optimizer"], saved.values["optimizer"])
+        self.descent.restore_filter(owned["filter"], saved.values.get("filter", {}))
         self.history = from_values(saved.values["history"])
         self.private.clip_norm = saved.values["clip_norm"]
         self.private.transcript = Transcript.from_values(saved.values["transcript"])

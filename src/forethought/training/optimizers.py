@@ -10,6 +10,7 @@ from importlib import import_module
 import torch
 
 from forethought.plans import Optimizer
+from forethought.training.adam_bc import AdamBC
 from forethought.training.yogi import Yogi
 
 # Optimizers that evaluate the loss again inside a step would use the data without noise.
@@ -26,7 +27,7 @@ NAMES: dict[str, type[torch.optim.Optimizer]] = {
     and issubclass(kind, torch.optim.Optimizer)
     and kind is not torch.optim.Optimizer
     and name.lower() not in _LOOKS_AT_THE_DATA
-} | {"yogi": Yogi}
+} | {"yogi": Yogi, "adam-bc": AdamBC}
 
 
 def make_optimizer(

@@ -29,12 +29,12 @@ from forethought.rounds.records import Records, blank, content
 from forethought.training.averaging import IterateAverage
 from forethought.training.datasets import declared, opened, with_caveats
 from forethought.training.deferred import Deferred, Gate, Leaf
-from forethought.training.descent import Descent
+from forethought.training.descent import descent_of
 from forethought.training.execution import Execution, ShortForms, settled
 from forethought.training.fit import placed_records, require_fit
 from forethought.training.folder import RunFolder
 from forethought.training.lock import locked
-from forethought.training.optimizers import make_optimizer, needs_closure
+from forethought.training.optimizers import needs_closure
 from forethought.training.other_model import warn_of_another_model
 from forethought.training.persons import arranged
 from forethought.training.provenance import remember, trained_before
@@ -124,13 +124,10 @@ class _Rounds:
     ) -> None:
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.planned = optimizer is None
-        own = (
-            make_optimizer(plan.optimizer, parameters.values()) if optimizer is None else optimizer
-        )
-        if not self.planned:
-            _require_optimizer(own, model)
+        if optimizer is not None:
+            _require_optimizer(optimizer, model)
         self.model, self.records, self.plan = model, records, plan
-        self.descent = Descent(parameters, own)
+        self.descent = descent_of(plan, parameters, optimizer)
         self._secrets = Secrets.draw(seeds)
         self._private = PrivateRounds(
             plan.privacy,
@@ -218,7 +215,8 @@ class _Rounds:
         self._private.loss = loss
         with self._private:
             total = self._private.open(self.done)
-            total.add(self.model, records)
+            with self.descent.ahead(total.round):
+                total.add(self.model, records)
             noised = total.release()
         size = self._step_size(self.done) if self.planned else None
         self.descent.step(noised, size)

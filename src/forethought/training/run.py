@@ -29,7 +29,7 @@ from forethought.training.checkpoint import Checkpoint, CheckpointError
 from forethought.training.checkpointer import Checkpointer, continued
 from forethought.training.coincidence import CoincidingRecordsError, coincide
 from forethought.training.datasets import declared, opened, usual_loss, with_caveats
-from forethought.training.descent import Descent
+from forethought.training.descent import descent_of
 from forethought.training.execution import Execution, ShortForms, settled
 from forethought.training.fit import placed_records, require_fit
 from forethought.training.folder import STATEMENT, RunFolder
@@ -40,7 +40,6 @@ from forethought.training.lock import locked
 from forethought.training.loop import Loop
 from forethought.training.metrics import Event, Metrics, event
 from forethought.training.normalisation import settle_statistics
-from forethought.training.optimizers import make_optimizer
 from forethought.training.other_model import warn_of_another_model
 from forethought.training.persons import arranged
 from forethought.training.provenance import remember, trained_before
@@ -392,7 +391,7 @@ def _settings(task: Task) -> dict[str, Any]:
 
 def _loop(task: Task, secrets: Secrets, settings: Mapping[str, Any], statement: Statement) -> Loop:
     parameters = {name: p for name, p in task.model.named_parameters() if p.requires_grad}
-    descent = Descent(parameters, make_optimizer(task.plan.optimizer, parameters.values()))
+    descent = descent_of(task.plan, parameters)
     private = PrivateRounds(
         task.plan.privacy,
         parameters,
