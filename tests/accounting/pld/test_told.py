@@ -76,8 +76,9 @@ def test_no_triangle_is_worse(
     rest = np.exp(-0.5 * ((grid) ** 2).sum(-1)) * (1 - hit)
     p, q = (rest + hit * np.exp(-0.5 * ((grid - c) ** 2).sum(-1)) for c in (record, blank))
     area = (x[1] - x[0]) ** 2 / (2 * math.pi)
-    # The sum over a grid is off where the integrand has its kink: at most step^2 / 8 times the slope
-    # there, which along the whole kink is below 1/2 (1.1e-5 at reach 0, far 1, hit 0.5, scale 1).
+    # The sum over a grid is off where the integrand has its kink: at most step^2 / 8 times the
+    # slope there, which along the whole kink is below 1/2 (1.1e-5 at reach 0, far 1, hit 0.5,
+    # scale 1).
     blurred = (x[1] - x[0]) ** 2 / 16
     _, high = told_laws(Told(((scale, hit),), True, 1 - hit, PLAIN), 1.0)
     for level in (0.0, 0.1, 0.7, 1.5):
