@@ -52,7 +52,7 @@ def test_two_processes_end_where_one_does(tmp_path: Path) -> None:
     """Same statement, same history; the same weights up to the rounding of the sums."""
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-    cases = "examples,empty slices,groups,quantile,grid"
+    cases = "examples,empty slices,groups,quantile,grid,copies"
     pairs = zip(one(cases, tmp_path / "one"), two(cases, tmp_path / "two"), strict=True)
     for alone, (first, second) in pairs:
         assert first["digest"] == second["digest"]

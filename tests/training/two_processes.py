@@ -20,6 +20,7 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from forethought.augmentation import Augmentation
 from forethought.mechanism import FullBatch, Mechanism, Poisson, Rounds, Shuffled
 from forethought.plans import Clip, Plan
 from forethought.training.interruption import Interrupted
@@ -45,6 +46,10 @@ CASES: dict[str, Plan] = {
         clip=Clip(1.0, "quantile", count_noise=3.0),
     ),
     "grid": plan(Rounds(1.0, ROUNDS, Poisson(0.2)), noise="grid"),
+    # Images of 2 by 3: which copies a record has must not depend on who computes it.
+    "copies": plan(
+        Rounds(1.0, ROUNDS, Poisson(0.2)), augmentation=Augmentation(3, ("mirror", "shift"))
+    ),
 }
 
 
@@ -77,6 +82,9 @@ def main(case: str, out: Path, stop: int | None) -> None:
         name, model = "examples", DistributedDataParallel(model)
     generator = np.random.default_rng(5)
     held = generator.normal(size=(20, 6)), generator.integers(2, size=20)
+    if case == "copies":
+        inputs, held = inputs.reshape(-1, 1, 2, 3), (held[0].reshape(-1, 1, 2, 3), held[1])
+        model = nn.Sequential(nn.Flatten(), model)
     resume = (out / "checkpoint").exists()
     try:
         run = train(
