@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import forethought as ft
 from forethought.auditing import self_test
+from forethought.auditing.effort import effort as sizes
 from forethought.auditing.faults import FAULTS, MORE_FAULTS, Fault
 from forethought.auditing.local_faults import LOCAL_FAULTS
+from forethought.auditing.sensitivity import model_sensitivity
 from forethought.auditing.turn_faults import TURN_FAULTS
 from forethought.auditing.verdict import Audit, Finding, certain
 from forethought.plans import Plan
+from forethought.rounds import contributions
+from forethought.rounds.losses import cross_entropy
+from forethought.rounds.records import TensorRecords
 
 PLAN = Plan(ft.Mechanism(ft.Rounds(1.0, 10, ft.Poisson(0.1))), 200, 1e-5)
 RARE = ("half noise", "clipping 10 % loose", "the same batch always", "sensitivity 1 for 2")
@@ -88,6 +95,42 @@ def test_the_users_model_is_looked_at_and_left_alone() -> None:
     assert any("the model's 4 parameters" in name for name in names)
     assert all(torch.equal(p, q) for p, q in zip(before, model.parameters(), strict=True))
     assert all(p.grad is None for p in model.parameters())
+
+
+COPIES = PLAN.with_(
+    augmentation=ft.Augmentation(3, ("mirror", "shift")), gradient_filter=ft.GradientFilter()
+)
+
+
+@pytest.mark.slow
+def test_a_record_whose_copies_are_clipped_one_by_one_is_seen() -> None:
+    """A planted fault on the user's images, and nothing without it."""
+    records = TensorRecords(torch.randn(200, 1, 4, 4), torch.randint(0, 3, (200,)))
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+    summed = contributions.clipped_sum
+
+    def refuted() -> bool:
+        generator = np.random.default_rng(0)
+        effort = sizes("quick")
+        found = model_sensitivity(model, records, COPIES, cross_entropy, effort, generator)
+        return Audit(tuple(found), 1e-3).refuted
+
+    def apart(*arguments: Any, copies: int, **options: Any) -> Any:
+        return summed(*arguments, **options)
+
+    assert not refuted()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(contributions, "clipped_sum", apart)
+        assert refuted()
+
+
+@pytest.mark.slow
+def test_copies_and_filters_stand_the_audit() -> None:
+    data = (torch.randn(200, 1, 4, 4), torch.randint(0, 3, (200,)))
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+    found = ft.audit(COPIES, model, data, level="quick", seed=3)
+    assert not found.refuted, found.reason
+    assert any("one record's contribution" in finding.name for finding in found.findings)
 
 
 def test_arguments_that_do_not_fit_are_named() -> None:

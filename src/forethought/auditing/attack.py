@@ -55,7 +55,8 @@ def shortened(plan: Plan, rounds: int) -> Plan:
     clip = plan.clip
     if clip.shares is not None:
         clip = type(clip)(clip.norm, clip.rule)
-    return plan.with_(mechanism=mechanism, clip=clip, budget=None)
+    # Planted records are no images.
+    return plan.with_(mechanism=mechanism, clip=clip, budget=None, augmentation=None)
 
 
 def directed(plan: Plan) -> bool:

@@ -97,12 +97,16 @@ def gather(
         model, data, loss = own.wrapped(model), own.data, own.loss
     if isinstance(plan.contribution, Persons):
         # Planted records have no rows: each is a person by itself, clipped the same way.
-        plan = plan.with_(contribution=Examples())
+        plan = plan.with_(contribution=Examples(), augmentation=None)
         notes.append("a planted record stands for everything that one person has")
     if prepared:
         notes.append(
             "the private preparation of the data was not audited, only the rounds behind it"
         )
+    # Planted records are no images.
+    planted = plan.with_(augmentation=None)
+    if planted != plan and model is None:
+        notes.append("planted records have no altered copies: give model and data to audit these")
     found: list[Finding] = []
 
     def tell(step: int) -> None:
@@ -113,22 +117,22 @@ def gather(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tell(0)
-        found += participation(plan, effort, generator)
+        found += participation(planted, effort, generator)
         if plan.examples > effort.population:
             notes.append(
                 f"the dry run drew from {effort.population:,} of {plan.examples:,} records"
             )
         tell(1)
-        found += noise(plan, effort, generator)
+        found += noise(planted, effort, generator)
         tell(2)
-        found.append(planted_sensitivity(plan))
+        found.append(planted_sensitivity(planted))
         if model is not None:
             found += _on_model(plan, model, data, loss, effort, generator)
             notes.append(FOR_THE_OPERATOR)
         else:
             notes.append("no model and no data were given: only planted models were audited")
         tell(3)
-        attacked, summary, more = attack(plan, effort, generator)
+        attacked, summary, more = attack(planted, effort, generator)
         found += attacked
         notes += more
     tell(len(STEPS))

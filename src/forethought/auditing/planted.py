@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from forethought.mechanism import expected_batch
 from forethought.plans import Averaging, Optimizer, Plan, Schedule
 from forethought.training.run import Run, train
+from forethought.use import Use
 
 Watch = Callable[[list[torch.Tensor]], None]
 _WATCHING: ContextVar[Watch | None] = ContextVar("watching", default=None)
@@ -60,9 +61,8 @@ def watching(watch: Watch) -> Iterator[None]:
 
 def recorded_plan(plan: Plan) -> Plan:
     """The plan with the recorder as its optimizer; the releases are the same."""
-    return plan.with_(
-        optimizer=RECORDER, schedule=Schedule(), averaging=Averaging("none"), budget=None
-    )
+    use = Use(RECORDER, Schedule(), Averaging("none"))
+    return plan.with_(use=use, budget=None)
 
 
 def divisors(plan: Plan) -> Iterator[float]:
