@@ -115,6 +115,14 @@ def test_the_gain_settles_at_the_delay_and_noise_alone_moves_it() -> None:
     assert Kalman(4.0).filtered(torch.ones(1), 0.0)[1] == 0
 
 
+def test_rounds_without_noise_are_believed_and_later_ones_weighed() -> None:
+    means, variances = np.random.default_rng(0).normal(size=(60, 1)), np.ones(60)
+    variances[:5] = 0
+    found, left = answers(Kalman(4.0), means, variances)
+    np.testing.assert_array_equal(found[:6], means[:6])
+    assert left[:6] == [0, 0, 0, 0, 0, 1] and left[-1] == pytest.approx(0.2 / 1.8, rel=1e-3)
+
+
 @pytest.mark.parametrize("name", FILTERS)
 def test_a_filter_goes_on_where_it_was(name: str) -> None:
     means, variances = np.random.default_rng(0).normal(size=(10, 3)), np.linspace(1, 2, 10)

@@ -126,8 +126,8 @@ class Kalman:
 
     The gradient is a random walk seen through noise of known variance φ_t: with P the variance of
     the estimate before a round, κ = P/(P + φ_t), then P ← (1 − κ)P + q. The walk's variance q is
-    that at which κ settles at 1/(1 + delay) under the first round's noise. What the gradient's
-    change owes to the weights' is not left to chance: the gradient is taken at
+    that at which κ settles at 1/(1 + delay) under the noise of the first round that has any. What
+    the gradient's change owes to the weights' is not left to chance: the gradient is taken at
     x_t + γ(x_t − x_{t−1}) with γ = (1 − κ)/κ, which is to first order the prediction with the
     Hessian and its correction (Zhang et al. 2025, Section 3).
 
@@ -137,16 +137,13 @@ class Kalman:
 
     def __init__(self, delay: float) -> None:
         self._settled = 1 / (1 + delay)
-        self._before: float | None = None  # P; None: nothing is known yet
-        self._walk = 0.0
+        self._before = 0.0  # P
+        self._walk = 0.0  # q; 0: there was no noise yet, and nothing to weigh it against
         self._estimate: torch.Tensor | None = None
         self._left = 0.0  # variance of the noise in the estimate
 
     def _gain(self, variance: float) -> float:
-        if self._before is None:
-            return 1.0
-        total = self._before + variance
-        return self._before / total if total > 0 else 1.0
+        return self._before / (self._before + variance) if self._walk else 1.0
 
     def ahead(self, variance: float) -> float:
         gain = self._gain(variance)
@@ -154,12 +151,10 @@ class Kalman:
 
     def filtered(self, mean: torch.Tensor, variance: float) -> tuple[torch.Tensor, float]:
         gain = self._gain(variance)
-        if self._estimate is None or self._before is None:
-            self._walk = variance * self._settled**2 / (1 - self._settled)
-            self._estimate, self._before = mean.clone(), variance + self._walk
-        else:
-            self._estimate = self._estimate.lerp(mean, gain)
-            self._before = (1 - gain) * self._before + self._walk
+        self._walk = self._walk or variance * self._settled**2 / (1 - self._settled)
+        self._before = gain * variance + self._walk  # κφ = (1 − κ)P
+        estimate = self._estimate
+        self._estimate = mean.clone() if estimate is None else estimate.lerp(mean, gain)
         self._left = (1 - gain) ** 2 * self._left + gain**2 * variance
         return self._estimate.clone(), self._left
 
