@@ -1,18 +1,24 @@
 """The data sets of these experiments: public constants only, as the loaders give them.
 
-The split was written down on 2026-11-21, before anything of the second group was run with the rules
-as they now are: constants may be looked at on LOOKED_AT only. A first version of the rules had
-been tried on german, svmguide1, mushrooms and w8a by others; a table showed where it fell short.
+Constants may be looked at on LOOKED_AT only. The split was written down on 2026-11-21 and again on
+2026-11-22, before anything of the second group was run with the rules as they now are. svmguide1
+had shown what means in the features do and is looked at since; german and mushrooms were tried by
+mistake while the new rules were made and went the same way. wisconsin, kddcup99, diabetes and seven
+synthetic tables of families.py took their places. iris, w8a and the clusters had been measured with
+older rules; nothing was chosen by them.
 """
 
 from __future__ import annotations
 
+import gzip
 import math
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from families import FAMILIES
+from numpy.typing import NDArray
 from sklearn import datasets
 from torch import Tensor
 
@@ -28,8 +34,32 @@ LOOKED_AT = (
     "fashion-mnist",
     "wine",
     "splice",
+    "svmguide1",
+    "german",
+    "mushrooms",
+    "corner",
+    "sparse",
+    "heavy",
+    "correlated",
+    "imbalanced",
+    "many",
 )
-HELD_OUT = ("german", "svmguide1", "mushrooms", "w8a", "iris", "clusters-20", "clusters-200")
+HELD_OUT = (
+    "w8a",
+    "iris",
+    "clusters-20",
+    "clusters-200",
+    "wisconsin",
+    "kddcup99",
+    "diabetes",
+    "corner-2",
+    "sparse-2",
+    "heavy-2",
+    "counts",
+    "ordinal",
+    "mixture",
+    "flipped",
+)
 NAMES = LOOKED_AT + HELD_OUT
 # Norms as their owners would declare them: numbers in [-1, 1] count 1/3, categories 1. phishing's
 # 30 attributes, and w8a, come scaled in a way that tells nothing.
@@ -42,7 +72,21 @@ _NORMS = {
 }
 # Ranges printed in the sets' descriptions, rounded outward; svmguide1 prints none.
 _SVMGUIDE1 = ((0.0, 300.0), (-10.0, 600.0), (-1.0, 1.0), (0.0, 180.0))
+# The first number of a wisconsin record is its name.
+_WISCONSIN = ((0.0, 1e9), *((1.0, 10.0),) * 9)
 _RANGES = {
+    "diabetes": (
+        (18.0, 90.0),
+        (1.0, 2.0),
+        (15.0, 45.0),
+        (60.0, 140.0),
+        (90.0, 310.0),
+        (40.0, 250.0),
+        (20.0, 100.0),
+        (2.0, 10.0),
+        (3.0, 6.5),
+        (55.0, 130.0),
+    ),
     "iris": ((4.0, 8.0), (2.0, 4.5), (1.0, 7.0), (0.0, 2.5)),
     "wine": (
         (11.0, 15.0),
@@ -106,8 +150,15 @@ def _load(name: str, folder: Path | None) -> Dataset:
         return load("svmlight:libsvm/german.numer_scale.gz", folder=folder)
     if name == "svmguide1":
         return _scaled(load("svmlight:libsvm/svmguide1.gz", folder=folder), _SVMGUIDE1)
-    if name in ("wine", "iris"):
+    if name in ("wine", "iris", "diabetes"):
         return _of_scikit_learn(name)
+    if name == "wisconsin":
+        whole = load("svmlight:libsvm/breast-cancer.gz", folder=folder)
+        return _without_first(_scaled(whole, _WISCONSIN))
+    if name == "kddcup99":
+        return _kddcup99(folder or Path())
+    if name in FAMILIES:
+        return _of_family(name)
     if name.startswith("clusters-"):
         return synthetic.like((int(name.removeprefix("clusters-")),), 3, 2_000, seed=1)
     return load(name, folder=folder)
@@ -127,10 +178,70 @@ def _scaled(dataset: Dataset, ranges: tuple[tuple[float, float], ...]) -> Datase
 
 
 def _of_scikit_learn(name: str) -> Dataset:
-    bunch = getattr(datasets, f"load_{name}")()
-    whole = Split(bunch.data.astype(np.float32), bunch.target.astype(np.int64))
-    train, test = split_off(whole, None)
-    return _scaled(Dataset(name, train, test, 3), _RANGES[name])
+    if name == "diabetes":  # a year later the disease is above or below 140, its usual measure
+        bunch = datasets.load_diabetes(scaled=False)
+        targets = (bunch.target > 140).astype(np.int64)
+    else:
+        bunch = getattr(datasets, f"load_{name}")()
+        targets = bunch.target.astype(np.int64)
+    train, test = split_off(Split(bunch.data.astype(np.float32), targets), None)
+    return _scaled(Dataset(name, train, test, len(set(targets.tolist()))), _RANGES[name])
+
+
+def _without_first(dataset: Dataset) -> Dataset:
+    train, test = (
+        Split(part.inputs[:, 1:], part.targets) for part in (dataset.train, dataset.test) if part
+    )
+    norm = math.sqrt(train.inputs.shape[1] / 3)
+    return Dataset(dataset.name, train, test, dataset.classes, feature_norm=norm)
+
+
+def _of_family(name: str) -> Dataset:
+    family = FAMILIES[name]
+    inputs, targets = family.arrays()
+    train, test = (
+        Split(inputs[part], targets[part])
+        for part in (slice(family.examples), slice(family.examples, None))
+    )
+    return Dataset(name, train, test, family.classes, feature_norm=family.norm)
+
+
+# Of kddcup99's 41 columns: logarithms of lengths and of times, by their ends; counts by theirs.
+_LOGARITHMS = {0: 11.0, 4: 21.0, 5: 21.0}
+_COUNTS = {22: 511.0, 23: 511.0, 31: 255.0, 32: 255.0, 9: 100.0, 12: 1000.0, 15: 1000.0, 16: 100.0}
+_SMALL = (7, 8, 10, 14, 17, 18, 19)  # counts of rare things, 0 to 10
+_PROTOCOLS = ("tcp", "udp", "icmp")
+
+
+def _kddcup99(folder: Path) -> Dataset:
+    """Every 25th connection of the training file and every 50th of the other: attack or not."""
+
+    def part(name: str, every: int) -> Split:
+        with gzip.open(folder / "kddcup99" / name, "rt", encoding="ascii") as file:
+            rows = [
+                line.rstrip(".\n").split(",") for at, line in enumerate(file) if at % every == 0
+            ]
+        found = [_connection(row) for row in rows]
+        targets = [int(row[-1] != "normal") for row in rows]
+        return Split(np.array(found, np.float32), np.array(targets, np.int64))
+
+    train, test = part("kddcup.data_10_percent.gz", 25), part("corrected.gz", 50)
+    norm = math.sqrt((train.inputs.shape[1] - len(_PROTOCOLS)) / 3 + 1)
+    return Dataset("kddcup99", train, test, 2, feature_norm=norm)
+
+
+def _connection(row: list[str]) -> NDArray[np.float64]:
+    found = [float(row[1] == name) for name in _PROTOCOLS]
+    for at, entry in enumerate(row[:-1]):
+        if at in (1, 2, 3):  # protocol, service, flag
+            continue
+        value = float(entry)
+        if at in _LOGARITHMS:
+            value = math.log1p(value) / _LOGARITHMS[at]
+        else:
+            value /= _COUNTS.get(at, 10.0 if at in _SMALL else 1.0)
+        found.append(2 * min(value, 1.0) - 1)
+    return np.array(found)
 
 
 def _first(dataset: Dataset, examples: int | None) -> Dataset:
