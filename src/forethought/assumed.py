@@ -44,8 +44,14 @@ class Assumed:
 
 def is_linear(model: Any) -> bool:
     """Whether a torch module is one linear layer, by the names of its parts: without torch."""
-    parts = [type(part).__name__ for part in model.modules() if not list(part.children())]
-    return parts in (["Linear"], ["Flatten", "Linear"])
+    return linear_layer(model) is not None
+
+
+def linear_layer(model: Any) -> Any:
+    """The one layer of a linear model, behind at most one that flattens; None for other models."""
+    parts = [part for part in model.modules() if not list(part.children())]
+    linear = [type(part).__name__ for part in parts] in (["Linear"], ["Flatten", "Linear"])
+    return parts[-1] if linear else None
 
 
 def module_of(model: Any) -> Any:

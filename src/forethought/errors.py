@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from forethought.signing import SignatureError as SignatureError
     from forethought.simulation.times import SimulationError as SimulationError
     from forethought.simulation.violation import ViolationError as ViolationError
+    from forethought.training.centring import NotCentredWarning as NotCentredWarning
     from forethought.training.checkpoint import CheckpointError as CheckpointError
     from forethought.training.class_weights import MutedWeightsWarning as MutedWeightsWarning
     from forethought.training.coincidence import CoincidingRecordsError as CoincidingRecordsError
@@ -91,6 +92,7 @@ _HOME = {
     "NeighbourError": "gossip.clipping",
     "NetworkViewError": "gossip.decentralised",
     "NonFiniteRecordsWarning": "training.fit",
+    "NotCentredWarning": "training.centring",
     "OtherModelWarning": "training.other_model",
     "PayloadError": "gossip.compression",
     "PeersError": "peers.driving",

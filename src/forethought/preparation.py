@@ -13,14 +13,19 @@ from typing import ClassVar, Literal, get_args
 
 from forethought.mechanism import Clipping, FullBatch, Mechanism, Rounds, one_of, real, whole
 
-Statistic = Literal["moments", "quantiles", "classes"]
+Statistic = Literal["moments", "quantiles", "classes", "means"]
 STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
 # What each release is called in transcripts and statements.
 NAMES: dict[str, str] = {
     "moments": "means and squares of the features",
     "quantiles": "histograms of the features",
     "classes": "numbers of records by class",
+    "means": "means of the features",
 }
+
+
+# The reach of means, in usual norms of a record: numbers at the ends of their ranges measure √3.
+REACH = 1.5
 
 
 @dataclass(frozen=True)
@@ -56,13 +61,15 @@ class Preparation:
         statistics: ``"moments"``: mean and variance of every feature, for standardised inputs.
             ``"quantiles"``: a histogram of every feature, from which the least and the greatest
             value worth having are taken (``tails`` left out on each side), for inputs in [0, 1].
-            ``"classes"``: how many records each class has. The first two exclude each other.
+            ``"classes"``: how many records each class has. ``"means"``: the mean of every feature,
+            for centred inputs. Of moments, quantiles and means there is one at most.
         bounds: (low, high), the range that every feature is declared to have, without looking at
             the private data. What lies beyond counts as the bound.
         features: how many features (or channels, each of which is one) there are.
         classes: how many classes there are, for ``"classes"``.
         bins: of a histogram.
         tails: share of the records left out at each end of a histogram.
+        reach: of ``"means"``: the norm to which longer records are shortened in their sum.
         noise_multiplier: σ of each release, in units of its bound. None: the planner's choice.
 
     Raises:
@@ -75,6 +82,7 @@ class Preparation:
     classes: int | None = None
     bins: int = 64
     tails: float = 0.01
+    reach: float | None = None
     noise_multiplier: float | None = None
 
     def __post_init__(self) -> None:
@@ -87,8 +95,10 @@ class Preparation:
             raise ValueError(f"statistics must name each once, and at least one, not {names!r}")
         for name in names:
             one_of("statistics", name, STATISTICS)
-        if {"moments", "quantiles"} <= set(names):
-            raise ValueError("moments and quantiles both scale the features: ask for one of them")
+        if len({"moments", "quantiles", "means"} & set(names)) > 1:
+            raise ValueError(
+                "moments, quantiles and means all move the features: ask for one of them"
+            )
         if {"moments", "quantiles"} & set(names):
             if self.bounds is None or self.features is None:
                 raise ValueError(
@@ -99,6 +109,14 @@ class Preparation:
             if not low < high:
                 raise ValueError(f"bounds must be (low, high) with low < high, not {self.bounds!r}")
             settle("bounds", (low, high))
+            settle("features", whole("features", self.features))
+        if "means" in names:
+            if self.reach is None or self.features is None:
+                raise ValueError(
+                    "private means need reach= and features=: records longer than the reach are "
+                    "shortened to it, so that it is how far one can move the sum"
+                )
+            settle("reach", real("reach", self.reach, above=0))
             settle("features", whole("features", self.features))
         if "classes" in names:
             if self.classes is None:
@@ -119,6 +137,8 @@ class Preparation:
                 return self.bins * (self.features or 0)
             case "classes":
                 return self.classes or 0
+            case "means":
+                return self.features or 0
 
     def norm(self, statistic: Statistic) -> float:
         """The most that one record's vector can measure.
@@ -133,6 +153,13 @@ class Preparation:
                 return math.sqrt(self.features or 0)
             case "classes":
                 return 1.0
+            case "means":
+                return self.reach or 0.0
+
+    @property
+    def centres(self) -> bool:
+        """Whether it does nothing but centre the features, which no linear model needs to know."""
+        return self.statistics == ("means",)
 
     def rounds(self) -> Rounds:
         """The releases, as they are accounted.

@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 import forethought as ft
 from forethought.cli import app
 from forethought.data import load
+from forethought.jobs.load import load_job
+from forethought.jobs.request import from_file
 
 READ = ("classes are those found", "classes or values", "highest index")
 
@@ -99,3 +101,19 @@ def test_a_run_names_its_time_and_memory(job: Path, tmp_path: Path) -> None:
     assert "how long the run took" in (tmp_path / "run" / "statement.md").read_text()
     run("train", job, "--until-accuracy", 0.01, "--out", tmp_path / "phases")
     assert "how long the run took" in (tmp_path / "phases" / "statement.md").read_text()
+
+
+def test_a_declared_feature_norm_is_planned_with(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    text = "[data]\nsource='digits'\n[budget]\nepsilon = 3.0\n[model]\nname = '{}'\n[training]\n{}"
+
+    def plan(model: str, training: str) -> ft.Plan:
+        job.write_text(text.format(model, training))
+        return load_job(from_file(job)).plan()
+
+    usual, declared = plan("linear", ""), plan("linear", "feature_norm = 32.0")
+    assert usual.preparation is not None and declared.preparation is not None
+    assert declared.preparation.reach == pytest.approx(10 * (usual.preparation.reach or 0))
+    assert plan("linear", "centre = false").preparation is None
+    # It says nothing of a network.
+    assert plan("mlp", "feature_norm = 32.0").optimizer == plan("mlp", "").optimizer

@@ -311,7 +311,8 @@ def test_the_norm_comes_with_the_data_where_the_model_is_linear() -> None:
     linear = build("linear", inputs=(1, 8, 8), classes=10)
     network = build("mlp", inputs=(1, 8, 8), classes=10)
     known = ft.plan(data=data, model=linear, budget=budget)
-    told = ft.plan(examples=len(data.train), parameters=650, feature_norm=3.2, budget=budget)
+    sizes = {"examples": len(data.train), "parameters": 650, "features": 64, "budget": budget}
+    told = ft.plan(**sizes, feature_norm=3.2)
     bare = ft.plan(examples=len(data.train), parameters=650, budget=budget)
     assert data.feature_norm == pytest.approx(3.2)
     assert known.optimizer == told.optimizer != bare.optimizer
@@ -323,3 +324,35 @@ def test_the_norm_comes_with_the_data_where_the_model_is_linear() -> None:
     assert deep.optimizer == plain.optimizer
     with pytest.raises(ValueError, match="feature_norm"):
         ft.plan(examples=100, budget=budget, feature_norm=-1.0)
+
+
+def test_a_linear_model_of_known_norm_is_clipped_where_labels_are_in_doubt() -> None:
+    model = build("linear", inputs=(30,), classes=2)
+    data = load("breast-cancer")
+    plan = ft.plan(data=data, model=model, budget=ft.Budget(1, 1e-4), centre=False)
+    assert data.feature_norm is not None
+    assert plan.clip == ft.Clip(math.hypot(data.feature_norm, 1) / 4, "flat")
+    centred = ft.plan(data=data, model=model, budget=ft.Budget(1, 1e-4))
+    assert centred.clip == ft.Clip(math.hypot(math.sqrt(30), 1) / 4, "flat")
+    # A step size that is given was chosen for contributions of norm 1.
+    given = ft.plan(data=data, model=model, budget=ft.Budget(1, 1e-4), learning_rate=1.0)
+    assert given.clip.rule == "automatic"
+
+
+def test_more_classes_carry_less_noise_in_each_score() -> None:
+    assert defaults.score_noise(2) == defaults.SCORE_NOISE == defaults.score_noise(2, 50)
+    assert defaults.score_noise(2, 3_200) == pytest.approx(defaults.SCORE_NOISE / 2)
+    assert defaults.score_noise(16) == pytest.approx(defaults.SCORE_NOISE / math.sqrt(2))
+    known = {"examples": 5_000, "budget": ft.Budget(1, 1e-5), "feature_norm": 3.0, "features": 15}
+    two, sixteen = (
+        ft.plan(**known, parameters=16 * classes, batch=256, rounds=200) for classes in (2, 16)
+    )
+    noise = [
+        plan.optimizer.learning_rate
+        * plan.clip.norm
+        * plan.noise_multiplier
+        * math.sqrt(plan.rounds)
+        / plan.batch
+        for plan in (two, sixteen)
+    ]
+    assert noise[1] == pytest.approx(noise[0] / math.sqrt(2))  # of one weight, hence of one score

@@ -8,10 +8,19 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    ValidationError,
+)
 
 from forethought.jobs.about_section import AboutSection
 from forethought.jobs.explain import explain_error
@@ -29,39 +38,8 @@ if TYPE_CHECKING:  # both import torch or scikit-learn, which a job file alone d
     from forethought.planning.plan_request import PlanRequest
 
 
-# Keys of [training] that are fields of a PlanRequest by the same name.
-_PLAN_KEYS = (
-    "epochs",
-    "rounds",
-    "batch",
-    "noise_multiplier",
-    "noise",
-    "noise_schedule",
-    "noise_fall",
-    "size_schedule",
-    "size_growth",
-    "size_power",
-    "sampling",
-    "parts",
-    "adjacency",
-    "clipping",
-    "groups",
-    "local",
-    "clip_norm",
-    "final_clip_norm",
-    "clip_rule",
-    "quantile",
-    "count_noise",
-    "optimizer",
-    "learning_rate",
-    "options",
-    "person_as",
-    "augment",
-    "augmentations",
-    "gradient_filter",
-)
-
-
+# Keys of [training] that are about a linear model.
+_OF_LINEAR = {"feature_norm", "centre"}
 # How many rows of a person are kept where a job does not say.
 ROWS_OF_A_PERSON = 4
 
@@ -237,6 +215,7 @@ class TrainingSection(_Section):
     count_noise: _Float | None = Field(default=None, gt=0)
     optimizer: str = "sgd"
     feature_norm: _Float | None = Field(default=None, gt=0)
+    centre: StrictBool | None = None
     learning_rate: _Float | None = Field(default=None, gt=0, le=MOST_STEP_SIZE)
     options: dict[str, Any] | None = None
     class_weights: tuple[Annotated[_Number, Field(gt=0)], ...] | None = None
@@ -368,6 +347,9 @@ class Job(_Section):
             "decay": asked.averaging_decay,
             "fraction": asked.averaging_fraction,
         }
+        keys = {field.name for field in fields(PlanRequest)} - {"schedule", "averaging"}
+        if self.model.name != "linear":
+            keys -= _OF_LINEAR
         return PlanRequest(
             examples=examples,
             parameters=parameters,
@@ -378,7 +360,7 @@ class Job(_Section):
             averaging=Averaging(**_given(averaging)) if _given(averaging) else None,
             records_per_person=self.data.most_of_one_person,
             persons=persons,
-            **{name: getattr(asked, name) for name in _PLAN_KEYS},
+            **{name: getattr(asked, name) for name in type(asked).model_fields if name in keys},
         )
 
     def make_plan(

@@ -70,7 +70,10 @@ class Loaded:
             self.examples, self.parameters, self.features, self.persons
         )
         norm = self.dataset.feature_norm
-        if self.request.job.model.name != "linear" or norm is None or asked.feature_norm:
+        if self.request.job.model.name != "linear":
+            return asked
+        asked = asked.with_(features=math.prod(self.dataset.shape))
+        if norm is None or asked.feature_norm:
             return asked
         # A standardised feature is about 1, whatever it was before.
         if self.request.job.data.standardise is not None:

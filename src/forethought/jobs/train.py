@@ -93,7 +93,7 @@ def prepare(
     plan = loaded.plan() if saved_plan is None else _saved(saved_plan, loaded)
     warn_if_muted(job.training.class_weights, plan)
     if until is not None:
-        if plan.preparation is not None:
+        if plan.preparation is not None and not plan.preparation.centres:
             raise JobError(
                 "a run until an accuracy is planned in phases, which pay for no preparation: "
                 "standardise with public constants"
@@ -126,7 +126,8 @@ def _standardised(asked: Prepared, data: Records, folder: Path, options: dict[st
     from forethought.rounds.randomness import Seeds
 
     given = asked.loaded.request.job.data.standardise
-    if asked.plan.preparation is None:
+    prepared = asked.plan.preparation
+    if prepared is None or prepared.centres:  # means that centre are the run's own business
         if not isinstance(given, tuple):
             return data
         shift, scale = ((value,) * asked.loaded.features for value in given)

@@ -10,7 +10,7 @@ Gaussian-DP parameter that the budget is worth. docs/defaults.md has the reasoni
 - *Step size.* A path of length L leaves noise of norm ν L in the weights. L is chosen so that this
   norm is :data:`NOISE`: travel as far as the noise allows, at most :data:`STEP` clip norms a round.
   For a linear model whose features have a known norm R the noise that counts is that of its
-  scores, ν L √(R² + 1)/√p: L is chosen so that this is :data:`SCORE_NOISE`. Scaling the features
+  scores, ν L √(R² + 1)/√p: L is chosen so that this is :func:`score_noise`. Scaling the features
   then scales the weights and changes nothing else.
 - *Rounds.* With σ/q near its limit ν does not depend on T, and neither does accuracy from 50
   rounds on: :data:`ROUNDS`.
@@ -18,7 +18,11 @@ Gaussian-DP parameter that the budget is worth. docs/defaults.md has the reasoni
   the batch is the smallest whose ν is within :data:`WASTE` of the limit, or half of what the
   longest path can use. At least :data:`BATCH` (a smaller one saves no time), at least one pass,
   at most :data:`EPOCHS_LIMIT` passes.
-- *Clipping.* Automatic normalisation (Bu et al. 2022): there is no norm to tune.
+- *Clipping.* Automatic normalisation (Bu et al. 2022): there is no norm to tune. For a linear model
+  of known R flat clipping, at :data:`SCORE_CLIP` of the longest feature vector's usual norm: it is
+  as loud as normalisation while a record's label is in doubt, but lets go of records whose label
+  is settled and never counts a wrong one for more than that, so that intercept and directions
+  find their balance at scores of about 1 where normalisation needs 5.
 - *Averaging, schedule.* The exponential average of the iterates takes most of the last rounds'
   noise away, so a constant step size does as well as a decaying one.
 
@@ -42,15 +46,20 @@ ROUNDS = 200
 FEWEST_ROUNDS = 50
 NOISE = 30.0
 STEP = 30.0
-# For a linear model with features of known norm: deviation of a score's noise, and the longest
-# step a round in units of the scores.
-SCORE_NOISE, SCORE_STEP = 3.0, 1000.0
+# For a linear model with features of known norm: deviation of the noise in the scores of two
+# classes, the longest step a round in units of the scores, beyond which descent of a logistic loss
+# swings, and the clip norm in units of a record's usual norm with its intercept.
+SCORE_NOISE, SCORE_STEP, SCORE_CLIP = 2.25, 40.0, 0.25
+FEATURES = 50  # how many have that noise
 WASTE = 0.1
 BATCH = 256
 EPOCHS_LIMIT = 30.0
 MOMENTUM = 0.9
 # Error of a private mean, in units of half the declared range, and the most that it may cost.
 PRECISION, PREPARATION = 0.01, 0.1
+# Error of the means that a linear model's features are centred with, in units of their usual norm:
+# better is not worth paying for, and worse is not worth having.
+CENTRE, LEAST_CENTRE = 0.2, math.sqrt(3.0)
 # Records in a group on which an inner algorithm runs.
 GROUP = 32
 # Records in a step of an inner algorithm that is given by name.
@@ -92,17 +101,39 @@ def _signal(examples: int, parameters: int, mu: float, rounds: float, rate: floa
     return math.sqrt(rounds / parameters) * rate * examples * inverse_sigma
 
 
-def _reach(parameters: int, feature_norm: float | None) -> tuple[float, float]:
+def score_noise(classes: int, features: int | None = None) -> float:
+    """Deviation of noise that each score of a linear model may carry.
+
+    A record goes wrong where the loudest of K − 1 rivals' scores is, and the largest of so many
+    normal numbers grows as √log K: with more classes each score may carry less. The root of that
+    lies between what ten and twenty classes want where noise is strong and where it is weak. Few
+    features tend to be of unequal use, which takes a longer path to find, many rare ones are best
+    told apart by their means, which takes a short one: the sixth root is what the sets that were
+    looked at (experiments/defaults/sets.py) want.
+    """
+    of_features = 1.0 if features is None else math.pow(FEATURES / features, 1 / 6)
+    of_classes = math.pow(math.log(2) / math.log(max(2, classes)), 1 / 4)
+    return SCORE_NOISE * of_features * of_classes
+
+
+def linear_clip(feature_norm: float) -> float:
+    """Clip norm for a linear model whose features, an intercept beside them, have a usual norm."""
+    return SCORE_CLIP * math.hypot(feature_norm, 1.0)
+
+
+def _reach(parameters: int, feature_norm: float | None, scores: float) -> tuple[float, float]:
     """The norm of noise that the weights may carry, and their longest step in a round."""
     if feature_norm is None:
         return NOISE, STEP
     usual = math.hypot(feature_norm, 1.0)  # the bias is a feature, too
-    return SCORE_NOISE * math.sqrt(parameters) / usual, SCORE_STEP / usual
+    return scores * math.sqrt(parameters) / usual, SCORE_STEP / usual
 
 
-def noise_norm(parameters: int = PARAMETERS, feature_norm: float | None = None) -> float:
+def noise_norm(
+    parameters: int = PARAMETERS, feature_norm: float | None = None, scores: float = SCORE_NOISE
+) -> float:
     """The norm of noise in the weights that a path may leave."""
-    return _reach(parameters, feature_norm)[0]
+    return _reach(parameters, feature_norm, scores)[0]
 
 
 def _enough(
@@ -112,9 +143,10 @@ def _enough(
     rounds: float,
     rate: float,
     feature_norm: float | None,
+    scores: float,
 ) -> float:
     """The smallest rate, up to ``rate``, that has twice the signal the longest path can use."""
-    noise, step = _reach(parameters, feature_norm)
+    noise, step = _reach(parameters, feature_norm, scores)
     wanted = 2 * rounds * step / noise
 
     def excess(log_rate: float) -> float:
@@ -136,6 +168,7 @@ def batch_for_rounds(
     rounds: int,
     parameters: int = PARAMETERS,
     feature_norm: float | None = None,
+    scores: float = SCORE_NOISE,
 ) -> int:
     """The batch for a given number of rounds: as large as it pays, see the module's text.
 
@@ -144,7 +177,7 @@ def batch_for_rounds(
     """
     mu = budget_mu(budget)
     rate = min(1.0, mu / math.sqrt(_allowed_x(WASTE) * rounds))
-    rate = _enough(examples, parameters, mu, rounds, rate, feature_norm)
+    rate = _enough(examples, parameters, mu, rounds, rate, feature_norm, scores)
     rate = min(max(rate, 1 / rounds, BATCH / examples), max(EPOCHS_LIMIT, 1.0) / rounds)
     # The limit of passes is about time, and the smallest sensible batch takes none.
     return _batch(examples, max(rate, min(BATCH, examples) / examples))
@@ -177,14 +210,17 @@ def batch_for_noise(examples: int, budget: Budget, noise_multiplier: float) -> i
 
 
 def path_length(
-    plan: Plan, parameters: int = PARAMETERS, feature_norm: float | None = None
+    plan: Plan,
+    parameters: int = PARAMETERS,
+    feature_norm: float | None = None,
+    scores: float = SCORE_NOISE,
 ) -> float:
     """How far, in all, the data's part of the steps may carry the weights.
 
     As far as leaves noise of norm :data:`NOISE` in them, but at most :data:`STEP` a round; with a
-    linear model's ``feature_norm``, as far as leaves :data:`SCORE_NOISE` in its scores.
+    linear model's ``feature_norm``, as far as leaves ``scores`` in each score.
     """
-    noise, step = _reach(parameters, feature_norm)
+    noise, step = _reach(parameters, feature_norm, scores)
     most = step * plan.rounds
     ratio = noise_to_signal(plan, parameters)
     return most if ratio * most <= noise else noise / ratio
@@ -195,6 +231,7 @@ def learning_rate(
     parameters: int = PARAMETERS,
     momentum: float = 0.0,
     feature_norm: float | None = None,
+    scores: float = SCORE_NOISE,
 ) -> float:
     """η for which the plan's rounds, contributions of norm C, follow :func:`path_length`.
 
@@ -204,8 +241,9 @@ def learning_rate(
         plan: all but its optimizer. parameters: how many are trained.
         momentum: of torch's SGD, below 1.
         feature_norm: usual norm of a record's features, where the model is linear.
+        scores: noise that each of its scores may carry, :func:`score_noise`.
     """
     rounds = plan.rounds
     lag = momentum * (1 - momentum**rounds) / (1 - momentum)
-    length = path_length(plan, parameters, feature_norm)
+    length = path_length(plan, parameters, feature_norm, scores)
     return length * (1 - momentum) / ((rounds - lag) * plan.clip.norm)

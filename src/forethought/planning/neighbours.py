@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -37,14 +38,18 @@ class Neighbour:
     reason: str
 
 
-_Size = tuple[int, float | None]  # parameters, and the norm of a linear model's features
+# Parameters, and of a linear model the norm of its features and its scores' noise.
+_Size = tuple[int, float | None, float]
 
 # Less noise for the signal than this share of it is no gain in accuracy.
 _GAIN = 0.01
 
 
 def neighbours(
-    plan: Plan, parameters: int | None = None, feature_norm: float | None = None
+    plan: Plan,
+    parameters: int | None = None,
+    feature_norm: float | None = None,
+    scores: float = defaults.SCORE_NOISE,
 ) -> tuple[Neighbour, ...]:
     """A cheaper and a more accurate plan with the same promise; fewer where none exists.
 
@@ -56,7 +61,7 @@ def neighbours(
 
     Args:
         plan: from :func:`forethought.plan`. None are known beside correlated noise, or none.
-        parameters, feature_norm: as the plan was made with.
+        parameters, feature_norm, scores: as the plan was made with.
     """
     parts = plan.privacy.mechanism.rounds
     if any(isinstance(part, Correlated) or part.noise_multiplier == 0 for part in parts):
@@ -68,7 +73,9 @@ def neighbours(
     )
     budget = Budget(epsilon, plan.delta)
     found = []
-    size = (defaults.PARAMETERS if parameters is None else parameters, feature_norm)
+    if plan.preparation is not None and plan.preparation.centres:
+        feature_norm = math.sqrt(plan.preparation.features or 1)
+    size = (defaults.PARAMETERS if parameters is None else parameters, feature_norm, scores)
     half = _resized(plan, 0.5, budget, size)
     if half is not None:
         found.append(Neighbour("cheaper", half, _change(plan, half)))
@@ -147,8 +154,8 @@ def _with_noise(
     if plan.optimizer.name != "sgd" or dict(plan.reasons).get(STEP_SIZE, GIVEN) == GIVEN:
         return found
     momentum = float(dict(plan.optimizer.options).get("momentum", 0.0))
-    parameters, feature_norm = size
-    rate = defaults.learning_rate(found, parameters, momentum, feature_norm)
+    parameters, feature_norm, scores = size
+    rate = defaults.learning_rate(found, parameters, momentum, feature_norm, scores)
     return found.with_(optimizer=replace(plan.optimizer, learning_rate=rate))
 
 

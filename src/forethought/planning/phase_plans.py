@@ -169,6 +169,8 @@ def plan_phases(plan: Plan, *, phases: int = 3, shrink: float = SHRINK) -> Plan:
         PlanError: no budget, several parts, or fewer rounds than phases.
     """
     count, factor = whole("phases", phases), real("shrink", shrink, above=0, below=1)
+    if plan.preparation is not None and plan.preparation.centres:
+        plan = plan.with_(preparation=None)  # the phases share all of the budget
     if plan.budget is None:
         raise PlanError("phases share out a budget: make the plan with budget=")
     if plan.preparation is not None:

@@ -65,6 +65,8 @@ class PlanKeywords(TypedDict, total=False):
     parameters: int | None
     feature_norm: float | None
     feature_norm_known: bool
+    features: int | None
+    centre: bool | None
     records_per_person: int
     augment: Augmentation | str | Sequence[str] | Mapping[str, Any] | None
     augmentations: int | None

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Unpack, get_args
 
-from forethought.assumed import Assumed, is_linear, module_of, trained_parameters
+from forethought.assumed import Assumed
 from forethought.augmentation import Augmentation
 from forethought.caveats import Caveat
 from forethought.local_updates import Local
@@ -33,6 +33,7 @@ from forethought.mechanism import (
 )
 from forethought.planning import correlation, defaults, persons
 from forethought.planning.courses import Course, SizeScheduleName, course_of, with_course
+from forethought.planning.given import opened
 from forethought.planning.grouping import NO_FILTER, local_of
 from forethought.planning.limits import LEAST_DELTA, MOST_STEP_SIZE
 from forethought.planning.limits import PlanError as PlanError
@@ -77,39 +78,8 @@ _GIVEN_ANYWAY = (
     "records_per_person",
     "persons",
     "feature_norm_known",
+    "features",
 )
-
-
-def _opened(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords with ``data`` and ``model`` replaced by what they stand for."""
-    found = dict(keywords)
-    data, model = found.pop("data", None), found.pop("model", None)
-    if data is not None:
-        if "examples" in found:
-            raise PlanError("data= says how many examples there are: drop examples=")
-        if not hasattr(data, "train") or not hasattr(data, "caveats"):
-            raise TypeError(
-                f"data must be a forethought.data.Dataset, not {type(data).__name__}: for arrays "
-                "give examples=len(targets)"
-            )
-        found["examples"] = len(data.train)
-        if getattr(data, "persons", None) is not None:
-            if {"persons", "records_per_person"} & set(found):
-                raise PlanError(
-                    "data= says whose each row is: drop persons= and records_per_person="
-                )
-            found["persons"] = len(set(data.persons))
-            found["records_per_person"] = data.records_per_person
-        found["not_covered"] = (*data.caveats, *found.get("not_covered", ()))
-    if model is not None:
-        if "parameters" in found:
-            raise PlanError("model= says how many parameters are trained: drop parameters=")
-        model = module_of(model)
-        found["parameters"] = trained_parameters(model)
-        if found.get("feature_norm") is None and is_linear(model):
-            found["feature_norm"] = getattr(data, "feature_norm", None)
-            found["feature_norm_known"] = True
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +128,8 @@ class PlanRequest:
     parameters: int | None = None
     feature_norm: float | None = None
     feature_norm_known: bool = False
+    features: int | None = None
+    centre: bool | None = None
     records_per_person: int = 1
     persons: int | None = None
     person_as: PersonAs = "better"
@@ -207,6 +179,8 @@ class PlanRequest:
             settle("parameters", whole("parameters", self.parameters))
         if self.feature_norm is not None:
             settle("feature_norm", real("feature_norm", self.feature_norm, above=0))
+        if self.features is not None:
+            settle("features", whole("features", self.features))
         if self.noise_multiplier is not None:
             sigma = real("noise_multiplier", self.noise_multiplier, least=0)
             if 0 < sigma < LEAST_NOISE:
@@ -269,7 +243,7 @@ class PlanRequest:
         Raises:
             TypeError: an unknown keyword, with the nearest known one, or no ``examples``.
         """
-        given = _opened(keywords)
+        given = opened(keywords)
         known = [field.name for field in fields(cls)]
         if "filter" in given:
             raise PlanError(NO_FILTER)
@@ -286,7 +260,7 @@ class PlanRequest:
 
     def with_(self, **changes: Any) -> PlanRequest:
         """A copy with the named fields replaced; ``data`` and ``model`` as in :meth:`of`."""
-        return replace(self, **_opened(changes))
+        return replace(self, **opened(changes))
 
     @property
     def size(self) -> int:
@@ -304,6 +278,32 @@ class PlanRequest:
         if not chosen:
             return None
         return Assumed(self.size, self.feature_norm, self.parameters is None, tuple(chosen))
+
+    @property
+    def classes(self) -> int:
+        """Outputs of a linear model, from its sizes; 2 where they are not known."""
+        if self.features is None or self.parameters is None:
+            return 2
+        return max(2, round(self.parameters / (self.features + 1)))
+
+    @property
+    def score_noise(self) -> float:
+        """Noise that each score of a linear model may carry."""
+        return defaults.score_noise(self.classes, self.features)
+
+    @property
+    def usual_norm(self) -> float | None:
+        """Usual norm of a linear model's features as it trains on them, where it is known."""
+        if self.preparation is not None and self.preparation.centres:
+            return math.sqrt(self.preparation.features or 1)
+        return self.feature_norm
+
+    @property
+    def by_scores(self) -> bool:
+        """Whether step size and clipping follow from the noise in a linear model's scores."""
+        chosen = self.feature_norm is not None and self.learning_rate is None
+        rows = self.persons is None and self.records_per_person == 1
+        return chosen and rows and self.optimizer == "sgd" and self.clipping == "example"
 
     @property
     def protected(self) -> int:

@@ -85,6 +85,7 @@ def plan_tuning(
     request = PlanRequest.of(**shared) if request is None else request.with_(**shared)
     if request.noise_multiplier is not None:
         raise PlanError("noise_multiplier follows from the budget and the trials: drop it")
+    request = request.with_(centre=False)
     if request.preparation is not None:
         raise PlanError(
             "a search pays for its trials only: standardise with public constants, and drop "

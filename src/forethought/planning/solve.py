@@ -23,6 +23,7 @@ from forethought.planning.least_noise import least_noise
 from forethought.planning.limits import PlanError
 from forethought.planning.noise_to_signal import noise_to_signal
 from forethought.planning.plan_request import MOST_ROUNDS, PlanKeywords, PlanRequest, SamplingName
+from forethought.planning.preparations import roughly, with_centring, with_preparation
 from forethought.plans import (
     Augmentation,
     Averaging,
@@ -82,7 +83,8 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
             by default with so much noise as costs next to nothing.
         final_clip_norm: norm of the last round; the norm goes to it geometrically.
         clip_norm, clip_rule, quantile, count_noise: see `forethought.Clip`. Default: automatic
-            normalisation; flat clipping when a clip norm is given.
+            normalisation; flat clipping when a clip norm is given, and for a linear model of known
+            ``feature_norm`` whose step size the planner chooses.
         optimizer, learning_rate, options, schedule, averaging: see `forethought.Optimizer`,
             `forethought.Schedule`, `forethought.Averaging`.
         hyperparameters, not_covered: for the Statement.
@@ -93,6 +95,13 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
             in its scores. Default: taken from ``data`` where it is known and ``model`` is linear.
         feature_norm_known: that it follows from how the features are made, such as normalised or
             declared ones, and not from a look at the data: for the Statement.
+        features: how many a linear model has; with ``parameters`` it says how many classes.
+            Default: taken from ``model``.
+        centre: whether the features' means are released first, and paid for, so that a linear
+            model trains on centred features (`forethought.train` does it by itself; the model
+            takes features as they are). Default: where ``model`` is linear with an intercept, its
+            ``feature_norm`` is known and the means come out clear enough for at most a tenth of
+            the budget's μ².
         data: a :class:`forethought.data.Dataset` in place of ``examples``: its training records
             are counted, and what loading read of them is named in the plan.
         model: a torch module, or a function that builds one, in place of ``parameters``.
@@ -132,7 +141,8 @@ def _plan(request: PlanRequest) -> Plan:
     if request.budget is None and request.delta is None:
         why["delta"] = "one tenth of one over the number of examples, since none was given"
     delta = request.settled_delta()
-    request = _with_preparation(request, why)
+    chosen_by = request.chosen_by()  # before the planner adds anything
+    request = with_preparation(with_centring(request, why), why)
     mechanism = _mechanism(request, why)
     if request.preparation is not None:
         mechanism = mechanism.after(len(request.preparation.statistics))
@@ -160,39 +170,13 @@ def _plan(request: PlanRequest) -> Plan:
         averaging=request.averaging or Averaging(),
         gradient_filter=GradientFilter.of(request.gradient_filter),
         budget=request.budget,
-        hyperparameters=request.chosen_by(),
+        hyperparameters=chosen_by,
         not_covered=(*request.not_covered, *persons.caveat(request)),
     )
     explain(found, request.size, why)
     learning_rate = _learning_rate(request, found, options, why)
     chosen = Optimizer(request.optimizer, learning_rate, tuple(options.items()))
     return found.with_(optimizer=chosen, assumed=request.assumed, reasons=tuple(why.items()))
-
-
-def _with_preparation(request: PlanRequest, why: dict[str, str]) -> PlanRequest:
-    asked = request.preparation
-    if asked is None:
-        return request
-    if asked.noise_multiplier is None:
-        wanted = max(asked.norm(name) for name in asked.statistics)
-        sigma = defaults.PRECISION * request.examples / wanted
-        why["preparation"] = (
-            f"noise of {defaults.PRECISION:.0%} of half a feature's declared range on each mean, "
-            "which no standardised input feels"
-        )
-        if request.budget is not None:
-            least = defaults.least_preparation_noise(
-                _roughly(request, request.budget), len(asked.statistics)
-            )
-            if least > sigma:
-                sigma = least
-                why["preparation"] = (
-                    f"{defaults.PREPARATION:.0%} of the budget's μ²; a finer mean would cost more"
-                )
-        asked = replace(asked, noise_multiplier=float(sigma))
-    else:
-        why["preparation"] = GIVEN
-    return request.with_(preparation=asked)
 
 
 def _noise(request: PlanRequest, budget: Budget, batch: int, rounds: int) -> float:
@@ -215,12 +199,20 @@ def _clip(request: PlanRequest, mechanism: Mechanism, why: dict[str, str]) -> Cl
     if rule == "quantile" and count_noise is None:
         # At 10 σ the count costs the gradients 1/800 of their precision (Clip.gradient_noise).
         count_noise = 10 * max(part.noise_multiplier for part in mechanism)
-    why["clipping"] = (
-        f"{rule}, as given"
-        if given or norm is not None
-        else "automatic normalisation: every contribution counts with norm below 1, so there is no "
-        "clip norm to tune on private data"
-    )
+    if given or norm is not None:
+        why["clipping"] = f"{rule}, as given"
+    elif request.by_scores:
+        assert request.usual_norm is not None
+        rule, norm = "flat", defaults.linear_clip(request.usual_norm)
+        why["clipping"] = (
+            f"flat at a quarter of a record's usual norm, {4 * norm:.3g} with an intercept: as "
+            "loud as normalisation where a label is in doubt, and quiet where it is settled"
+        )
+    else:
+        why["clipping"] = (
+            "automatic normalisation: every contribution counts with norm below 1, so there is no "
+            "clip norm to tune on private data"
+        )
     return Clip(
         norm=1.0 if norm is None else norm,
         rule=rule,
@@ -242,19 +234,19 @@ def _learning_rate(
     size, momentum = request.size, float(options.get("momentum", 0.0))
     # What correlated noise leaves in the weights depends on the momentum, which is known by now.
     found = found.with_(optimizer=replace(found.optimizer, options=tuple(options.items())))
-    norm = request.feature_norm
-    length = defaults.path_length(found, size, norm)
-    scores = "" if norm is None else f" in scores of features of norm {norm:.3g}"
+    norm, scores = request.usual_norm, request.score_noise
+    length = defaults.path_length(found, size, norm, scores)
+    where = "" if norm is None else f" in scores of features of norm {norm:.3g}"
     bound = (
-        f"further steps of {size:,} weights would only gather noise{scores}"
-        if length * noise_to_signal(found, size) > 0.999 * defaults.noise_norm(size, norm)
+        f"further steps of {size:,} weights would only gather noise{where}"
+        if length * noise_to_signal(found, size) > 0.999 * defaults.noise_norm(size, norm, scores)
         else "further a round would not be better"
     )
     why[STEP_SIZE] = (
         f"lets {found.rounds:,} unit steps carry the weights {length:,.0f} far, momentum "
         f"included: {bound}"
     )
-    return defaults.learning_rate(found, size, momentum, norm)
+    return defaults.learning_rate(found, size, momentum, norm, scores)
 
 
 def _mechanism(request: PlanRequest, why: dict[str, str]) -> Mechanism:
@@ -302,7 +294,7 @@ def _mechanism(request: PlanRequest, why: dict[str, str]) -> Mechanism:
         return _solve_batch(request, budget, sigma)
     if batch is None:
         why["batch"] = f"the one with which the budget lasts about {defaults.ROUNDS} rounds"
-        batch = defaults.batch_for_noise(request.examples, _roughly(request, budget), sigma)
+        batch = defaults.batch_for_noise(request.examples, roughly(request, budget), sigma)
         # That rule is rough where σ is small: a batch that one round could not pay for is cut.
         fitting = _largest(
             lambda size: request.mechanism(sigma, int(size), 1), budget, batch, request.protected
@@ -334,16 +326,11 @@ def _compared(
     )
 
 
-def _roughly(request: PlanRequest, budget: Budget) -> Budget:
-    """What the rules of choice take for the budget of one record, where it is for several."""
-    return Budget(budget.epsilon / request.protected, budget.delta)
-
-
 def _batch_and_length(
     request: PlanRequest, budget: Budget, batch: int | None, why: dict[str, str]
 ) -> tuple[int, int]:
     rounds, N = request.rounds, request.examples
-    budget = _roughly(request, budget)
+    budget = roughly(request, budget)
     if batch is None:
         why["batch"] = (
             "the smallest whose noise, relative to what the batch says, is within "
@@ -359,8 +346,8 @@ def _batch_and_length(
                     "gain nothing in sum"
                 )
             rounds = rounds or defaults.ROUNDS
-            norm = request.feature_norm
-            batch = defaults.batch_for_rounds(N, budget, rounds, request.size, norm)
+            known = request.size, request.usual_norm, request.score_noise
+            batch = defaults.batch_for_rounds(N, budget, rounds, *known)
     if rounds is None and request.epochs is None:
         why["rounds"] = "as many as this batch serves before small batches waste noise"
         rounds = defaults.rounds_for_batch(N, budget, batch)

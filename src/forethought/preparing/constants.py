@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from forethought.preparation import Preparation
+from forethought.preparation import REACH, Preparation
 
 # The least deviation worth dividing by, in units of half the declared range.
 LEAST_DEVIATION = 0.01
@@ -54,6 +55,21 @@ def moments(asked: Preparation, means: Tensor) -> Constants:
     half = (high - low) / 2
     shift = low + half * (first + 1)
     return Constants(tuple(shift.tolist()), tuple((half * variance.sqrt()).tolist()))
+
+
+def centre(asked: Preparation, means: Tensor, examples: int) -> Constants:
+    """Means, as far as they are to be believed, and the scale at which a feature's usual size is 1.
+
+    Before the data are seen a mean of norm up to that of a usual record, reach/:data:`REACH`, is as
+    likely in one direction as in another; with noise of variance v in each of d features the best
+    linear guess is R²/(R² + d v) of what was released.
+    """
+    assert asked.reach is not None and asked.features is not None
+    usual = asked.reach / REACH
+    noise = asked.rounds().noise_multiplier * asked.reach / examples
+    trust = usual**2 / (usual**2 + asked.features * noise**2)
+    scale = usual / math.sqrt(asked.features)
+    return Constants(tuple((trust * means).tolist()), (scale,) * asked.features)
 
 
 def quantiles(asked: Preparation, means: Tensor) -> Constants:

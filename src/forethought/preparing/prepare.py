@@ -24,7 +24,7 @@ from forethought.preparing.vectors import Vectors
 from forethought.privacy import Clip, NoiseKind, Privacy
 from forethought.rounds.private_sum import NoisedSum, PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
-from forethought.rounds.records import as_records
+from forethought.rounds.records import Records, as_records
 from forethought.rounds.statistics import STATISTIC, unclipped
 from forethought.rounds.transcript import Transcript
 from forethought.serialisation import Stored, build, plain
@@ -118,26 +118,38 @@ def prepare(plan: Paying, data: Any, *, seeds: Seeds | None = None) -> Prepared:
     Raises:
         ValueError: a plan without preparation, or data that is not what it declares.
     """
+    return released(plan, as_records(data, torch.float64), seeds)
+
+
+def released(plan: Paying, records: Records, seeds: Seeds | None = None) -> Prepared:
+    """:func:`prepare` of records in the form that training reads.
+
+    Raises:
+        ValueError: a plan without preparation, or records that are not what it declares.
+    """
     asked = plan.preparation
     if asked is None:
         raise ValueError("the plan has no preparation: make it with forethought.plan(preparation=)")
-    records = as_records(data, torch.float64)
     if len(records) != plan.examples:
         raise ValueError(
             f"the plan is for {plan.examples} examples, the data has {len(records)}: the "
             "guarantee depends on it"
         )
-    released: dict[str, Tensor] = {}
+    found: dict[str, Tensor] = {}
     transcript = Transcript()
     seeds = seeds or Seeds()
     for place, statistic in enumerate(asked.statistics):
         rounds = _rounds(plan, asked, statistic, seeds.part(place))
         total = rounds.open(0)
         total.add(torch.nn.Module(), Vectors(records, asked, statistic))
-        released[statistic] = _mean(total.release())
+        found[statistic] = _mean(total.release())
         transcript.extend(rounds.transcript)
     return Prepared(
-        asked, plan.examples, _constants(asked, released), seeds.noise is not None, transcript
+        asked,
+        plan.examples,
+        _constants(asked, found, plan.examples),
+        seeds.noise is not None,
+        transcript,
     )
 
 
@@ -163,8 +175,10 @@ def _mean(noised: NoisedSum) -> Tensor:
     return noised.mean()
 
 
-def _constants(asked: Preparation, released: Mapping[str, Tensor]) -> Constants:
+def _constants(asked: Preparation, released: Mapping[str, Tensor], examples: int) -> Constants:
     found = Constants()
+    if "means" in released:
+        found = constants.centre(asked, released["means"], examples)
     if "moments" in released:
         found = constants.moments(asked, released["moments"])
     if "quantiles" in released:

@@ -63,6 +63,12 @@ class Vectors:
                 raise ValueError("class counts need one whole number a record as its target")
             known = torch.arange(asked.classes or 0)
             return (targets.cpu().unsqueeze(1) == known).double()
+        if self._statistic == "means":
+            flat = features_of(inputs.flatten(1), asked.features or 0).squeeze(2)
+            assert asked.reach is not None
+            # A record of zeros stays one; what is not finite counts as nothing in the sum.
+            shortened: Tensor = flat * (asked.reach / flat.norm(dim=1, keepdim=True)).clamp(max=1)
+            return shortened
         values = features_of(inputs, asked.features or 0)
         assert asked.bounds is not None
         scaled = unit(values, asked.bounds)

@@ -27,6 +27,7 @@ from forethought.rounds.private_sum import PrivateRounds, RoundError
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import Records, blank, content
 from forethought.training.averaging import IterateAverage
+from forethought.training.centring import uncentred
 from forethought.training.datasets import declared, opened, with_caveats
 from forethought.training.deferred import Deferred, Gate, Leaf
 from forethought.training.descent import descent_of
@@ -92,6 +93,7 @@ def private(
     execution, seeds = settled(execution, seeds, **short)
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a forethought.Plan, not {type(plan).__name__}")
+    plan = uncentred(plan)
     require_prepared(plan, None)
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model must be a torch module, not {type(model).__name__}")

@@ -36,6 +36,7 @@ from forethought.plans import Plan
 from forethought.preparing.paid import require_unprepared
 from forethought.rounds.losses import Loss
 from forethought.rounds.randomness import Secrets, Seeds
+from forethought.training.centring import uncentred
 from forethought.training.checkpoint import Checkpoint, CheckpointError, replace_file
 from forethought.training.checkpointer import Checkpointer, continued
 from forethought.training.coincidence import CoincidingRecordsError
@@ -130,6 +131,7 @@ def train_until(
             "phases promise something to single records: make the plan with "
             "person_as='contribution', where a person is one record"
         )
+    plan = uncentred(plan)
     require_unprepared(plan, "train_until")
     if decide_on == "public" and isinstance(data, LoadedData) and test is None:
         raise CoincidingRecordsError(

@@ -17,7 +17,7 @@ from forethought.accounting.statement import Statement, account
 from forethought.augmentation import Augmentation
 from forethought.caveats import Caveat
 from forethought.plans import Plan
-from forethought.preparing.paid import require_prepared, with_preparation
+from forethought.preparing.paid import with_preparation
 from forethought.preparing.prepare import Prepared
 from forethought.rounds.losses import Loss, check_loss, default_loss
 from forethought.rounds.private_sum import PrivateRounds
@@ -25,6 +25,7 @@ from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import Records, as_records, blank
 from forethought.rounds.team import Team, present_team
 from forethought.rounds.transcript import Transcript
+from forethought.training.centring import Centring, centred, require_answered
 from forethought.training.checkpoint import Checkpoint, CheckpointError
 from forethought.training.checkpointer import Checkpointer, continued
 from forethought.training.coincidence import CoincidingRecordsError, coincide
@@ -75,11 +76,9 @@ class Run:
 
     Args:
         model: the module that was given, with the reported (averaged) weights.
-        statement: what was guaranteed.
+        statement: what was guaranteed. plan: what was run. transcript: what was released.
         history: measurements, oldest first; see :class:`~forethought.training.metrics.Metrics`.
-        plan: what was run.
         folder: the run folder, or None.
-        transcript: what was released.
     """
 
     model: torch.nn.Module
@@ -118,6 +117,7 @@ class Task:
     public_inputs: Any = None
     prepared: Prepared | None = None
     about: About | None = None
+    centring: Centring = field(default_factory=Centring)
 
 
 def train(
@@ -161,15 +161,16 @@ def train(
             assumption, and every round recomputes one random example alone.
         test: held-out records, in the same forms. Default: those of a ``forethought.data.Dataset``.
         public_inputs: public records whose statistics batch normalisation uses in evaluation and
-            keeps in the end. Default: those of the records evaluated, at most 512 at a time.
+            keeps. Default: those of the records evaluated, at most 512 at a time.
         prepared: what :func:`forethought.prepare` released for this plan, where it pays for that;
-            ``data`` and ``test`` hold the inputs as prepared.
+            ``data`` and ``test`` hold the inputs as prepared. Means that only centre are the run's
+            own work where they are not given.
         augment: altered copies of each image whose gradients are averaged before clipping, in place
             of the plan's: a `forethought.Augmentation`, or its kinds. No privacy cost.
-        out: run folder: plan, statement, model, metrics, and checkpoints to resume from. Until
-            the run ends it holds the keys of the noise and is a secret. None keeps nothing.
+        out: run folder: plan, statement, model, metrics, checkpoints. Until the run ends it holds
+            the keys of the noise and is a secret. None keeps nothing.
         about: which data, what for, who answers for it, for the Statement.
-        files: name → text to keep in the run folder from the start, such as the job.
+        files: name → text to keep in the run folder, such as the job.
         execution: device, micro-batches, intervals: what cannot change a guarantee.
         seeds: of sampling (and dropout), and of the noise. Default: the operating system's
             entropy. With a noise seed there is no guarantee, with one of the sampling no
@@ -178,8 +179,7 @@ def train(
             for the operator; the Statement then names them as not covered.
         resume: continue the run in ``out`` from its last checkpoint; the result is exactly that
             of an uninterrupted run. A finished run is read back.
-        overwrite: replace a run in ``out``.
-        progress: called after every round.
+        overwrite: replace a run in ``out``. progress: called after every round.
         short: ``device=``, ``micro_batch=``, ``checkpoint_every=``, ``log_every=`` of the
             execution, and ``seed=``, ``noise_seed=`` by themselves.
 
@@ -188,7 +188,7 @@ def train(
 
     Raises:
         ValueError, TypeError: an argument that does not fit, before any private step.
-        RunFolderExistsError: ``out`` is not empty. RunFolderBusyError: a run is going on there.
+        RunFolderExistsError: ``out`` is not empty. RunFolderBusyError: a run is going on.
         CheckpointError: nothing to resume, or not the same run (a ValueError).
         TranscriptError: what was released is not what was accounted; nothing is written.
         OSError: ``out`` cannot be written; before the first private step where that can be known.
@@ -212,7 +212,7 @@ def train(
             raise TypeError(f"plan must be a forethought.Plan, not {type(plan).__name__}")
         if augment is not None:
             plan = plan.with_(augmentation=Augmentation.of(augment))
-        require_prepared(plan, prepared)
+        require_answered(plan, prepared)
         loss = loss or usual_loss(data)
         given = data
         data, test, found = opened(data, test)
@@ -290,6 +290,8 @@ def run_plan(task: Task) -> Run:
     plan, folder, model, team = task.plan, task.folder, task.model, task.team
     if folder is not None and team.first(lambda: task.resume and folder.finished):
         return _read_back(folder, model, plan, team)
+    task = centred(task)
+    plan = task.plan
     keys, saved, settings = team.first(lambda: _begun(task))
     statement = team.first(
         lambda: account(
@@ -303,6 +305,7 @@ def run_plan(task: Task) -> Run:
             ),
         )
     )
+    task.centring.begin()
     loop = _loop(task, keys.secrets, settings, statement)
     loop.public_inputs = task.public_inputs
     checkpointer = _kept(task, loop, keys, saved, settings)
@@ -320,6 +323,7 @@ def run_plan(task: Task) -> Run:
     with torch.no_grad():
         for name, weights in loop.average.values.items():
             loop.descent.parameters[name].copy_(weights)
+    task.centring.end()
     if task.public_inputs is not None:
         settle_statistics(model, task.public_inputs)
     history = tuple(loop.history)

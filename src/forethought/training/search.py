@@ -44,6 +44,7 @@ from forethought.rounds.losses import Loss
 from forethought.rounds.randomness import Secrets, Seeds, Stream
 from forethought.rounds.records import Records, as_records
 from forethought.rounds.transcript import Transcript, TranscriptError
+from forethought.training.centring import uncentred
 from forethought.training.coincidence import CoincidingRecordsError, coincide
 from forethought.training.datasets import opened, usual_loss, with_caveats
 from forethought.training.devices import usable
@@ -328,6 +329,7 @@ def _candidates(candidates: Sequence[Plan]) -> list[Plan]:
     plans = list(candidates)
     if not plans or any(not isinstance(plan, Plan) for plan in plans):
         raise TypeError("candidates must be a sequence of at least one forethought.Plan")
+    plans = [uncentred(plan) for plan in plans]
     for plan in plans:
         require_unprepared(plan, "tune")
     for name in ("examples", "delta"):

@@ -1,0 +1,167 @@
+"""Linear models trained on centred features: the same scores, paid for, released once."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+import forethought as ft
+from forethought.accounting.verification import verify
+from forethought.data.dataset import Dataset, Split
+from forethought.models import build
+from forethought.preparation import NAMES, Preparation
+from forethought.preparing.constants import centre
+from forethought.preparing.vectors import Vectors
+from forethought.rounds.records import TensorRecords
+from forethought.training.centring import Centring, Constants, NotCentredWarning
+from forethought.training.interruption import Interrupted
+
+N, D = 1_500, 6
+BUDGET = ft.Budget(0.1, 1e-5)
+
+
+def corner(seed: int = 0) -> Dataset:
+    """Two classes whose numbers lie together near one end of their range."""
+    source = np.random.default_rng(seed)
+    labels = source.integers(2, size=2 * N)
+    side = np.linspace(-1, 1, D)
+    inputs = -0.8 + 0.02 * (3 * np.outer(2 * labels - 1, side) / np.linalg.norm(side))
+    inputs = (inputs + 0.02 * source.normal(size=inputs.shape)).astype(np.float32)
+    parts = [Split(inputs[part], labels[part]) for part in (slice(N), slice(N, None))]
+    return Dataset("corner", *parts, 2, feature_norm=math.sqrt(D / 3))
+
+
+def model() -> nn.Module:
+    return build("linear", inputs=(D,), classes=2)
+
+
+def planned(**options: object) -> ft.Plan:
+    return ft.plan(data=corner(), model=model(), budget=BUDGET, **options)  # type: ignore[arg-type]
+
+
+def accuracy(trained: nn.Module) -> float:
+    test = corner().test
+    assert test is not None
+    right = trained(torch.as_tensor(test.inputs)).argmax(1) == torch.as_tensor(test.targets)
+    return float(right.double().mean())
+
+
+def weights(trained: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in trained.parameters()])
+
+
+def test_the_model_takes_features_as_they_are_and_the_statement_names_the_means() -> None:
+    plan, trained = planned(), model()
+    run = ft.train(trained, corner(), plan, seed=1, noise_seed=2, log_every=plan.rounds)
+    assert run.accuracy is not None
+    assert accuracy(trained) == pytest.approx(run.accuracy, abs=2 / N)
+    assert run.statement.releases[0].name == NAMES["means"]
+    assert run.statement.epsilon.upper <= BUDGET.epsilon
+    verify(run.statement)
+    plain = planned(centre=False)
+    other = ft.train(model(), corner(), plain, seed=1, noise_seed=2, log_every=plain.rounds)
+    assert other.accuracy is not None
+    # What centring is for: 0.99 against 0.52.
+    assert run.accuracy > other.accuracy + 0.3
+    assert len(other.statement.releases) == 1
+
+
+def test_centred_weights_have_the_same_scores_and_come_back() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(D, 3).double()
+    inputs = torch.rand(5, D, dtype=torch.float64)
+    shift, scale = torch.rand(D).double(), torch.rand(D).double() + 0.1
+    before, scores = weights(layer), layer(inputs)
+    centring = Centring(layer, Constants(tuple(shift.tolist()), tuple(scale.tolist())))
+    centring.begin()
+    torch.testing.assert_close(layer((inputs - shift) / scale), scores)
+    centring.end()
+    torch.testing.assert_close(weights(layer), before)
+
+
+def test_a_continued_run_releases_its_means_once(tmp_path: Path) -> None:
+    plan, whole = planned(rounds=12, batch=100), model()
+    ft.train(whole, corner(), plan, seed=1, noise_seed=2)
+
+    def stop(event: ft.Event) -> None:
+        if event.round == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    out = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        ft.train(model(), corner(), plan, out=out, progress=stop, seed=1, noise_seed=2)
+    kept = (out / "prepared.json").read_text("utf-8")
+    again = model()
+    run = ft.train(again, corner(), out=out, resume=True)
+    assert torch.equal(weights(again), weights(whole))
+    assert (out / "prepared.json").read_text("utf-8") == kept
+    assert [one.count for one in run.statement.releases] == [1, 12]
+    # A finished run is read back as it was handed over.
+    back = model()
+    ft.train(back, corner(), out=out, resume=True)
+    assert torch.equal(weights(back), weights(whole))
+
+
+def test_no_record_moves_the_sum_further_than_the_reach() -> None:
+    asked = Preparation(("means",), features=3, reach=2.0, noise_multiplier=1.0)
+    inputs = torch.tensor([[0.0, 0, 0], [1, 1, 1], [30, 40, 0], [1e30, 0, 0]])
+    found = Vectors(TensorRecords(inputs, torch.zeros(4)), asked, "means").of(inputs, inputs[:, 0])
+    assert found.norm(dim=1).tolist() == pytest.approx([0, math.sqrt(3), 2, 2])
+    torch.testing.assert_close(found[2], torch.tensor([1.2, 1.6, 0], dtype=torch.float64))
+
+
+def test_means_have_the_noise_that_is_accounted() -> None:
+    d, sigma, reach, count = 2_000, 3.0, 2.0, 50
+    asked = Preparation(("means",), features=d, reach=reach, noise_multiplier=sigma)
+    rounds = ft.Mechanism(ft.Rounds(1.0, 1, ft.Poisson(0.1)))
+    plan = ft.Plan(rounds, count, 1e-5, preparation=asked)
+    inputs = torch.full((count, d), 0.01)
+    found = torch.tensor(ft.prepare(plan, (inputs, torch.zeros(count))).constants.shift)
+    noise = sigma * reach / count
+    usual = reach / 1.5
+    trust = usual**2 / (usual**2 + d * noise**2)
+    left = (found / trust - 0.01).double() / (noise * (1 + 2e-3))
+    # Two-sided, false alarms of one in a million.
+    low, high = stats.chi2(d).ppf([5e-7, 1 - 5e-7])
+    assert low <= float(left.square().sum()) <= high
+
+
+def test_means_are_believed_as_far_as_their_noise_allows() -> None:
+    asked = Preparation(("means",), features=4, reach=3.0, noise_multiplier=0.0)
+    clear = centre(asked, torch.ones(4), 100)
+    assert clear.shift == (1, 1, 1, 1) and clear.scale == (1, 1, 1, 1)
+    # An error as long as a usual record, 2: half of what was released.
+    noisy = Preparation(("means",), features=4, reach=3.0, noise_multiplier=100 / 3)
+    assert centre(noisy, torch.ones(4), 100).shift == pytest.approx([0.5] * 4)
+
+
+def test_what_cannot_centre_runs_for_less() -> None:
+    plan = planned(rounds=5, batch=50)
+    assert plan.preparation is not None and plan.preparation.centres
+    with pytest.warns(NotCentredWarning, match="centre=False"):
+        run = ft.train(nn.Linear(D, 2, bias=False), corner(), plan)
+    assert run.statement.epsilon.upper < BUDGET.epsilon
+    assert len(run.statement.releases) == 1
+    with pytest.warns(NotCentredWarning):
+        ft.private(model(), None, corner(), plan)
+
+
+def test_means_are_planned_where_they_are_worth_their_price() -> None:
+    known = {"budget": BUDGET, "parameters": 14, "features": 6, "feature_norm": 1.4}
+    assert ft.plan(examples=50_000, **known).preparation is not None  # type: ignore[arg-type]
+    assert ft.plan(examples=20, **known).preparation is None  # type: ignore[arg-type]
+    other = {**known, "parameters": 12}  # no intercept
+    assert ft.plan(examples=50_000, **other).preparation is None  # type: ignore[arg-type]
+    for given in ({"learning_rate": 1.0}, {"clip_norm": 1.0}, {"optimizer": "adam"}):
+        found = ft.plan(examples=50_000, **known, **given)  # type: ignore[arg-type]
+        assert found.preparation is None
+    with pytest.raises(ft.errors.PlanError, match="centre=True needs"):
+        ft.plan(examples=50_000, budget=BUDGET, centre=True)
