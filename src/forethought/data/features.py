@@ -78,7 +78,7 @@ def _scattered(images: torch.Tensor) -> torch.Tensor:
 EXTRACTORS = {
     "scattering": Extractor(
         "scattering",
-        f"scattering/2 J={SCALES} L={ANGLES} group={GROUP} strokes={SEED} {RIDGE} {POWER}",
+        f"scattering/3 J={SCALES} L={ANGLES} group={GROUP} strokes={SEED} {RIDGE} {POWER}",
         "scattering coefficients",
         f"scattering needs images (N, C, H, W) of more than {2**SCALES} pixels a side",
         f"inputs replaced by scattering coefficients (J={SCALES}, L={ANGLES}), each example "

@@ -90,7 +90,7 @@ def _scatter_planes(planes: torch.Tensor, filters: _Filters, out: torch.Tensor) 
     first, second = 1, 1 + J * L
     for j1 in range(J):
         wave = _filtered(spectrum[:, None], filters.psi[j1][0], 2**j1)
-        envelope = torch.fft.ifft2(wave).abs()
+        envelope = _moduli(torch.fft.ifft2(wave))
         out[:, first : first + L] = filters.average(envelope, j1)
         first += L
         if j1 == J - 1:
@@ -100,7 +100,7 @@ def _scatter_planes(planes: torch.Tensor, filters: _Filters, out: torch.Tensor) 
         paths = out[:, second : second + L * block].view(-1, L, block, *filters.coarse)
         for j2 in range(j1 + 1, J):
             wave = _filtered(inner[:, :, None], filters.psi[j2][j1], 2 ** (j2 - j1))
-            envelope = torch.fft.ifft2(wave).abs()
+            envelope = _moduli(torch.fft.ifft2(wave))
             at = (j2 - j1 - 1) * L
             paths[:, :, at : at + L] = filters.average(envelope, j2)
         second += L * block
@@ -112,19 +112,28 @@ def _filtered(spectrum: torch.Tensor, psi: torch.Tensor, factor: int) -> torch.T
     Downsampling in space averages the aliases of the spectrum. Summing the aliases of the product
     block by block is several times faster than forming the product and reducing it.
     """
+    # ψ is real, and here twice, once for the real and once for the imaginary parts: products of
+    # real numbers in a row are three times faster than torch's complex ones.
+    pairs = torch.view_as_real(spectrum)
     if factor == 1:
-        return spectrum * psi
-    M, N = psi.shape[-2] // factor, psi.shape[-1] // factor
+        return torch.view_as_complex(pairs * psi)
+    M, N = psi.shape[-3] // factor, psi.shape[-2] // factor
     weights = psi / factor**2
     blocks = [
-        (slice(row * M, (row + 1) * M), slice(column * N, (column + 1) * N))
+        (slice(row * M, (row + 1) * M), slice(column * N, (column + 1) * N), slice(None))
         for row in range(factor)
         for column in range(factor)
     ]
-    total = spectrum[(..., *blocks[0])] * weights[(..., *blocks[0])]
+    total = pairs[(..., *blocks[0])] * weights[(..., *blocks[0])]
     for block in blocks[1:]:
-        total += spectrum[(..., *block)] * weights[(..., *block)]
-    return total
+        total.addcmul_(pairs[(..., *block)], weights[(..., *block)])
+    return torch.view_as_complex(total)
+
+
+def _moduli(waves: torch.Tensor) -> torch.Tensor:
+    """Like ``abs``, which guards against overflow that cannot happen here and takes 2.5 × longer."""
+    real, imaginary = torch.view_as_real(waves).unbind(-1)
+    return real.square().addcmul_(imaginary, imaginary).sqrt_()
 
 
 class _Filters:
@@ -150,7 +159,10 @@ class _Filters:
 
 @lru_cache(maxsize=8)
 def _wavelets(M: int, N: int, scales: int, angles: int) -> list[list[torch.Tensor]]:
-    """Spectra of ψ by scale j and by the resolution they meet: each (angles, M/2^res, N/2^res)."""
+    """Spectra of ψ by scale j and by the resolution they meet.
+
+    Each is (angles, M/2^res, N/2^res, 2), every number twice: see :func:`_filtered`.
+    """
     wavelets = []
     for j in range(scales):
         spectra = []
@@ -162,7 +174,9 @@ def _wavelets(M: int, N: int, scales: int, angles: int) -> list[list[torch.Tenso
         stack = np.stack(spectra)
         wavelets.append(
             [
-                torch.from_numpy(_periodised(_periodised(stack, res, -1), res, -2)).float()
+                torch.from_numpy(_periodised(_periodised(stack, res, -1), res, -2).repeat(2, -1))
+                .float()
+                .view(angles, M >> res, N >> res, 2)
                 for res in range(max(j, 1))
             ]
         )
