@@ -131,7 +131,7 @@ def _filtered(spectrum: torch.Tensor, psi: torch.Tensor, factor: int) -> torch.T
 
 
 def _moduli(waves: torch.Tensor) -> torch.Tensor:
-    """Like ``abs``, which guards against overflow that cannot happen here and takes 2.5 × longer."""
+    """Like ``abs``, which guards against overflow (there is none here) and takes 2.5 × longer."""
     real, imaginary = torch.view_as_real(waves).unbind(-1)
     return real.square().addcmul_(imaginary, imaginary).sqrt_()
 
