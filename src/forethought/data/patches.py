@@ -137,15 +137,20 @@ def pooled_roots(
     """
     scale = np.exp2(1.0 - exponents.astype(np.float64))[:, None]  # 64 z = 2 · (32 p) · w
     weights = torch.from_numpy((filters * scale).astype(np.float32))
-    N, _, H, W = images.shape
+    _, C, H, W = images.shape
     down, across = _windows(H - PATCH + 1), _windows(W - PATCH + 1)
-    total = torch.zeros(N, 2, GRID, GRID, FILTERS)
-    for view in (images, images.flip(-1)):
-        responses = (normalised_patches(view) @ weights.T).round_()
-        kept = functional.softshrink(responses, _THRESHOLD * _UNIT).clamp_(-_LARGEST, _LARGEST)
-        for part, values in enumerate((kept, kept.abs())):
-            rows = down @ values.flatten(2)
-            total[:, part] += across @ rows.view(N, GRID, -1, FILTERS)
+    windows = torch.kron(down, across)
+    # A mirror image's responses are the image's own to mirrored filters, mirrored.
+    mirrored = weights.view(FILTERS, C, PATCH, PATCH).flip(-1).flatten(1)
+    total = torch.zeros(len(images), 2, GRID, GRID, FILTERS)
+    patches = normalised_patches(images).flatten(1, 2)
+    for at in range(len(images)):  # one at a time: its responses stay in the processor's cache
+        for seen, mirror in ((weights, False), (mirrored, True)):
+            responses = (patches[at] @ seen.T).round_()
+            kept = functional.softshrink(responses, _THRESHOLD * _UNIT).clamp_(-_LARGEST, _LARGEST)
+            for part, values in zip(total[at], (kept, kept.abs()), strict=True):
+                pooled = (windows @ values).view(GRID, GRID, FILTERS)
+                part += pooled.flip(1) if mirror else pooled
     signed, size = total.double().unbind(1)
     both = torch.cat([size + signed, size - signed], -1).permute(0, 3, 1, 2)
     norm = 4.0 * _UNIT * float(down.sum() * across.sum()) / GRID**2
