@@ -34,6 +34,24 @@ def test_batches_are_the_picked_rows_in_the_models_precision() -> None:
     assert records.take(np.empty(0, dtype=np.int64)) == (None, None)
 
 
+@pytest.mark.parametrize("indices", [[0, 1, 2, 3, 4, 5], [2, 3], [5], [3, 2], [1, 3], [2, 2]])
+def test_runs_of_rows_are_the_rows_and_copies(indices: list[int]) -> None:
+    inputs = torch.arange(24.0).reshape(12, 2)[::2]
+    records = TensorRecords(inputs, torch.arange(6))
+    found, targets = records.take(np.array(indices))
+    assert targets.tolist() == indices and found.tolist() == [[4 * i, 4 * i + 1] for i in indices]
+    assert found.is_contiguous()
+    found.zero_()  # as a model that writes into its input does
+    assert torch.equal(inputs, torch.arange(24.0).reshape(12, 2)[::2])
+
+
+@pytest.mark.parametrize("indices", [[-1], [-2, -1], [5, 6], [6]])
+def test_rows_that_are_not_there_are_refused(indices: list[int]) -> None:
+    records = TensorRecords(torch.zeros(6, 2), torch.zeros(6))
+    with pytest.raises(IndexError):
+        records.take(np.array(indices))
+
+
 def test_read_only_arrays_are_taken() -> None:
     inputs = np.ones((3, 2))
     inputs.flags.writeable = False
