@@ -8,7 +8,8 @@ pytest.importorskip("torch.distributed")
 
 from planted import CommitsLate, WaitsForTheDead
 
-from forethought.peers.kills import KillTrial, prepared
+from forethought.peers.kills import KillTrial
+from forethought.peers.mortal import prepared
 from forethought.simulation.violation import ViolationError
 
 pytestmark = pytest.mark.slow
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("engine", ["torchrun", "sites"])
 def test_workers_that_are_killed_and_stopped_leave_the_others_going(engine):
-    with prepared(engine, 3, rounds=80) as setting:
+    with prepared(engine, 3, rounds=390) as setting:
         found = KillTrial(setting, 3).run()
     assert found.killed + found.stopped >= 2 and found.releases > 4 * 20
     assert found.apart < 0.1
@@ -26,14 +27,14 @@ def test_a_release_that_is_sent_before_it_is_in_the_ledger_is_found():
     # A kill must hit between both: most do, and of some thirty one will.
     with pytest.raises(ViolationError) as error:
         for seed in range(4):
-            with prepared("torchrun", seed, rounds=240) as setting:
+            with prepared("torchrun", seed, rounds=540) as setting:
                 KillTrial(setting, 8, CommitsLate).run()
     assert "whose ledger had" in str(error.value) or "set back" in str(error.value)
 
 
 def test_a_survivor_that_waits_for_the_dead_is_found():
     with (
-        prepared("torchrun", 1, rounds=200) as setting,
+        prepared("torchrun", 1, rounds=500) as setting,
         pytest.raises(ViolationError, match="did not go on after worker"),
     ):
         KillTrial(setting, 5, WaitsForTheDead, patience=8.0).run()

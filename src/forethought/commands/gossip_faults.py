@@ -76,7 +76,8 @@ def faults(
         f"{found.trials} trials, rule {rule}, {engine}, without a violation: {found.releases:,} "
         f"releases, {found.exchanges:,} exchanges, {found.events:,} events played again; "
         f"{found.returned} lives after a kill released again, {found.alone} workers came back when "
-        f"all others had gone; final models at most {found.apart:.2g} of an update's noise apart"
+        f"all others had gone; {found.settled} trials had time to agree: final models at most "
+        f"{found.apart:.2g} of an update's noise apart"
     )
     if as_json:
         print_json({**asdict(found), "reasons": dict(found.reasons)})

@@ -15,29 +15,21 @@ blow the others must go on; at the end everything is judged:
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import multiprocessing
 import os
 import random
-import shutil
 import signal
-import socket
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from forethought.exchange.codec import encode
-from forethought.exchange.keys import Keys
 from forethought.exchange.ledger import counted
 from forethought.exchange.storage import FolderStorage
 from forethought.gossip import events as on
@@ -46,27 +38,28 @@ from forethought.peers.mortal import (
     EVENTS,
     OUTCOME,
     PACE,
-    ROSTER,
     Line,
     Setting,
     Watch,
     begun_of,
     lines_of,
     live,
+    prepared,
 )
-from forethought.peers.roster import PeerRoster
 from forethought.simulation.violation import ViolationError
 
 # Seconds in which all end, once nobody is hindered any more.
 _END = 120.0
-# Updates of everybody for each blow: a trial must last until its blows have fallen.
-_ROUNDS = 30
+# Updates of everybody for each blow, and for the calm at the end.
+_ROUNDS, _LAST_ROUNDS = 70, 300
 # Chances: of two blows at once, of a stop in place of a kill, of a start right after a kill, and of
 # a trial with blows up to the end, in which those who are hit last cannot agree with the others.
 _TOGETHER, _STOPS, _AT_ONCE, _LATE = 0.15, 0.3, 0.4, 0.25
-# Share of the gossip's updates after which there are no blows, in the other trials; and events
-# after which a worker that was started is back.
-_QUIET, _BACK = 0.6, 8
+# Events after which a worker that was started is back.
+_BACK = 8
+# Seconds between the last blow and the end after which models must agree: until then some take a
+# neighbour for lost that others have met again, and exchanges with it are left out.
+_CALM = 3 * PACE.patience
 
 
 @dataclass
@@ -77,7 +70,8 @@ class Blows:
         killed, stopped: workers that were. together: kills of two at once.
         returned: lives after a kill that released again. alone: workers that came back to nobody.
         releases, exchanges: of all. events: that were played again.
-        apart: the largest distance of a final model from the average, in updates' noise.
+        settled: trials that had time to agree. apart: the largest distance of a final model from
+            the average in these, in updates' noise.
         reasons: why workers ended.
     """
 
@@ -90,6 +84,7 @@ class Blows:
     releases: int = 0
     exchanges: int = 0
     events: int = 0
+    settled: int = 0
     apart: float = 0.0
     reasons: Counter[str] = field(default_factory=Counter)
 
@@ -120,6 +115,7 @@ class KillTrial:
         self._context.set_forkserver_preload(["forethought.peers.mortal", "torch._dynamo"])
         self._lives = [0] * setting.workers
         self._processes: list[Any] = [None] * setting.workers
+        self._calm_since = math.inf
         self._late = self._random.random() < _LATE
 
     def run(self) -> Blows:
@@ -162,8 +158,9 @@ class KillTrial:
         """Whether nobody is to be hindered any more, so that all can come to agree."""
         everybody = range(self.setting.workers)
         done = sum(self._updates(me, math.inf) for me in everybody)
-        share = 1.0 if self._late else _QUIET
-        return done >= share * self.setting.gossip().total or any(map(self._ended, everybody))
+        calm = 0 if self._late else _LAST_ROUNDS
+        most = (self.setting.rounds - calm) * self.setting.workers
+        return done >= most or any(map(self._ended, everybody))
 
     def _blow(self) -> None:
         draw = self._random
@@ -178,6 +175,7 @@ class KillTrial:
         else:
             self._kill(victims)
         self._blows -= len(victims)
+        self._calm_since = time.monotonic()
 
     def _kill(self, victims: Sequence[int]) -> None:
         for me in victims:
@@ -351,8 +349,11 @@ class KillTrial:
                     )
 
     def _judge_models(self, models: dict[int, Any]) -> None:
-        if len(models) < 2 or self._late:
+        logs = (self._log(me, self._lives[me] - 1) for me in models)
+        ends = [next((x.seconds for x in log if x.ended), math.inf) for log in logs]
+        if len(models) < 2 or min(ends) < self._calm_since + _CALM:
             return
+        self.found.settled += 1
         held = np.array(list(models.values()))
         apart = float(np.linalg.norm(held - held.mean(0), axis=1).max())
         gossip = self.setting.gossip()
@@ -377,39 +378,6 @@ class _Replay:
     sent: set[tuple[int, bytes]] = field(default_factory=set)
 
 
-@contextlib.contextmanager
-def prepared(engine: str, seed: int, **changes: Any) -> Any:
-    """A setting with folder, store or keys, which are gone afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="forethought-kills-"))
-    try:
-        setting = Setting(folder, engine, seed, **changes)
-        store = None
-        if engine == "sites":
-            _roster(setting)
-        else:
-            store = TCPStore(
-                "127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=60),
-                wait_for_workers=False,
-            )  # fmt: skip
-            setting = Setting(folder, engine, seed, port=store.port, **changes)
-        yield setting
-        del store
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _roster(setting: Setting) -> None:
-    made = [
-        Keys.make(setting.folder / f"keys-{k}", f"worker-{k}").identity
-        for k in range(setting.workers)
-    ]
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in made]
-    addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in held]
-    for one in held:
-        one.close()
-    PeerRoster.of(made, addresses).save(setting.folder / ROSTER)
-
-
 def run_kills(
     kills: int,
     engine: str,
@@ -430,12 +398,12 @@ def run_kills(
     total, seed = Blows(), first
     while total.killed + total.stopped < kills:
         left = kills - total.killed - total.stopped
-        rounds = _ROUNDS * min(each, left)
+        rounds = _ROUNDS * min(each, left) + _LAST_ROUNDS
         with prepared(engine, seed, **{"rounds": rounds, **changes}) as setting:
             found = KillTrial(setting, min(each, left)).run()
         for name in ("trials", "killed", "stopped", "together", "returned", "alone"):
             setattr(total, name, getattr(total, name) + getattr(found, name))
-        for name in ("releases", "exchanges", "events"):
+        for name in ("releases", "exchanges", "events", "settled"):
             setattr(total, name, getattr(total, name) + getattr(found, name))
         total.apart = max(total.apart, found.apart)
         total.reasons += found.reasons

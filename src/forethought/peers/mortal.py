@@ -6,17 +6,23 @@ so whatever a process did before it was killed can be played again, and compared
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
+import socket
 import struct
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from forethought.exchange.codec import decode, encode
 from forethought.exchange.keys import Keys
@@ -280,3 +286,36 @@ def _sites(gossip: Gossip, roster: PeerRoster) -> Callable[[Keys], Links]:
 
 def _pairs(gossip: Gossip, here: Launched, meeting: Meeting) -> Callable[[Keys], Links]:
     return lambda keys: here.links(meeting, gossip)
+
+
+@contextlib.contextmanager
+def prepared(engine: str, seed: int, **changes: Any) -> Iterator[Setting]:
+    """A setting with folder, store or keys, which are gone afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="forethought-kills-"))
+    try:
+        setting = Setting(folder, engine, seed, **changes)
+        store = None
+        if engine == "sites":
+            _roster(setting)
+        else:
+            store = TCPStore(
+                "127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=60),
+                wait_for_workers=False,
+            )  # fmt: skip
+            setting = Setting(folder, engine, seed, port=store.port, **changes)
+        yield setting
+        del store
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _roster(setting: Setting) -> None:
+    made = [
+        Keys.make(setting.folder / f"keys-{k}", f"worker-{k}").identity
+        for k in range(setting.workers)
+    ]
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in made]
+    addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in held]
+    for one in held:
+        one.close()
+    PeerRoster.of(made, addresses).save(setting.folder / ROSTER)
