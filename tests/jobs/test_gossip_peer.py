@@ -126,6 +126,19 @@ def test_a_worker_refuses_what_does_not_belong_to_its_gossip(job: Path, tmp_path
     with pytest.raises(GossipError, match=r"its owner allows 0.5: ask for a plan with more noise"):
         jobs.site_worker(request, own, tmp_path / "out", epsilon=0.5, delta=1e-4)
     assert not (tmp_path / "out" / LEDGER).exists()
+    # A job that was changed since the keys were made.
+    for old, new, what in [
+        ("rounds = 30", "rounds = 31", r"rounds differs .* \(31 here, 30 agreed\)"),
+        ("rounds = 30", 'rounds = 30\ncompression = "bf16"', "compression differs"),
+        ("rounds = 30", 'rounds = 30\nmixing = "metropolis"', "graph and mixing differs"),
+    ]:
+        other = tmp_path / "other.toml"
+        other.write_text(job.read_text().replace(old, new))
+        with pytest.raises(JobError, match=what):
+            jobs.site_worker(from_file(other), own, tmp_path / "out")
+    other.write_text(job.read_text().replace("rounds = 30", 'rounds = 30\nrule = "allreduce"'))
+    with pytest.raises(JobError, match="run it under torchrun"):
+        jobs.planned(from_file(other))
     # Other first weights than were agreed.
     first = np.load(own / jobs.FIRST)
     np.save(own / jobs.FIRST, first + 1)

@@ -239,7 +239,7 @@ def agreed_gossip(
         momentum=section.momentum,
         tracking=section.tracking,
         trust=Trust(section.difference, section.largest),
-        compression=_compression(section.compression),
+        compression=compression_of(section),
         window=section.window,
         settle=section.settle,
         point=section.point,
@@ -285,7 +285,9 @@ def _factors(section: GossipSection, workers: int, folder: Path | None) -> Facto
     return None if factor == 1 else Hiccups(workers, factor, section.seed)
 
 
-def _compression(words: str) -> Compression:
+def compression_of(section: GossipSection) -> Compression:
+    """What ``compression`` says. Raises JobError: words that say nothing."""
+    words = section.compression
     kind, colon, share = words.partition(":")
     try:
         return Compression(kind, float(share) if colon else None)

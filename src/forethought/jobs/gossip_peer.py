@@ -12,7 +12,13 @@ import numpy as np
 from forethought.exchange.keys import Keys
 from forethought.exchange.roster import Identity
 from forethought.gossip.gossip import Gossip, GossipError, digest_of
-from forethought.jobs.gossip import agreed_gossip, gossip_of, gossip_section
+from forethought.jobs.gossip import (
+    agreed_gossip,
+    compression_of,
+    gossip_of,
+    gossip_section,
+    mixing_of,
+)
 from forethought.jobs.job import JobError
 from forethought.jobs.load import Loaded, load_job
 from forethought.jobs.members import arranged_for, module_of, require_possible
@@ -184,6 +190,11 @@ def planned(request: Request, data_dir: Path | None = None) -> tuple[Gossip, Vec
     """
     from forethought.holders.trainer import SharedModel
 
+    if gossip_section(request.job).rule == "allreduce":
+        raise JobError(
+            "rule = 'allreduce' needs links that can reduce: run it under torchrun, or take "
+            "'synchronous' or 'asynchronous' between sites"
+        )
     if not _brings_own(request):
         gossiping = gossip_of(request, data_dir)
         return gossiping.gossip, gossiping.shared.read()
@@ -231,6 +242,7 @@ def site_worker(
             "this roster's keys are not those of the gossip: take roster.json and gossip.json from "
             "one place, made together"
         )
+    _require_same(request, gossip)
     loaded, own = _own_records(request, gossip.members[me].name, me, data_dir)
     shared = SharedModel(module_of(loaded))
     if len(member.first) != shared.layout.size:
@@ -251,6 +263,39 @@ def site_worker(
         look=look,
         witness=witness or folder,
     )
+
+
+def _require_same(request: Request, gossip: Gossip) -> None:
+    """Refuse a job that says otherwise than the gossip that was agreed on: it would not be heeded.
+
+    Raises:
+        JobError: names what differs.
+    """
+    section = gossip_section(request.job)
+    said: dict[str, tuple[object, object]] = {
+        name: (getattr(section, name), getattr(gossip, name))
+        for name in (
+            "rule", "exchanges", "weights", "momentum", "tracking", "window", "settle", "pause",
+            "seed",
+        )
+    }  # fmt: skip
+    said["rounds"] = (section.rounds or gossip.rounds, gossip.rounds)
+    said["workers"] = (section.workers or gossip.workers, gossip.workers)
+    said["difference"] = (section.difference, gossip.trust.difference)
+    said["largest"] = (section.largest, gossip.trust.largest)
+    said["compression"] = (compression_of(section), gossip.compression)
+    said["graph and mixing"] = (
+        mixing_of(section, gossip.workers, request.folder), gossip.mixing,
+    )  # fmt: skip
+    other = [name for name, (here, agreed) in said.items() if here != agreed]
+    if other:
+        name = other[0]
+        here, agreed = said[name]
+        words = "" if name == "graph and mixing" else f" ({here!r} here, {agreed!r} agreed)"
+        raise JobError(
+            f"[gossip] {name} differs from what these keys were made for{words}: take the job that "
+            "all agreed on, or make the gossip anew with forethought gossip keys"
+        )
 
 
 def _take_part(
