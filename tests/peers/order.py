@@ -7,15 +7,19 @@ from collections.abc import Callable
 from typing import Any
 
 from forethought.exchange.codec import encode
+from forethought.exchange.storing import LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.gossip import Gossip
 from forethought.gossip.machines import Recorded, event_of, worker
+
+# In an order of events: the worker was killed there, and began again from its ledger.
+AGAIN = b"again"
 
 
 def simulated(
     gossip: Gossip, first: Any, orders: list[list[bytes]], computes: list[Callable[[int, Any], Any]]
 ) -> list[Recorded]:
-    """Machines that were taken through the same order of events.
+    """Machines that were taken through the same order of events; the last life of each.
 
     Messages are what the other machines here send, gradients what the trainers give here; of what
     was recorded only kinds, senders and numbers are used, and which messages were lost.
@@ -24,10 +28,16 @@ def simulated(
     ways: dict[tuple[int, int], deque[Any]] = {}
     asked: dict[int, deque[on.ComputeGradient]] = {k: deque() for k in range(gossip.workers)}
     left = [deque(order) for order in orders]
+    ledgers = [LedgerState() for _ in machines]
     while any(left):
         moved = False
-        for k, machine in enumerate(machines):
+        for k in range(gossip.workers):
             while left[k]:
+                if left[k][0] == AGAIN:
+                    left[k].popleft()
+                    asked[k].clear()
+                    machines[k] = Recorded(worker(gossip, k, first, ledgers[k]))
+                machine = machines[k]
                 event = made_here(event_of(left[k][0]), k, ways, asked, computes)
                 if event is None:
                     break  # it waits for another worker here
@@ -38,6 +48,9 @@ def simulated(
                         ways.setdefault((k, effect.to), deque()).append(effect.message)
                     elif isinstance(effect, on.ComputeGradient):
                         asked[k].append(effect)
+                    elif isinstance(effect, on.Commit):
+                        made = effect.release
+                        ledgers[k] = LedgerState(made.round + 1, outgoing=(made.update,))
         assert moved, "an event that nothing here leads to"
     return machines
 

@@ -8,12 +8,16 @@ import pytest
 
 pytest.importorskip("torch")
 
-from order import simulated
+from order import AGAIN, simulated
 from threads import Crew, MemoryLinks, Switchboard, toward
 from workers import gossip, vector
 
+from forethought.exchange.ledger import ClientLedger
+from forethought.exchange.storage import MemoryStorage
+from forethought.exchange.unsigned import UnsignedEndpoint
 from forethought.exchange.witness import Witness
-from forethought.gossip.machines import replayed, worker
+from forethought.gossip.compression import Compression
+from forethought.gossip.machines import Recorded, replayed, worker
 from forethought.gossip.messages import Hello, Known, Weights
 from forethought.peers.driving import Drove, Pace, PeersError, WorkerDriver
 from forethought.peers.links import Arrived
@@ -54,16 +58,20 @@ def test_what_a_real_driver_did_is_what_the_same_events_give():
 
 
 @pytest.mark.parametrize(
-    ("rule", "kind", "graph"),
+    ("rule", "kind", "graph", "compression"),
     [
-        ("asynchronous", "matchings", "complete"),
-        ("asynchronous", "metropolis", "ring"),
-        ("asynchronous", "exponential", "exponential"),
-        ("synchronous", "metropolis", "ring"),
+        ("asynchronous", "matchings", "complete", Compression()),
+        ("asynchronous", "metropolis", "ring", Compression()),
+        ("asynchronous", "exponential", "exponential", Compression()),
+        ("asynchronous", "matchings", "ring", Compression("bf16")),
+        ("synchronous", "metropolis", "ring", Compression()),
+        ("synchronous", "matchings", "complete", Compression("top-k", 0.4)),
     ],
 )
-def test_a_simulation_of_the_same_order_comes_to_the_same_transcripts(rule, kind, graph):
-    agreed = gossip(workers=4, rounds=8, rule=rule, kind=kind, graph=graph)
+def test_a_simulation_of_the_same_order_comes_to_the_same_transcripts(
+    rule, kind, graph, compression
+):
+    agreed = gossip(workers=4, rounds=8, rule=rule, kind=kind, graph=graph, compression=compression)
     computes = [toward(k, 0.002 * (k + 1)) for k in range(4)]
     crew = Crew(agreed, vector(), computes)
     crew.start()
@@ -92,6 +100,39 @@ def test_a_simulation_of_the_order_after_a_loss_comes_to_the_same_transcripts():
     orders = [machine.events for machine in crew.recorded]
     again = simulated(agreed, vector(), orders, [toward(k) for k in range(3)])
     assert [one.digest for one in again] == [one.digest for one in crew.recorded]
+
+
+@pytest.mark.parametrize("compression", [Compression(), Compression("bf16")])
+def test_a_simulation_of_the_order_after_a_restart_comes_to_the_same_transcripts(compression):
+    agreed = gossip(workers=3, rounds=30, settle=5, compression=compression)
+    pace = Pace(0.002, 0.2, 0.5, 30.0, 1.0, 2.0)
+    ledgers = [ClientLedger(MemoryStorage(), UnsignedEndpoint(b"r" * 32, k), "") for k in range(3)]
+    computes = [toward(k, 0.01) for k in range(3)]
+    crew = Crew(agreed, vector(), computes, pace, ledgers)
+    crew.start()
+    while crew.recorded[2].updates < 5:
+        time.sleep(0.005)
+    crew.stops[2].set()  # nothing of it is left but its ledger
+    crew.threads[2].join()
+    while 2 not in crew.drivers[0].lost:
+        time.sleep(0.005)
+    before = crew.recorded[2]
+    again = Recorded(worker(agreed, 2, vector(), ledgers[2].read()))
+    ways = MemoryLinks(crew.board, 2)
+    driver = WorkerDriver(
+        again, agreed, 2, ways, computes[2], pace=pace, ledger=ledgers[2], returning=True
+    )
+    driver.run()
+    crew.join()
+    assert again.updates > before.updates >= 5
+    assert again.updates == ledgers[2].read().updates
+    orders = [machine.events for machine in crew.recorded[:2]]
+    orders.append([*before.events, AGAIN, *again.events])
+    played = simulated(agreed, vector(), orders, [toward(k) for k in range(3)])
+    real = [*crew.recorded[:2], again]
+    assert [one.digest for one in played] == [one.digest for one in real]
+    for one, other in zip(played, real, strict=True):
+        np.testing.assert_array_equal(one.weights, other.weights)
 
 
 def test_a_slow_worker_holds_nobody_up():

@@ -73,15 +73,16 @@ class Crew:
 
     def __init__(
         self, gossip: Gossip, first: Any, computes: list[Callable[[int, Any], Result]],
-        pace: Pace = QUICK, **options: Any,
+        pace: Pace = QUICK, ledgers: list[Any] | None = None, **options: Any,
     ) -> None:  # fmt: skip
+        self.ledgers = ledgers or [None] * gossip.workers
         self.board = Switchboard(gossip.workers)
         self.recorded = [Recorded(worker(gossip, k, first)) for k in range(gossip.workers)]
         self.stops = [threading.Event() for _ in computes]
         self.drivers = [
             WorkerDriver(
                 self.recorded[k], gossip, k, MemoryLinks(self.board, k), computes[k],
-                pace=pace, **options,
+                pace=pace, ledger=self.ledgers[k], **options,
             )
             for k in range(gossip.workers)
         ]  # fmt: skip
