@@ -11,6 +11,7 @@ import forethought as ft
 from forethought.exchange.messages import Update
 from forethought.exchange.storing import LedgerState
 from forethought.gossip.clipping import Trust
+from forethought.gossip.compression import Compression
 from forethought.gossip.gossip import Gossip, GossipError, Member, digest_of
 from forethought.gossip.graphs import make, read
 from forethought.gossip.machines import worker
@@ -105,6 +106,7 @@ def test_a_ledger_of_something_else_is_refused() -> None:
         worker(gossip(), 0, vector(), ledger)
     with pytest.raises(GossipError, match="parameters"):
         worker(gossip(), 0, vector(1))
-    for rule in ("synchronous", "allreduce"):
+    top = Compression("top-k", 0.5)
+    for rule, compression in (("synchronous", top), ("allreduce", Compression())):
         with pytest.raises(GossipError, match="cannot come back"):
-            worker(gossip(rule=rule), 0, vector(), ledger)
+            worker(gossip(rule=rule, compression=compression), 0, vector(), ledger)

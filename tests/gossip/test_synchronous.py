@@ -9,6 +9,7 @@ import pytest
 from workers import D, done, gossip, of, plan
 
 from forethought.exchange.events import Alarm
+from forethought.exchange.storing import LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.compression import Compression
 from forethought.gossip.gossip import Member
@@ -205,3 +206,90 @@ def test_a_neighbours_nonsense_is_refused() -> None:
     bad = Weights(0, 0, 0, 0, -1, np.array([np.nan, 0, 0], np.float32))
     assert of(machine.handle(on.Received(other, bad)), Alarm)[0].code == "weights"
     assert of(machine.handle(on.Received(0, bad)), Alarm)[0].code == "stranger"
+
+
+class Disturbed:
+    """D-PSGD among workers that die between any two effects, over ways that lose messages."""
+
+    def __init__(self, seed: int, exchanges: int, kind: str, graph: str) -> None:
+        self.draw = np.random.default_rng(seed)
+        rule = "synchronous"
+        self.agreed = gossip(K, ROUNDS, graph, kind, rule=rule, exchanges=exchanges)
+        self.start = np.array([0.0, 1, 2], dtype=np.float32)
+        self.ledgers = [LedgerState() for _ in range(K)]
+        self.machines = [worker(self.agreed, k, self.start) for k in range(K)]
+        self.todo: list[tuple[int, Any]] = [(k, on.Started()) for k in range(K)]
+        self.deaths, self.means = 0, updates()
+        self.asked: dict[tuple[int, int], bytes] = {}
+
+    def run(self) -> Any:
+        ticks = 0
+        while any(one.finished is None for one in self.machines):
+            if not self.todo:
+                ticks += 1
+                assert ticks < 1000
+                self.todo = [(k, on.Mix(ticks)) for k in range(K)]
+            k, event = self.todo.pop(int(self.draw.integers(len(self.todo))))
+            for effect in self.machines[k].handle(event):
+                assert not isinstance(effect, Alarm)
+                self.act(k, effect)
+                if self.draw.random() < 0.02:
+                    self.die(k)
+                    break
+        return np.array([one.weights for one in self.machines])
+
+    def act(self, k: int, effect: Any) -> None:
+        if isinstance(effect, on.Send) and self.draw.random() > 0.1:
+            self.todo.append((effect.to, on.Received(k, effect.message)))
+        elif isinstance(effect, on.ComputeGradient):
+            # However often a gradient is computed, it is the same one.
+            bits = effect.weights.tobytes()
+            assert self.asked.setdefault((k, effect.round), bits) == bits
+            self.todo.append((k, done(effect.round, *self.means[effect.round, k])))
+        elif isinstance(effect, on.Commit):
+            kept = (*self.ledgers[k].outgoing, effect.release.update)
+            self.ledgers[k] = LedgerState(effect.release.round + 1, outgoing=kept)
+        elif isinstance(effect, on.Acknowledged):
+            kept = tuple(one for one in self.ledgers[k].outgoing if one.round > effect.round)
+            self.ledgers[k] = LedgerState(self.ledgers[k].updates, outgoing=kept)
+
+    def die(self, k: int) -> None:
+        self.deaths += 1
+        self.todo = [(to, event) for to, event in self.todo if to != k]
+        self.machines[k] = worker(self.agreed, k, self.start, self.ledgers[k])
+        self.todo.append((k, on.Started(1)))
+
+
+@pytest.mark.parametrize(
+    ("exchanges", "kind", "graph"),
+    [
+        (1, "matchings", "complete"),
+        (1, "metropolis", "ring"),
+        (3, "metropolis", "ring"),
+        (1, "exponential", "exponential"),
+    ],
+)
+def test_no_death_and_no_lost_message_changes_a_bit(exchanges: int, kind: str, graph: str) -> None:
+    _, calm = driven(0, rule="synchronous", exchanges=exchanges, kind=kind, graph=graph)
+    expected = np.array([one.weights for one in calm])
+    deaths = 0
+    for seed in range(12):
+        trial = Disturbed(seed, exchanges, kind, graph)
+        np.testing.assert_array_equal(trial.run(), expected)
+        deaths += trial.deaths
+    assert deaths > 12
+
+
+def test_a_waiting_worker_whose_ledger_was_set_back_releases_nothing_more() -> None:
+    agreed = gossip(2, ROUNDS, rule="synchronous")
+    start = np.zeros(D, dtype=np.float32)
+    neighbour = worker(agreed, 1, start)
+    neighbour.handle(on.Started())
+    neighbour.handle(on.Heard(0, 3))  # from an earlier life of the neighbour
+    machine = worker(agreed, 0, start)
+    (hello,) = of(machine.handle(on.Started(1)), on.Send)
+    answers = of(neighbour.handle(on.Received(0, hello.message)), on.Send)
+    effects = machine.handle(on.Received(1, answers[0].message))
+    assert machine.finished == "ledger set back" and of(effects, Alarm)
+    for answer in answers[1:]:
+        assert not of(machine.handle(on.Received(1, answer.message)), on.ComputeGradient)

@@ -243,7 +243,7 @@ def test_what_was_heard_of_a_neighbour_is_known_to_the_next_life(tmp_path):
 
 def test_rules_that_wait_name_whom_they_lost():
     agreed = gossip(workers=3, rounds=50, rule="synchronous", kind="metropolis")
-    pace = Pace(0.002, 0.2, 1.0, 30.0, 60.0, 5.0)
+    pace = Pace(0.002, 0.2, 1.0, 30.0, 0.5, 5.0)
     crew = Crew(agreed, vector(), [toward(1, 0.02)] * 3, pace)
     crew.start()
     while crew.recorded[0].updates < 3:

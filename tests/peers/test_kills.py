@@ -8,7 +8,7 @@ pytest.importorskip("torch.distributed")
 
 from planted import CommitsLate, WaitsForTheDead
 
-from forethought.peers.kills import KillTrial
+from forethought.peers.kills import KillTrial, run_kills
 from forethought.peers.mortal import prepared
 from forethought.simulation.violation import ViolationError
 
@@ -21,6 +21,11 @@ def test_workers_that_are_killed_and_stopped_leave_the_others_going(engine):
         found = KillTrial(setting, 3).run()
     assert found.killed + found.stopped >= 2 and found.releases > 4 * 20
     assert found.apart < 0.1
+
+
+def test_a_kill_changes_no_bit_of_what_waiting_workers_come_to():
+    found = run_kills(3, "torchrun", 2, rule="synchronous")
+    assert found.killed + found.stopped >= 3 and found.settled == found.trials
 
 
 def test_a_release_that_is_sent_before_it_is_in_the_ledger_is_found():

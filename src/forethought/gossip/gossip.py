@@ -221,6 +221,15 @@ class Gossip(Stored):
         """Length of an exchanged vector."""
         return self.parameters * (2 if self.tracking else 1)
 
+    @property
+    def in_ledger(self) -> int:
+        """Length of what a ledger keeps of a release: what the worker holds, and where it can come
+        back under the rule 'synchronous', what it said in the exchanges since the release before:
+        it says that again then."""
+        returns = self.rule == "synchronous" and not self.tracking
+        returns = returns and self.compression.kind != "top-k"
+        return self.coordinates * (1 + self.exchanges if returns else 1)
+
     def plan(self, worker: int) -> Plan:
         """A worker's plan."""
         return self.plans[self.members[worker].plan]

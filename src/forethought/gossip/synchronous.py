@@ -5,9 +5,17 @@ before the exchange, which goes on meanwhile; with several exchanges a round, th
 mix. SYNC (Xu, Zhang and Wang, Section 5): an allreduce
 after every worker's step. A worker that dies holds everybody up: these are what A(DP)²SGD is
 compared with.
+
+A worker of D-PSGD that was killed comes back: it says again what it said in the exchange of its
+last release, which its ledger has, and its neighbours say again what it missed. So it takes the
+next gradient at the same bits as if nothing had happened. What a neighbour may still need is kept
+until that one's messages say that it is in its ledger. Under SYNC nothing is kept: an allreduce
+that lost one of its workers has left nobody with the mean, or only some.
 """
 
 from __future__ import annotations
+
+from collections import deque
 
 import numpy as np
 
@@ -16,8 +24,12 @@ from forethought.exchange.storing import LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.events import Received, Send
 from forethought.gossip.gossip import Gossip, GossipError
-from forethought.gossip.messages import Weights
+from forethought.gossip.messages import Hello, Known, Weights
 from forethought.gossip.worker import Effects, Releases
+
+# Releases that a ledger keeps whole: two neighbours are at most one round apart, and begin again
+# one round before.
+_WHOLE = 3
 
 
 class SynchronousWorker:
@@ -27,7 +39,8 @@ class SynchronousWorker:
         gossip, me, weights, ledger: see :class:`~forethought.gossip.worker.Releases`.
 
     Raises:
-        GossipError: a ledger that holds updates already.
+        GossipError: a ledger that holds updates already, where compression or tracking depends on
+            more than a ledger has.
 
     Attributes:
         own: its releases. step: the present exchange. finished: why it ended; None: it has not.
@@ -36,10 +49,14 @@ class SynchronousWorker:
     __slots__ = (
         "_before",
         "_got",
+        "_kept",
+        "_known",
         "_matrices",
         "_replicas",
         "_sources",
         "_stepped",
+        "_told",
+        "_unsure",
         "finished",
         "gossip",
         "me",
@@ -50,12 +67,21 @@ class SynchronousWorker:
     def __init__(
         self, gossip: Gossip, me: int, weights: Vector, ledger: LedgerState | None = None
     ) -> None:
-        _require_new(gossip, ledger)
+        if gossip.compression.kind == "top-k" or gossip.tracking:
+            _require_new(gossip, ledger, "what neighbours have of it, or tracked, is in no ledger")
         self.gossip, self.me = gossip, me
-        self.own = Releases(gossip, me, weights)
+        self.own = Releases(gossip, me, weights, ledger)
         self.finished: str | None = None
         self.step = -1
+        # Neighbour → exchange → what it was sent, or is to be sent.
+        self._kept: dict[int, dict[int, Weights]] = {}
+        self._known: dict[int, int] = {}
+        # Whose word is missing, of a worker that is back; None: it is not.
+        self._unsure: set[int] | None = None
         self._before: dict[int, Vector] = {}
+        # What was said in the last exchanges, the newest first, where it may be said again.
+        returns = gossip.in_ledger > gossip.coordinates
+        self._told: deque[Vector] = deque(maxlen=gossip.exchanges if returns else 0)
         self._replicas = _Replicas(self.own.held) if gossip.compression.kind == "top-k" else None
         self._sources: dict[int, float] = {}
         self._got: dict[int, dict[int, Vector]] = {}
@@ -74,19 +100,106 @@ class SynchronousWorker:
 
     def handle(self, event: on.Event) -> Effects:
         """What an event leads to."""
-        if self.finished is not None:
-            return []
         if isinstance(event, Received):
             return self._received(event.sender, event.message)
+        if self.finished is not None:
+            return []
         if isinstance(event, on.GradientDone):
-            effects = self.own.release(event, self.step)
+            effects = self.own.release(event, self.step, self._told, _WHOLE)
             self._stepped = self.own.updates > self.step // self.gossip.exchanges
             return effects + self._go_on()
         if isinstance(event, on.Started):
-            return self._begin() if self.step < 0 else []
+            return self._started(bool(event.returning)) if self.step < 0 else []
+        if isinstance(event, on.Mix):
+            return self._ask()
+        if isinstance(event, on.PeerBack):
+            return self._ask(event.peer)
+        if isinstance(event, on.Heard):
+            self._known[event.peer] = max(self._known.get(event.peer, 0), event.updates)
+            return []
         if isinstance(event, on.Stop):
             return self._end("stopped")
         return []
+
+    # ---- the beginning, and coming back
+
+    def _started(self, returning: bool) -> Effects:
+        if not returning and not self.own.updates:
+            return self._begin()
+        self._unsure = set(self.gossip.mixing.graph.neighbours(self.me))
+        return self._ask()
+
+    def _ask(self, back: int | None = None) -> Effects:
+        """Say Hello to those whose word is missing, or to one that is there again: what was on its
+        way may be lost."""
+        if self._unsure is not None:
+            asked = self._unsure
+        elif back is not None:
+            asked = {back}
+        else:
+            asked = self._sources.keys() - self._got.get(self.step, {}).keys()
+        base = max(self.step, 0)
+        if self._unsure is not None:
+            base = max(self.own.sent, default=0)
+        hello = Hello(self.own.updates, base, 1)
+        return [Send(one, hello) for one in sorted(asked)]
+
+    def _answer(self, sender: int, hello: Hello) -> Effects:
+        """What is known of a neighbour, and whatever it missed."""
+        known = self._known.get(sender, 0)
+        self._known[sender] = max(known, hello.round)
+        kept = self._kept.get(sender, {})
+        again = [Send(sender, kept[step]) for step in sorted(kept) if step >= hello.base]
+        return [Send(sender, Known(self.own.updates, self.step, known, 1)), *again]
+
+    def _heard(self, sender: int, message: Known) -> Effects:
+        self._known[sender] = max(self._known.get(sender, 0), message.round)
+        if message.known > self.own.updates:
+            text = (
+                f"worker {sender} knows of {message.known} updates of this worker, its ledger has "
+                f"{self.own.updates}: the ledger was set back. Nothing more is released; restore "
+                "the newest ledger"
+            )
+            return [on.Alarm("ledger set back", text), *self._end("ledger set back")]
+        if self._unsure is None:
+            return []
+        self._unsure.discard(sender)
+        if self._unsure:
+            return []
+        self._unsure = None
+        return self._resumed()
+
+    def _resumed(self) -> Effects:
+        """Where the last release was: what was said there is said again, the step was taken."""
+        if not self.own.sent:
+            return self._begin()
+        for step, sent in self.own.sent.items():
+            for one in self._matrix(step)[0]:
+                self._kept.setdefault(one, {})[step] = self.own.message(step, 0, vector=sent)
+        self.step = max(self.own.sent)
+        receivers, self._sources = self._matrix(self.step)
+        newest = sorted(self.own.sent, reverse=True)[: self.gossip.exchanges]
+        self._told.extend(self.own.sent[step] for step in newest)
+        told = self.own.sent[self.step]
+        self._before = dict.fromkeys(set(receivers) | set(self._sources), told)
+        self._stepped = True
+        again = [Send(one, self._kept[one][self.step]) for one in receivers]
+        return again + self._go_on()
+
+    # ---- exchanges
+
+    def _matrix(self, step: int) -> tuple[tuple[int, ...], dict[int, float]]:
+        """To whom this worker sends in an exchange, and whose weights it takes, and how much."""
+        mixing = self.gossip.mixing
+        place = step if mixing.kind == "matchings" else step % mixing.period
+        found = self._matrices.get(place)
+        if found is None:
+            row = mixing.weights(place, self.me)
+            sources = {other: float(part) for other, part in row.items() if other != self.me}
+            found = (mixing.receivers(place, self.me), sources)
+            if mixing.kind != "matchings":
+                self._matrices[place] = found
+        return found
 
     def _begin(self) -> Effects:
         """The next exchange: say what is held, and compute on it where a round begins."""
@@ -94,14 +207,8 @@ class SynchronousWorker:
         round, exchange = divmod(self.step, self.gossip.exchanges)
         if round >= self.gossip.rounds:
             return self._end("rounds")
-        mixing = self.gossip.mixing
         self._stepped = exchange > 0
-        place = self.step if mixing.kind == "matchings" else self.step % mixing.period
-        if mixing.kind == "matchings" or place not in self._matrices:
-            row = mixing.weights(place, self.me)
-            sources = {other: float(part) for other, part in row.items() if other != self.me}
-            self._matrices[place] = (mixing.receivers(place, self.me), sources)
-        receivers, self._sources = self._matrices[place]
+        receivers, self._sources = self._matrix(self.step)
         effects = self._say(receivers)
         return effects + (self._go_on() if exchange else self.own.begin())
 
@@ -110,25 +217,50 @@ class SynchronousWorker:
         near = set(receivers) | set(self._sources)
         if self._replicas is None:
             told = self.gossip.compression.received(self.own.held) if near else self.own.held
+            self._told.appendleft(told)
             self._before = dict.fromkeys(near, told)
             message = self.own.message(self.step, 0, vector=told)
+            for one in receivers:
+                self._keep(one, message)
             return [Send(one, message) for one in receivers]
         effects: Effects = []
         for one in receivers:
             before = self._replicas.there(one)
             change = self.gossip.compression.change(self.own.held, before)
             self._before[one] = self._replicas.mine[one] = before + change
-            effects.append(Send(one, self.own.message(self.step, 0, vector=change)))
+            message = self.own.message(self.step, 0, vector=change)
+            self._keep(one, message)
+            effects.append(Send(one, message))
         return effects
+
+    def _keep(self, one: int, message: Weights) -> None:
+        """Until the receiver cannot need it any more; of one that never answers, until nobody who
+        is so far behind could have let this worker come here."""
+        kept = self._kept.setdefault(one, {})
+        kept[message.base] = message
+        gossip = self.gossip
+        least = (self._known.get(one, 0) - 1) * gossip.exchanges
+        far = gossip.workers + gossip.mixing.period + gossip.exchanges
+        if gossip.mixing.kind != "matchings":
+            least = max(least, message.base - far)
+        while kept and (oldest := next(iter(kept))) < least:
+            del kept[oldest]
 
     def _received(self, sender: int, message: object) -> Effects:
         if not self.gossip.mixing.graph.joins(self.me, sender):
             return [on.Alarm("stranger", f"a message from worker {sender}, which is no neighbour")]
+        if isinstance(message, Hello):
+            return self._answer(sender, message)
+        if self.finished is not None:
+            return []
+        if isinstance(message, Known):
+            return self._heard(sender, message)
         if not isinstance(message, Weights):
             return []
         refusal = self.own.refusal(sender, message)
         if refusal is not None:
             return [on.Alarm("weights", refusal)]
+        self._known[sender] = max(self._known.get(sender, 0), message.round)
         if not self.step <= message.base < self.gossip.rounds * self.gossip.exchanges:
             return []  # said twice; who need not wait for this worker may be many rounds ahead
         self._got.setdefault(message.base, {}).setdefault(sender, message.vector)
@@ -137,7 +269,11 @@ class SynchronousWorker:
     def _go_on(self) -> Effects:
         """To the next exchange, once the own step and all neighbours are there."""
         got = self._got.get(self.step, {})
-        if not self._stepped or any(other not in got for other in self._sources):
+        if (
+            self._unsure is not None
+            or not self._stepped
+            or any(other not in got for other in self._sources)
+        ):
             return []
         held = self.own.held
         pace = self.gossip.compression.consensus_step
@@ -184,7 +320,7 @@ class AllReduceWorker:
     def __init__(
         self, gossip: Gossip, me: int, weights: Vector, ledger: LedgerState | None = None
     ) -> None:
-        _require_new(gossip, ledger)
+        _require_new(gossip, ledger, "whether all have the last mean is in no ledger")
         self.gossip, self.me = gossip, me
         self.own = Releases(gossip, me, weights)
         self.finished: str | None = None
@@ -224,9 +360,10 @@ class AllReduceWorker:
         return [on.Finished(self.own.weights, reason)]
 
 
-def _require_new(gossip: Gossip, ledger: LedgerState | None) -> None:
+def _require_new(gossip: Gossip, ledger: LedgerState | None, why: str) -> None:
     if ledger is not None and ledger.updates:
+        compressed = f" with {gossip.compression.kind!r}" if not gossip.compression.exact else ""
         raise GossipError(
-            f"under the rule {gossip.rule!r} everybody waits for everybody: a worker that was lost "
-            "cannot come back. Begin again with new plans, or use the rule 'asynchronous'"
+            f"under the rule {gossip.rule!r}{compressed} a worker that was lost cannot come back: "
+            f"{why}. Begin again with new plans, or use the rule 'asynchronous'"
         )

@@ -9,6 +9,7 @@ post-processing of a prefix of its plan.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -66,6 +67,8 @@ class Releases:
         updates: how many were committed. count: see :mod:`forethought.gossip.count`.
         computing: whether a gradient is under way.
         share: of the own excess that was not passed on yet; see :meth:`move`.
+        sent: of a worker that waits: exchange → what it told its neighbours there, of the last
+            releases in its ledger.
     """
 
     __slots__ = (
@@ -78,6 +81,7 @@ class Releases:
         "held",
         "limit",
         "me",
+        "sent",
         "share",
         "updates",
     )
@@ -101,10 +105,16 @@ class Releases:
         self.share = 1.0
         # Differences are shortened where they are averaged.
         self._bare = replace(gossip.trust, difference=None)
+        self.sent: dict[int, Vector] = {}
         if ledger is not None and ledger.updates:
-            if not ledger.outgoing or len(ledger.outgoing[-1].vector) != gossip.coordinates:
+            if not ledger.outgoing or len(ledger.outgoing[-1].vector) != gossip.in_ledger:
                 raise GossipError("this ledger holds no weights of this gossip: take the right one")
-            self.updates, self.held = ledger.updates, ledger.outgoing[-1].vector
+            own = gossip.coordinates
+            self.updates, self.held = ledger.updates, ledger.outgoing[-1].vector[:own]
+            for one in ledger.outgoing:
+                for before, sent in enumerate(one.vector[own:].reshape(-1, own)):
+                    if before <= one.base:
+                        self.sent[one.base - before] = sent
 
     @property
     def weights(self) -> Vector:
@@ -146,11 +156,16 @@ class Releases:
         self.computing = True
         return [on.ComputeGradient(self.updates, self.point)]
 
-    def release(self, done: on.GradientDone, step: int) -> Effects:
+    def release(
+        self, done: on.GradientDone, step: int, sent: Sequence[Vector] = (), whole: int = 1
+    ) -> Effects:
         """Step along what a trainer brought, and commit it.
 
         Args:
             step: of the exchanges, for the record.
+            sent: what neighbours were told there and in the exchanges before, the newest first, of
+                a worker that may have to say it again.
+            whole: how many of the last releases the ledger keeps with their vectors.
         """
         if not self.computing or done.round != self.updates:
             return [Alarm("trainer", f"update {done.round} was not asked for")]
@@ -165,11 +180,15 @@ class Releases:
             self._fresh, self.share = excess, 1.0
         self.updates += 1
         self.count += UNIT
-        update = Update(done.round, step, self.held)
+        missing = self.gossip.in_ledger - self.gossip.coordinates * (1 + len(sent))
+        kept = self.held
+        if sent or missing:
+            kept = np.concatenate([self.held, *sent, np.zeros(missing, np.float32)])
+        update = Update(done.round, step, kept)
         made = Release(done.round, step, done.rounds, done.input_hash, done.state, update)
         effects: Effects = [Commit(made)]
-        if done.round:
-            effects.append(Acknowledged(done.round - 1))  # the newest weights are enough to go on
+        if done.round >= whole:
+            effects.append(Acknowledged(done.round - whole))  # the newest are enough to go on
         return effects
 
     def refusal(self, sender: int, message: Weights) -> str | None:

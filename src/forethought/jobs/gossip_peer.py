@@ -272,25 +272,25 @@ def _require_same(request: Request, gossip: Gossip) -> None:
         JobError: names what differs.
     """
     section = gossip_section(request.job)
-    said: dict[str, tuple[object, object]] = {
+    compared: dict[str, tuple[object, object]] = {
         name: (getattr(section, name), getattr(gossip, name))
         for name in (
-            "rule", "exchanges", "weights", "momentum", "tracking", "window", "settle", "pause",
-            "seed",
+            "rule", "exchanges", "weights", "momentum", "tracking", "window", "settle", "point",
+            "pause", "seed",
         )
     }  # fmt: skip
-    said["rounds"] = (section.rounds or gossip.rounds, gossip.rounds)
-    said["workers"] = (section.workers or gossip.workers, gossip.workers)
-    said["difference"] = (section.difference, gossip.trust.difference)
-    said["largest"] = (section.largest, gossip.trust.largest)
-    said["compression"] = (compression_of(section), gossip.compression)
-    said["graph and mixing"] = (
+    compared["rounds"] = (section.rounds or gossip.rounds, gossip.rounds)
+    compared["workers"] = (section.workers or gossip.workers, gossip.workers)
+    compared["difference"] = (section.difference, gossip.trust.difference)
+    compared["largest"] = (section.largest, gossip.trust.largest)
+    compared["compression"] = (compression_of(section), gossip.compression)
+    compared["graph and mixing"] = (
         mixing_of(section, gossip.workers, request.folder), gossip.mixing,
     )  # fmt: skip
-    other = [name for name, (here, agreed) in said.items() if here != agreed]
+    other = [name for name, (here, agreed) in compared.items() if here != agreed]
     if other:
         name = other[0]
-        here, agreed = said[name]
+        here, agreed = compared[name]
         words = "" if name == "graph and mixing" else f" ({here!r} here, {agreed!r} agreed)"
         raise JobError(
             f"[gossip] {name} differs from what these keys were made for{words}: take the job that "

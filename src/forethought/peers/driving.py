@@ -50,7 +50,8 @@ class Pace:
         meet: for all neighbours to be there at the beginning; then without the missing ones. A
             worker that comes back waits ``patience`` for all, and so long for any.
         quiet: without any release that is heard of, after which a worker whose plan is used up
-            stops: others may have died with rounds that the global count waits for.
+            stops: others may have died with rounds that the global count waits for. Under the rule
+            "synchronous", after which nobody waits any more for a worker that was lost.
         linger: for neighbours to finish, once this worker has.
         deadline: from the beginning, after which nothing more is released; None: the count alone.
     """
@@ -264,16 +265,21 @@ class WorkerDriver:
             self._handle(on.PeerBack(peer))
 
     def _done(self, peer: int) -> bool:
-        return self._links.over(peer) or peer in self._alive.lost
+        # Under the rules that wait, whoever was lost needs what this worker has said.
+        gone = peer in self._alive.lost and self._gossip.rule != "synchronous"
+        return self._links.over(peer) or gone
 
     def _hopeless(self, now: float) -> bool:
         used_up = self.machine.updates >= self._gossip.updates(self._me)
         if self._gossip.rule == "asynchronous":
             return used_up and now - self._news > self._pace.quiet
-        if self._alive.lost:
+        waited = now - self._news
+        if self._alive.lost and (self._gossip.rule == "allreduce" or waited > self._pace.quiet):
+            again = "start it again, and this one, with the same folders"
             raise PeersError(
                 f"worker {min(self._alive.lost)} is lost, and under the rule "
-                f"{self._gossip.rule!r} everybody waits for everybody: begin again, or use the "
+                f"{self._gossip.rule!r} everybody waits for everybody: "
+                f"{again if self._gossip.rule == 'synchronous' else 'begin again'}, or use the "
                 "rule 'asynchronous'"
             )
         return False
@@ -283,7 +289,12 @@ class WorkerDriver:
     def _mix(self, now: float) -> float:
         """Begin the next exchange if its time has come; when to look again."""
         if self._gossip.rule != "asynchronous":
-            return now + 0.5
+            if now >= self._next_step:  # what was lost on its way is asked for again
+                self._next_step = now + self._pace.patience / 2
+                if self._step >= 0:
+                    self._handle(on.Mix(self._step))
+                self._step += 1
+            return min(self._next_step, now + 0.5)
         # Whoever is behind goes on with the others; nobody alone can say how far they are.
         others = [self._steps[peer] for peer in self._steps if peer not in self._alive.lost]
         reached = median_high(others) if others else -1

@@ -23,7 +23,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +52,8 @@ from forethought.simulation.violation import ViolationError
 _END = 120.0
 # Updates of everybody for each blow, and for the calm at the end.
 _ROUNDS, _LAST_ROUNDS = 70, 300
+# The same of the rules that wait, in which nobody does the work of those who are away.
+_WAITING_ROUNDS = 40
 # Chances: of two blows at once, of a stop in place of a kill, of a start right after a kill, and of
 # a trial with blows up to the end, in which those who are hit last cannot agree with the others.
 _TOGETHER, _STOPS, _AT_ONCE, _LATE = 0.15, 0.3, 0.4, 0.25
@@ -70,8 +72,8 @@ class Blows:
         killed, stopped: workers that were. together: kills of two at once.
         returned: lives after a kill that released again. alone: workers that came back to nobody.
         releases, exchanges: of all. events: that were played again.
-        settled: trials that had time to agree. apart: the largest distance of a final model from
-            the average in these, in updates' noise.
+        settled: trials that had time to agree, or of a rule that waits. apart: the largest
+            distance of a final model from the average in these, in updates' noise.
         reasons: why workers ended.
     """
 
@@ -97,14 +99,22 @@ class KillTrial:
         blows: how many kills and stops, at most: a gossip may end before.
         watch: puts something into every worker's process; tests put planted faults here.
         patience: seconds in which a worker that nobody hindered must have done something.
+        undisturbed: each worker's final model where nobody was hindered, of the rules that wait.
 
     Attributes:
-        found: what happened so far.
+        found: what happened so far. models: each worker's final one, of those that ended.
     """
 
     def __init__(
-        self, setting: Setting, blows: int, watch: Watch | None = None, patience: float = 60.0
+        self,
+        setting: Setting,
+        blows: int,
+        watch: Watch | None = None,
+        patience: float = 60.0,
+        undisturbed: Mapping[int, Any] | None = None,
     ) -> None:
+        self._undisturbed = undisturbed
+        self.models: dict[int, Any] = {}
         self._patience = patience
         self.setting, self.found = setting, Blows(trials=1)
         self._blows, self._watch = blows, watch
@@ -158,7 +168,7 @@ class KillTrial:
         """Whether nobody is to be hindered any more, so that all can come to agree."""
         everybody = range(self.setting.workers)
         done = sum(self._updates(me, math.inf) for me in everybody)
-        calm = 0 if self._late else _LAST_ROUNDS
+        calm = 0 if self._late or self.setting.rule != "asynchronous" else _LAST_ROUNDS
         most = (self.setting.rounds - calm) * self.setting.workers
         return done >= most or any(map(self._ended, everybody))
 
@@ -293,7 +303,11 @@ class KillTrial:
                 self.found.alone += 1
             else:
                 ends[me] = done
-        self._judge_models({me: np.array(done["weights"]) for me, done in ends.items()})
+        self.models = {me: np.array(done["weights"]) for me, done in ends.items()}
+        if setting.rule == "asynchronous":
+            self._judge_models(self.models)
+        elif self._undisturbed is not None:
+            self._judge_bits(self._undisturbed)
 
     def _played_again(self, me: int) -> _Replay:
         """Every life of a worker once more, in a simulation that is given its events."""
@@ -365,6 +379,15 @@ class KillTrial:
                 f"models are {self.found.apart:.2f} times the noise of an update apart"
             )
 
+    def _judge_bits(self, undisturbed: Mapping[int, Any]) -> None:
+        """Who waits for everybody must come to what it would have come to without any blow."""
+        for me, model in undisturbed.items():
+            if me not in self.models:
+                raise self._violation(f"worker {me} did not end")
+            if not np.array_equal(self.models[me], model):
+                raise self._violation(f"worker {me} ends with another model than undisturbed")
+        self.found.settled += 1
+
     def _violation(self, what: str) -> ViolationError:
         setting = self.setting
         return ViolationError(f"seed {setting.seed}, {setting.engine}, {setting.rule}: {what}")
@@ -399,8 +422,15 @@ def run_kills(
     while total.killed + total.stopped < kills:
         left = kills - total.killed - total.stopped
         rounds = _ROUNDS * min(each, left) + _LAST_ROUNDS
-        with prepared(engine, seed, **{"rounds": rounds, **changes}) as setting:
-            found = KillTrial(setting, min(each, left)).run()
+        undisturbed = None
+        if changes.get("rule", "asynchronous") != "asynchronous":
+            rounds = _WAITING_ROUNDS * min(each, left)
+            with prepared(engine, seed, rounds=rounds, **changes) as calm:
+                alone = KillTrial(calm, 0)
+                alone.run()
+                undisturbed = alone.models
+        with prepared(engine, seed, rounds=rounds, **changes) as setting:
+            found = KillTrial(setting, min(each, left), undisturbed=undisturbed).run()
         for name in ("trials", "killed", "stopped", "together", "returned", "alone"):
             setattr(total, name, getattr(total, name) + getattr(found, name))
         for name in ("releases", "exchanges", "events", "settled"):

@@ -149,7 +149,7 @@ def take_part(
             keys = _own_keys(folder / "member", f"worker-{me}")
         storage = FolderStorage(folder)
         returning = storage.read(LEDGER) is not None
-        endpoint = Endpoint(gossip.run_id, me, keys.signing, {}, gossip.coordinates)
+        endpoint = Endpoint(gossip.run_id, me, keys.signing, {}, gossip.in_ledger)
         ledger = ClientLedger(storage, endpoint, share.records.digest(own.identity))
         state = ledger.read()
         trainer = ClientTrainer(
