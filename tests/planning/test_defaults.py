@@ -21,6 +21,7 @@ from forethought.gradients.rounding import CHARGE
 from forethought.models import build
 from forethought.planning import defaults
 from forethought.planning.noise_to_signal import noise_to_signal
+from forethought.planning.tolerance import noise_borne
 
 LINEAR = Path(__file__).parents[2] / "experiments" / "defaults" / "linear.py"
 
@@ -320,7 +321,12 @@ def test_the_norm_comes_with_the_data_where_the_model_is_linear() -> None:
     assert "feature norm" in str(told.hyperparameters)
     deep = ft.plan(data=data, model=network, budget=budget)
     size = sum(p.numel() for p in network.parameters())
-    plain = ft.plan(examples=len(data.train), parameters=size, budget=budget)
+    plain = ft.plan(
+        examples=len(data.train),
+        parameters=size,
+        budget=budget,
+        noise_borne=noise_borne(network, (1, 8, 8)),
+    )
     assert deep.optimizer == plain.optimizer
     with pytest.raises(ValueError, match="feature_norm"):
         ft.plan(examples=100, budget=budget, feature_norm=-1.0)

@@ -143,7 +143,7 @@ def plan(
         alternatives = []
     else:
         chosen = jobs.chosen_plan(asked, utility, tolerance)
-        alternatives = list(neighbours(chosen, parameters, asked.feature_norm, asked.score_noise))
+        alternatives = list(neighbours(chosen, asked.size, asked.feature_norm, asked.score_noise))
     if loaded is not None:
         chosen = loaded.with_caveats(chosen)
     if save is not None:

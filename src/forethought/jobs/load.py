@@ -66,12 +66,14 @@ class Loaded:
 
     def plan_request(self) -> PlanRequest:
         """The same as a request."""
+        from forethought.planning.tolerance import noise_borne
+
         asked = self.request.job.plan_request(
             self.examples, self.parameters, self.features, self.persons
         )
         norm = self.dataset.feature_norm
         if self.request.job.model.name != "linear":
-            return asked
+            return asked.with_(noise_borne=noise_borne(self.model, self.dataset.shape))
         asked = asked.with_(features=math.prod(self.dataset.shape))
         if norm is None or asked.feature_norm:
             return asked

@@ -12,6 +12,8 @@ Gaussian-DP parameter that the budget is worth. docs/defaults.md has the reasoni
   For a linear model whose features have a known norm R the noise that counts is that of its
   scores, ν L √(R² + 1)/√p: L is chosen so that this is :func:`score_noise`. Scaling the features
   then scales the weights and changes nothing else.
+  For a network that could be tried (:mod:`forethought.planning.tolerance`) the norm is what it
+  bears, which :attr:`~forethought.planning.plan_request.PlanRequest.size` turns into weights.
 - *Rounds.* With σ/q near its limit ν does not depend on T, and neither does accuracy from 50
   rounds on: :data:`ROUNDS`.
 - *Batch.* ν falls with q towards its limit. A larger batch never costs accuracy, only gradients:

@@ -1,4 +1,4 @@
-"""What ``data=`` and ``model=`` of :func:`forethought.plan` stand for: sizes and norms."""
+"""What ``data=``, ``model=`` and ``shape=`` of :func:`forethought.plan` stand for: sizes and norms."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from forethought.assumed import is_linear, linear_layer, module_of, trained_parameters
 from forethought.planning.limits import PlanError
+from forethought.planning.tolerance import noise_borne
 
 
 def opened(keywords: Mapping[str, Any]) -> dict[str, Any]:
@@ -17,6 +18,7 @@ def opened(keywords: Mapping[str, Any]) -> dict[str, Any]:
     """
     found = dict(keywords)
     data, model = found.pop("data", None), found.pop("model", None)
+    shape = found.pop("shape", getattr(data, "shape", None))
     if data is not None:
         if "examples" in found:
             raise PlanError("data= says how many examples there are: drop examples=")
@@ -42,6 +44,8 @@ def opened(keywords: Mapping[str, Any]) -> dict[str, Any]:
         if found.get("feature_norm") is None and is_linear(model):
             found["feature_norm"] = getattr(data, "feature_norm", None)
             found["feature_norm_known"] = True
+        if shape is not None and not is_linear(model):
+            found.setdefault("noise_borne", noise_borne(model, tuple(shape)))
         layer = linear_layer(model)
         if layer is not None:
             found.setdefault("features", layer.in_features)

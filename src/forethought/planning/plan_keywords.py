@@ -21,15 +21,17 @@ if TYPE_CHECKING:  # which reads the keywords
 
 
 class PlanKeywords(TypedDict, total=False):
-    """The keywords of :func:`forethought.plan`: the fields of a :class:`PlanRequest`, and two more.
+    """The keywords of :func:`forethought.plan`: fields of a :class:`PlanRequest`, and three more.
 
     ``data``, a loaded :class:`forethought.data.Dataset`, stands for its number of training records
     and persons, its caveats and, where the model is linear, the norm of its features; ``model``, a
-    torch module, for its number of trained parameters.
+    torch module, for its number of trained parameters; ``shape``, of one record, stands beside a
+    network where there is no ``data``, and both say how much noise its weights bear.
     """
 
     data: Any
     model: Any
+    shape: tuple[int, ...]
     examples: int
     budget: Budget | None
     delta: float | None
@@ -65,6 +67,7 @@ class PlanKeywords(TypedDict, total=False):
     parameters: int | None
     feature_norm: float | None
     feature_norm_known: bool
+    noise_borne: float | None
     features: int | None
     centre: bool | None
     records_per_person: int

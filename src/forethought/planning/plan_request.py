@@ -79,6 +79,7 @@ _GIVEN_ANYWAY = (
     "persons",
     "feature_norm_known",
     "features",
+    "noise_borne",
 )
 
 
@@ -128,6 +129,7 @@ class PlanRequest:
     parameters: int | None = None
     feature_norm: float | None = None
     feature_norm_known: bool = False
+    noise_borne: float | None = None
     features: int | None = None
     centre: bool | None = None
     records_per_person: int = 1
@@ -179,6 +181,8 @@ class PlanRequest:
             settle("parameters", whole("parameters", self.parameters))
         if self.feature_norm is not None:
             settle("feature_norm", real("feature_norm", self.feature_norm, above=0))
+        if self.noise_borne is not None:
+            settle("noise_borne", real("noise_borne", self.noise_borne, above=0))
         if self.features is not None:
             settle("features", whole("features", self.features))
         if self.noise_multiplier is not None:
@@ -263,9 +267,16 @@ class PlanRequest:
         return replace(self, **opened(changes))
 
     @property
-    def size(self) -> int:
+    def weights(self) -> int:
         """Trained parameters, or the guess where nobody says how many."""
         return defaults.PARAMETERS if self.parameters is None else self.parameters
+
+    @property
+    def size(self) -> int:
+        """The same as the rules of choice count them: who bears twice the noise, as a quarter."""
+        if self.noise_borne is None:
+            return self.weights
+        return max(1, round(self.weights * (defaults.NOISE / self.noise_borne) ** 2))
 
     @property
     def assumed(self) -> Assumed | None:
@@ -277,7 +288,7 @@ class PlanRequest:
             chosen.append("batch")
         if not chosen:
             return None
-        return Assumed(self.size, self.feature_norm, self.parameters is None, tuple(chosen))
+        return Assumed(self.weights, self.feature_norm, self.parameters is None, tuple(chosen))
 
     @property
     def classes(self) -> int:

@@ -102,9 +102,13 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
             takes features as they are). Default: where ``model`` is linear with an intercept, its
             ``feature_norm`` is known and the means come out clear enough for at most a tenth of
             the budget's μ².
+        noise_borne: norm of noise that the weights of a network bear, from which its step size
+            follows. Default: found out on synthetic inputs, where ``model`` and ``data``, or
+            ``shape``, are given; see :mod:`forethought.planning.tolerance`.
         data: a :class:`forethought.data.Dataset` in place of ``examples``: its training records
             are counted, and what loading read of them is named in the plan.
         model: a torch module, or a function that builds one, in place of ``parameters``.
+        shape: of one record, beside ``model`` where there is no ``data``.
         records_per_person: how many of the records may be one person's; every promise is then
             about all of them. persons: how many different persons there are: then the stronger
             way, one clipped contribution a person, is planned against groups of rows and the better
@@ -173,7 +177,7 @@ def _plan(request: PlanRequest) -> Plan:
         hyperparameters=chosen_by,
         not_covered=(*request.not_covered, *persons.caveat(request)),
     )
-    explain(found, request.size, why)
+    explain(found, request.weights, why)
     learning_rate = _learning_rate(request, found, options, why)
     chosen = Optimizer(request.optimizer, learning_rate, tuple(options.items()))
     return found.with_(optimizer=chosen, assumed=request.assumed, reasons=tuple(why.items()))
@@ -238,7 +242,7 @@ def _learning_rate(
     length = defaults.path_length(found, size, norm, scores)
     where = "" if norm is None else f" in scores of features of norm {norm:.3g}"
     bound = (
-        f"further steps of {size:,} weights would only gather noise{where}"
+        f"further steps of {request.weights:,} weights would only gather noise{where}"
         if length * noise_to_signal(found, size) > 0.999 * defaults.noise_norm(size, norm, scores)
         else "further a round would not be better"
     )
