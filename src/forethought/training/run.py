@@ -246,11 +246,6 @@ def train(
     return run
 
 
-def _of_the_first(plan: Plan, team: Team) -> Plan:
-    """The plan of the first process: a step size may rest on how each model began by chance."""
-    return team.first(lambda: plan)
-
-
 def opened_task(
     model: torch.nn.Module,
     data: object,
