@@ -11,10 +11,14 @@ train_x, test_x, train_y, test_y = train_test_split(
     images.astype("float32") / 16, labels, test_size=0.2, random_state=0
 )
 
-# Everything is decided here, before the private data is touched.
-plan = ft.plan(examples=len(train_y), budget=ft.Budget(epsilon=3.0, delta=1e-5), epochs=20)
-
 model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
+
+# Everything is decided here, before the private data is touched.
+budget = ft.Budget(epsilon=3.0, delta=1e-5)
+plan = ft.plan(
+    examples=len(train_y), model=model, shape=train_x.shape[1:], budget=budget, epochs=20
+)
+
 run = ft.train(model, (train_x, train_y), plan, test=(test_x, test_y))
 
 print(f"accuracy {run.accuracy:.1%}")

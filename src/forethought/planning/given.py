@@ -1,4 +1,4 @@
-"""What ``data=``, ``model=`` and ``shape=`` of :func:`forethought.plan` stand for: sizes and norms."""
+"""What ``data=``, ``model=`` and ``shape=`` of :func:`forethought.plan` stand for."""
 
 from __future__ import annotations
 

@@ -179,10 +179,9 @@ class PlanRequest:
             settle("rounds", whole("rounds", self.rounds, most=MOST_ROUNDS))
         if self.parameters is not None:
             settle("parameters", whole("parameters", self.parameters))
-        if self.feature_norm is not None:
-            settle("feature_norm", real("feature_norm", self.feature_norm, above=0))
-        if self.noise_borne is not None:
-            settle("noise_borne", real("noise_borne", self.noise_borne, above=0))
+        for name in ("feature_norm", "noise_borne"):
+            if getattr(self, name) is not None:
+                settle(name, real(name, getattr(self, name), above=0))
         if self.features is not None:
             settle("features", whole("features", self.features))
         if self.noise_multiplier is not None:
@@ -274,9 +273,8 @@ class PlanRequest:
     @property
     def size(self) -> int:
         """The same as the rules of choice count them: who bears twice the noise, as a quarter."""
-        if self.noise_borne is None:
-            return self.weights
-        return max(1, round(self.weights * (defaults.NOISE / self.noise_borne) ** 2))
+        borne = self.noise_borne or defaults.NOISE
+        return max(1, round(self.weights * (defaults.NOISE / borne) ** 2))
 
     @property
     def assumed(self) -> Assumed | None:
