@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test coverage lint docs matrix hooks experiments clean
+.PHONY: demo test coverage lint docs matrix hooks experiments full clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -52,6 +52,10 @@ experiments: .venv/installed
 	  experiments/proactive_dp/logistic_regression.py experiments/proactive_dp/lenet.py \
 	  experiments/proactive_dp/utility_graph.py experiments/*/run.py; do \
 	  echo "$$script"; $(BIN)/python $$script; done
+
+# Everything at its full size: days. `make full ESTIMATE=--estimate` says how long.
+full: .venv/installed
+	$(BIN)/python experiments/full.py --data $(DATA) $(ESTIMATE)
 
 clean:
 	rm -rf .venv runs

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from cells import Cell, Cells
 from clients import COPIES, ONE, SHARES, Holders, train
 
 import forethought as ft
@@ -26,6 +27,7 @@ from forethought.published.closed_form import closed_form_sigma
 from forethought.report.figures import BLUE, GREEN, GREY, ORANGE, new_axes
 from forethought.rounds.losses import Loss
 
+TIMED = 5  # rounds of an estimate
 FORMULA, EXACT, CHOSEN, NOISELESS = "formula", "exact", "chosen", "no noise"
 COLOURS = {FORMULA: ORANGE, EXACT: BLUE, CHOSEN: GREEN, NOISELESS: GREY}
 MARKERS = {ONE.name: "s", SHARES.name: "o", COPIES.name: "^"}
@@ -124,23 +126,31 @@ class Row:
 
 
 def measure(
-    problem: Problem, holders: Holders, kind: str, epsilon: float, size: int, seeds: int
+    problem: Problem,
+    holders: Holders,
+    kind: str,
+    epsilon: float,
+    size: int,
+    seeds: int,
+    cells: Cells,
 ) -> Row:
-    """Run one plan with every seed and say so."""
+    """Run one plan with every seed that was not run before, and say so."""
     plan = problem.plan(kind, epsilon, size)
-    start = time.perf_counter()
-    accuracies = [
-        100 * problem.score(train(problem.model, problem.data, plan, holders, problem.loss, seed))
-        for seed in range(seeds)
-    ]
+    accuracies = []
+    for seed in range(seeds):
+        cell = Cell(problem.name, problem.gradients, holders.name, kind, epsilon, size, seed)
+        if cell not in cells.done:
+            start = time.process_time()
+            model = train(problem.model, problem.data, plan, holders, problem.loss, seed)
+            cells.keep(cell, 100 * problem.score(model), time.process_time() - start)
+        accuracies.append(cells.done[cell])
     batch, noise = round(plan.batch), plan.noise_multiplier
     row = Row(
         problem.name, holders.name, kind, epsilon, batch, plan.rounds, noise, tuple(accuracies)
     )
     print(
         f"{row.problem}, {row.holders}, {kind}: ε {epsilon:g}, s {batch}, T {row.rounds}, "
-        f"σ {noise:.3f}: {row.mean:.1f} ± {row.spread:.1f} % "
-        f"({time.perf_counter() - start:.0f} s)",
+        f"σ {noise:.3f}: {row.mean:.1f} ± {row.spread:.1f} %",
         flush=True,
     )
     return row
@@ -160,6 +170,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The options that change a preset."""
     parser.add_argument("--data", type=Path, help="folder with the data sets")
     parser.add_argument("--full", action="store_true", help="everything the paper shows")
+    parser.add_argument("--estimate", action="store_true", help="say how long; run nothing else")
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--epsilons", type=float, nargs="*", help="of the paper's table")
     parser.add_argument("--sizes", type=int, nargs="*", help="sample sizes at the table's first ε")
@@ -179,7 +190,10 @@ def preset(arguments: argparse.Namespace, small: Preset, full: Preset) -> Preset
     return replace(base, **given)
 
 
-def run(problem: Problem, preset: Preset) -> list[Row]:
+Wanted = tuple[Holders, str, float, int, int]  # with seeds
+
+
+def wanted_of(problem: Problem, preset: Preset) -> list[Wanted]:
     """Every plan of the preset, each once."""
     first, _, first_size = problem.table[0]
     wanted: dict[tuple[Holders, str, float, int], None] = {}
@@ -193,9 +207,45 @@ def run(problem: Problem, preset: Preset) -> list[Row]:
         for kind in (FORMULA, EXACT):
             wanted[preset.holders[0], kind, first, size] = None
     return [
-        measure(problem, holders, kind, epsilon, size, 1 if kind == NOISELESS else preset.seeds)
+        (holders, kind, epsilon, size, 1 if kind == NOISELESS else preset.seeds)
         for holders, kind, epsilon, size in wanted
     ]
+
+
+def run(problem: Problem, preset: Preset, folder: Path) -> list[Row]:
+    """Every plan of the preset; finished seeds are kept beside this file and not run again.
+
+    Args:
+        folder: of the report, whose name the kept seeds have.
+    """
+    cells = Cells(Path(__file__).with_name(f"{folder.name}.jsonl"))
+    return [measure(problem, *asked, cells) for asked in wanted_of(problem, preset)]
+
+
+def estimate(problems: Sequence[Problem], preset: Preset) -> None:
+    """Print how many runs a preset has and how long they would take on one core.
+
+    A few rounds of each number of holders and sample size are run and timed, so the figure is as
+    good as the machine is idle.
+    """
+    seconds, runs = 0.0, 0
+    for problem in problems:
+        of_round: dict[tuple[str, int], float] = {}
+        own = 0.0
+        for holders, kind, epsilon, size, seeds in wanted_of(problem, preset):
+            plan = problem.plan(kind, epsilon, size)
+            key = (holders.name, round(plan.batch))
+            if key not in of_round:
+                short = plan.with_(mechanism=plan.mechanism.first(min(plan.rounds, TIMED)))
+                train(problem.model, problem.data, short, holders, problem.loss, 0)  # warms up
+                start = time.process_time()
+                train(problem.model, problem.data, short, holders, problem.loss, 0)
+                of_round[key] = (time.process_time() - start) / short.rounds
+            own += seeds * plan.rounds * of_round[key]
+            runs += seeds
+        print(f"{problem.name}: {own / 3600:.1f} h of one core", flush=True)
+        seconds += own
+    print(f"{runs} runs, {seconds / 3600:.1f} h of one core in all")
 
 
 def report(folder: Path, problems: Sequence[Problem], rows: Sequence[Row]) -> None:
@@ -219,7 +269,7 @@ def report(folder: Path, problems: Sequence[Problem], rows: Sequence[Row]) -> No
     print("\n" + text)
     for problem in problems:
         own = [row for row in rows if row.problem == problem.name]
-        name = problem.name.replace(" ", "_").lower()
+        name = problem.name.replace(",", "").replace(" ", "_").lower()
         of_table = {(epsilon, size) for epsilon, _, size in problem.table}
         by_epsilon = [r for r in own if r.kind == CHOSEN or (r.epsilon, r.size) in of_table]
         draw(problem, by_epsilon, "epsilon", folder / f"{name}_epsilon.png")

@@ -1,7 +1,8 @@
 """LeNet-5 on MNIST of van Dijk et al., "Proactive DP": Figures 3(b, c), 9 and 13.
 
     python experiments/proactive_dp/lenet.py --data ../shared/data         # 1 minute
-    python experiments/proactive_dp/lenet.py --data ../shared/data --full  # a day
+    python experiments/proactive_dp/lenet.py --data ../shared/data --full  # days, resumes
+    python experiments/proactive_dp/lenet.py --data ../shared/data --full --estimate
 
 C, η₀, β, s, ε and δ of Tables 2, 4 and 7. The small preset computes K = 36,000 gradients, a tenth
 of the paper's, once with five disjoint shares; the formula's σ is the same for every K, so it is
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import torch
 from clients import COPIES, ONE, SHARES
-from comparison import Preset, Problem, add_options, preset, report, run
+from comparison import Preset, Problem, add_options, estimate, preset, report, run
 
 import forethought as ft
 from forethought.data import load
@@ -80,7 +81,11 @@ def main() -> None:
     torch.set_num_threads(1)
     gradients = arguments.gradients or (360_000 if arguments.full else 36_000)
     problem = mnist(arguments.data, gradients)
-    report(arguments.out, [problem], run(problem, preset(arguments, SMALL, FULL)))
+    asked = preset(arguments, SMALL, FULL)
+    if arguments.estimate:
+        estimate([problem], asked)
+        return
+    report(arguments.out, [problem], run(problem, asked, arguments.out))
 
 
 if __name__ == "__main__":

@@ -167,3 +167,26 @@ def test_choosing_needs_no_torch() -> None:
         "assert not any(m.split('.')[0] == 'torch' for m in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_noise_scales_by_name_are_those_of_the_training() -> None:
+    pytest.importorskip("torch", reason="trainings need torch")
+    from forethought.utility.perturbing import GraphSettings
+
+    common: dict[str, Any] = {"optimizer": Optimizer("sgd", 3.0), "batch": 30, "rounds": 16}
+    for name, holders, wanted, meaning in (
+        ("weights", 1, 1.0, "on the weights"),
+        ("round", 1, 0.1, "one round of a plan"),
+        ("holders-round", 5, 0.1 * 5**0.5, "√5 η₀ C σ, the noise of one round of 5 holders"),
+        ("run", 1, 0.4, "√16 η₀ C σ, the noise of all rounds"),
+        (0.73, 1, 0.73, "0.73 C σ"),
+    ):
+        settings = GraphSettings(noise_scale=name, holders=holders, **common)
+        training = settings.plan(100, 0.1)
+        assert settings.scale(training) == pytest.approx(wanted)
+        found = graph(training=training, noise_scale=settings.scale(training))
+        assert meaning in found.noise_meaning
+    with pytest.raises(ValueError, match="noise_scale must be one of"):
+        GraphSettings(noise_scale="last")
+    with pytest.raises(ValueError, match="holders= goes with"):
+        GraphSettings(noise_scale="round", holders=5)

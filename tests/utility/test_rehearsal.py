@@ -119,18 +119,23 @@ def test_generated_data_is_another_task_each_time() -> None:
     assert len(set(seeds)) == 3
     assert not found.one_pool
     assert found.source == "synthetic"
+    assert (
+        found.relation is None
+        and rehearse(small_plan(), model, synthetic((5,), 3, 200), repeats=2).relation
+        == "synthetic"
+    )
     assert synthetic((5,), 3, 200)(1).train.inputs.shape == (200, 5)
 
 
 def test_the_interval_is_students_for_one_more_run() -> None:
-    low, high = result(0.6, 0.7, 0.8).interval
+    low, high = result(0.6, 0.7, 0.8).run_interval
     half = 2.919986 * 0.1 * math.sqrt(1 + 1 / 3)  # t of 2 degrees of freedom at 95 %
     assert (low, high) == (pytest.approx(0.7 - half), pytest.approx(1.0))
     # Repeats that agree by chance: a test part of 100 records alone leaves a deviation of 0.046.
     half = 6.313752 * math.sqrt(0.7 * 0.3 / 100) * math.sqrt(1.5)
-    assert result(0.7, 0.7, tested=100).interval == (pytest.approx(0.7 - half), 1.0)
+    assert result(0.7, 0.7, tested=100).run_interval == (pytest.approx(0.7 - half), 1.0)
     wide, narrow = result(0.5, 0.51, 0.52, level=0.99), result(0.5, 0.51, 0.52, level=0.5)
-    assert wide.interval[0] < narrow.interval[0]
+    assert wide.run_interval[0] < narrow.run_interval[0]
 
 
 def test_the_interval_holds_as_often_as_it_says() -> None:
@@ -139,7 +144,7 @@ def test_the_interval_holds_as_often_as_it_says() -> None:
     held = 0
     for _ in range(2_000):
         *seen, next_one = random.normal(0.5, 0.01, size=6)
-        low, high = result(*seen).interval
+        low, high = result(*seen).run_interval
         held += low <= next_one <= high
     assert 0.87 <= held / 2_000 <= 0.93
 
@@ -161,19 +166,24 @@ def test_the_prediction_holds_for_a_run_on_data_of_the_same_kind() -> None:
         ).accuracy
         for seed in range(8)
     ]
-    low, high = found.interval
+    low, high = found.run_interval
     assert sum(low <= (accuracy or 0) <= high for accuracy in achieved) >= 7
 
 
 def test_it_says_what_the_interval_covers_and_what_not(tmp_path: Path) -> None:
     found = result(0.6, 0.7, 0.8)
     assert rehearsal.COVERS in found.text()
-    assert rehearsal.NOT_COVERED in found.text()
+    assert rehearsal.KNOWS_NOTHING in found.text() and found.interval == (0.0, 1.0)
     assert Rehearsal.from_json(found.to_json()) == found
     found.save(tmp_path / "rehearsal.json")
     values = json.loads((tmp_path / "rehearsal.json").read_text(encoding="utf-8"))
     assert values["predicted"] == pytest.approx(0.7)
-    assert len(values["interval"]) == 2 and values["not_covered"] == rehearsal.NOT_COVERED
+    assert values["interval"] == [0.0, 1.0] and values["relation"] is None
+    assert values["run_interval"] == list(found.run_interval)
+    # As version 1 stored it.
+    old = {k: v for k, v in values.items() if k not in ("relation", "run_interval")}
+    old |= {"schema": "forethought/rehearsal/1", "not_covered": "how the data differ"}
+    assert Rehearsal.from_dict(old) == found
     with pytest.raises(ValueError, match="schema"):
         Rehearsal.from_dict({**values, "schema": "other"})
     with pytest.raises(ValueError, match="unknown"):
@@ -209,6 +219,8 @@ def test_what_does_not_fit_is_refused_in_the_users_words() -> None:
         rehearse(plan, model, data, repeats=1)
     with pytest.raises(ValueError, match="level"):
         rehearse(plan, model, data, level=1.0)
+    with pytest.raises(ValueError, match="relation must be one of"):
+        rehearse(plan, model, data, relation="alike")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="leave none to train on"):
         rehearse(plan, model, data, test_examples=350)
     with pytest.raises(ValueError, match="the plan is for 200"):

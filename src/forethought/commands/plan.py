@@ -77,6 +77,13 @@ def plan(
     ] = False,
     public_proxy: PublicProxy = None,
     stand_in: OldPublicProxy = None,
+    relation: Annotated[
+        str | None,
+        typer.Option(
+            help="How the public proxy stands to the private data: 'same source', 'same task' or "
+            "'same shape'. Without it a rehearsal says nothing of the private data."
+        ),
+    ] = None,
     repeats: Annotated[int, typer.Option(help="Runs of a rehearsal.")] = 5,
     figure: Figures = None,
     save: Annotated[Path | None, typer.Option(help="Write the plan here.")] = None,
@@ -93,12 +100,14 @@ def plan(
     from forethought.report import terminal
     from forethought.report.plan_figures import draw_plan
 
+    has_proxy = public_proxy is not None or stand_in is not None
     for name, given, goes_with in (
         ("--max-epsilon", max_epsilon is not None, pareto or "--pareto"),
         ("--max-rounds", max_rounds is not None, pareto or "--pareto"),
         ("--max-gradients", max_gradients is not None, pareto or "--pareto"),
         ("--weight", bool(weight), pareto or "--pareto"),
         ("--public-proxy", public_proxy is not None, rehearse or "--rehearse"),
+        ("--relation", relation is not None, has_proxy or "--public-proxy"),
     ):
         if given and isinstance(goes_with, str):
             raise UsageError(f"{name} goes with {goes_with}: add that, or drop it")
@@ -153,7 +162,7 @@ def plan(
         if loaded is None:
             raise UsageError("--rehearse needs a job file: it trains the job's model")
         with terminal.counting(console, "Rehearsing", repeats) as progress:
-            rehearsal = rehearse_job(loaded, chosen, proxy, repeats, data_dir, progress)
+            rehearsal = rehearse_job(loaded, chosen, proxy, repeats, data_dir, progress, relation)
     if as_json:
         print_json(jobs.plan_report(chosen, alternatives, front, rehearsal))
     else:

@@ -38,6 +38,14 @@ def utility(
     draws: Annotated[int, typer.Option(help="Perturbations of every model.")] = 20,
     batch: Annotated[int, typer.Option(help="Expected batch size.")] = 128,
     epochs: Annotated[float, typer.Option(help="Length of each training.")] = 5,
+    noise_scale: Annotated[
+        str,
+        typer.Option(
+            help="What σ is the noise of: weights (C σ), round (η₀ C σ), holders-round "
+            "(√holders η₀ C σ) or run (√rounds η₀ C σ), η₀ the step size over the batch."
+        ),
+    ] = "weights",
+    holders: Annotated[int, typer.Option(help="Of holders-round.")] = 1,
     tolerance: Annotated[float, typer.Option(help="Share of accuracy that may be lost.")] = 0.1,
     save: Annotated[Path | None, typer.Option(help="Write the graph here.")] = None,
     figure: Figures = None,
@@ -57,6 +65,7 @@ def utility(
     proxy = chosen_proxy(public_proxy, stand_in)
     console = console_for(quiet or as_json)
     settings: dict[str, Any] = {"draws": draws, "batch": batch, "epochs": epochs}
+    settings |= {"noise_scale": noise_scale, "holders": holders}
     grids = {"clip_norms": clip_norm, "noise_multipliers": noise_multiplier}
     settings |= {name: grid or list(UTILITY_GRID[name]) for name, grid in grids.items()}
     if leaks not in (None, "accept"):

@@ -33,11 +33,13 @@ def rehearse_job(
     repeats: int,
     data_dir: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
+    relation: str | None = None,
 ) -> Rehearsal:
     """Run a job's plan on a public proxy of its data.
 
     Args:
         proxy: a named public data set; None or ``"synthetic"`` draws data of the job's shape.
+        relation: how a named proxy stands to the private data, as declared.
     """
     from forethought.utility import rehearsal
 
@@ -51,6 +53,7 @@ def rehearse_job(
         if proxy in (None, SYNTHETIC)
         else _named(loaded, str(proxy), data_dir),
         repeats=repeats,
+        relation=relation,  # type: ignore[arg-type]  # rehearse refuses another
         progress=progress,
     )
 

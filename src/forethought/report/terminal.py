@@ -268,6 +268,7 @@ def show_utility(console: Console, graph: UtilityGraph, tolerance: float) -> Non
     for row in graph.admissible(tolerance):
         table.add_row(f"{row.clip_norm:g}", f"{row.noise_multipliers[1]:.3g}")
     console.print(table)
+    console.print(f"Noise on the weights: {graph.noise_meaning}.")
     choice = graph.choose(tolerance)
     console.print(
         f"Choice: clip norm {choice.clip_norm:g}, noise multiplier {choice.noise_multiplier:.3g}. "

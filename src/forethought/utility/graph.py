@@ -9,6 +9,7 @@ This module holds the measured values and chooses; :mod:`forethought.utility.per
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
@@ -112,6 +113,23 @@ class UtilityGraph(Stored):
     def draws(self) -> int:
         """Perturbations per pair."""
         return int(self.accuracy.shape[-1])
+
+    @property
+    def noise_meaning(self) -> str:
+        """In words what the perturbation of deviation noise_scale · C σ stands for."""
+        plan = self.training
+        one = plan.optimizer.learning_rate / plan.batch
+        share = (self.noise_scale / one) ** 2
+        near = round(share)
+        if math.isclose(self.noise_scale, 1):
+            return "C σ on the weights"
+        if math.isclose(share, 1):
+            return "η₀ C σ, the noise of one round of a plan"
+        if math.isclose(share, plan.rounds):
+            return f"√{plan.rounds:,} η₀ C σ, the noise of all rounds of plain steps"
+        if near > 1 and math.isclose(share, near):
+            return f"√{near:,} η₀ C σ, the noise of one round of {near:,} holders"
+        return f"{self.noise_scale:g} C σ"
 
     @property
     def fraction(self) -> NDArray[np.float64]:

@@ -7,9 +7,10 @@ given, so the caller says whose data it is (see :func:`utility_graph`).
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack, get_args
 
 import numpy as np
 import torch
@@ -39,6 +40,7 @@ DEVICE_VALUES = 2**28
 LOOP_EXAMPLES = 512
 
 ScoreOutputs = Callable[[Any, Any], float]
+NoiseScaleName = Literal["weights", "round", "holders-round", "run"]
 
 
 class GraphKeywords(TypedDict, total=False):
@@ -51,7 +53,8 @@ class GraphKeywords(TypedDict, total=False):
     optimizer: Optimizer | None
     schedule: Schedule | None
     clip_rule: ClipRule
-    noise_scale: float
+    noise_scale: float | NoiseScaleName
+    holders: int
     test_examples: int | None
     seed: int
 
@@ -68,8 +71,12 @@ class GraphSettings:
             momentum 0.9 by default. A step of fixed size makes a small C converge slowly, which is
             what bounds C from below.
         clip_rule: ``"flat"``, ``"automatic"`` or ``"per-layer"``.
-        noise_scale: 1 is the paper's graph, noise of C σ on the weights. One round of a plan brings
-            step size · C σ/batch: noise_scale = step size/batch makes the graph of its last round.
+        noise_scale: the noise on the weights has deviation noise_scale · C σ. A number, or a name:
+            ``"weights"`` is 1, C σ on the weights; ``"round"`` is η₀ = step size/batch, what one
+            round of a plan brings; ``"holders-round"`` is √holders · η₀, what one round of so
+            many holders brings, whose noised sums are added; ``"run"`` is √rounds · η₀, all rounds
+            of plain steps, if training undid none of their noise.
+        holders: of ``"holders-round"``.
         test_examples: F is measured on so many examples, drawn by the seed; None: on all.
         seed: of the batches and draws, and of weights that ``model()`` initialises.
 
@@ -84,19 +91,39 @@ class GraphSettings:
     optimizer: Optimizer | None = None
     schedule: Schedule | None = None
     clip_rule: ClipRule = "flat"
-    noise_scale: float = 1.0
+    noise_scale: float | NoiseScaleName = 1.0
+    holders: int = 1
     test_examples: int | None = 2000
     seed: int = 0
 
     def __post_init__(self) -> None:
         whole("draws", self.draws)
         whole("seed", self.seed, least=0)
-        real("noise_scale", self.noise_scale, above=0)
+        if isinstance(self.noise_scale, str):
+            one_of("noise_scale", self.noise_scale, get_args(NoiseScaleName))
+        else:
+            real("noise_scale", self.noise_scale, above=0)
+        if whole("holders", self.holders) > 1 and self.noise_scale != "holders-round":
+            raise ValueError('holders= goes with noise_scale="holders-round": add that, or drop it')
         one_of("clip_rule", self.clip_rule, ("flat", "automatic", "per-layer"))
         if self.test_examples is not None:
             whole("test_examples", self.test_examples)
         if self.rounds is not None and self.epochs is not None:
             raise ValueError("epochs and rounds both fix the length: drop one of them")
+
+    def scale(self, plan: Plan) -> float:
+        """The noise scale as a number, for one of the trainings."""
+        of_round = plan.optimizer.learning_rate / self.batch
+        match self.noise_scale:
+            case "weights":
+                return 1.0
+            case "round":
+                return of_round
+            case "holders-round":
+                return math.sqrt(self.holders) * of_round
+            case "run":
+                return math.sqrt(plan.rounds) * of_round
+        return float(self.noise_scale)
 
     def plan(self, examples: int, clip_norm: float) -> Plan:
         """The training without noise at one clip norm."""
@@ -151,7 +178,7 @@ def utility_graph(
             labels, where an example with a non-finite output counts as wrong.
         progress: called as progress(done, total) after every training and every draw.
         settings: fields of :class:`GraphSettings` as keywords: draws, batch, epochs, rounds,
-            optimizer, schedule, clip_rule, noise_scale, test_examples, seed.
+            optimizer, schedule, clip_rule, noise_scale, holders, test_examples, seed.
 
     Raises:
         ValueError: private data without ``leaks="accept"``, or an argument outside its range.
@@ -170,7 +197,7 @@ def utility_graph(
     norms = increasing("clip_norms", clip_norms)
     sigmas = increasing("noise_multipliers", noise_multipliers)
     chosen = GraphSettings(**settings)
-    draws, scale, seed = chosen.draws, chosen.noise_scale, chosen.seed
+    draws, seed = chosen.draws, chosen.seed
     initial = _initial(model, seed)
     first = next((p for p in initial.parameters() if p.requires_grad), None)
     if first is None:
@@ -189,6 +216,7 @@ def utility_graph(
     if chosen.test_examples is not None and chosen.test_examples < len(tested):
         rows = np.sort(_generator(seed, "test").choice(rows, chosen.test_examples, replace=False))
     plan = chosen.plan(len(records), norms[0])
+    scale = chosen.scale(plan)
     noiseless = np.empty(len(norms))
     accuracy = np.empty((len(norms), len(sigmas), draws))
     done, total = 0, len(norms) * (1 + draws)

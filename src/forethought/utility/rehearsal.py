@@ -3,14 +3,16 @@
 Every repeat draws training and test records of the plan's size from a public or synthetic source,
 builds a fresh model and runs :func:`forethought.train` with the very plan: same mechanism, same
 number of records, same noise. What comes out is a prediction of accuracy before any private record
-is touched. It is as good as the source resembles the private data; no statistic says how good.
+is touched. It is as good as the source resembles the private data. No statistic of the source says
+how good; what is known is how far rehearsals were off on pairs of data sets in a declared relation
+(:mod:`forethought.utility.resemblance`).
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,13 +24,14 @@ from torch import nn
 from forethought.data import Dataset
 from forethought.data.dataset import Split
 from forethought.data.synthetic import like
-from forethought.mechanism import real, whole
+from forethought.mechanism import one_of, real, whole
 from forethought.plans import Plan
 from forethought.rounds.losses import Loss
 from forethought.serialisation import Stored, plain
 from forethought.training.run import train
+from forethought.utility.resemblance import RELATIONS, SCORES, Relation, widened
 
-REHEARSAL_SCHEMA = "forethought/rehearsal/1"
+REHEARSAL_SCHEMA = "forethought/rehearsal/2"
 
 PublicProxy = Dataset | Callable[[int], Dataset]
 
@@ -36,11 +39,31 @@ COVERS = (
     "one more run of this plan on records drawn like the rehearsal's: which records are in the "
     "training and test part, initial weights, sampling and noise"
 )
-NOT_COVERED = (
-    "how the private data differ from the rehearsal's data, which can be far more than the interval"
+RESEMBLANCE = {
+    "same source": "other records of the same population, drawn alike",
+    "same task": "the same columns and classes, of another group, place or device",
+    "same shape": "as many features and classes, and another task",
+    "synthetic": "made by forethought, with nothing of the private data but their shape",
+}
+KNOWS_NOTHING = (
+    "Nothing is known of how near the private data's accuracy will be: anywhere between chance and "
+    "100 %."
 )
-_DERIVED = ("predicted", "interval", "baseline")
+_DERIVED = ("predicted", "interval", "run_interval", "baseline")
 SHARED_POOL = "repeats draw from one pool of records, so they differ less than fresh draws would"
+
+
+def _upgrade(values: dict[str, Any]) -> dict[str, Any]:
+    # Version 1 knew one interval, that of a further run on the same data, and no relation.
+    known = {name: value for name, value in values.items() if name != "not_covered"}
+    run = values.get("interval")
+    return {
+        **known,
+        "schema": REHEARSAL_SCHEMA,
+        "run_interval": run,
+        "interval": [0, 1],
+        "relation": None,
+    }
 
 
 @dataclass(frozen=True)
@@ -50,17 +73,19 @@ class Rehearsal(Stored):
     Args:
         accuracies: of each repeat on its test records, in [0, 1].
         baselines: of each repeat: accuracy of always saying the test part's most frequent class.
-        level: chance with which the interval is meant to hold the next run.
+        level: chance with which the intervals are meant to hold the next run.
         source: what was rehearsed on.
         train_examples, test_examples: records in each repeat.
         distinct: share of different records in a training part; below 1 when the source was too
             small and records had to be drawn more than once.
         one_pool: whether all repeats drew from the same records.
         plan: what was run.
+        relation: how the source stands to the private data, as declared; None: nobody said.
     """
 
     SCHEMA: ClassVar[str] = REHEARSAL_SCHEMA
     CALLED: ClassVar[str] = "rehearsal"
+    UPGRADES: ClassVar[Mapping[str, Any]] = {"forethought/rehearsal/1": _upgrade}
 
     accuracies: tuple[float, ...]
     baselines: tuple[float, ...]
@@ -71,6 +96,7 @@ class Rehearsal(Stored):
     distinct: float
     one_pool: bool
     plan: Plan
+    relation: Relation | None = None
 
     @property
     def predicted(self) -> float:
@@ -84,12 +110,21 @@ class Rehearsal(Stored):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Student's prediction interval for one further run, within [0, 1].
+        """Where the private run's accuracy will be, with a chance of about ``level``.
+
+        :attr:`run_interval`, widened by as much as rehearsals were off on other pairs of data sets
+        in the same relation; (0, 1) where nothing is known of that.
+        """
+        return widened(self.run_interval, self.relation, self.level) or (0.0, 1.0)
+
+    @property
+    def run_interval(self) -> tuple[float, float]:
+        """Student's prediction interval for one further run on such data, within [0, 1].
 
         mean ± t · s · √(1 + 1/n) with n repeats of standard deviation s, exact when accuracies are
         normal and independent. The s of few repeats may be small by chance: no test part of m
         records leaves less than √(p(1 − p)/m) at accuracy p, so that much is taken at least.
-        :data:`COVERS` and :data:`NOT_COVERED` say what it is about.
+        :data:`COVERS` says what it is about.
         """
         n = len(self.accuracies)
         mean = self.predicted
@@ -100,15 +135,25 @@ class Rehearsal(Stored):
 
     def text(self) -> str:
         """The rehearsal in sentences."""
-        low, high = self.interval
+        low, high = self.run_interval
         sentences = [
             f"Rehearsed {len(self.accuracies)} times on {self.source}: {self.train_examples:,} "
             f"records each, tested on {self.test_examples:,}.",
-            f"Predicted accuracy {self.predicted:.1%}, {self.level:.0%} interval {low:.1%} to "
-            f"{high:.1%}; always saying the most frequent class gives {self.baseline:.1%}.",
-            f"The interval covers {COVERS}.",
-            f"It does not cover {NOT_COVERED}.",
+            f"Reached {self.predicted:.1%}; always saying the most frequent class gives "
+            f"{self.baseline:.1%}.",
+            f"On such data {self.level:.0%} of runs are between {low:.1%} and {high:.1%}: "
+            f"{COVERS}.",
         ]
+        if self.relation is None or widened(self.run_interval, self.relation, self.level) is None:
+            sentences.append(self._knows_nothing())
+        else:
+            low, high = self.interval
+            sentences.append(
+                f"On the private data: {low:.1%} to {high:.1%}, as wide as it takes to hold "
+                f"{self.level:.0%} of {len(SCORES[self.relation])} other pairs of data sets in "
+                f"this relation ({self.relation}: {RESEMBLANCE[self.relation]}). Pairs unlike "
+                "those may be further off."
+            )
         if self.one_pool:
             sentences.append(f"Note: {SHARED_POOL}.")
         if self.distinct < 1:
@@ -119,14 +164,25 @@ class Rehearsal(Stored):
             )
         return "\n".join(sentences)
 
+    def _knows_nothing(self) -> str:
+        if self.relation == "synthetic":
+            return (
+                f"{KNOWS_NOTHING} Synthetic data tell whether the plan trains at all, and how much "
+                "its noise moves the result."
+            )
+        if self.relation is None:
+            known = ", ".join(f'"{name}"' for name in SCORES)
+            return f"{KNOWS_NOTHING} Say how the rehearsal's data stand to them: {known}."
+        pairs = len(SCORES[self.relation])
+        return f"{KNOWS_NOTHING} {pairs} pairs are too few for a level of {self.level:g}."
+
     def _values(self) -> dict[str, Any]:
         derived = {name: plain(getattr(self, name)) for name in _DERIVED}
-        meaning = {"covers": COVERS, "not_covered": NOT_COVERED}
-        return {**derived, **meaning, **super()._values()}
+        return {**derived, "covers": COVERS, **super()._values()}
 
     @classmethod
     def _keys(cls) -> set[str]:
-        return {*super()._keys(), *_DERIVED, "covers", "not_covered"}
+        return {*super()._keys(), *_DERIVED, "covers"}
 
     @classmethod
     def _restore(cls, values: dict[str, Any]) -> Rehearsal:
@@ -145,6 +201,7 @@ def rehearse(
     repeats: int = 10,
     test_examples: int | None = None,
     level: float = 0.9,
+    relation: Relation | None = None,
     loss: Loss | None = None,
     micro_batch: int | None = None,
     device: str | torch.device | None = None,
@@ -164,7 +221,11 @@ def rehearse(
         repeats: runs, at least 2. Their cost is that of the real run each.
         test_examples: size of the test part drawn from a pool. Default: the pool's test part's
             size, or a fifth of the pool without one.
-        level: of the interval, between 0 and 1.
+        level: of the intervals, between 0 and 1.
+        relation: how ``data`` stand to the private data: ``"same source"``, ``"same task"``,
+            ``"same shape"`` or ``"synthetic"``, see :data:`RESEMBLANCE`. Without it, and of
+            synthetic data, nothing is said of the private data. Default: ``"synthetic"`` where
+            :func:`synthetic` made ``data``.
         loss, micro_batch, device: as for :func:`forethought.train`.
         seed: the whole rehearsal is reproducible; nothing in it needs secrecy.
         progress: called with (repeats done, repeats).
@@ -182,6 +243,9 @@ def rehearse(
             f"{type(data).__name__}"
         )
     repeats = whole("repeats", repeats, least=2)
+    relation = getattr(data, "relation", None) if relation is None else relation
+    if relation is not None:
+        one_of("relation", relation, RELATIONS)
     level = real("level", level, above=0, below=1)
     drawn = _draws(data, plan.examples, test_examples, seed)
     accuracies, baselines = [], []
@@ -220,18 +284,33 @@ def rehearse(
         distinct,
         isinstance(data, Dataset),
         plan,
+        relation,
     )
+
+
+@dataclass(frozen=True)
+class SyntheticSource:
+    """From a seed to another task of one shape; see :func:`forethought.data.synthetic.like`."""
+
+    shape: tuple[int, ...]
+    classes: int
+    examples: int
+    noise: float = 1.0
+    relation: ClassVar[Relation] = "synthetic"
+
+    def __call__(self, seed: int) -> Dataset:
+        return like(self.shape, self.classes, self.examples, noise=self.noise, seed=seed)
 
 
 def synthetic(
     shape: tuple[int, ...], classes: int, examples: int, *, noise: float = 1.0
-) -> Callable[[int], Dataset]:
+) -> SyntheticSource:
     """A source of synthetic data for :func:`rehearse`: every seed is another task of this shape.
 
     Args:
         shape, classes, examples, noise: see :func:`forethought.data.synthetic.like`.
     """
-    return lambda seed: like(shape, classes, examples, noise=noise, seed=seed)
+    return SyntheticSource(shape, classes, examples, noise)
 
 
 DrawRecords = Callable[[int], tuple[Split, Split, float, str]]

@@ -1,0 +1,40 @@
+"""Finished runs of a comparison, kept in a file, so that a long experiment can be run in pieces."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: a plan of a problem with one seed."""
+
+    problem: str
+    gradients: int
+    holders: str
+    kind: str
+    epsilon: float
+    size: int
+    seed: int
+
+
+class Cells:
+    """The accuracies, in per cent, of the runs that are done."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.done: dict[Cell, float] = {}
+        if path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                values = json.loads(line)
+                self.done[Cell(**values["cell"])] = values["accuracy"]
+
+    def keep(self, cell: Cell, accuracy: float, seconds: float) -> None:
+        """Add a run to the file."""
+        self.done[cell] = accuracy
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        values = {"cell": asdict(cell), "accuracy": accuracy, "seconds": round(seconds, 1)}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(values, ensure_ascii=False) + "\n")
