@@ -5,6 +5,7 @@ Nothing in here can change a guarantee; what privacy depends on is in :mod:`fore
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -141,6 +142,18 @@ class GradientFilter:
             'gradient_filter must be "low-pass", "kalman" or a forethought.GradientFilter, not '
             f"{asked!r}"
         )
+
+    def noise_left(self, rounds: int) -> float:
+        """The share of independent noise's variance that is left, far from the run's beginning."""
+        delay = self.rounds_late(rounds)
+        if self.kind == "kalman":  # κ/(2 − κ)
+            return 1 / (1 + 2 * delay)
+        # (2/π) ∫ dx/((1 + x²)(1 + (x/w)²ⁿ)), with x the tangent of half a frequency.
+        if self.order == 1:
+            w = 0.5 / delay
+            return w / (1 + w)
+        w = math.sqrt(0.5) / delay
+        return w**4 / (1 + w**4) * (1 + math.sqrt(0.5) * (1 - w * w) / w**3)
 
     def rounds_late(self, rounds: int) -> float:
         """The delay, given or the default, in a run of so many rounds."""

@@ -14,6 +14,7 @@ import forethought as ft
 from forethought.mechanism import FullBatch, Mechanism, Rounds
 from forethought.plans import Optimizer, Plan
 from forethought.training.adam_bc import AdamBC
+from forethought.training.optimizers import make_optimizer
 
 FALSE_ALARM = 1e-6
 
@@ -130,6 +131,33 @@ def test_plain_adam_would_not_have_it() -> None:
     assert float(with_noise[:, 1].mean() / with_noise[:, 0].mean()) < 1.2
     without = (state["square"] - state["noise"]).clamp(min=0)
     assert float(without[:, 1].mean() / without[:, 0].mean()) > 1.5
+
+
+@pytest.mark.parametrize("name", ["adam", "adam-bc"])
+def test_planned_steps_go_as_far_as_gradient_descents(name: str) -> None:
+    """A small steady gradient under noise, in 4,000 coordinates; far beyond chance's reach."""
+    plan = ft.plan(
+        examples=1000, budget=ft.Budget(1.0, 1e-5), rounds=300, batch=100, optimizer=name
+    )
+    plain = ft.plan(
+        examples=1000,
+        budget=ft.Budget(1.0, 1e-5),
+        rounds=300,
+        batch=100,
+        options={"momentum": 0.0},
+    )
+    variance = plan.round(0).mean_variance
+    small = 0.05 * math.sqrt(variance)
+    parameter = nn.Parameter(torch.zeros(4000))
+    optimizer = make_optimizer(plan.optimizer, [parameter])
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(300):
+        parameter.grad = small + math.sqrt(variance) * torch.randn(4000, generator=draw)
+        if isinstance(optimizer, AdamBC):
+            optimizer.expect_noise(variance)
+        optimizer.step()
+    far = plain.optimizer.learning_rate * small * 300
+    assert float(-parameter.detach().mean()) == pytest.approx(far, rel=0.1)
 
 
 def test_gradients_of_unknown_noise_are_refused() -> None:

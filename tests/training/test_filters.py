@@ -89,6 +89,24 @@ def test_planted_fault_a_gain_that_is_off_is_seen() -> None:
     assert min(tails) < FALSE_ALARM
 
 
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        ft.GradientFilter(delay=0.5),
+        ft.GradientFilter(delay=7.0),
+        ft.GradientFilter(delay=1.0, order=2),
+        ft.GradientFilter(delay=9.0, order=2),
+        ft.GradientFilter("kalman", 3.0),
+        ft.GradientFilter(),
+    ],
+)
+def test_what_is_left_in_the_end_is_what_a_plan_counts_on(chosen: ft.GradientFilter) -> None:
+    one = make_filter(chosen, 1000)
+    assert one is not None
+    _, left = answers(one, np.zeros((1000, 1)), np.ones(1000))
+    assert left[-1] == pytest.approx(chosen.noise_left(1000), rel=1e-6)
+
+
 def test_kalmans_estimate_is_the_best_of_a_random_walk() -> None:
     """By hand: the mean of a Gaussian vector given noisy values of it, from its covariance."""
     rounds, delay = 12, 3.0

@@ -31,7 +31,7 @@ from forethought.mechanism import (
     real,
     whole,
 )
-from forethought.planning import correlation, defaults, persons
+from forethought.planning import adaptive_steps, correlation, defaults, persons
 from forethought.planning.courses import Course, SizeScheduleName, course_of, with_course
 from forethought.planning.given import opened
 from forethought.planning.grouping import NO_FILTER, local_of
@@ -281,7 +281,8 @@ class PlanRequest:
         """The model that step size or batch are chosen for, where either is."""
         to_length = self.budget is not None and self.noise_multiplier is None
         free_batch = self.batch is None and self.parts is None and self.sampling != "full-batch"
-        chosen = ["step size"] if self.learning_rate is None and self.optimizer == "sgd" else []
+        planned = self.optimizer == "sgd" or adaptive_steps.planned(self.optimizer)
+        chosen = ["step size"] if self.learning_rate is None and planned else []
         if to_length and free_batch and self.epochs is None:
             chosen.append("batch")
         if not chosen:

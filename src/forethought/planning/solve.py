@@ -16,6 +16,7 @@ from forethought.accounting.calibration import calibrate
 from forethought.accounting.calibration import noise_multiplier as exact_noise
 from forethought.mechanism import Budget, Mechanism, Poisson, Rounds
 from forethought.planning import defaults, persons
+from forethought.planning.adaptive_steps import USUAL, adaptive_rate
 from forethought.planning.correlation import gain
 from forethought.planning.courses import explain_course
 from forethought.planning.grouping import explain, groups_of, local_of
@@ -232,10 +233,17 @@ def _learning_rate(
     if request.learning_rate is not None:
         why[STEP_SIZE] = GIVEN
         return request.learning_rate
-    if request.optimizer != "sgd":
-        why[STEP_SIZE] = f"the usual one of {request.optimizer}"
-        return 1e-3
-    size, momentum = request.size, float(options.get("momentum", 0.0))
+    size, name = request.size, request.optimizer
+    if name != "sgd":
+        like = defaults.learning_rate(found, size, 0.0, request.feature_norm)
+        rate = adaptive_rate(found, name, options, like)
+        why[STEP_SIZE] = (
+            f"the usual one of {name}"
+            if rate == USUAL
+            else f"under this noise {name} steps as far with it as gradient descent with {like:.3g}"
+        )
+        return rate
+    momentum = float(options.get("momentum", 0.0))
     # What correlated noise leaves in the weights depends on the momentum, which is known by now.
     found = found.with_(optimizer=replace(found.optimizer, options=tuple(options.items())))
     norm, scores = request.usual_norm, request.score_noise
