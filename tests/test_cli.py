@@ -294,3 +294,10 @@ def test_a_private_search_leaves_one_run_and_a_statement_that_covers_it(
     assert (status, err) == (0, "")
     assert "the search for it included" in out
     assert forethought("account", "--verify", "run")[0] == 0
+
+
+def test_a_relation_goes_with_a_public_proxy() -> None:
+    status, _, err = forethought(
+        "plan", "--examples", "100", "--epsilon", "1", "--relation", "same task"
+    )
+    assert status == 2 and "--relation goes with --public-proxy" in err
