@@ -103,7 +103,9 @@ def test_a_simulation_of_the_order_after_a_loss_comes_to_the_same_transcripts():
 
 
 @pytest.mark.parametrize("compression", [Compression(), Compression("bf16")])
-def test_a_simulation_of_the_order_after_a_restart_comes_to_the_same_transcripts(compression):
+def test_a_simulation_of_the_order_after_a_restart_comes_to_the_same_transcripts(
+    compression, tmp_path
+):
     agreed = gossip(workers=3, rounds=30, settle=5, compression=compression)
     pace = Pace(0.002, 0.2, 0.5, 30.0, 1.0, 2.0)
     ledgers = [ClientLedger(MemoryStorage(), UnsignedEndpoint(b"r" * 32, k), "") for k in range(3)]
@@ -119,10 +121,13 @@ def test_a_simulation_of_the_order_after_a_restart_comes_to_the_same_transcripts
     before = crew.recorded[2]
     again = Recorded(worker(agreed, 2, vector(), ledgers[2].read()))
     ways = MemoryLinks(crew.board, 2)
+    left = Witness(tmp_path, b"r" * 32, 2)
     driver = WorkerDriver(
-        again, agreed, 2, ways, computes[2], pace=pace, ledger=ledgers[2], returning=True
-    )
+        again, agreed, 2, ways, computes[2],
+        pace=pace, ledger=ledgers[2], returning=True, witness=left,
+    )  # fmt: skip
     driver.run()
+    assert left.count() == again.updates
     crew.join()
     assert again.updates > before.updates >= 5
     assert again.updates == ledgers[2].read().updates
