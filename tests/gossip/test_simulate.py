@@ -13,6 +13,7 @@ from torch import nn
 from workers import gossip, plan
 
 import forethought as ft
+from forethought.gossip.compression import Compression
 from forethought.gossip.gossip import Gossip, GossipError, digest_of
 from forethought.gossip.simulate import SimulatedGossip, simulate, synchronous_seconds
 from forethought.holders.trainer import SharedModel
@@ -150,4 +151,6 @@ def test_other_models_shares_and_weights_are_refused() -> None:
 
 def test_sync_takes_as_long_as_its_slowest() -> None:
     assert synchronous_seconds(agreed(), Times(slow_ones(K, 1, 4.0))) == pytest.approx(20)
+    few = agreed(compression=Compression("top-k", 0.5))
+    assert synchronous_seconds(few, Times(slow_ones(K, 1, 4.0))) == pytest.approx(20)
     assert isinstance(run()[0].simulated.weights, np.ndarray)

@@ -64,6 +64,7 @@ def test_what_a_real_driver_did_is_what_the_same_events_give():
         ("asynchronous", "metropolis", "ring", Compression()),
         ("asynchronous", "exponential", "exponential", Compression()),
         ("asynchronous", "matchings", "ring", Compression("bf16")),
+        ("asynchronous", "matchings", "complete", Compression("top-k", 0.4)),
         ("synchronous", "metropolis", "ring", Compression()),
         ("synchronous", "matchings", "complete", Compression("top-k", 0.4)),
     ],
@@ -102,7 +103,9 @@ def test_a_simulation_of_the_order_after_a_loss_comes_to_the_same_transcripts():
     assert [one.digest for one in again] == [one.digest for one in crew.recorded]
 
 
-@pytest.mark.parametrize("compression", [Compression(), Compression("bf16")])
+@pytest.mark.parametrize(
+    "compression", [Compression(), Compression("bf16"), Compression("top-k", 0.4)]
+)
 def test_a_simulation_of_the_order_after_a_restart_comes_to_the_same_transcripts(
     compression, tmp_path
 ):

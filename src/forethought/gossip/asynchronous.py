@@ -10,7 +10,7 @@ out by both alike; what is lost, or later than ``window`` steps, moves one side 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from forethought.gossip.count import estimate, moved
 from forethought.gossip.events import Received, Send
 from forethought.gossip.gossip import Gossip
 from forethought.gossip.messages import ANSWER, LAST, Hello, Known, Message, Weights
+from forethought.gossip.replicas import Link
 from forethought.gossip.worker import Effects, Releases
 
 _HALF = np.float32(0.5)
@@ -35,6 +36,7 @@ class _Sent:
     count: int
     share: float
     sources: dict[int, float]
+    there: dict[int, Vector] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -60,6 +62,7 @@ class AsynchronousWorker:
         "_early",
         "_known",
         "_left",
+        "_links",
         "_living",
         "_lost",
         "_matrices",
@@ -88,6 +91,11 @@ class AsynchronousWorker:
         self._lost: set[int] = set()
         self._living: frozenset[int] | None = None
         self._matrices: dict[int, tuple[tuple[int, ...], dict[int, float]]] = {}
+        # Under "top-k": what both ends of each link have of each other.
+        self._links: dict[int, Link] | None = None
+        if gossip.compression.kind == "top-k":
+            near = gossip.mixing.graph.neighbours(me)
+            self._links = {other: Link(weights, gossip.window) for other in near}
         # Exchanges until the next gradient begins.
         self._pause = 0
         self._return: _Return | None = None
@@ -228,14 +236,7 @@ class AsynchronousWorker:
         while self._sent and (oldest := next(iter(self._sent))) <= step - self.gossip.window:
             del self._sent[oldest]
         targets, sources = self._with_whom(step)
-        own = self.own
-        told = self.gossip.compression.received(own.held) if targets or sources else own.held
-        self._sent[step] = _Sent(told, own.count, own.share, sources)
-        left = -1 if self._left is None else self._left
-        effects: Effects = [
-            Send(other, own.message(step, self._known.get(other, 0), left, told))
-            for other in targets
-        ]
+        effects = self._tell(step, targets, sources)
         if self._early:
             waiting = self._early.pop(step, {})
             self._early = {later: held for later, held in self._early.items() if later > step}
@@ -245,6 +246,26 @@ class AsynchronousWorker:
             self._pause -= 1
             if not self._pause:
                 effects += self._next()
+        return effects
+
+    def _tell(self, step: int, targets: tuple[int, ...], sources: dict[int, float]) -> Effects:
+        own, compression = self.own, self.gossip.compression
+        left = -1 if self._left is None else self._left
+        sent = self._sent[step] = _Sent(own.held, own.count, own.share, sources)
+        if self._links is None:
+            if targets or sources:
+                sent.vector = compression.received(own.held)
+            return [
+                Send(other, own.message(step, self._known.get(other, 0), left, sent.vector))
+                for other in targets
+            ]
+        effects: Effects = []
+        for other in targets:
+            link = self._links[other]
+            of, heard = link.of, link.heard
+            change, sent.there[other] = link.change(step, own.held, compression)
+            message = own.message(step, self._known.get(other, 0), left, change)
+            effects.append(Send(other, replace(message, of=of, heard=heard)))
         return effects
 
     def _with_whom(self, step: int) -> tuple[tuple[int, ...], dict[int, float]]:
@@ -289,6 +310,15 @@ class AsynchronousWorker:
             return self._end("neighbour")
         if self._return is not None:
             return []
+        if self._links is not None:
+            link = self._links[sender]
+            found = link.received(message.base, message.of, message.heard, message.vector)
+            if found is None:
+                return []
+            message = replace(message, vector=found)
+            refusal = self.own.refusal(sender, message)
+            if refusal is not None:
+                return _alarm("weights", refusal)
         if message.base > self.step:
             if message.base <= self.step + self.gossip.window:
                 self._early.setdefault(message.base, {})[sender] = message
@@ -318,12 +348,13 @@ class AsynchronousWorker:
         if sent is None or weight is None:
             return []
         own = self.own
-        received = message.vector
+        received, mine = message.vector, sent.there.get(sender, sent.vector)
+        part = weight * self.gossip.compression.consensus_step
         if self.gossip.trust.difference is not None:
-            received = self.gossip.trust.admit(sent.vector, received)
-        change = received - sent.vector
-        change *= _HALF if weight == 0.5 else np.float32(weight)
-        own.move(change, weight, sent.share)
+            received = self.gossip.trust.admit(mine, received)
+        change = received - mine
+        change *= _HALF if part == 0.5 else np.float32(part)
+        own.move(change, part, sent.share)
         own.count += moved(sent.count, message.count, weight)
         if message.left >= 0:
             self._ends(message.left)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, ClassVar, Literal, get_args
@@ -71,8 +71,8 @@ class Gossip(Stored):
         momentum: of the steps along noised means; post-processing.
         tracking: gradient tracking: neighbours exchange an estimate of the mean update as well.
         trust: what of a neighbour's weights is refused, and how far one may move a worker.
-        compression: of exchanged weights; "top-k" under the rule "synchronous" alone, where every
-            message arrives, in order.
+        compression: of exchanged weights; "top-k" between neighbours that both speak, and without
+            tracking.
         point: where a gradient is taken, under the rule "asynchronous". "own": at the worker's own
             weights, as in Algorithm 1: these have its own newest noise in full, K times the
             variance that the average has of it. "average": at its estimate of the average: its
@@ -143,10 +143,9 @@ class Gossip(Stored):
         kind = self.compression.kind
         if kind != "none" and self.rule == "allreduce":
             raise GossipError("compression is for exchanges between neighbours, not 'allreduce'")
-        if kind == "top-k" and (self.rule != "synchronous" or self.tracking):
+        if kind == "top-k" and self.tracking:
             raise GossipError(
-                "'top-k' needs every message, in order: the rule 'synchronous' without tracking; "
-                "take compression 'bf16' otherwise"
+                "'top-k' is for weights without tracking: take compression 'bf16' with tracking"
             )
         if kind == "top-k" and self.mixing.kind == "exponential":
             raise GossipError(
@@ -243,6 +242,11 @@ class Gossip(Stored):
     @cached_property
     def _examples(self) -> int:
         return sum(self.plan(worker).examples for worker in range(self.workers))
+
+    def with_allreduce(self) -> Gossip:
+        """SYNC on the same plans: what else is agreed is for exchanges between neighbours."""
+        plain = Compression()
+        return replace(self, rule="allreduce", tracking=False, exchanges=1, compression=plain)
 
     def updates(self, worker: int) -> int:
         """The most updates that a worker makes: its plan's rounds; synchronously R of them."""

@@ -27,6 +27,7 @@ class Weights:
         vector: float32, shape (coordinates,): weights, and tracked gradients where there are any;
             as the gossip's compression leaves them. Under "top-k" a change of what the receiver
             has, in which most numbers are 0.
+        of, heard: exchanges, see :class:`~forethought.gossip.replicas.Link`; -1 elsewhere.
     """
 
     round: int
@@ -35,6 +36,8 @@ class Weights:
     count: int
     left: int
     vector: Packed
+    of: int = -1
+    heard: int = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

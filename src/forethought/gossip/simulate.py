@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +184,7 @@ def simulate(
 
 def synchronous_seconds(gossip: Gossip, times: Times) -> float:
     """Virtual seconds that SYNC takes for R rounds of everybody; nothing is trained."""
-    other = replace(gossip, rule="allreduce", tracking=False)
+    other = gossip.with_allreduce()
     start = np.zeros(gossip.parameters, dtype=np.float32)
     idle = NoTraining(1, no_gradients(gossip.parameters))
     alone = Times(times.compute, times.way, times.straggling, (), times.seed, times.factors)

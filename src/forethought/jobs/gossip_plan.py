@@ -103,7 +103,7 @@ def rehearse(
         ValueError: a proxy of another shape, or with too few records.
     """
     own = gossiping.gossip
-    sync = replace(own, rule="allreduce", tracking=False, exchanges=1, start="")
+    sync = replace(own.with_allreduce(), start="")
     others = [replace(own, mixing=mixing, start="") for mixing in mixings(own)]
     runs: list[list[SimulatedGossip]] = [[] for _ in range(1 + len(others))]
     for repeat in range(repeats):

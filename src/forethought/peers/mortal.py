@@ -116,7 +116,7 @@ class Setting:
             start=digest_of(self.start),
             rule=self.rule,
             compression=Compression(kind, float(share) if share else None),
-            settle=30,
+            settle=200 if kind == "top-k" else 30,  # few changes a message, slow agreement
         )
         if self.engine == "sites":
             return PeerRoster.load(self.folder / ROSTER).with_keys(made)

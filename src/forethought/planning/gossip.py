@@ -147,7 +147,7 @@ def predict(
                 busy=float(idle.busy[worker] / idle.seconds) if idle.seconds else 0.0,
             )
         )
-    everybody = replace(gossip, rule="allreduce", tracking=False, exchanges=1)
+    everybody = gossip.with_allreduce()
     return GossipPlan(
         gossip,
         tuple(workers),
