@@ -296,7 +296,7 @@ def test_a_private_search_leaves_one_run_and_a_statement_that_covers_it(
     assert forethought("account", "--verify", "run")[0] == 0
 
 
-def test_a_relation_goes_with_a_public_proxy() -> None:
+def test_a_relation_goes_with_a_public_proxy(forethought: Command) -> None:
     status, _, err = forethought(
         "plan", "--examples", "100", "--epsilon", "1", "--relation", "same task"
     )

@@ -58,13 +58,10 @@ RequestedNoise = NoiseKind | Literal["correlated"]
 CORRELATED: RequestedNoise = "correlated"
 
 MOST_ROUNDS = 10_000_000
+# Of the others it is add-or-remove.
 _ADJACENCY: dict[str, Adjacency] = {
-    "poisson": "add-or-remove",
-    "full-batch": "add-or-remove",
     "without-replacement": "replace-one",
     "shuffled": "zero-out",
-    "random-allocation": "add-or-remove",
-    "cyclic-poisson": "add-or-remove",
 }
 # What does not count as choosing the plan's numbers: the task, the promise, and words about them.
 _GIVEN_ANYWAY = (
@@ -407,7 +404,7 @@ class PlanRequest:
     @property
     def neighbouring(self) -> Adjacency:
         """The adjacency given, or the sampling's own."""
-        return self.adjacency or _ADJACENCY[self.sampling]
+        return self.adjacency or _ADJACENCY.get(self.sampling, "add-or-remove")
 
     @property
     def course(self) -> Course:
