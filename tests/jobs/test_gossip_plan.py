@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -13,6 +14,7 @@ from forethought.cli import app
 from forethought.gossip.gossip import Gossip, Member
 from forethought.gossip.graphs import make
 from forethought.gossip.mixing import Mixing
+from forethought.jobs.gossip_plan import GossipRehearsal, Tried, standard_error
 from forethought.planning.gossip import headroom, mixings, predict
 from forethought.simulation.speeds import Way, slow_ones
 from forethought.simulation.times import Times
@@ -108,6 +110,32 @@ def test_observers_are_named_workers(tmp_path: Path) -> None:
     assert "no theorem known here" in str(refused.exception)
 
 
+def test_how_far_two_rehearsed_accuracies_may_be_apart_by_chance() -> None:
+    """Against the standard error of independent draws, by simulation; and from the repeats alone
+    where they differ more than that."""
+    draw = np.random.default_rng(0)
+    ours, theirs = (draw.binomial(400, p, (20_000, 3)).mean(1) / 400 for p in (0.8, 0.75))
+    seen = float(np.std(ours - theirs))
+    told = standard_error([0.8] * 3, [0.75] * 3, 400)
+    assert abs(told / seen - 1) < 0.03  # its own error: 0.5 %
+    assert standard_error([0.9, 0.5], [0.5, 0.5], 10**6) == pytest.approx(0.2)
+    assert standard_error([0.5, 0.6, 0.7], [0.4, 0.5, 0.6], 10**12) < 1e-5  # pairs that agree
+
+
+def rehearsed(*tried: tuple[float, float | None, float]) -> GossipRehearsal:
+    rows = tuple(Tried(f"g{k}", "m", a, a, s, 9.0, e) for k, (a, s, e) in enumerate(tried))
+    return GossipRehearsal("s", Tried("all", "allreduce", 0.9, 0.9, 5.0, 5.0, 0.0), rows, 2, 100)
+
+
+def test_a_choice_says_whether_it_may_be_chance() -> None:
+    sure = rehearsed((0.91, 3.0, 0.005), (0.88, None, 0.001))
+    assert sure.chosen is not None and sure.certain and not sure.alike
+    unsure = rehearsed((0.895, 3.0, 0.005), (0.88, None, 0.01))
+    assert not unsure.certain and [one.graph for one in unsure.alike] == ["g1"]
+    none = rehearsed((0.88, None, 0.001))
+    assert none.chosen is None and not none.certain
+
+
 @pytest.mark.slow
 def test_a_rehearsal_ranks_graphs_by_the_time_to_come_near_sync(tmp_path: Path) -> None:
     job = tmp_path / "job.toml"
@@ -119,6 +147,8 @@ def test_a_rehearsal_ranks_graphs_by_the_time_to_come_near_sync(tmp_path: Path) 
     assert found["synchronous"]["mixing"] == "allreduce"
     reached = [one["seconds"] for one in found["tried"] if one["seconds"] is not None]
     assert reached == sorted(reached)
+    assert found["repeats"] == 2 and found["records"] > 0
+    assert all(one["error"] > 0 for one in found["tried"])
     assert all(0 <= one["worst"] <= one["accuracy"] + 0.1 for one in found["tried"])
     refused = CliRunner().invoke(app, ["gossip", "plan", str(job), "--public-proxy", "digits"])
     assert "--public-proxy goes with --rehearse" in str(refused.exception)

@@ -32,6 +32,8 @@ class Tried:
         accuracy: of the average model at the end. worst: of the worst worker's.
         seconds: virtual, until the average model's accuracy (its mean over the repeats) first came
             within ``WITHIN`` of SYNC's last; None: never. whole: until the end.
+        error: standard error of its accuracy less SYNC's: from how the repeats differ, or from the
+            number of held-out records, as if both erred independently, where that is more.
     """
 
     graph: str
@@ -40,6 +42,7 @@ class Tried:
     worst: float
     seconds: float | None
     whole: float
+    error: float
 
 
 @dataclass(frozen=True)
@@ -48,17 +51,38 @@ class GossipRehearsal:
 
     Args:
         source: of the data. synchronous: SYNC itself. tried: graphs, as they rank.
+        repeats, records: what the accuracies rest on: runs of each, held-out records of a run.
     """
 
     source: str
     synchronous: Tried
     tried: tuple[Tried, ...]
+    repeats: int
+    records: int
 
     @property
     def chosen(self) -> Tried | None:
         """The graph that came within reach of SYNC in the least time; None: none did."""
         best = self.tried[0]
         return None if best.seconds is None else best
+
+    @property
+    def certain(self) -> bool:
+        """Whether the chosen graph comes within ``WITHIN`` of SYNC at the end even where its
+        accuracy is two standard errors less than was seen."""
+        best, least = self.chosen, self.synchronous.accuracy - WITHIN
+        return best is not None and best.accuracy - 2 * best.error >= least
+
+    @property
+    def alike(self) -> tuple[Tried, ...]:
+        """Graphs that would be the quickest as well as the chosen one if their accuracies were two
+        standard errors better: those that never came so far, but may."""
+        least = self.synchronous.accuracy - WITHIN
+        return tuple(
+            one
+            for one in self.tried
+            if one.seconds is None and one.accuracy + 2 * one.error >= least
+        )
 
 
 def plan_job(gossiping: Gossiping, observers: Sequence[str] = ()) -> GossipPlan:
@@ -107,27 +131,29 @@ def rehearse(
     others = [replace(own, mixing=mixing, start="") for mixing in mixings(own)]
     runs: list[list[SimulatedGossip]] = [[] for _ in range(1 + len(others))]
     for repeat in range(repeats):
-        train = _trainer(gossiping, proxy, repeat, data_dir)
+        train, records = _trainer(gossiping, proxy, repeat, data_dir)
         for place, gossip in enumerate([sync, *others]):
             runs[place].append(train(gossip))
             if progress is not None:
                 progress(repeat * len(runs) + place + 1, repeats * len(runs))
     target = float(np.mean([run.accuracy or 0.0 for run in runs[0]])) - WITHIN
     tried = [
-        _tried(gossip.mixing.graph.kind, gossip.mixing.kind, found, target)
+        _tried(gossip.mixing.graph.kind, gossip.mixing.kind, found, target, runs[0], records)
         for gossip, found in zip(others, runs[1:], strict=True)
     ]
     return GossipRehearsal(
         proxy or SYNTHETIC,
-        _tried("all", "allreduce", runs[0], target),
+        _tried("all", "allreduce", runs[0], target, runs[0], records),
         tuple(sorted(tried, key=lambda one: (_or_never(one.seconds), -one.accuracy))),
+        repeats,
+        records,
     )
 
 
 def _trainer(
     gossiping: Gossiping, proxy: str | None, repeat: int, data_dir: Path | None
-) -> Callable[[Gossip], SimulatedGossip]:
-    """Train a gossip on the repeat's records, the same for every graph."""
+) -> tuple[Callable[[Gossip], SimulatedGossip], int]:
+    """Train a gossip on the repeat's records, the same for every graph; how many are held out."""
     import torch
 
     from forethought.gossip.simulate import simulate
@@ -154,17 +180,38 @@ def _trainer(
             micro_batch=job.run.micro_batch,
         )
 
-    return train
+    return train, 0 if data.test is None else len(data.test)
 
 
-def _tried(graph: str, mixing: str, runs: Sequence[SimulatedGossip], target: float) -> Tried:
+def _tried(
+    graph: str,
+    mixing: str,
+    runs: Sequence[SimulatedGossip],
+    target: float,
+    sync: Sequence[SimulatedGossip],
+    records: int,
+) -> Tried:
     accuracy = float(np.mean([run.accuracy or 0.0 for run in runs]))
     whole = float(np.mean([run.simulated.seconds for run in runs]))
     reached = _first(runs, target)
     if reached is None and accuracy >= target:
         reached = whole  # by the exchanges after the last update
     worst = float(np.mean([min(run.each, default=math.nan) for run in runs]))
-    return Tried(graph, mixing, accuracy, worst, reached, whole)
+    error = standard_error(
+        [run.accuracy or 0.0 for run in runs], [run.accuracy or 0.0 for run in sync], records
+    )
+    return Tried(graph, mixing, accuracy, worst, reached, whole, error)
+
+
+def standard_error(ours: Sequence[float], theirs: Sequence[float], records: int) -> float:
+    """Of the difference of two mean accuracies of paired runs; see :class:`Tried`."""
+    count = len(ours)
+    spread = 0.0
+    if count > 1:
+        differences = [one - other for one, other in zip(ours, theirs, strict=True)]
+        spread = float(np.std(differences, ddof=1)) / math.sqrt(count)
+    drawn = sum(float(np.mean(found)) * (1 - float(np.mean(found))) for found in (ours, theirs))
+    return max(spread, math.sqrt(drawn / max(1, records * count)))
 
 
 def _first(runs: Sequence[SimulatedGossip], target: float) -> float | None:

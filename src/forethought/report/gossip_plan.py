@@ -74,7 +74,15 @@ def show(console: Console, plan: GossipPlan) -> None:
 def show_rehearsal(console: Console, rehearsal: GossipRehearsal) -> None:
     """Which graph comes within 0.01 of SYNC in the least time."""
     table = Table(title=f"rehearsed on {rehearsal.source} data")
-    for name in ("graph", "mixing", "accuracy", "worst worker", "s to SYNC − 0.01", "s in all"):
+    for name in (
+        "graph",
+        "mixing",
+        "accuracy",
+        "± against SYNC",
+        "worst worker",
+        "s to SYNC − 0.01",
+        "s in all",
+    ):
         table.add_column(name)
     for one in (rehearsal.synchronous, *rehearsal.tried):
         table.add_row(*_cells(one))
@@ -87,6 +95,17 @@ def show_rehearsal(console: Console, rehearsal: GossipRehearsal) -> None:
             f"quickest: graph = {best.graph!r}, mixing = {best.mixing!r}; as good a prediction as "
             "that data resembles the real"
         )
+        console.print(
+            f"it rests on {rehearsal.repeats} runs of {rehearsal.records:,} held-out records each: "
+            + (
+                "at the end it is within 0.01 of SYNC even two standard errors below what was seen"
+                if rehearsal.certain
+                else "that it comes within 0.01 of SYNC may be chance; give more --repeats"
+            )
+        )
+    if rehearsal.alike:
+        names = ", ".join(f"{one.graph} ({one.mixing})" for one in rehearsal.alike)
+        console.print(f"two standard errors would bring these within reach, too: {names}")
 
 
 def _cells(one: Tried) -> tuple[str, ...]:
@@ -95,6 +114,7 @@ def _cells(one: Tried) -> tuple[str, ...]:
         one.graph,
         one.mixing,
         f"{one.accuracy:.1%}",
+        f"{2 * one.error:.1%}",
         f"{one.worst:.1%}",
         reached,
         f"{one.whole:,.1f}",
