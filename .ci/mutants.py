@@ -67,6 +67,7 @@ VIEWS = ["tests/federated/test_statements.py"]
 GOSSIP = "forethought/gossip/"
 GOSSIP_VIEWS = ["tests/gossip/test_statements.py"]
 WORKER = ["tests/gossip/test_asynchronous.py", "-k", "plan_has or set_back"]
+GOSSIP_POINT = ["tests/gossip/test_asynchronous.py", "-k", "point"]
 DISTANT = ["tests/gossip/test_decentralised.py", "-k", "exponential or independent"]
 MIXING = ["tests/gossip/test_mixing.py", "-k", "one_line or broken"]
 ESTIMATORS = "forethought/estimators/"
@@ -542,6 +543,11 @@ MUTANTS = [
            "self._witness.note(effect.release.round + 1)",
            "self._witness.note(effect.release.round)",
            ["tests/peers/test_driving.py", "-k", "restart"]),
+    Mutant("gossip: the own noise stays where gradients are taken", GOSSIP + "worker.py",
+           "excess *= np.float32(1 - 1 / self.gossip.workers)", "excess *= np.float32(0)",
+           GOSSIP_POINT),
+    Mutant("gossip: what an exchange takes along is forgotten", GOSSIP + "worker.py",
+           "self.share - weight * share * workers / (workers - 1)", "self.share", GOSSIP_POINT),
     Mutant("gossip: half of what a message tells", GOSSIP + "decentralised.py",
            "total += rest[place] ** 2 / length", "total += rest[place] ** 2 / (2 * length)",
            DISTANT),

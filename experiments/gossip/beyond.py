@@ -1,7 +1,8 @@
 """Beyond the paper: gossip, a federation and one machine at equal exact ε, K from 4 to 256.
 
-    python experiments/gossip/beyond.py --data ../shared/data            # some ten minutes
-    python experiments/gossip/beyond.py --data ../shared/data --only 4,16
+    python experiments/gossip/beyond.py --data ../shared/data            # some ten minutes a seed
+    python experiments/gossip/beyond.py --data ../shared/data --only 4,16 --seed 1
+    python experiments/gossip/beyond.py --write                          # the table
 
 MNIST, a linear model on pixels, 12,000 training records in all, dealt to K holders at random or
 with label skew (Dirichlet 0.1). Everybody spends at most ε = 3 at δ = 1e-5, certified: against its
@@ -20,7 +21,9 @@ import argparse
 import json
 import tempfile
 import time
+from collections import defaultdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -156,40 +159,69 @@ def spent(plans: list[Plan], rounds: list[int]) -> float:
     return max(ft.account(own, released=count).guarantee for own, count in most.items() if count)
 
 
-def shown(row: dict[str, Any] | None, form: str) -> str:
-    """A cell of the table."""
-    if row is None:
+def shown(rows: list[dict[str, Any]], form: str, apart: bool = False) -> str:
+    """A cell of the table: the mean of its seeds; the worst of all workers; how far seeds are
+    apart."""
+    if not rows:
         return "not run"
-    return "refused" if "refused" in row else form.format(**row)
+    found = [row for row in rows if "refused" not in row]
+    if not found:
+        return "refused"
+    mean = {name: fmean(row[name] for row in found) for name in ("accuracy", "seconds")}
+    text = form.format(worst=min(row["worst"] for row in found), **mean)
+    if apart and len(found) > 1:
+        scores = [row["accuracy"] for row in found]
+        text += f" {100 * (max(scores) - min(scores)):.1f}"
+    if len(found) < len(rows):
+        text += f" [{len(rows) - len(found)} refused]"
+    return text
 
 
 def table(done: list[dict[str, Any]]) -> str:
-    """Markdown: a size a row; (worst worker) behind the average model's accuracy."""
+    """Markdown: a size a row; means of the seeds."""
     lines = [
-        "| K | shares | gossip (worst) | waiting gossip (worst) | federation | virtual s: gossip "
-        "| of all who wait |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| K | shares | seeds | gossip (worst) | waiting gossip (worst) | federation | virtual s: "
+        "gossip | of all who wait |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    one = [row for row in done if row["how"] == "one machine"]
-    lines += [f"| 1 | all | one machine: {row['accuracy']:.1%} | | | | |" for row in one]
-    by = {(row["how"], row["holders"], row["skew"]): row for row in done}
+    by = defaultdict(list)
+    for row in done:
+        by[row["how"], row["holders"], row["skew"]].append({"seconds": 0.0} | row)
+    for row in by.values():
+        for one in row:
+            one["seconds"] = one["seconds"] or 0.0
+    one = by["one machine", 1, "iid"]
+    if one:
+        text = shown(one, "{accuracy:.1%}", True)
+        lines.append(f"| 1 | all | {len(one)} | one machine: {text} | | | | |")
     for skew in SKEWS:
         for holders in SIZES:
-            found = [by.get((how, holders, skew)) for how in list(TEXTS)[1:]]
+            found = [by[how, holders, skew] for how in list(TEXTS)[1:]]
             if not any(found):
                 continue
+            seeds = ", ".join(str(len(rows)) for rows in found)
             cells = [
-                shown(row, "{accuracy:.1%} ({worst:.1%})" if "gossip" in how else "{accuracy:.1%}")
-                for how, row in zip(list(TEXTS)[1:], found, strict=True)
+                shown(
+                    rows,
+                    "{accuracy:.1%} ({worst:.1%})" if "gossip" in how else "{accuracy:.1%}",
+                    True,
+                )
+                for how, rows in zip(list(TEXTS)[1:], found, strict=True)
             ]
-            cells += [shown(row, "{seconds:,.0f}") for row in (found[0], found[2])]
-            lines.append(f"| {holders} | {skew} | {' | '.join(cells)} |")
+            cells += [shown(rows, "{seconds:,.0f}") for rows in (found[0], found[2])]
+            lines.append(f"| {holders} | {skew} | {seeds} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        "Means of the seeds (how many of each, in the order of the columns); in brackets the worst "
+        "worker of all seeds; then how many points the seeds are apart.",
+    ]
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder of the data sets")
+    parser.add_argument("--data", type=Path, help="folder of the data sets")
+    parser.add_argument("--write", action="store_true", help="the table of what is there")
     parser.add_argument("--out", type=Path, default=HERE)
     parser.add_argument("--only", default=",".join(map(str, SIZES)), help="numbers of holders")
     parser.add_argument("--how", default=",".join(TEXTS))
@@ -197,6 +229,12 @@ def main() -> None:
     arguments = parser.parse_args()
     kept = arguments.out / "beyond.jsonl"
     done = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+    if arguments.write:
+        (arguments.out / "beyond.md").write_text(table(done))
+        print(table(done))
+        return
+    if arguments.data is None:
+        parser.error("--data: where MNIST is")
     folder = tempfile.TemporaryDirectory()
     records = Path(folder.name) / "beyond.npz"
     subset(arguments.data, records)

@@ -1,4 +1,4 @@
-"""One cell of the gossip experiments: sixteen workers, trained in the simulator.
+"""One cell of the gossip experiments: workers that are trained in the simulator.
 
 The paper's σ is the standard deviation per coordinate of a *sum* of gradients that nobody clipped;
 its theorem calibrates to the sensitivity of a mean, so that the printed noise promises nothing by
@@ -38,7 +38,7 @@ from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
 from forethought.simulation.speeds import Hiccups, slow_ones
 
-WORKERS, CLIP, POINTS = 16, 1.0, 10
+CLIP, POINTS = 1.0, 10
 # Test records of the curves; the last average and the worst worker are measured on all.
 LOOKED = 1000
 #: The paper's σ by name: of CIFAR-10, and of SWB300 for the LSTM.
@@ -57,6 +57,8 @@ class Task:
         epochs: over the whole data. rate: step size at first; a cosine to 0 stands for the paper's
             two drops, at once and for any number of epochs.
         skew: "iid", or Dirichlet shares. options: of the model.
+        workers: K. tested: held-out records; 0: all there are.
+        micro_batch: examples whose gradients are held at once; None: what fits.
     """
 
     data: str
@@ -67,19 +69,23 @@ class Task:
     rate: float
     skew: str = "iid"
     options: tuple[tuple[str, int], ...] = ()
+    workers: int = 16
+    tested: int = 0
+    micro_batch: int | None = None
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure: a task, a rule, the paper's noise, a case of its Section 5.3, and the exchanges
-    between an update and the next gradient (0: Algorithm 1 as printed)."""
+    """One figure: a task, a rule, the paper's noise, a case of its Section 5.3, and whether
+    gradients are taken where Algorithm 1 prints it, with two exchanges in a computation; otherwise
+    as the library does by default."""
 
     task: str
     rule: str
     noise: str
     case: str = "even"
     seed: int = 0
-    pause: int = 0
+    printed: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,11 +99,15 @@ class Records:
 def records_of(task: Task, folder: Path | None) -> Records:
     """The data set, or the synthetic sequences."""
     if task.data == "sequences":
-        return sequences(WORKERS * task.records, 5000)
+        return sequences(task.workers * task.records, 5000)
     data = load(task.data, folder=folder)
     if data.test is None:
         raise SystemExit(f"{task.data} has no test part")
-    return Records((data.train.inputs, data.train.targets), (data.test.inputs, data.test.targets))
+    test = slice(task.tested or None)
+    return Records(
+        (data.train.inputs, data.train.targets),
+        (data.test.inputs[test], data.test.targets[test]),
+    )
 
 
 def sequences(train: int, test: int) -> Records:
@@ -127,9 +137,9 @@ def run(cell: Cell, task: Task, records: Records) -> dict[str, Any]:
     generator = np.random.default_rng([cell.seed, 13])
     inputs, targets = records.train
     if task.records:
-        chosen = generator.permutation(len(targets))[: WORKERS * task.records]
+        chosen = generator.permutation(len(targets))[: task.workers * task.records]
         inputs, targets = inputs[chosen], targets[chosen]
-    parts = shares(targets, WORKERS, task.skew, generator)
+    parts = shares(targets, task.workers, task.skew, generator)
     classes = int(records.train[1].max()) + 1
     model = build(
         task.model,
@@ -146,7 +156,7 @@ def run(cell: Cell, task: Task, records: Records) -> dict[str, Any]:
             as_records((inputs[part], targets[part]), torch.float32, torch.device("cpu")),
             cross_entropy,
             Secrets.draw(Seeds(cell.seed, cell.seed).part(k)),
-            micro_batch=None,
+            micro_batch=task.micro_batch,
         )
         for k, part in enumerate(parts)
     ]
@@ -199,11 +209,11 @@ def gossip_of(cell: Cell, task: Task, sizes: list[int], shared: SharedModel) -> 
     large = 2 if cell.case == "III" else 1
     sigma = (SEQUENCE_NOISE if task.data == "sequences" else NOISE)[cell.noise]
     total = sum(sizes)
-    rounds = max(1, round(task.epochs * total / (WORKERS * task.batch * large)))
+    rounds = max(1, round(task.epochs * total / (task.workers * task.batch * large)))
     headroom = 1.2 if cell.rule == "asynchronous" else 1.0
     plans = []
     for size in sizes:
-        rate = min(1.0, task.batch * large * WORKERS / total)
+        rate = min(1.0, task.batch * large * task.workers / total)
         part = ft.Rounds(sigma / CLIP, round(headroom * rounds), ft.Poisson(rate))
         plans.append(
             ft.Plan(
@@ -216,21 +226,21 @@ def gossip_of(cell: Cell, task: Task, sizes: list[int], shared: SharedModel) -> 
             )
         )
     gossip = Gossip(
-        tuple(Member(f"worker-{k}", k) for k in range(WORKERS)),
+        tuple(Member(f"worker-{k}", k) for k in range(task.workers)),
         tuple(plans),
-        Mixing("matchings", make("complete", WORKERS), cell.seed),
+        Mixing("matchings", make("complete", task.workers), cell.seed),
         shared.layout.size,
         shared.architecture,
         rounds,
         rule=cell.rule,  # type: ignore[arg-type]
-        pause=cell.pause,
+        point="own" if cell.printed else "average",
     )
     usual = float(large)
     times = Pace(
-        slow_ones(WORKERS, 1 if cell.case == "II" else 0, 10.0, usual),
+        slow_ones(task.workers, 1 if cell.case == "II" else 0, 10.0, usual),
         straggling=0.1 if cell.case == "even" else 0.0,
-        factors=Hiccups(WORKERS, 2.0, cell.seed) if cell.case == "I" else None,
-        exchange=usual / (32 if cell.pause else 2),
+        factors=Hiccups(task.workers, 2.0, cell.seed) if cell.case == "I" else None,
+        exchange=usual / 2 if cell.printed else None,
         seed=cell.seed,
     )
     return gossip, times

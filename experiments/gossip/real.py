@@ -1,0 +1,166 @@
+"""The three cases in real processes: accuracy of the average against seconds on the clock.
+
+    python experiments/gossip/real.py --data ../shared/data    # some three minutes
+
+Four processes under torchrun train examples/gossip.toml (MNIST, linear on pixels, ε = 2) on this
+computer. A gradient takes 0.1 s more than it would, asleep, so that few cores do for all. Case I:
+one worker, drawn anew in every round, sleeps twice as long; II: one sleeps ten times as long; III:
+batch, step size and the sleep are doubled at the same ε, with half as many rounds. Every worker
+notes when it made each update and what it held then, and what it ended with; the average of what
+all had noted by a time is measured afterwards. A case and rule are a line of real.jsonl, and not
+run again; run.py --write draws them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from forethought.gossip.worker import Effects, Releases
+from forethought.holders.trainer import ClientTrainer
+from forethought.jobs.gossip import gossip_of
+from forethought.jobs.gossip_peer import launched_worker
+from forethought.jobs.job import Job
+from forethought.jobs.request import Request, from_file
+from forethought.simulation.speeds import Hiccups
+
+HERE = Path(__file__).parent
+REAL = HERE / "real.jsonl"
+WORKERS, SLEEP, POINTS = 4, 0.1, 20
+
+
+def request_of(case: str, rule: str, data: Path) -> Request:
+    """The example's job under a rule, as a case has it."""
+    request = from_file(HERE.parents[1] / "examples" / "gossip.toml")
+    request = _changed(request, gossip={"rule": rule, "seed": 1})
+    if case == "III":
+        request = _changed(request, gossip={"case": "III", "rounds": 30})
+    return request
+
+
+def _changed(request: Request, **tables: dict[str, object]) -> Request:
+    held = request.job.model_dump(exclude_unset=True)
+    for name, values in tables.items():
+        held[name] = {**held.get(name, {}), **values}
+    return replace(request, job=Job.model_validate(held))
+
+
+def work(case: str, rule: str, data: Path, out: Path) -> None:
+    """Be one process, and leave times and weights in ``out``."""
+    rank = int(os.environ["RANK"])
+    hiccups = Hiccups(WORKERS, 2.0, 1)
+    compute, release = ClientTrainer.compute, Releases.release
+    made: list[tuple[float, int, np.ndarray[Any, Any]]] = []
+
+    def slowly(trainer: ClientTrainer, *what: Any) -> Any:
+        factor = {"I": hiccups(rank, len(made)), "II": 10.0 if rank == 3 else 1.0, "III": 2.0}
+        time.sleep(SLEEP * factor[case])
+        return compute(trainer, *what)
+
+    def noted(own: Releases, *what: Any) -> Effects:
+        effects = release(own, *what)
+        made.append((time.time(), own.updates, own.weights.copy()))
+        return effects
+
+    ClientTrainer.compute, Releases.release = slowly, noted  # type: ignore[method-assign]
+    done = launched_worker(request_of(case, rule, data), out / "runs", data_dir=data)
+    # What it ended with: after the last exchanges, which come without updates.
+    made.append((time.time(), made[-1][1], done.took.weights))
+    np.savez(
+        out / f"{rank}.npz",
+        times=[when for when, _, _ in made],
+        weights=np.stack([held for _, _, held in made]),
+        updates=[count for _, count, _ in made],
+    )
+
+
+def measure(case: str, rule: str, data: Path) -> dict[str, Any]:
+    """Run the processes, and measure what their average was at a score of times."""
+    with tempfile.TemporaryDirectory() as folder:
+        here = [str(Path(__file__).resolve()), "--data", str(data.resolve())]
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += [f"--nproc-per-node={WORKERS}", *here, "--case", case, "--rule", rule]
+        subprocess.run([*command, "--out", folder], check=True, timeout=600)
+        found = [np.load(Path(folder) / f"{rank}.npz") for rank in range(WORKERS)]
+        made = [(one["times"], one["weights"], one["updates"]) for one in found]
+    gossiping = gossip_of(request_of(case, rule, data), data)
+    shared, test = gossiping.shared, gossiping.loaded.dataset.test
+    plans = [gossiping.gossip.plan(k) for k in range(WORKERS)]
+    assert test is not None
+    first, inputs = shared.read(), torch.as_tensor(np.asarray(test.inputs), dtype=torch.float32)
+    targets = torch.as_tensor(np.asarray(test.targets))
+    # The first gradients began a sleep before the first of them was done.
+    begin = min(float(times[0]) for times, _, _ in made) - SLEEP
+    end = max(float(times[-1]) for times, _, _ in made)
+    curve = []
+    for when in np.linspace(begin, end, POINTS + 1)[1:]:
+        places = [int(np.searchsorted(times, when, side="right")) - 1 for times, _, _ in made]
+        held = [
+            first if place < 0 else weights[place]
+            for place, (_, weights, _) in zip(places, made, strict=True)
+        ]
+        shared.write(np.mean(held, axis=0, dtype=np.float64).astype(np.float32))
+        with torch.no_grad():
+            right = (shared.model(inputs).argmax(1) == targets).double().mean()
+        counts = [
+            0 if place < 0 else int(updates[place])
+            for place, (_, _, updates) in zip(places, made, strict=True)
+        ]
+        seen = sum(count * plan.batch for count, plan in zip(counts, plans, strict=True))
+        epoch = seen / sum(plan.examples for plan in plans)
+        curve.append([round(float(when) - begin, 3), round(epoch, 3), 100 * float(right)])
+    return {
+        "case": case,
+        "rule": rule,
+        "seconds": end - begin,
+        "updates": [int(updates[-1]) for _, _, updates in made],
+        "load": os.getloadavg()[0],
+        "curve": curve,
+    }
+
+
+def main() -> None:
+    """Run what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--case")
+    parser.add_argument("--rule")
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    if asked.out is not None:
+        work(asked.case, asked.rule, asked.data, asked.out)
+        return
+    rows = []
+    if REAL.exists():
+        rows = [json.loads(line) for line in REAL.read_text(encoding="utf-8").splitlines()]
+    known = {(row["case"], row["rule"]) for row in rows}
+    for case in ("I", "II", "III"):
+        for rule in ("allreduce", "asynchronous"):
+            if (case, rule) not in known:
+                row = measure(case, rule, asked.data)
+                rows.append(row)
+                with REAL.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
+    print("| case | rule | seconds | updates of each | accuracy at the end | load |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for row in rows:
+        updates = ", ".join(map(str, row["updates"]))
+        print(
+            f"| {row['case']} | {row['rule']} | {row['seconds']:.1f} | {updates} | "
+            f"{row['curve'][-1][2]:.2f} | {row['load']:.0f} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
