@@ -143,7 +143,7 @@ def rehearse(
     ]
     return GossipRehearsal(
         proxy or SYNTHETIC,
-        _tried("all", "allreduce", runs[0], target, runs[0], records),
+        replace(_tried("all", "allreduce", runs[0], target, runs[0], records), error=0.0),
         tuple(sorted(tried, key=lambda one: (_or_never(one.seconds), -one.accuracy))),
         repeats,
         records,
