@@ -159,12 +159,14 @@ FAMILIES = {
     "correlated": Family(correlated, 3_000, 50, 2, 1),
     "imbalanced": Family(imbalanced, 5_000, 20, 3, 1),
     "many": Family(even, 6_000, 40, 20, 1),
-    # Held out: other sizes and seeds of three of those, and four recipes of their own.
+    "heavy-2": Family(heavy, 2_000, 60, 2, 2026),
+    "ordinal": Family(ordinal, 1_500, 25, 5, 2026),
+    # Held out: other sizes and seeds of four of those, and three recipes of their own.
     "corner-2": Family(corner, 6_000, 12, 3, 2026),
     "sparse-2": Family(sparse, 20_000, 500, 4, 2026, categorical=True),
-    "heavy-2": Family(heavy, 2_000, 60, 2, 2026),
+    "heavy-3": Family(heavy, 3_000, 80, 2, 777),
+    "ordinal-2": Family(ordinal, 2_500, 15, 4, 777),
     "counts": Family(counts, 4_000, 40, 2, 2026),
-    "ordinal": Family(ordinal, 1_500, 25, 5, 2026),
     "mixture": Family(mixture, 8_000, 30, 4, 2026),
     "flipped": Family(flipped, 1_200, 60, 2, 2026),
 }

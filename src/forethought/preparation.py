@@ -70,6 +70,8 @@ class Preparation:
         bins: of a histogram.
         tails: share of the records left out at each end of a histogram.
         reach: of ``"means"``: the norm to which longer records are shortened in their sum.
+        becomes: of ``"means"``: the norm that usual records, of norm reach/1.5, are scaled to. The
+            intercept's feature is 1. Default: √features, a usual feature's size being 1 as well.
         noise_multiplier: σ of each release, in units of its bound. None: the planner's choice.
 
     Raises:
@@ -83,6 +85,7 @@ class Preparation:
     bins: int = 64
     tails: float = 0.01
     reach: float | None = None
+    becomes: float | None = None
     noise_multiplier: float | None = None
 
     def __post_init__(self) -> None:
@@ -118,6 +121,8 @@ class Preparation:
                 )
             settle("reach", real("reach", self.reach, above=0))
             settle("features", whole("features", self.features))
+            norm = math.sqrt(self.features or 1) if self.becomes is None else self.becomes
+            settle("becomes", real("becomes", norm, above=0))
         if "classes" in names:
             if self.classes is None:
                 raise ValueError("private class counts need classes=, their declared number")

@@ -111,7 +111,7 @@ def test_no_record_exceeds_the_bound(data):
     missing = data.draw(st.sampled_from(["middle", "category"]))
     other = data.draw(st.booleans())
     kinds = (
-        ("a", Number(missing=missing, low=low, high=high)),
+        ("a", Number(missing=missing, low=low, high=high, log=data.draw(st.booleans()))),
         (
             "b",
             Category(missing=missing, words=("A", "B"), other=other, lenient=True),
@@ -159,6 +159,8 @@ def test_the_usual_norm_is_that_of_records_spread_over_what_is_declared():
         ({"range": [0, 1], "missing": "zero"}, "the choice is refuse, middle, category"),
         ({"range": [0, True]}, "declare it as"),
         ({"range": ["0", 1]}, "declare it as"),
+        ({"range": [0, 1], "log": 1}, "declare it as"),
+        ({"range": [-1.7e308, 1.7e308], "log": True}, "too wide"),
         ({"categories": ["A", "A"]}, "one or more different words"),
         ({"categories": ["A"], "other": 1}, "declare it as"),
         ({"date": ["2020-01-02", "2020-01-01"]}, "the earlier one first"),
@@ -170,6 +172,14 @@ def test_the_usual_norm_is_that_of_records_spread_over_what_is_declared():
 def test_what_is_no_declaration_is_refused(value, message):
     with pytest.raises(DataError, match=rf"column x.*{message}"):
         column("x", value)
+
+
+def test_a_logarithm_spreads_what_lies_at_one_end():
+    amount = column("x", {"range": [10, 10_010], "log": True, "missing": "middle"})
+    found = amount.encode("t", "x", pl.Series([10, 109, 10_010, None, 0]), 0, Outside())
+    expected = [-1, np.log(100) / np.log(10_001) * 2 - 1, 1, 0, -1]
+    assert found[:, 0] == pytest.approx(expected, abs=1e-6)
+    assert column("x", amount.to_value()) == amount
 
 
 @pytest.mark.parametrize("entry", ["high", "1,5", "inf", "nan1", "1_0", "0x10"])

@@ -29,7 +29,7 @@ from forethought.preparing.constants import Constants
 COLUMNS = {
     "age": [0, 110],
     "bmi": {"range": [10, 80], "missing": "middle"},
-    "sodium": {"range": [100, 180], "missing": "category", "codes": [-999]},
+    "sodium": {"range": [100, 180], "log": True, "missing": "category", "codes": [-999]},
     "ward": {"categories": ["A", "B", "na"], "other": True},
     "sex": {"categories": ["f", "m"], "missing": "category"},
     "tumour": {"categories": ["x", "y"]},

@@ -18,6 +18,7 @@ from forethought.accounting.verification import verify
 from forethought.data.dataset import Dataset, Split
 from forethought.models import build
 from forethought.preparation import NAMES, Preparation
+from forethought.preparing import constants
 from forethought.preparing.constants import centre
 from forethought.preparing.vectors import Vectors
 from forethought.rounds.records import TensorRecords
@@ -118,19 +119,30 @@ def test_no_record_moves_the_sum_further_than_the_reach() -> None:
     torch.testing.assert_close(found[2], torch.tensor([1.2, 1.6, 0], dtype=torch.float64))
 
 
+def released_means(plan: ft.Plan, data: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """What is released, before anything is made of it."""
+    caught: list[torch.Tensor] = []
+
+    def catch(asked: Preparation, means: torch.Tensor, examples: int) -> Constants:
+        caught.append(means)
+        return centre(asked, means, examples)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "centre", catch)
+        ft.prepare(plan, data)
+    return caught[0]
+
+
 def test_means_have_the_noise_that_is_accounted() -> None:
     d, sigma, reach, count = 2_000, 3.0, 2.0, 50
     asked = Preparation(("means",), features=d, reach=reach, noise_multiplier=sigma)
     rounds = ft.Mechanism(ft.Rounds(1.0, 1, ft.Poisson(0.1)))
     plan = ft.Plan(rounds, count, 1e-5, preparation=asked)
     inputs = torch.full((count, d), 0.01)
-    found = torch.tensor(ft.prepare(plan, (inputs, torch.zeros(count))).constants.shift)
-    noise = sigma * reach / count
-    usual = reach / 1.5
-    trust = usual**2 / (usual**2 + d * noise**2)
-    left = (found / trust - 0.01).double() / (noise * (1 + 2e-3))
     # Two-sided, false alarms of one in a million.
     low, high = stats.chi2(d).ppf([5e-7, 1 - 5e-7])
+    found = released_means(plan, (inputs, torch.zeros(count)))
+    left = (found - 0.01) / (sigma * reach / count * (1 + 2e-3))
     assert low <= float(left.square().sum()) <= high
 
 
@@ -138,9 +150,14 @@ def test_means_are_believed_as_far_as_their_noise_allows() -> None:
     asked = Preparation(("means",), features=4, reach=3.0, noise_multiplier=0.0)
     clear = centre(asked, torch.ones(4), 100)
     assert clear.shift == (1, 1, 1, 1) and clear.scale == (1, 1, 1, 1)
-    # An error as long as a usual record, 2: half of what was released.
+    other = Preparation(("means",), features=4, reach=3.0, becomes=4.0, noise_multiplier=0.0)
+    assert centre(other, torch.ones(4), 100).scale == (0.5, 0.5, 0.5, 0.5)
+    # An error as long as a usual record, 2: half of what was released, were it long.
     noisy = Preparation(("means",), features=4, reach=3.0, noise_multiplier=100 / 3)
+    assert centre(noisy, torch.full((4,), 9.0), 100).shift == pytest.approx([4.5] * 4)
+    # As long as the noise itself: 1 - 2/4 of it; shorter: nothing.
     assert centre(noisy, torch.ones(4), 100).shift == pytest.approx([0.5] * 4)
+    assert centre(noisy, torch.full((4,), 0.6), 100).shift == (0, 0, 0, 0)
 
 
 def test_what_cannot_centre_runs_for_less() -> None:
@@ -163,5 +180,10 @@ def test_means_are_planned_where_they_are_worth_their_price() -> None:
     for given in ({"learning_rate": 1.0}, {"clip_norm": 1.0}, {"optimizer": "adam"}):
         found = ft.plan(examples=50_000, **known, **given)  # type: ignore[arg-type]
         assert found.preparation is None
+    # On a long path an intercept is given more weight.
+    wide = {**known, "features": 20, "parameters": 42, "budget": ft.Budget(1, 1e-6)}
+    for count, norm in ((300, math.sqrt(20)), (50_000, 3.0)):
+        means = ft.plan(examples=count, **wide).preparation  # type: ignore[arg-type]
+        assert means is not None and means.becomes == norm
     with pytest.raises(ft.errors.PlanError, match="centre=True needs"):
         ft.plan(examples=50_000, budget=BUDGET, centre=True)

@@ -141,11 +141,14 @@ class Number(Column):
 
     Args:
         low, high: the range. decimal: what separates the fraction.
+        log: whether log(1 + x − low) is scaled, not x: amounts and counts, of which most are small
+            against what is possible, would lie together at one end.
     """
 
     low: float = 0.0
     high: float = 1.0
     decimal: str = "."
+    log: bool = False
     kind: ClassVar[str] = "range"
 
     def __post_init__(self) -> None:
@@ -153,16 +156,30 @@ class Number(Column):
             raise UndeclaredError(
                 f"a range is two numbers, the smaller one first, not [{self.low}, {self.high}]"
             )
+        if self.log and not math.isfinite(self.high - self.low):
+            raise UndeclaredError(f"[{self.low}, {self.high}] is too wide for its logarithm")
 
     @property
     def bound(self) -> float:
         return 1.0
 
+    @property
+    def scale(self) -> tuple[float, float]:
+        """What is subtracted from the number, or from its logarithm, and what it is divided by."""
+        if self.log:
+            half = math.log1p(self.high - self.low) / 2
+            return half, half
+        # Halved before they are subtracted: a range of any two doubles has no overflow.
+        return self.low / 2 + self.high / 2, self.high / 2 - self.low / 2
+
     def _titles(self, name: str) -> tuple[str, ...]:
         return (name,)
 
     def to_value(self) -> Any:
-        return _table({"range": [self.low, self.high]}, self)
+        found: dict[str, Any] = {"range": [self.low, self.high]}
+        if self.log:
+            found["log"] = True
+        return _table(found, self)
 
     def _features(
         self, where: str, name: str, entries: pl.Series, absent: pl.Series, outside: Outside
@@ -186,11 +203,11 @@ class Number(Column):
     def _scaled(
         self, name: str, numbers: NDArray[np.float64], outside: Outside
     ) -> NDArray[np.float32]:
-        # Halved before they are subtracted: a range of any two doubles has no overflow.
-        half = self.high / 2 - self.low / 2
-        middle = self.low / 2 + self.high / 2
         inside = np.clip(numbers, self.low, self.high)
         outside.note(outside.clipped, name, int(((inside != numbers) & ~np.isnan(numbers)).sum()))
+        if self.log:
+            inside = np.log1p(inside - self.low)
+        middle, half = self.scale
         inside -= middle
         inside /= half
         return np.clip(inside, -1.0, 1.0, out=inside).astype(np.float32)

@@ -19,8 +19,8 @@ from forethought.data.columns import (
 )
 
 _FORMS = (
-    f'[0, 110] for a range, {{range = [10, 80], missing = "middle"}}, {{categories = ["A", '
-    f'"B"], other = true}}, "date", {{date = ["2010-01-01", "2029-12-31"]}} or "drop"; '
+    f'[0, 110] for a range, {{range = [10, 80], missing = "middle", log = true}}, {{categories = '
+    f'["A", "B"], other = true}}, "date", {{date = ["2010-01-01", "2029-12-31"]}} or "drop"; '
     f"missing is one of {', '.join(POLICIES)}"
 )
 
@@ -63,7 +63,8 @@ def _column(value: Any, missing: str, decimal: str) -> Column:
     found: Column
     if "range" in options:
         low, high = options.pop("range")
-        found = Number(**common, low=_real(low), high=_real(high), decimal=decimal)
+        log = _flag(options.pop("log", False))
+        found = Number(**common, low=_real(low), high=_real(high), decimal=decimal, log=log)
     elif "categories" in options:
         words = tuple(_word(word) for word in options.pop("categories"))
         other, lenient = (_flag(options.pop(name, False)) for name in ("other", "lenient"))

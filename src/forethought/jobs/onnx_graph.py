@@ -102,9 +102,11 @@ def _numbers(graph: Graph, name: str, kind: Column) -> tuple[list[str], str, str
     for code in kind.codes:
         absent = graph.add("Or", absent, graph.add("Equal", value, graph.constant(code)))
     if isinstance(kind, Number):
-        half = kind.high / 2 - kind.low / 2
-        middle = kind.low / 2 + kind.high / 2
+        middle, half = kind.scale
         inside = _between(graph, value, kind.low, kind.high)
+        if kind.log:
+            moved = graph.add("Sub", inside, graph.constant(kind.low - 1.0))
+            inside = graph.add("Log", moved)
         scaled = graph.add(
             "Div", graph.add("Sub", inside, graph.constant(middle)), graph.constant(half)
         )

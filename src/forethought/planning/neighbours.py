@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -74,7 +73,7 @@ def neighbours(
     budget = Budget(epsilon, plan.delta)
     found = []
     if plan.preparation is not None and plan.preparation.centres:
-        feature_norm = math.sqrt(plan.preparation.features or 1)
+        feature_norm = plan.preparation.becomes
     size = (defaults.PARAMETERS if parameters is None else parameters, feature_norm, scores)
     half = _resized(plan, 0.5, budget, size)
     if half is not None:

@@ -302,7 +302,7 @@ class PlanRequest:
     def usual_norm(self) -> float | None:
         """Usual norm of a linear model's features as it trains on them, where it is known."""
         if self.preparation is not None and self.preparation.centres:
-            return math.sqrt(self.preparation.features or 1)
+            return self.preparation.becomes
         return self.feature_norm
 
     @property

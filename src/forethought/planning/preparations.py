@@ -55,9 +55,13 @@ def with_centring(request: PlanRequest, why: dict[str, str]) -> PlanRequest:
         f"the features' means, to {sigma * unit:.2g} of their usual norm, are released first: "
         "around them a linear model learns through less noise"
     )
+    # The longer the path, the better an intercept's noise is corrected while it learns.
+    path = request.score_noise * defaults.budget_mu(budget) * request.examples
+    usual = math.sqrt(request.features)
     means = Preparation(
         ("means",),
         features=request.features,
+        becomes=min(usual, defaults.BESIDE) if path > defaults.LONG * request.classes else usual,
         reach=REACH * request.feature_norm,
         noise_multiplier=sigma,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,17 +57,21 @@ def moments(asked: Preparation, means: Tensor) -> Constants:
 
 
 def centre(asked: Preparation, means: Tensor, examples: int) -> Constants:
-    """Means, as far as they are to be believed, and the scale at which a feature's usual size is 1.
+    """Means, as far as they are to be believed, and the scale at which records have a given norm.
 
-    Before the data are seen a mean of norm up to that of a usual record, reach/:data:`REACH`, is as
-    likely in one direction as in another; with noise of variance v in each of d features the best
-    linear guess is R²/(R² + d v) of what was released.
+    Before the data are seen a mean of norm up to that of a usual record, R = reach/:data:`REACH`,
+    is as likely in one direction as in another; with noise of variance v in each of d features the
+    best linear guess is R²/(R² + d v) of what was released. Where what was released is as long as
+    noise alone would be, it says less: 1 − (d − 2) v/‖m‖² of it (James and Stein 1961).
     """
-    assert asked.reach is not None and asked.features is not None
+    assert asked.reach and asked.features and asked.becomes
     usual = asked.reach / REACH
     noise = asked.rounds().noise_multiplier * asked.reach / examples
     trust = usual**2 / (usual**2 + asked.features * noise**2)
-    scale = usual / math.sqrt(asked.features)
+    length = float(means.square().sum())
+    if length > 0:
+        trust = max(0.0, min(trust, 1 - (asked.features - 2) * noise**2 / length))
+    scale = usual / asked.becomes
     return Constants(tuple((trust * means).tolist()), (scale,) * asked.features)
 
 
