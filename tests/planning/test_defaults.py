@@ -339,7 +339,8 @@ def test_a_linear_model_of_known_norm_is_clipped_where_labels_are_in_doubt() -> 
     assert data.feature_norm is not None
     assert plan.clip == ft.Clip(math.hypot(data.feature_norm, 1) / 4, "flat")
     centred = ft.plan(data=data, model=model, budget=ft.Budget(1, 1e-4))
-    assert centred.clip == ft.Clip(math.hypot(math.sqrt(30), 1) / 4, "flat")
+    assert centred.preparation is not None and centred.preparation.becomes is not None
+    assert centred.clip == ft.Clip(math.hypot(centred.preparation.becomes, 1) / 4, "flat")
     # A step size that is given was chosen for contributions of norm 1.
     given = ft.plan(data=data, model=model, budget=ft.Budget(1, 1e-4), learning_rate=1.0)
     assert given.clip.rule == "automatic"

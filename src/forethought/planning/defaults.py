@@ -64,7 +64,7 @@ PRECISION, PREPARATION = 0.01, 0.1
 CENTRE, LEAST_CENTRE = 0.2, math.sqrt(3.0)
 # On a path longer than this for each class, in units of a score, centred features are scaled to
 # this norm beside an intercept of 1, so that thresholds are learnt; else they would be noise.
-LONG, BESIDE = 100.0, 3.0
+LONG_PATH, CENTRED_NORM = 100.0, 3.0
 # Records in a group on which an inner algorithm runs.
 GROUP = 32
 # Records in a step of an inner algorithm that is given by name.

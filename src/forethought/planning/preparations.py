@@ -61,7 +61,7 @@ def with_centring(request: PlanRequest, why: dict[str, str]) -> PlanRequest:
     means = Preparation(
         ("means",),
         features=request.features,
-        becomes=min(usual, defaults.BESIDE) if path > defaults.LONG * request.classes else usual,
+        becomes=min(usual, defaults.CENTRED_NORM) if path > defaults.LONG_PATH * request.classes else usual,
         reach=REACH * request.feature_norm,
         noise_multiplier=sigma,
     )
