@@ -301,9 +301,8 @@ class PlanRequest:
     @property
     def usual_norm(self) -> float | None:
         """Usual norm of a linear model's features as it trains on them, where it is known."""
-        if self.preparation is not None and self.preparation.centres:
-            return self.preparation.becomes
-        return self.feature_norm
+        centred = self.preparation is not None and self.preparation.centres
+        return self.preparation.becomes if self.preparation and centred else self.feature_norm
 
     @property
     def by_scores(self) -> bool:

@@ -57,11 +57,12 @@ def with_centring(request: PlanRequest, why: dict[str, str]) -> PlanRequest:
     )
     # The longer the path, the better an intercept's noise is corrected while it learns.
     path = request.score_noise * defaults.budget_mu(budget) * request.examples
+    long = path > defaults.LONG_PATH * request.classes
     usual = math.sqrt(request.features)
     means = Preparation(
         ("means",),
         features=request.features,
-        becomes=min(usual, defaults.CENTRED_NORM) if path > defaults.LONG_PATH * request.classes else usual,
+        becomes=min(usual, defaults.CENTRED_NORM) if long else usual,
         reach=REACH * request.feature_norm,
         noise_multiplier=sigma,
     )
