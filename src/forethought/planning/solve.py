@@ -235,7 +235,7 @@ def _learning_rate(
         return request.learning_rate
     size, name = request.size, request.optimizer
     if name != "sgd":
-        like = defaults.learning_rate(found, size, 0.0, request.feature_norm)
+        like = defaults.learning_rate(found, size, 0.0, request.usual_norm, request.score_noise)
         rate = adaptive_rate(found, name, options, like)
         why[STEP_SIZE] = (
             f"the usual one of {name}"
