@@ -1,19 +1,27 @@
-"""Accuracy at a budget on MNIST: five seeds of every job in ``examples/accuracy_*.toml``.
+"""Accuracy at a budget: each job in ``examples/accuracy_*.toml``, seed by seed; README's table.
 
-Prints a Markdown table: accuracy of the reported model on the 10,000 test images, mean and spread
-over the seeds (a seed decides the sampling, the noise and the initial weights), the exact ε that
-the Statement certifies, and seconds of training without loading data and features.
+    python experiments/accuracy/run.py --data-dir DIR      # what is missing, then the table
+    python experiments/accuracy/run.py --data-dir DIR --seeds 1 examples/accuracy_lenet5_eps….toml
+    python experiments/accuracy/run.py --table             # the table only
 
-    python experiments/accuracy/run.py --data-dir DIR
-    python experiments/accuracy/run.py --data-dir DIR examples/accuracy_lenet5_eps0.15.toml
+A run is a line of results.csv: accuracy of the reported model on the test images, the exact ε that
+the Statement certifies, processor time of training without loading data and features. A line is
+kept with a digest of the job file's settings: another setting is another run, and lines of settings
+no job has any more are dropped. A seed decides the sampling, the noise and the initial weights. The
+table goes into the README between its two marks; tests/test_accuracy_table.py holds it to
+results.csv. ``--smoke`` runs the jobs on digits in place of their data and keeps nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import hashlib
+import json
 import statistics
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import forethought as ft
@@ -22,67 +30,153 @@ from forethought.jobs.job import Job
 from forethought.jobs.load import Loaded
 from forethought.jobs.request import Request
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES, README = ROOT / "examples", ROOT / "README.md"
+RESULTS = Path(__file__).with_name("results.csv")
+FIELDS = ("job", "settings", "seed", "asked", "certified", "rounds", "sigma", "accuracy", "seconds")
+MARKS = ("<!-- accuracy table: experiments/accuracy/run.py -->", "<!-- end of accuracy table -->")
 HEADER = (
-    "| job | ε asked | ε certified | batch | rounds | σ | accuracy, mean (min to max) | s.d. | "
-    "seconds a run |\n|---|---|---|---|---|---|---|---|---|"
+    "| job (`examples/accuracy_….toml`) | ε | rounds | seeds | "
+    "accuracy, mean (least to most) | s.d. | seconds a run |\n" + "| --- " * 7 + "|"
 )
+Row = dict[str, str]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("jobs", nargs="*", type=Path, help="job files; default: all of them")
-    parser.add_argument("--data-dir", type=Path, help="where mnist/ is; or FORETHOUGHT_DATA")
+    parser.add_argument("--data-dir", type=Path, help="where mnist/, … are; or FORETHOUGHT_DATA")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--source", help="another data set in place of the job's")
+    parser.add_argument("--table", action="store_true", help="write the table, run nothing")
+    parser.add_argument("--smoke", action="store_true", help="digits, nothing kept")
     arguments = parser.parse_args()
     if arguments.seeds < 1:
         parser.error("--seeds must be at least 1")
-    loaded: dict[tuple[str, str | None], Dataset] = {}
-    print(HEADER, flush=True)
-    for path in arguments.jobs or sorted(EXAMPLES.glob("accuracy_*.toml")):
+    if not arguments.table:
+        run_missing(arguments.jobs or jobs(), arguments.data_dir, arguments.seeds, arguments.smoke)
+    if not arguments.smoke:
+        write_table()
+
+
+def jobs() -> list[Path]:
+    return sorted(EXAMPLES.glob("accuracy_*.toml"))
+
+
+def run_missing(paths: list[Path], folder: Path | None, seeds: int, smoke: bool) -> None:
+    loaded: dict[tuple[str, str], Dataset] = {}
+    done = {(row["job"], row["settings"], row["seed"]) for row in results()}
+    for path in paths:
         job = Job.load(path)
-        if arguments.source:
-            section = job.data.model_copy(update={"source": arguments.source})
-            job = job.model_copy(update={"data": section})
-        key = (job.data.source, job.data.features)
-        if key not in loaded:
-            loaded.clear()  # one data set in memory at a time
-            loaded[key] = job.load_data(arguments.data_dir)
-        print(row(path.stem, job, loaded[key], arguments.seeds), flush=True)
+        for seed in range(seeds):
+            if (name_of(path), settings_of(path), str(seed)) in done and not smoke:
+                continue
+            key = (job.data.source, str(job.data.features))
+            if key not in loaded:
+                loaded.clear()  # one data set in memory at a time
+                loaded[key] = data_of(job, folder, smoke)
+            row = trained(path, job, loaded[key], seed)
+            print(row, flush=True)
+            if not smoke:
+                keep(row)
 
 
-def row(name: str, job: Job, data: Dataset, seeds: int) -> str:
-    """Train the job once a seed and sum it up in a line of the table."""
+def data_of(job: Job, folder: Path | None, smoke: bool) -> Dataset:
+    if smoke:
+        section = job.data.model_copy(update={"source": "digits", "features": None})
+        job = job.model_copy(update={"data": section})
+    return job.load_data(folder)
+
+
+def name_of(path: Path) -> str:
+    return path.stem.removeprefix("accuracy_")
+
+
+def settings_of(path: Path) -> str:
+    """Equal for equal settings; comments do not count."""
+    settings = json.dumps(tomllib.loads(path.read_text(encoding="utf-8")), sort_keys=True)
+    return hashlib.blake2b(settings.encode(), digest_size=6).hexdigest()
+
+
+def trained(path: Path, job: Job, data: Dataset, seed: int) -> Row:
+    """Train the job with one seed and measure it."""
     if data.test is None:
-        sys.exit(f"{name}: the data set has no test part")
+        sys.exit(f"{path}: the data set has no test part")
     plan = Loaded(Request("", "", job), data, job.build_model(data)).plan()
-    accuracies, seconds = [], []
-    for seed in range(seeds):
-        seeded = job.model_copy(update={"run": job.run.model_copy(update={"seed": seed})})
-        model = seeded.build_model(data)
-        start = time.perf_counter()
-        run = ft.train(
-            model,
-            (data.train.inputs, data.train.targets),
-            plan,
-            test=(data.test.inputs, data.test.targets),
-            seed=seed,
-            noise_seed=seed,
-            log_every=plan.rounds,
-            micro_batch=job.run.micro_batch,
-        )
-        seconds.append(time.perf_counter() - start)
-        if run.accuracy is None:
-            sys.exit(f"{name}: no accuracy was measured")
-        accuracies.append(100 * run.accuracy)
-    spread = statistics.stdev(accuracies) if seeds > 1 else 0.0
-    return (
-        f"| {name} | {job.budget.epsilon} | {run.statement.epsilon.upper:.4f} | {plan.batch:.0f} | "
-        f"{plan.rounds} | {plan.noise_multiplier:.3f} | {statistics.mean(accuracies):.2f} % "
-        f"({min(accuracies):.2f} to {max(accuracies):.2f}) | {spread:.2f} | "
-        f"{statistics.median(seconds):.0f} |"
+    seeded = job.model_copy(update={"run": job.run.model_copy(update={"seed": seed})})
+    model = seeded.build_model(data)
+    start = time.process_time()
+    run = ft.train(
+        model,
+        (data.train.inputs, data.train.targets),
+        plan,
+        test=(data.test.inputs, data.test.targets),
+        seed=seed,
+        noise_seed=seed,
+        log_every=plan.rounds,
+        micro_batch=job.run.micro_batch,
     )
+    seconds = time.process_time() - start
+    if run.accuracy is None:
+        sys.exit(f"{path}: no accuracy was measured")
+    values = (
+        name_of(path),
+        settings_of(path),
+        seed,
+        job.budget.epsilon,
+        f"{run.statement.epsilon.upper:.5f}",
+        plan.rounds,
+        f"{plan.noise_multiplier:.4f}",
+        f"{100 * run.accuracy:.2f}",
+        f"{seconds:.0f}",
+    )
+    return {field: str(value) for field, value in zip(FIELDS, values, strict=True)}
+
+
+def results() -> list[Row]:
+    if not RESULTS.exists():
+        return []
+    with RESULTS.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def keep(row: Row) -> None:
+    """Add a run, and drop those of settings that no job has."""
+    current = {(name_of(path), settings_of(path)) for path in jobs()}
+    rows = [old for old in results() if (old["job"], old["settings"]) in current]
+    rows = sorted([*rows, row], key=lambda r: (r["job"], int(r["seed"])))
+    with RESULTS.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def table() -> str:
+    """The Markdown table of what was run; a job that was not run says so."""
+    found: dict[str, list[Row]] = {}
+    for row in results():
+        found.setdefault(f"{row['job']} {row['settings']}", []).append(row)
+    lines = [HEADER]
+    for path in jobs():
+        rows = found.get(f"{name_of(path)} {settings_of(path)}", [])
+        if not rows:
+            lines.append(f"| {name_of(path)} | {Job.load(path).budget.epsilon} | not run |||||")
+            continue
+        accuracies = [float(row["accuracy"]) for row in rows]
+        spread = f"{statistics.stdev(accuracies):.2f}" if len(rows) > 1 else ""
+        seconds = statistics.median(float(row["seconds"]) for row in rows)
+        lines.append(
+            f"| {name_of(path)} | {rows[0]['asked']} | {rows[0]['rounds']} | {len(rows)} | "
+            f"{statistics.mean(accuracies):.2f} % ({min(accuracies):.2f} to {max(accuracies):.2f}) "
+            f"| {spread} | {seconds:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def write_table() -> None:
+    text = README.read_text(encoding="utf-8")
+    before, rest = text.split(MARKS[0])
+    _, after = rest.split(MARKS[1])
+    README.write_text(f"{before}{MARKS[0]}\n{table()}\n{MARKS[1]}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

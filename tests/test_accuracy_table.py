@@ -1,0 +1,38 @@
+"""The first page's table of accuracies is what the committed runs say."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+pytest.importorskip("torch")
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def accuracy() -> ModuleType:
+    path = ROOT / "experiments" / "accuracy" / "run.py"
+    spec = importlib.util.spec_from_file_location("accuracy_run", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_readme_says_what_was_run(accuracy: ModuleType) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    between = text.split(accuracy.MARKS[0])[1].split(accuracy.MARKS[1])[0]
+    assert between.strip() == accuracy.table(), "run experiments/accuracy/run.py --table"
+
+
+def test_no_run_certifies_more_than_its_job_asks(accuracy: ModuleType) -> None:
+    rows = accuracy.results()
+    assert rows
+    for row in rows:
+        assert float(row["certified"]) <= float(row["asked"]) + 5e-6  # five digits are kept
+    jobs = {(accuracy.name_of(path), accuracy.settings_of(path)) for path in accuracy.jobs()}
+    assert {(row["job"], row["settings"]) for row in rows} <= jobs
+    assert len({(row["job"], row["seed"]) for row in rows}) == len(rows)
