@@ -21,6 +21,7 @@ WITHOUT_TORCH = (
     "--ignore=tests/planning/test_defaults.py",  # these compare with networks
     "--ignore=tests/data/test_features.py",
     "--ignore=tests/data/test_patches.py",
+    "--ignore=tests/data/test_patch_trials.py",
     "--ignore=tests/data/test_scattering.py",
 )
 # What only the rooms with torch, or their tests, need.

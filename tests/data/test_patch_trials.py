@@ -27,6 +27,7 @@ def trainer() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_without_noise_it_is_the_trainer(trainer: ModuleType) -> None:
     random = np.random.default_rng(1)
     targets = random.integers(0, 10, 1500)

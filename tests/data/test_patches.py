@@ -12,13 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from forethought.data import DataError, Dataset, Split, features, load
+from forethought.data import DataError, Dataset, Split, features, load, patches
 from forethought.data.dead_leaves import dead_leaves
 from forethought.data.patch_filters import counted_filters
 from forethought.data.patches import (
     CHANNELS,
     FILTERS,
     GRID,
+    LEAST,
+    MOST,
+    PATCH,
     constants,
     normalised_patches,
     patch_features,
@@ -86,6 +89,14 @@ def test_neither_chunks_nor_low_precision_products_nor_a_mirror_change_a_bit():
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def test_windows_are_their_own_mirror_images():
+    """What makes the pooled responses of a mirror image the mirrored ones, for every size."""
+    for side in range(LEAST, MOST + 1):
+        windows = patches._windows(side - PATCH + 1)
+        assert torch.equal(windows, windows.flip(0, 1))
+        assert int(windows.sum(1).max()) <= patches._WEIGHT
 
 
 @pytest.mark.parametrize("channels", [1, 3])
