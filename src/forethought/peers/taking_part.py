@@ -7,6 +7,7 @@ release is in the ledger, durably, before anything that depends on it is sent.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -223,4 +224,11 @@ def _secrets(folder: Path, seeds: Seeds) -> Keys:
 
 
 def _own_keys(folder: Path, name: str) -> MemberKeys:
-    return MemberKeys.load(folder) if folder.exists() else MemberKeys.make(folder, name)
+    if folder.exists():
+        return MemberKeys.load(folder)
+    # Whole or not at all: a kill while they are made must not keep the worker from beginning.
+    part = folder.with_name(f"{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    made = MemberKeys.make(part, name)
+    part.replace(folder)
+    return made
