@@ -207,7 +207,7 @@ class WorkerDriver:
             return not stop()
         while not self._queue.empty():
             self._take(0.0)
-        why = f": {self.drove.alarms[-1][1]}" if self.drove.alarms else "; is anybody there?"
+        why = f": {self.drove.alarms[0][1]}" if self.drove.alarms else "; is anybody there?"
         text = f"no neighbour was met in {self._pace.meet:g} s{why}"
         if not self._returning:
             raise PeersError(text)
