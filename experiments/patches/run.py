@@ -107,13 +107,17 @@ def parts(what: str, data: Dataset) -> tuple[tuple[np.ndarray, ...], tuple[np.nd
 
 def of(images: np.ndarray, features: str) -> torch.Tensor:
     """Features of images, each record scaled to norm 1, as bfloat16; (N, features)."""
-    pieces = []
-    for piece in np.split(images, range(HELD_OUT, len(images), HELD_OUT)):  # bounds memory
-        rows = torch.from_numpy(cached(piece, features)).flatten(1)
+    found: torch.Tensor | None = None
+    for at in range(0, len(images), HELD_OUT):  # bounds memory
+        piece = torch.from_numpy(cached(images[at : at + HELD_OUT], features)).flatten(1)
+        if found is None:
+            found = torch.empty(len(images), piece.shape[1], dtype=torch.bfloat16)
         # Patch features have norm 1 as they are.
-        scaled = rows if features == "patches" else rows / rows.norm(dim=1, keepdim=True)
-        pieces.append(scaled.bfloat16())
-    return torch.cat(pieces)
+        scale = 1.0 if features == "patches" else piece.norm(dim=1, keepdim=True)
+        found[at : at + HELD_OUT] = piece / scale
+    if found is None:
+        raise SystemExit("no images")
+    return found
 
 
 def rows(path: Path) -> list[dict[str, str]]:
