@@ -61,7 +61,6 @@ class Link:
             self.of = heard
         before = self.start if of == START else self._here.get(of)
         if before is None:
-            self._here.clear()
             self.heard = START
             return None
         found = before + change
