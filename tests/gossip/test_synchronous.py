@@ -217,7 +217,7 @@ class Disturbed:
         self.agreed = gossip(K, ROUNDS, graph, kind, rule=rule, exchanges=exchanges)
         self.start = np.array([0.0, 1, 2], dtype=np.float32)
         self.ledgers = [LedgerState() for _ in range(K)]
-        self.machines = [worker(self.agreed, k, self.start) for k in range(K)]
+        self.machines = [worker(self.agreed, k, self.start, LedgerState()) for k in range(K)]
         self.todo: list[tuple[int, Any]] = [(k, on.Started()) for k in range(K)]
         self.deaths, self.means = 0, updates()
         self.asked: dict[tuple[int, int], bytes] = {}
@@ -278,6 +278,11 @@ def test_no_death_and_no_lost_message_changes_a_bit(exchanges: int, kind: str, g
         np.testing.assert_array_equal(trial.run(), expected)
         deaths += trial.deaths
     assert deaths > 12
+
+
+def test_a_simulation_keeps_no_messages() -> None:
+    _, machines = driven(0, rule="synchronous", kind="metropolis", graph="ring")
+    assert not any(one.machine._kept for one in machines)
 
 
 def test_a_waiting_worker_whose_ledger_was_set_back_releases_nothing_more() -> None:

@@ -36,7 +36,8 @@ class SynchronousWorker:
     """One worker of D-PSGD; see the module.
 
     Args:
-        gossip, me, weights, ledger: see :class:`~forethought.gossip.worker.Releases`.
+        gossip, me, weights, ledger: see :class:`~forethought.gossip.worker.Releases`; without a
+            ledger nothing is kept for neighbours that come back.
 
     Raises:
         GossipError: a ledger that holds updates already, where compression or tracking depends on
@@ -49,6 +50,7 @@ class SynchronousWorker:
     __slots__ = (
         "_before",
         "_got",
+        "_keeps",
         "_kept",
         "_known",
         "_matrices",
@@ -73,7 +75,8 @@ class SynchronousWorker:
         self.own = Releases(gossip, me, weights, ledger)
         self.finished: str | None = None
         self.step = -1
-        # Neighbour → exchange → what it was sent, or is to be sent.
+        # Neighbour → exchange → what it was sent; of a simulation, where nothing is lost, nothing.
+        self._keeps = ledger is not None
         self._kept: dict[int, dict[int, Weights]] = {}
         self._known: dict[int, int] = {}
         # Whose word is missing, of a worker that is back; None: it is not.
@@ -236,6 +239,8 @@ class SynchronousWorker:
     def _keep(self, one: int, message: Weights) -> None:
         """Until the receiver cannot need it any more; of one that never answers, until nobody who
         is so far behind could have let this worker come here."""
+        if not self._keeps:
+            return
         kept = self._kept.setdefault(one, {})
         kept[message.base] = message
         gossip = self.gossip
