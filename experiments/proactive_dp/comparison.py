@@ -225,22 +225,29 @@ def run(problem: Problem, preset: Preset, folder: Path) -> list[Row]:
 def estimate(problems: Sequence[Problem], preset: Preset) -> None:
     """Print how many runs a preset has and how long they would take on one core.
 
-    A few rounds of each number of holders and sample size are run and timed, so the figure is as
-    good as the machine is idle.
+    A few rounds of each number of holders and sample size are run and timed, or one round of a
+    number of holders where that takes more than half a second, scaled by the sample size. The
+    figure is as good as the machine is idle.
     """
     seconds, runs = 0.0, 0
     for problem in problems:
         of_round: dict[tuple[str, int], float] = {}
+        of_record: dict[str, float] = {}
         own = 0.0
         for holders, kind, epsilon, size, seeds in wanted_of(problem, preset):
             plan = problem.plan(kind, epsilon, size)
             key = (holders.name, round(plan.batch))
-            if key not in of_round:
-                short = plan.with_(mechanism=plan.mechanism.first(min(plan.rounds, TIMED)))
-                train(problem.model, problem.data, short, holders, problem.loss, 0)  # warms up
-                start = time.process_time()
-                train(problem.model, problem.data, short, holders, problem.loss, 0)
-                of_round[key] = (time.process_time() - start) / short.rounds
+            if holders.name in of_record:
+                of_round[key] = of_record[holders.name] * plan.batch
+            elif key not in of_round:
+                for count in (1, min(plan.rounds, TIMED)):
+                    short = plan.with_(mechanism=plan.mechanism.first(count))
+                    start = time.process_time()
+                    train(problem.model, problem.data, short, holders, problem.loss, 0)
+                    of_round[key] = (time.process_time() - start) / count
+                    if of_round[key] > 0.5:
+                        of_record[holders.name] = of_round[key] / plan.batch
+                        break
             own += seeds * plan.rounds * of_round[key]
             runs += seeds
         print(f"{problem.name}: {own / 3600:.1f} h of one core", flush=True)
