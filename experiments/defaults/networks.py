@@ -97,7 +97,9 @@ class Case:
         return 100 * float(run.accuracy or 0.0)
 
 
-def grid(default: ft.Plan, budget: ft.Budget) -> Iterator[tuple[float, str, ft.Plan]]:
+def grid(
+    default: ft.Plan, budget: ft.Budget, paths_only: bool
+) -> Iterator[tuple[float, str, ft.Plan]]:
     """The yardstick's plans, each with its path against the default's and its clipping."""
     momentum = float(dict(default.optimizer.options)["momentum"])
 
@@ -105,10 +107,10 @@ def grid(default: ft.Plan, budget: ft.Budget) -> Iterator[tuple[float, str, ft.P
         return (rounds - momentum / (1 - momentum)) / (1 - momentum)
 
     length = default.optimizer.learning_rate * steps(default.rounds)
-    for rounds in (default.rounds, SHORT):
+    for rounds in (default.rounds,) if paths_only else (default.rounds, SHORT):
         batch = default.batch * default.rounds / rounds
         for path in PATHS:
-            for clip in CLIPS:
+            for clip in CLIPS[:1] if paths_only else CLIPS:
                 yield (
                     path,
                     "automatic" if clip is None else f"{clip:g}",
@@ -123,13 +125,15 @@ def grid(default: ft.Plan, budget: ft.Budget) -> Iterator[tuple[float, str, ft.P
                 )
 
 
-def compare(case: Case, epsilon: float, seeds: int) -> Row:
+def compare(case: Case, epsilon: float, seeds: int, paths_only: bool) -> Row:
     """Default and grid of one case at one ε."""
     examples = len(case.task.targets)
     budget = ft.Budget(epsilon, default_delta(examples))
     model = case.fresh(0)
     plan = ft.plan(examples=examples, budget=budget, model=model, shape=case.shape)
-    tried = [(case.accuracy(found, 0), *rest, found) for *rest, found in grid(plan, budget)]
+    tried = [
+        (case.accuracy(found, 0), *rest, found) for *rest, found in grid(plan, budget, paths_only)
+    ]
     when_chosen, path, clip, best = max(tried, key=lambda one: one[0])
     fresh = range(FRESH, FRESH + seeds)
     own = [case.accuracy(plan, seed) for seed in fresh]
@@ -172,15 +176,15 @@ def table(rows: list[Row]) -> str:
 def lines(rows: list[Row]) -> str:
     """One line a case."""
     head = (
-        "| model, weights | data | examples | ε | default (batch, rounds) | accuracy | best of "
-        f"{rows[0].grid_points} (batch, rounds, clip, path) | accuracy | behind ± error | seeds |\n"
-        "| --- | --- | ---: | ---: | --- | ---: | --- | ---: | ---: | ---: |\n"
+        "| model, weights | data | examples | ε | default (batch, rounds) | accuracy | best "
+        "(batch, rounds, clip, path) | of | accuracy | behind ± error | seeds |\n"
+        "| --- | --- | ---: | ---: | --- | ---: | --- | ---: | ---: | ---: | ---: |\n"
     )
     return head + "\n".join(
         f"| {r.model}, {r.parameters:,} | {r.data} | {r.examples:,} | {r.epsilon:g} | {r.batch}, "
         f"{r.rounds} | {r.default:.1f} ± {r.spread:.1f} | {r.best_batch}, {r.best_rounds}, "
-        f"{r.best_clip}, {r.best_path:g} × | {r.best:.1f} | {r.behind:+.2f} ± {r.error:.2f} | "
-        f"{r.seeds} |"
+        f"{r.best_clip}, {r.best_path:g} × | {r.grid_points} | {r.best:.1f} | "
+        f"{r.behind:+.2f} ± {r.error:.2f} | {r.seeds} |"
         for r in rows
     )
 
@@ -232,6 +236,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--epsilon", nargs="+", type=float, default=list(EPSILONS))
     parser.add_argument("--seeds", type=int, help="fresh seeds; by default 20, 5 and 3")
+    parser.add_argument("--paths-only", action="store_true", help="a grid of path lengths alone")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -243,9 +248,8 @@ def main() -> None:
                 if (model, name, epsilon) in known:
                     continue
                 start = time.process_time()
-                found = compare(
-                    Case(model, *task(name, args.data)), epsilon, args.seeds or SEEDS[model]
-                )
+                case = Case(model, *task(name, args.data))
+                found = compare(case, epsilon, args.seeds or SEEDS[model], args.paths_only)
                 keep(found)
                 spent = time.process_time() - start
                 print(lines([found]).splitlines()[-1], f"{spent:.0f} s", flush=True)
