@@ -5,7 +5,7 @@
 
 Ranges and categories are those of the set's description (adult.names), not of its records. Four
 ways: ranges alone or with `log = true` for the weights and the capital columns, features centred by
-the plan or not. adult.md is what it printed.
+the plan or not. adult.md is what it printed with two seeds.
 """
 
 from __future__ import annotations

@@ -200,6 +200,38 @@ def test_the_fast_path_is_the_trainer_without_noise(
     torch.testing.assert_close(weights[-1], layer.bias.detach(), rtol=1e-4, atol=1e-5)
 
 
+def test_the_fast_path_on_prepared_inputs_is_the_trainer_that_centres(linear: ModuleType) -> None:
+    random = np.random.default_rng(0)
+    inputs = (random.standard_normal((60, 5)) * 0.3 + 2).astype(np.float32)
+    targets = random.integers(3, size=60)
+    means = ft.Preparation("means", features=5, reach=9.0, becomes=3.0, noise_multiplier=0.0)
+    release = ft.Rounds(0.0, 25, ft.FullBatch())
+    plan = ft.Plan(
+        ft.Mechanism(release),
+        60,
+        1e-3,
+        ft.Clip(0.5),
+        optimizer=ft.Optimizer("sgd", 0.3),
+        preparation=means,
+    )
+    model = build("linear", inputs=(5,), classes=3)
+    ft.train(model, (inputs, targets), plan, seed=0, noise_seed=0)
+    prepared = ft.prepare(plan, (inputs, targets))
+    centred = prepared.apply(inputs)
+    torch.testing.assert_close(centred.mean(0), torch.zeros(5), atol=1e-5, rtol=0)
+    weights = linear.train_columns(
+        centred,
+        torch.from_numpy(targets),
+        3,
+        rate=1.0,
+        rounds=25,
+        noise_multiplier=0.0,
+        columns=[linear.Column(0.3, 0.5 * (1 - CHARGE))],
+    )[:, 0]
+    scores = centred @ weights[:-1] + weights[-1]
+    torch.testing.assert_close(model(torch.from_numpy(inputs)), scores, rtol=1e-3, atol=1e-4)
+
+
 def test_the_fast_path_adds_the_noise_of_the_plan(linear: ModuleType) -> None:
     """12,000 coordinates: 4 % is 6 deviations of their standard deviation, one in 10⁹."""
     weights = linear.train_columns(

@@ -16,11 +16,15 @@ from torch import nn
 import forethought as ft
 from forethought.accounting.verification import verify
 from forethought.data.dataset import Dataset, Split
+from forethought.holders.error import HolderError
+from forethought.holders.trainer import Holder
 from forethought.models import build
 from forethought.preparation import NAMES, Preparation
 from forethought.preparing import constants
 from forethought.preparing.constants import centre
 from forethought.preparing.vectors import Vectors
+from forethought.rounds.losses import cross_entropy
+from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.training.centring import Centring, Constants, NotCentredWarning
 from forethought.training.interruption import Interrupted
@@ -169,6 +173,13 @@ def test_what_cannot_centre_runs_for_less() -> None:
     assert len(run.statement.releases) == 1
     with pytest.warns(NotCentredWarning):
         ft.private(model(), None, corner(), plan)
+
+
+def test_a_holder_of_a_federation_is_told_to_plan_without() -> None:
+    plan = planned()
+    records = TensorRecords(torch.zeros(N, D), torch.zeros(N, dtype=torch.int64))
+    with pytest.raises(HolderError, match="centre=False"):
+        Holder(plan, records, cross_entropy, Secrets.draw(Seeds(1, 2)))
 
 
 def test_means_are_planned_where_they_are_worth_their_price() -> None:

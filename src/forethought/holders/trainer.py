@@ -108,6 +108,11 @@ class Holder:
                 f"the plan is for {self.plan.examples} examples, the data has "
                 f"{len(self.records)}: the guarantee depends on it"
             )
+        if self.plan.preparation is not None:
+            raise HolderError(
+                "the plan pays for a preparation of the data, which no holder releases: plan "
+                "without preparation=, a linear model with centre=False"
+            )
         if self.plan.gradient_filter is not None:
             raise HolderError(
                 "gradient_filter= takes one run's noised means in order, on weights that this run "
