@@ -83,6 +83,12 @@ def show_overrides(console: Console, overrides: Sequence[str]) -> None:
         console.print(f"[yellow]from the command line[/yellow]: {text}")
 
 
+def show_settled(console: Console, settled: Sequence[str]) -> None:
+    """Say what was chosen when the job's data were seen."""
+    for text in settled:
+        console.print(f"[yellow]chosen[/yellow]: {text}")
+
+
 def print_json(values: Any) -> None:
     """One JSON object on standard output."""
     print(json.dumps(values, indent=2))

@@ -31,6 +31,7 @@ from forethought.commands.options import (
     console_for,
     print_json,
     show_overrides,
+    show_settled,
 )
 
 EPILOG = "Example: forethought plan --examples 60000 --epsilon 1 --epochs 20"
@@ -141,6 +142,7 @@ def plan(
     loaded = None
     if examples is None:
         loaded = load_job(request, data_dir)
+        show_settled(console, loaded.request.settled)
         parameters, asked = loaded.parameters, loaded.plan_request()
     else:
         asked = request.job.plan_request(examples, parameters, persons=persons)

@@ -25,6 +25,7 @@ from forethought.commands.options import (
     fail,
     print_json,
     show_overrides,
+    show_settled,
 )
 
 EPILOG = "Example: forethought train job.toml --out runs/mnist"
@@ -103,6 +104,7 @@ def train(
         saved_plan=plan_file,
     )
     show_overrides(console, prepared.loaded.request.overrides)
+    show_settled(console, prepared.loaded.request.settled)
     terminal.show_plan(console, prepared.plan)
     start = time.perf_counter()
     try:

@@ -71,6 +71,7 @@ class Dataset:
         records_per_person: how many of them at most.
         feature_norm: usual norm of a record's features, as far as it follows from declarations or
             from how the features are made, and from no record; None: unknown.
+        fixed_features: what images were replaced by, such as ``"scattering"``; None: nothing.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Dataset:
     persons: NDArray[np.str_] | None = None
     records_per_person: int = 1
     feature_norm: float | None = None
+    fixed_features: str | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -42,7 +42,7 @@ _ENDINGS = {
     **dict.fromkeys(("parquet", "pq"), "parquet"),
     **dict.fromkeys(("xlsx", "xlsm", "xlsb", "xls", "ods"), "excel"),
 }
-FEATURES = ("scattering", "patches")
+FEATURES = ("scattering", "patches", "auto", "pixels")
 
 
 def names() -> tuple[str, ...]:
@@ -77,7 +77,8 @@ def load(
             0.2 by default, drawn by a hash of each example (:func:`forethought.data.split_off`).
         features: how many there are, declared so that no record decides it; or ``"scattering"``
             or ``"patches"``, which replace images by fixed features of them, computed once and
-            cached (:mod:`forethought.data.features`).
+            cached (:mod:`forethought.data.features`); ``"auto"``: those that are best for images
+            of this shape, none where the data are no images; ``"pixels"``: none.
         test: a file of its own for the test part (csv and svmlight).
         task, classes: whether targets are classes or values, and which classes (the first is class
             0), declared so that no record decides it. Files of one's own only.
@@ -159,11 +160,13 @@ def load(
         dataset = _ORIGINAL[source](source, where)
     else:
         raise DataError(_unknown(source))
-    if not isinstance(features, str):
+    if not isinstance(features, str) or features == "pixels":
         return dataset
-    from forethought.data.features import with_features
+    from forethought.data.features import best_features, with_features
 
-    return with_features(dataset, features)
+    shape = dataset.train.inputs.shape
+    chosen = best_features(shape) if features == "auto" else features
+    return dataset if chosen is None else with_features(dataset, chosen)
 
 
 def _declared(

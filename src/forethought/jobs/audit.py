@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forethought.jobs.load import Loaded, load_job
-from forethought.jobs.request import JOB_NAME, from_file
+from forethought.jobs.request import JOB_NAME, from_file, resumed
 from forethought.plans import Plan
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _read(path: Path, data_dir: Path | None) -> tuple[Plan, Loaded | None, str]:
         plan = Plan.load(path / PLAN)
         if not (path / JOB_NAME).is_file():
             return plan, None, f"{path} holds no {JOB_NAME}: its model and data are not known"
-        return plan, load_job(from_file(path / JOB_NAME), data_dir), ""
+        return plan, load_job(resumed(path), data_dir), ""
     if path.suffix == ".json":
         return Plan.load(path), None, ""
     loaded = load_job(from_file(path), data_dir)

@@ -52,6 +52,7 @@ class JobError(ValueError):
 _Float = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 _Int = Annotated[int, Field(strict=True)]
 _Number = _Int | _Float
+_Features = Literal["scattering", "patches", "auto", "pixels"]
 
 
 class _Section(BaseModel):
@@ -61,8 +62,9 @@ class _Section(BaseModel):
 class DataSection(_Section):
     """Where the training data comes from, and what is declared of it.
 
-    ``features`` is the number of features, ``"scattering"`` or ``"patches"``
-    (:func:`forethought.data.load`).
+    ``features`` is the number of features, or what images are replaced by: ``"scattering"``,
+    ``"patches"``, ``"auto"`` or, by nothing, ``"pixels"`` (:func:`forethought.data.load`);
+    left out, see :attr:`Job.features`.
     ``standardise`` is ``"private"`` (by means and variances that are released with noise, within
     the declared ``bounds``), ``"quantiles"`` (likewise, to [0, 1]), or a public mean and deviation.
     ``label`` is a column, or several with ``task = "multilabel"``.
@@ -78,7 +80,7 @@ class DataSection(_Section):
     split_by: str | None = None
     task: Literal["classification", "regression", "multilabel"] | None = None
     classes: tuple[StrictInt | StrictFloat | str, ...] | None = None
-    features: Annotated[StrictInt, Field(ge=1)] | Literal["scattering", "patches"] | None = None
+    features: Annotated[StrictInt, Field(ge=1)] | _Features | None = None
     standardise: Literal["private", "quantiles"] | tuple[_Float, _Float] | None = None
     bounds: tuple[_Float, _Float] | None = None
 
@@ -291,7 +293,7 @@ class Job(_Section):
             folder=folder or section.folder,
             label=section.label,
             holdout=section.holdout,
-            features=section.features,
+            features=self.features,
             test=section.test,
             task=section.task,
             classes=section.classes,
@@ -299,6 +301,23 @@ class Job(_Section):
             site=self._site,
             schema=section.table_schema(),
         )
+
+    @property
+    def features(self) -> int | str | None:
+        """``[data] features``; ``"auto"`` where the job leaves images and model to the planner.
+
+        That is a job that says nothing of features, model, holders or pixels, and no step size,
+        which would be one for pixels.
+        """
+        asked, data = self.training, self.data
+        said = (
+            *(data.features, data.standardise, self.federation, self.gossip),
+            *(asked.augment, asked.augmentations),
+            *(asked.learning_rate, asked.feature_norm, asked.centre),
+        )
+        if "model" in self.model_fields_set or any(value is not None for value in said):
+            return data.features
+        return "auto"
 
     @property
     def _site(self) -> str | None:
@@ -327,7 +346,7 @@ class Job(_Section):
         examples = whole("examples", examples)
         asked, delta = self.training, self.budget.delta
         altered = asked.augment is not None or asked.augmentations is not None
-        if altered and isinstance(self.data.features, str):
+        if altered and self.data.features in ("scattering", "patches", "auto"):
             raise JobError(
                 f"augmentations alter pixels, and the features are {self.data.features!r}: drop "
                 "[training] augment and augmentations, or [data] features"

@@ -12,7 +12,7 @@ from forethought.caveats import Caveat
 from forethought.data.persons import PersonRows
 from forethought.jobs.card import PREPARED, ModelCard
 from forethought.jobs.job import JobError
-from forethought.jobs.request import Request
+from forethought.jobs.request import Request, with_features
 from forethought.plans import Plan
 from forethought.training.datasets import with_caveats
 
@@ -149,7 +149,7 @@ class Loaded:
             job.model.options,
             data.shape,
             data.classes,
-            job.data.features if isinstance(job.data.features, str) else None,
+            data.fixed_features,
             PREPARED if isinstance(job.data.standardise, str) else job.data.standardise,
             data.encoder,
             data.multilabel,
@@ -177,5 +177,7 @@ def load_job(request: Request, data_dir: Path | None = None) -> Loaded:
     from forethought.models.zoo import importable_from
 
     dataset = request.job.load_data(data_dir)
+    if dataset.fixed_features is not None:
+        request = with_features(request, dataset.fixed_features)
     with importable_from(request.folder or Path.cwd()):
         return Loaded(request, dataset, request.job.build_model(dataset))

@@ -32,6 +32,7 @@ class Request:
         job: what it says.
         overrides: in words, what the command line put in place of the file's own.
         folder: where the file is; a model of one's own may lie next to it.
+        settled: in words, what the file left to this version, for the released job to say.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Request:
     job: Job
     overrides: tuple[str, ...] = ()
     folder: Path | None = None
+    settled: tuple[str, ...] = ()
 
     def released_text(self) -> str:
         """The job as a TOML text that may be shown: as written, or without its seeds.
@@ -46,7 +48,7 @@ class Request:
         Whoever knows a seed can subtract the noise, and a run folder is there to be handed on.
         """
         run = self.job.run.model_dump(exclude_unset=True)
-        if not self.overrides and not any(name in run for name in SEEDS):
+        if not (self.overrides or self.settled) and not any(name in run for name in SEEDS):
             return self.text
         tables = self.job.model_dump(mode="json", exclude_unset=True, exclude_none=True)
         tables["run"] = {k: v for k, v in tables.get("run", {}).items() if k not in SEEDS}
@@ -80,13 +82,33 @@ def _built_in(name: str) -> Request:
 
 
 def resumed(folder: Path) -> Request:
-    """The job of an interrupted run. Raises JobError when the folder holds none."""
+    """The job of a run folder, with what it had. Raises JobError when the folder holds none."""
     path = folder / JOB_NAME
     if not path.is_file():
         raise JobError(
             f"{folder} holds no interrupted run that can be resumed: there is no {JOB_NAME} in it"
         )
-    return replace(from_file(path), name=folder.name)
+    # What was chosen for it is in the file: a run whose file says nothing is older.
+    return replace(on_pixels(from_file(path)), name=folder.name)
+
+
+def on_pixels(request: Request) -> Request:
+    """The request without features of images that its file does not name."""
+    job = request.job
+    if job.data.features is not None or job.features is None:
+        return request
+    data = job.data.model_copy(update={"features": "pixels"})
+    return replace(request, job=job.model_copy(update={"data": data}))
+
+
+def with_features(request: Request, name: str) -> Request:
+    """The request with the features that were taken in place of ``"auto"``, or of nothing said."""
+    job = request.job
+    if job.data.features == name:
+        return request
+    data = job.data.model_copy(update={"features": name})
+    said = (*request.settled, f'features = "{name}", the best measured for such images')
+    return replace(request, job=job.model_copy(update={"data": data}), settled=said)
 
 
 def from_numbers(

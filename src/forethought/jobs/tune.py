@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from forethought.jobs.job import JobError
 from forethought.jobs.load import load_job
-from forethought.jobs.request import Request
+from forethought.jobs.request import Request, on_pixels
 from forethought.mechanism import one_of
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def tune_job(
     from forethought.planning.search_plans import plan_tuning
     from forethought.training.search import tune as search
 
+    request = on_pixels(request)  # step sizes that are given would be others for features
     job = request.job
     loaded = load_job(request, data_dir)
     if job.budget.epsilon is None or loaded.dataset.test is None:
