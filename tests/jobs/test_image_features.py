@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import forethought as ft
 from forethought.cli import app
-from forethought.data import load
+from forethought.data import DataError, load
 from forethought.data.features import best_features
 from forethought.jobs.card import ModelCard
 from forethought.jobs.job import Job
@@ -87,8 +87,16 @@ def test_a_run_of_a_job_that_leaves_it_open_keeps_what_was_taken(job, tmp_path):
     card = ModelCard.load(folder / "model.json")
     assert (card.features, card.inputs) == ("patches", PATCHES)
     again = load_job(resumed(folder))
-    assert again.dataset.shape == PATCHES
-    assert again.request.settled == ()
+    assert (again.dataset.shape, again.request.settled) == (PATCHES, ())
+    # New images are turned into the same features.
+    pixels = load_job(on_pixels(from_file(job))).dataset.test
+    assert pixels is not None
+    assert again.dataset.test is not None
+    predictor = ft.load(folder)
+    expected = predictor.predict_proba(again.dataset.test.inputs)
+    np.testing.assert_array_equal(predictor.predict_proba(pixels.inputs), expected)
+    with pytest.raises(DataError, match="12 to 96 pixels"):
+        predictor.predict(pixels.inputs[:, :, :8, :8])
 
 
 def test_grey_images_take_scattering(tmp_path):

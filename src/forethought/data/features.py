@@ -181,6 +181,18 @@ def with_features(dataset: Dataset, name: str) -> Dataset:
     )
 
 
+def features_of(images: NDArray[np.float32], name: str) -> NDArray[np.float32]:
+    """Features of ``images``, kept nowhere.
+
+    Raises:
+        DataError: not images, or not of a size that these features take.
+    """
+    extractor = EXTRACTORS[name]
+    if not extractor.suits(images.shape):
+        raise DataError(f"{extractor.needs}, not inputs of shape {images.shape}")
+    return extractor.compute(torch.from_numpy(np.ascontiguousarray(images))).numpy()
+
+
 def cached(images: NDArray[np.float32], name: str = "scattering") -> NDArray[np.float32]:
     """Features of ``images`` from the cache; computed and stored when not there.
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from forethought.accounting.statement import Statement
 from forethought.data import DataError, Encoder
 from forethought.data.columns import Outside
+from forethought.data.features import features_of
 from forethought.data.reading import Table, kind_of
 from forethought.jobs.card import CARD_NAME, PREPARED, ModelCard
 from forethought.jobs.job import JobError
@@ -61,8 +62,9 @@ class Predictor:
 
         Args:
             records: for a table a polars or pandas frame, a mapping of columns, a sequence of
-                mappings, or a file's path; for other data an array (N, …) of the inputs. Columns
-                beyond those of training, the label among them, are left alone.
+                mappings, or a file's path; for other data an array (N, …) of the inputs, images too
+                where their fixed features were trained on. Columns beyond those of training, the
+                label among them, are left alone.
 
         Raises:
             DataError: a column is not there, or an entry that no declaration covers.
@@ -147,13 +149,9 @@ class Predictor:
         return self._encoded(_frame_of(records, self._encoder()), "the records", 0)
 
     def _array(self, records: object) -> NDArray[np.float32]:
-        if self.card.features is not None:
-            raise JobError(
-                f"this model was trained on {self.card.features} features of images: turn images "
-                "into them as in training, with forethought.data.load(..., features=...), and "
-                "apply predictor.model"
-            )
         found = np.asarray(records, dtype=np.float32)
+        if self.card.features is not None and found.shape[1:] != self.card.inputs:
+            found = features_of(found, self.card.features)
         if found.shape[1:] != self.card.inputs:
             raise DataError.unexpected(
                 "the records", f"an array of shape {found.shape}", f"(N, *{self.card.inputs})"
