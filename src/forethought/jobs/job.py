@@ -310,12 +310,12 @@ class Job(_Section):
         which would be one for pixels.
         """
         asked, data = self.training, self.data
-        said = (
+        settings = (
             *(data.features, data.standardise, self.federation, self.gossip),
             *(asked.augment, asked.augmentations),
             *(asked.learning_rate, asked.feature_norm, asked.centre),
         )
-        if "model" in self.model_fields_set or any(value is not None for value in said):
+        if "model" in self.model_fields_set or any(value is not None for value in settings):
             return data.features
         return "auto"
 

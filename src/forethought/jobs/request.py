@@ -107,8 +107,8 @@ def with_features(request: Request, name: str) -> Request:
     if job.data.features == name:
         return request
     data = job.data.model_copy(update={"features": name})
-    said = (*request.settled, f'features = "{name}", the best measured for such images')
-    return replace(request, job=job.model_copy(update={"data": data}), settled=said)
+    settled = (*request.settled, f'features = "{name}", the best measured for such images')
+    return replace(request, job=job.model_copy(update={"data": data}), settled=settled)
 
 
 def from_numbers(
