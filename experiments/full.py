@@ -74,6 +74,7 @@ COMMANDS = (
     Command("accuracy/run.py", (), "--data-dir", resumes=True),
     Command("patches/run.py", ("trial",), resumes=True),
     Command("patches/run.py", ("measure",), resumes=True),
+    Command("patches/recipe.py", resumes=True),
     Command("general_framework/table3.py", (), "--data-dir", resumes=True),
     Command("general_framework/combinations.py", (), "--data-dir", resumes=True),
     Command("federated/tables.py", resumes=True),

@@ -22,9 +22,8 @@ def beginning(job_file: Path | None, folder: Path, data_dir: Path | None) -> tup
     from forethought.jobs.load import load_job
     from forethought.jobs.request import from_file
 
-    request = from_file(job_file)
-    loaded = load_job(request, data_dir)
-    job, usual = request.job, Settings()
+    loaded = load_job(from_file(job_file), data_dir)
+    job, usual = loaded.request.job, Settings()  # as settled when the data were read
     start = Settings(
         epsilon=job.budget.epsilon or usual.epsilon,
         delta=job.budget.delta,
