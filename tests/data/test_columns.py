@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forethought.data import DataError, Encoder
-from forethought.data.columns import Category, Date, Number, Outside
+from forethought.data.columns import Category, Date, Number, Outside, UndeclaredError
 from forethought.data.declarations import column
 
 WORDS = ["A", "B", "", "?", "other", "NA", " A ", "C"]
@@ -107,7 +107,8 @@ finite = st.floats(-1e300, 1e300)
 @given(st.data())
 def test_no_record_exceeds_the_bound(data):
     """Whatever stands in the row, its features have at most the declared norm."""
-    low, high = sorted(data.draw(st.tuples(finite, finite).filter(lambda pair: pair[0] < pair[1])))
+    # A range of denormal width is refused.
+    low, high = data.draw(st.tuples(finite, finite).filter(lambda pair: pair[1] - pair[0] > 1e-300))
     missing = data.draw(st.sampled_from(["middle", "category"]))
     other = data.draw(st.booleans())
     kinds = (
@@ -126,6 +127,12 @@ def test_no_record_exceeds_the_bound(data):
     assert features.shape == (1, len(encoder.titles)) and np.isfinite(features).all()
     assert np.linalg.norm(features.astype(np.float64)) <= encoder.bound * (1 + 1e-6)
     assert Encoder.from_dict(encoder.to_dict()) == encoder
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_a_range_that_no_double_divides_is_refused(log):
+    with pytest.raises(UndeclaredError, match="too narrow"):
+        Number(low=-5e-324, high=0.0, log=log)
 
 
 def test_the_usual_norm_is_that_of_records_spread_over_what_is_declared():

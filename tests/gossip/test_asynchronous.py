@@ -332,6 +332,17 @@ def test_the_point_of_a_gradient_leaves_out_what_was_not_passed_on_yet() -> None
     assert np.allclose(computed.weights, [2 + left, 2 + 0.75 * 2, 3])
 
 
+def test_who_meets_nobody_does_not_take_all_gradients_at_one_point() -> None:
+    # η = 0.5 over a batch of 1: w ← w − (point − 1)/2. Seeing a quarter of itself it would swing.
+    machine = begun(workers=16, rounds=100, plans=(plan(102),))
+    weights = machine.own.point
+    for round in range(60):
+        pull = (weights - 1) * 0.5 * 2
+        (computed,) = of(machine.handle(done(round, *pull)), on.ComputeGradient)
+        weights = computed.weights
+    assert np.abs(machine.weights - 1).max() < 0.02
+
+
 def test_as_printed_a_gradient_is_taken_at_the_own_weights() -> None:
     machine = begun(workers=4, point="own")
     (computed,) = of(machine.handle(done(0, 2, 0, 0)), on.ComputeGradient)

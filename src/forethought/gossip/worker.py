@@ -175,7 +175,9 @@ class Releases:
         if self.gossip.point == "average" and self.gossip.rule == "asynchronous":
             excess = self.held - before
             excess *= np.float32(1 - 1 / self.gossip.workers)
-            if self._fresh is not None:
+            # Who met nobody since the last update sees that one from now on: left out for longer,
+            # all of them would be taken at one point, and together go that many times too far.
+            if self._fresh is not None and self.share < 1:
                 excess += self._fresh * np.float32(self.share)
             self._fresh, self.share = excess, 1.0
         self.updates += 1

@@ -49,9 +49,11 @@ FEWEST_ROUNDS = 50
 NOISE = 30.0
 STEP = 30.0
 # For a linear model with features of known norm: deviation of the noise in the scores of two
-# classes, the longest step a round in units of the scores, beyond which descent of a logistic loss
-# swings, and the clip norm in units of a record's usual norm with its intercept.
+# classes, the longest step a round in units of the scores of a model of up to STEP_WEIGHTS weights,
+# beyond which descent of a logistic loss swings, and the clip norm in units of a record's usual
+# norm with its intercept.
 SCORE_NOISE, SCORE_STEP, SCORE_CLIP = 2.25, 40.0, 0.25
+STEP_WEIGHTS = 100
 FEATURES = 50  # how many have that noise
 WASTE = 0.1
 BATCH = 256
@@ -131,7 +133,17 @@ def _reach(parameters: int, feature_norm: float | None, scores: float) -> tuple[
     if feature_norm is None:
         return NOISE, STEP
     usual = math.hypot(feature_norm, 1.0)  # the bias is a feature, too
-    return scores * math.sqrt(parameters) / usual, SCORE_STEP / usual
+    return scores * math.sqrt(parameters) / usual, longest_score_step(parameters) / usual
+
+
+def longest_score_step(parameters: int) -> float:
+    """The longest step a round of a linear model, in units of a score.
+
+    A step swings where it is long against the largest curvature. That is the usual squared norm of
+    a record's features where all of them lie along one direction, and a d-th of it where they are
+    spread over d: the root of the number lies between.
+    """
+    return SCORE_STEP * math.sqrt(max(1.0, parameters / STEP_WEIGHTS))
 
 
 def noise_norm(
