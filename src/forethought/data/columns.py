@@ -9,7 +9,6 @@ encoded record has a bound that is known beforehand (:attr:`Column.bound`).
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass, field
 from datetime import date
 from typing import Any, ClassVar, Literal, get_args
@@ -159,7 +158,7 @@ class Number(Column):
             )
         if self.log and not math.isfinite(self.high - self.low):
             raise UndeclaredError(f"[{self.low}, {self.high}] is too wide for its logarithm")
-        if self.scale[1] < sys.float_info.min:
+        if self.scale[1] < np.finfo(np.float64).tiny:
             raise UndeclaredError(f"[{self.low}, {self.high}] is too narrow to tell numbers apart")
 
     @property
