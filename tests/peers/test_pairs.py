@@ -210,6 +210,21 @@ def test_a_connection_that_broke_between_the_living_is_made_again(store):
             worker.end()
 
 
+def test_nobody_waits_in_a_group_that_the_other_side_has_given_up(store):
+    from forethought.peers.pairs import GlooPairs, Meeting
+
+    meeting = Meeting("127.0.0.1", store)
+    pair = GlooPairs(meeting, 0, [1], 10, 1e4)._pairs[1]
+    other = GlooPairs(meeting, 1, [0], 10, 1e4)._pairs[0]
+    at = meeting.store()
+    name = pair._name(at, (1, 1))
+    # The other side's making fails at once, as it does where a connection is refused.
+    threading.Timer(0.5, lambda: at.add(other._turn(1, 1), 1)).start()
+    begin = time.monotonic()
+    assert pair._group(meeting.store(), name) is None
+    assert 0.4 < time.monotonic() - begin < 10  # the making itself goes on for twenty seconds
+
+
 @pytest.mark.slow
 def test_a_process_ends_well_while_its_neighbour_is_stopped(store):
     workers = [Worker(me, store) for me in range(2)]

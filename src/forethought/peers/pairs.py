@@ -197,7 +197,7 @@ class _Pair:
                 if not self._same_run(store, deliver):
                     refused = lives
                     continue
-                group = self._group(store, name, lives)
+                group = self._group(store, name)
                 if group is not None and not self._receive(group, deliver):
                     refused = lives
                 # Its sockets close with it, so that the other side leaves it, too; both then make
@@ -242,8 +242,8 @@ class _Pair:
         ]
         return f"pair/{self._low}-{self._high}/{lives[0]}-{lives[1]}/{turns[0]}-{turns[1]}"
 
-    def _group(self, store: Store, name: str, lives: tuple[int, int]) -> _Group | None:
-        """The pair's group; None where the other side died while it was made."""
+    def _group(self, store: Store, name: str) -> _Group | None:
+        """The pair's group; None where the other side died, or gave up, while it was made."""
         made: list[_Group] = []
         # A waiting store blocks whoever shares it.
         own = PrefixStore(name, self._links.meeting.store())
@@ -258,7 +258,8 @@ class _Pair:
         until = time.monotonic() + _MEET
         while thread.is_alive() and time.monotonic() < until and not self._ending.is_set():
             thread.join(_LOOK)
-            if thread.is_alive() and self._lives(store) != lives:
+            lives = self._lives(store)
+            if thread.is_alive() and lives is not None and self._name(store, lives) != name:
                 break
         return made.pop() if made else None
 
