@@ -17,14 +17,14 @@ import numpy as np
 from forethought.exchange.messages import Vector
 from forethought.exchange.storing import LedgerState
 from forethought.gossip import events as on
-from forethought.gossip.count import estimate, moved
+from forethought.gossip.count import moved
 from forethought.gossip.events import Received, Send
 from forethought.gossip.gossip import Gossip
 from forethought.gossip.messages import ANSWER, LAST, Hello, Known, Message, Weights
 from forethought.gossip.replicas import Link
 from forethought.gossip.worker import Effects, Releases
 
-_HALF = np.float32(0.5)
+_HALF = np.array(0.5, dtype=np.float32)
 
 
 @dataclass(slots=True)
@@ -68,6 +68,7 @@ class AsynchronousWorker:
         "_matrices",
         "_pause",
         "_pending",
+        "_plain",
         "_return",
         "_sent",
         "finished",
@@ -96,6 +97,11 @@ class AsynchronousWorker:
         if gossip.compression.kind == "top-k":
             near = gossip.mixing.graph.neighbours(me)
             self._links = {other: Link(weights, gossip.window) for other in near}
+        self._plain = (
+            gossip.mixing.kind == "matchings"
+            and gossip.compression.exact
+            and gossip.trust.difference is None
+        )
         # Exchanges until the next gradient begins.
         self._pause = 0
         self._return: _Return | None = None
@@ -223,6 +229,54 @@ class AsynchronousWorker:
 
     # ---- exchanges
 
+    def meet(self, other: AsynchronousWorker, step: int) -> bool:
+        """Both sides of a pair's exchange ``step`` at once, for a driver that has both.
+
+        The same bits as a :class:`~forethought.gossip.events.Mix` of each and then the message of
+        each to the other, where nothing happens in between, and without effects. False: nothing was
+        done, since one of them has more to do or to say than this; hand them events.
+        """
+        one, two = self.own, other.own
+        mine, its = one.held, two.held
+        if not (
+            self._only_averages(step)
+            and other._only_averages(step)
+            and self._known.get(other.me, 0) <= two.updates
+            and other._known.get(self.me, 0) <= one.updates
+            and (one.judged is mine or one.judge())
+            and (two.judged is its or two.judge())
+        ):
+            return False
+        self.step = other.step = step
+        self._known[other.me], other._known[self.me] = two.updates, one.updates
+        # Each from its own side, as from messages: a difference of 0 has a sign.
+        for own, change in ((one, np.subtract(its, mine)), (two, np.subtract(mine, its))):
+            own.move(np.multiply(change, _HALF, change), 0.5, own.share)
+            own.judged = own.held  # a mean is no longer than both
+        nearer = moved(one.count, two.count, 0.5)
+        one.count += nearer
+        two.count -= nearer
+        if one.complete:
+            self._ends(self.gossip.settle)
+        if two.complete:
+            other._ends(self.gossip.settle)
+        return True
+
+    def _only_averages(self, step: int) -> bool:
+        """Whether exchange ``step`` can only move this worker towards its partner."""
+        if self._sent:
+            self._forget(step)
+        return (
+            self._plain
+            and self.finished is None
+            and self._left is None
+            and self._return is None
+            and self._living is None
+            and not self._pause
+            and not self._early
+            and step > self.step
+        )
+
     def _mix(self, step: int) -> Effects:
         if step <= self.step:
             return _alarm("step", f"exchange {step} came after {self.step}")
@@ -233,8 +287,7 @@ class AsynchronousWorker:
             if not self._left:
                 return self._end("counted")
             self._left -= 1
-        while self._sent and (oldest := next(iter(self._sent))) <= step - self.gossip.window:
-            del self._sent[oldest]
+        self._forget(step)
         targets, sources = self._with_whom(step)
         effects = self._tell(step, targets, sources)
         if self._early:
@@ -247,6 +300,11 @@ class AsynchronousWorker:
             if not self._pause:
                 effects += self._next()
         return effects
+
+    def _forget(self, step: int) -> None:
+        """Answers to exchanges that are too long ago count no more."""
+        while self._sent and (oldest := next(iter(self._sent))) <= step - self.gossip.window:
+            del self._sent[oldest]
 
     def _tell(self, step: int, targets: tuple[int, ...], sources: dict[int, float]) -> Effects:
         own, compression = self.own, self.gossip.compression
@@ -358,7 +416,7 @@ class AsynchronousWorker:
         own.count += moved(sent.count, message.count, weight)
         if message.left >= 0:
             self._ends(message.left)
-        elif estimate(own.count, self.gossip.workers) >= self.gossip.total:
+        elif own.complete:
             self._ends(self.gossip.settle)
         return [] if sent.sources else [on.Mixed(message.base)]
 

@@ -14,8 +14,3 @@ UNIT = 1 << 20
 def moved(own: int, other: int, weight: float) -> int:
     """How far ``own`` moves towards ``other``; exactly the negative for the other side."""
     return round(weight * (other - own))
-
-
-def estimate(own: int, workers: int) -> float:
-    """The global count, as one worker's number says."""
-    return own * workers / UNIT

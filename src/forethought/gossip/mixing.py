@@ -336,9 +336,13 @@ def given(graph: Graph, path: str | Path) -> Mixing:
     return Mixing(GIVEN, graph, 0, tuple(rows))
 
 
-@lru_cache(maxsize=64)
 def _tournament(players: tuple[int, ...], seed: int, step: int) -> tuple[Edge, ...]:
-    others = tournament.opponents(len(players), _draw(seed, step) % tournament.rounds(len(players)))
+    return _round(players, _draw(seed, step) % tournament.rounds(len(players)))
+
+
+@lru_cache(maxsize=64)
+def _round(players: tuple[int, ...], drawn: int) -> tuple[Edge, ...]:
+    others = tournament.opponents(len(players), drawn)
     return tuple(
         (players[place], players[other])
         for place, other in enumerate(others.tolist())

@@ -20,6 +20,7 @@ from forethought.checks import real
 from forethought.exchange.events import Release
 from forethought.exchange.messages import Vector
 from forethought.gossip import events as on
+from forethought.gossip.asynchronous import AsynchronousWorker
 from forethought.gossip.gossip import Gossip
 from forethought.gossip.machines import worker
 from forethought.gossip.messages import Weights
@@ -134,6 +135,7 @@ class Simulator:
         self._jitter = LogNormal(times.way.jitter, [times.seed, 1])
         self._waits_for_time = bool(times.way.latency or times.way.bandwidth or times.way.jitter)
         self._loses = gossip.rule == "asynchronous"
+        self._meets = self._loses and gossip.mixing.kind == "matchings"
         self._rounds = np.zeros(count, dtype=np.int64)
         self._busy = np.zeros(count)
         self._timeline: list[tuple[int, float, float]] | None = [] if timeline else None
@@ -217,10 +219,32 @@ class Simulator:
         step, self._step = self._step, self._step + 1
         self._idle += 1
         event = on.Mix(step)
+        met = self._meet(step)
         for k, machine in enumerate(self.machines):
-            if k not in self._away:
+            if k not in met and k not in self._away:
                 self._act(k, machine.handle(event))
         self._agenda.add(self._agenda.now + self.exchange, _MIX, 0)
+
+    def _meet(self, step: int) -> set[int]:
+        """Who was done with an exchange at once, where events would come to the very same.
+
+        Whoever is away has a partner that was told so, and draws its matchings without it.
+        """
+        met: set[int] = set()
+        if not self._meets or self._waits_for_time or not self._agenda.alone:
+            return met
+        for pair in self.gossip.mixing.matching(step):
+            one, other = self.machines[pair[0]], self.machines[pair[1]]
+            # A machine that somebody listens to, or another one in its place, is handed events.
+            if (
+                type(one) is AsynchronousWorker
+                and type(other) is AsynchronousWorker
+                and one.meet(other, step)
+            ):
+                met.update(pair)
+        self._messages += len(met)
+        self._bytes += len(met) * (OVERHEAD + self._size)
+        return met
 
     def _computed(self, machine: int, what: object) -> None:
         now = self._agenda.now
@@ -244,12 +268,12 @@ class Simulator:
         for effect in effects:
             if isinstance(effect, on.Send):
                 self._send(machine, effect)
-            elif isinstance(effect, on.Mixed | on.Acknowledged):
-                continue
-            elif isinstance(effect, on.ComputeGradient):
-                self._compute(machine, effect)
             elif isinstance(effect, on.Commit):
                 self._commit(machine, effect.release)
+            elif isinstance(effect, on.ComputeGradient):
+                self._compute(machine, effect)
+            elif isinstance(effect, (on.Mixed, on.Acknowledged)):
+                continue
             elif isinstance(effect, on.AllReduce):
                 self._reduce(machine, effect)
             elif isinstance(effect, on.Finished):

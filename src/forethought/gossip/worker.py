@@ -26,6 +26,7 @@ from forethought.gossip.messages import Weights
 from forethought.gossip.steps import Steps
 
 Effects = list[on.Effect]
+_FLOAT = np.dtype(np.float32)
 
 
 class Machine(Protocol):
@@ -65,6 +66,7 @@ class Releases:
     Attributes:
         held: what is exchanged, float32, shape (coordinates,); replaced, never written to.
         updates: how many were committed. count: see :mod:`forethought.gossip.count`.
+        judged: what was held when nobody could refuse it; None: not asked for.
         computing: whether a gradient is under way.
         share: of the own excess that was not passed on yet; see :meth:`move`.
         sent: of a worker that waits: exchange → what it told its neighbours there, of the last
@@ -72,13 +74,22 @@ class Releases:
     """
 
     __slots__ = (
+        "_averages",
         "_bare",
+        "_beyond",
+        "_enough",
         "_fresh",
+        "_missing",
+        "_most",
+        "_shape",
+        "_shortest",
         "_steps",
+        "_workers",
         "computing",
         "count",
         "gossip",
         "held",
+        "judged",
         "limit",
         "me",
         "sent",
@@ -105,6 +116,14 @@ class Releases:
         self.share = 1.0
         # Differences are shortened where they are averaged.
         self._bare = replace(gossip.trust, difference=None)
+        self._shortest = 0.5 * self._bare.largest**2
+        self._shape = self.held.shape
+        self._most = 2 * gossip.total * UNIT
+        self._workers, self._enough = gossip.workers, gossip.total * UNIT
+        self.judged: Vector | None = None
+        self._missing = gossip.in_ledger - gossip.coordinates
+        self._averages = gossip.point == "average" and gossip.rule == "asynchronous"
+        self._beyond = np.float32(1 - 1 / gossip.workers)
         self.sent: dict[int, Vector] = {}
         if ledger is not None and ledger.updates:
             if not ledger.outgoing or len(ledger.outgoing[-1].vector) != gossip.in_ledger:
@@ -140,9 +159,9 @@ class Releases:
             change: float32, shape (coordinates,); it becomes the worker's.
             weight: of what was received. share: of the own excess when the own side was sent.
         """
-        self.held = np.add(self.held, change, out=change)
-        workers = self.gossip.workers
-        self.share = max(0.0, self.share - weight * share * workers / (workers - 1))
+        self.held = np.add(self.held, change, change)
+        left = self.share - weight * share * self._workers / (self._workers - 1)
+        self.share = left if left > 0 else 0.0
 
     def take(self, message: Weights) -> None:
         """Have a neighbour's weights, whole, in place of the own."""
@@ -172,9 +191,9 @@ class Releases:
         self.computing = False
         before = self.held
         self.held = self._steps.step(before, done.round, done.vector)
-        if self.gossip.point == "average" and self.gossip.rule == "asynchronous":
+        if self._averages:
             excess = self.held - before
-            excess *= np.float32(1 - 1 / self.gossip.workers)
+            excess *= self._beyond
             # Who met nobody since the last update sees that one from now on: left out for longer,
             # all of them would be taken at one point, and together go that many times too far.
             if self._fresh is not None and self.share < 1:
@@ -182,9 +201,9 @@ class Releases:
             self._fresh, self.share = excess, 1.0
         self.updates += 1
         self.count += UNIT
-        missing = self.gossip.in_ledger - self.gossip.coordinates * (1 + len(sent))
         kept = self.held
-        if sent or missing:
+        if sent or self._missing:
+            missing = self._missing - self.gossip.coordinates * len(sent)
             kept = np.concatenate([self.held, *sent, np.zeros(missing, np.float32)])
         update = Update(done.round, step, kept)
         made = Release(done.round, step, done.rounds, done.input_hash, done.state, update)
@@ -193,19 +212,39 @@ class Releases:
             effects.append(Acknowledged(done.round - whole))  # the newest are enough to go on
         return effects
 
+    @property
+    def complete(self) -> bool:
+        """Whether all updates that all workers are to make were made, by this worker's number."""
+        return self.count * self._workers >= self._enough
+
+    def judge(self) -> bool:
+        """Whether nobody can refuse what this worker says now; kept in ``judged``."""
+        if not (self._short(self.held) and abs(self.count) <= self._most):
+            return False
+        self.judged = self.held
+        return True
+
+    def _short(self, vector: Vector) -> bool:
+        """Whether a vector is surely one that is taken."""
+        # A comparison with NaN is false; whatever is not surely short is judged exactly. Half of
+        # the largest square leaves room for the rounding of a few million means of short vectors.
+        return (
+            vector.dtype is _FLOAT
+            and vector.shape == self._shape
+            and float(vector.dot(vector)) <= self._shortest
+        )
+
     def refusal(self, sender: int, message: Weights) -> str | None:
         """Why a neighbour's weights are refused, in words; None: they are not."""
-        if message.vector.dtype != np.float32:
-            return f"worker {sender} sent {message.vector.dtype}, not float32"
-        # A comparison with NaN is false; whatever is not surely short is judged exactly.
-        short = float(message.vector @ message.vector) <= 0.5 * self._bare.largest**2
-        if not short or message.vector.shape != self.held.shape:
+        if not self._short(message.vector):
+            if message.vector.dtype != np.float32:
+                return f"worker {sender} sent {message.vector.dtype}, not float32"
             try:
                 self._bare.admit(self.held, message.vector, f"worker {sender}")
             except NeighbourError as error:
                 return str(error)
         # Exchanges that overlap may push an honest number below 0 for a while.
-        if abs(message.count) > 2 * self.gossip.total * UNIT:
+        if abs(message.count) > self._most:
             return f"worker {sender} says a count that cannot be"
         return None
 

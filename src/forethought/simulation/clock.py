@@ -24,6 +24,11 @@ class Agenda:
         """Things to come."""
         return len(self._entries)
 
+    @property
+    def alone(self) -> bool:
+        """Whether nothing else is to happen at this very time."""
+        return not self._entries or self._entries[0][0] > self.now
+
     def add(self, at: float, kind: int, machine: int, what: Any = None) -> None:
         """Let something happen to a machine at a time, at once if the time has passed."""
         self._order += 1
