@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from forethought.commands.options import Json, Quiet, UsageError, console_for, print_json
 
@@ -20,16 +21,19 @@ def export(
     quiet: Quiet = False,
 ) -> None:
     """Write a trained model for other systems: one ONNX file, from a table's columns to answers."""
-    from forethought.jobs.onnx_export import write_onnx
+    from forethought.jobs.onnx_export import before, write_onnx
     from forethought.jobs.predict import load
 
     if onnx.exists() and not overwrite:
         raise UsageError(f"{onnx} exists: give another --onnx, or --overwrite")
-    model = write_onnx(load(run), onnx)
+    predictor = load(run)
+    model, first = write_onnx(predictor, onnx), before(predictor)
     inputs = [value.name for value in model.graph.input]
     outputs = [value.name for value in model.graph.output]
     console_for(quiet or as_json).print(
         f"{onnx}: {', '.join(inputs)} → {', '.join(outputs)}, as forethought.load answers"
     )
+    if first:
+        console_for(quiet or as_json).print(Text(first["before"]))
     if as_json:
-        print_json({"onnx": str(onnx), "inputs": inputs, "outputs": outputs})
+        print_json({"onnx": str(onnx), "inputs": inputs, "outputs": outputs, **first})

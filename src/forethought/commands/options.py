@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 JobFile = Annotated[Path | None, typer.Argument(help="Job file (TOML).", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]
@@ -87,6 +88,12 @@ def show_settled(console: Console, settled: Sequence[str]) -> None:
     """Say what was chosen when the job's data were seen."""
     for text in settled:
         console.print(f"[yellow]chosen[/yellow]: {text}")
+
+
+def show_advice(console: Console, advice: str | None) -> None:
+    """Say what the job might have instead."""
+    if advice is not None:
+        console.print("[yellow]consider[/yellow]:", Text(advice))
 
 
 def print_json(values: Any) -> None:

@@ -30,6 +30,7 @@ from forethought.commands.options import (
     chosen_proxy,
     console_for,
     print_json,
+    show_advice,
     show_overrides,
     show_settled,
 )
@@ -143,6 +144,7 @@ def plan(
     if examples is None:
         loaded = load_job(request, data_dir)
         show_settled(console, loaded.request.settled)
+        show_advice(console, loaded.advice)
         parameters, asked = loaded.parameters, loaded.plan_request()
     else:
         asked = request.job.plan_request(examples, parameters, persons=persons)

@@ -14,7 +14,9 @@ EPILOG = "Example: forethought predict runs/patients new.csv --out predictions.c
 
 def predict(
     run: Annotated[Path, typer.Argument(help="Run folder of a finished training.")],
-    table: Annotated[Path, typer.Argument(help="New records: CSV, Parquet or Excel.")],
+    table: Annotated[
+        Path, typer.Argument(help="New records: CSV, Parquet, Excel; images: .npy, .npz.")
+    ],
     out: Annotated[Path, typer.Option(help="Where to write, as CSV.")] = Path("predictions.csv"),
     overwrite: Annotated[bool, typer.Option(help="Replace the file.")] = False,
     as_json: Json = False,

@@ -13,6 +13,7 @@ from forethought.data.sources import load, names
 
 if TYPE_CHECKING:
     from forethought.data.encoder import Encoder, TableSchema
+    from forethought.data.features import features_of
     from forethought.data.persons import of_persons
     from forethought.data.reading import TableFormat
 
@@ -23,12 +24,14 @@ __all__ = [
     "Split",
     "TableFormat",
     "TableSchema",
+    "features_of",
     "load",
     "names",
     "of_persons",
 ]
-# Loaded on first use: they bring polars along, which most sources do without.
+# Loaded on first use: they bring polars or torch along, which most sources do without.
 _LATER = {
+    "features_of": "features",
     "of_persons": "persons",
     "Encoder": "encoder",
     "TableFormat": "reading",

@@ -76,6 +76,40 @@ def load_npz(
     return Dataset(name, train, test, labels.classes, (scaling,), caveats)
 
 
+def load_records(path: Path) -> NDArray[np.float32]:
+    """New records without labels, (N, …), read as :func:`load_npz` reads those of training.
+
+    Args:
+        path: ``.npz`` with ``x_test`` or, where that is not there, ``x``; or ``.npy``.
+
+    Raises:
+        DataError: no such file or array, or numbers that are not finite.
+    """
+    if not path.is_file():
+        raise DataError(f"no file {path}")
+    if path.suffix.lower() == ".npy":
+        try:
+            inputs = np.load(path, allow_pickle=False)
+        except (*DAMAGE, ValueError) as error:
+            raise DataError.unexpected(path, f"no readable array ({error})", "numbers") from error
+    else:
+        arrays = _read(path)
+        key = "x_test" if "x_test" in arrays else "x"
+        if key not in arrays:
+            raise DataError.unexpected(
+                path, f"the arrays {', '.join(arrays) or 'of none'}", "x_test or x"
+            )
+        inputs = arrays[key]
+    return _inputs(str(path), inputs)
+
+
+def shape_read(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, ...]:
+    """Which shape an array has once it is read: that of bytes may have channels to move."""
+    if dtype != np.uint8:
+        return shape
+    return _channels_first(np.broadcast_to(np.uint8(0), shape)).shape
+
+
 def _labels(path: Path, key: str, arrays: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
     values = arrays[key]
     if values.ndim != 2 or values.shape[1] < 2 or values.dtype.kind not in "biuf":
@@ -122,23 +156,28 @@ def _column(path: Path, key: str, arrays: dict[str, NDArray[Any]]) -> NDArray[An
 def _split(
     path: Path, x: str, y: str, arrays: dict[str, NDArray[Any]], labels: Labels | None
 ) -> Split:
-    inputs = arrays[x]
+    inputs = _inputs(f"{path}, {x}", arrays[x])
     targets = _labels(path, y, arrays) if labels is None else _column(path, y, arrays)
-    if inputs.ndim < 2 or inputs.dtype.kind not in "biuf":
-        raise DataError.unexpected(
-            f"{path}, {x}", f"{inputs.dtype} of shape {inputs.shape}", "numbers (N, features, …)"
-        )
     if len(inputs) != len(targets):
         raise DataError.unexpected(
             path, f"{len(inputs)} examples in {x} and {len(targets)} in {y}", "as many of each"
         )
-    if inputs.dtype == np.uint8:
-        inputs = scaled(_channels_first(inputs))
-    inputs = np.ascontiguousarray(inputs, np.float32)
-    finite(f"{path}, {x}", inputs)
     if labels is None:
         return Split(inputs, targets)
     return Split(inputs, labels.encode(f"{path}, {y}", targets))
+
+
+def _inputs(where: str, inputs: NDArray[Any]) -> NDArray[np.float32]:
+    """An array of records as float32: bytes are pixels."""
+    if inputs.ndim < 2 or inputs.dtype.kind not in "biuf":
+        raise DataError.unexpected(
+            where, f"{inputs.dtype} of shape {inputs.shape}", "numbers (N, features, …)"
+        )
+    if inputs.dtype == np.uint8:
+        inputs = scaled(_channels_first(inputs))
+    inputs = np.ascontiguousarray(inputs, np.float32)
+    finite(where, inputs)
+    return inputs
 
 
 def _channels_first(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:

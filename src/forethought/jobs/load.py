@@ -141,6 +141,20 @@ class Loaded:
                 "records_per_person out, and mind that ε is then about one row"
             )
 
+    @property
+    def advice(self) -> str | None:
+        """What would do better with these data than what the job names; None: nothing known."""
+        from forethought.data.features import best_features, reason_for
+
+        data, job = self.dataset, self.request.job
+        chosen = best_features((len(data.train), *data.shape))
+        if data.fixed_features is not None or chosen is None or job.federation or job.gossip:
+            return None
+        return (
+            f'images on pixels: features = "{chosen}" under [data], without [model], is the better '
+            f"default ({reason_for(chosen)})"
+        )
+
     def card(self) -> ModelCard:
         """What is needed, besides the weights, to apply the trained model to new records."""
         job, data = self.request.job, self.dataset

@@ -34,10 +34,12 @@ def write_onnx(predictor: Predictor, out: Path) -> ModelProto:
     """Write the model as ONNX.
 
     A run on a declared table becomes a graph from its columns to answers; any other one from
-    ``inputs``, float32 (N, …). Outputs: ``probabilities``, float32 (N, classes), and
-    ``prediction``, the likeliest class's name or number (of several labels 0 or 1 each); of a
-    regression ``prediction``, float64 (N,), alone. A row with an entry that the declarations refuse
-    has NaN for them, and "" or −1 as its prediction.
+    ``inputs``, float32 (N, …). A run on fixed features of images takes those features, not images:
+    the file's metadata say so (``features`` and ``before``), and
+    :func:`forethought.data.features_of` makes them. Outputs: ``probabilities``, float32
+    (N, classes), and ``prediction``, the likeliest class's name or number (of several labels 0 or
+    1 each); of a regression ``prediction``, float64 (N,), alone. A row with an entry that the
+    declarations refuse has NaN for them, and "" or −1 as its prediction.
 
     Args:
         out: the file; replaced if it is there.
@@ -135,9 +137,24 @@ def _whole(predictor: Predictor, network: ModelProto) -> ModelProto:
             "epsilon": f"{predictor.statement.epsilon.upper:.6g}",
             "delta": f"{predictor.statement.delta:g}",
             **({} if about is None or about.model is None else {"model": about.model}),
+            **before(predictor),
         },
     )
     return model
+
+
+def before(predictor: Predictor) -> dict[str, str]:
+    """What the file's metadata say has to be done to records before it; empty: nothing."""
+    card = predictor.card
+    if card.features is None:
+        return {}
+    shape = ", ".join(map(str, card.inputs))
+    call = f"forethought.data.features_of(images, {card.features!r})"
+    return {
+        "features": card.features,
+        "before": f"inputs are not images but their fixed features, float32 (N, {shape}): "
+        f"in Python {call}, images float32 (N, channels, height, width), bytes divided by 255",
+    }
 
 
 def _prepared(graph: Graph, features: str, predictor: Predictor) -> str:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from forethought.accounting.statement import Statement
 from forethought.data import DataError, Encoder
+from forethought.data.arrays import load_records
 from forethought.data.columns import Outside
 from forethought.data.features import features_of
 from forethought.data.reading import Table, kind_of
@@ -26,6 +27,9 @@ from forethought.preparing.constants import Constants
 from forethought.preparing.prepare import Prepared
 from forethought.training.folder import STATEMENT, RunFolder
 from forethought.training.results import outputs_of
+
+# Records of an array that are turned into features at once.
+_PIECE = 1_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +92,11 @@ class Predictor:
         return _softmax(outputs)
 
     def predict_file(self, source: Path, out: Path) -> int:
-        """A CSV file with a row for each row of a table: ``prediction`` and one column a class.
+        """A CSV file with a row for each record: ``prediction`` and one column a class.
+
+        Args:
+            source: a table; or, of a run on arrays, ``.npy`` or ``.npz`` with ``x_test`` or ``x``,
+                read as in training: images are turned into the features that were trained on.
 
         Of several labels ``prediction`` lists those that a record has, with "; " between.
 
@@ -98,16 +106,15 @@ class Predictor:
             How many rows.
 
         Raises:
-            DataError: as :meth:`predict`. JobError: trained on other data than a table.
+            DataError: as :meth:`predict`. JobError: a table, and trained on other data.
         """
         part = out.with_name(f".{out.name}.part")
         rows = 0
         try:
             with part.open("wb") as file:
-                for frame, first in self._pieces(source):
-                    outputs = self.outputs(self._encoded(frame, str(source), first))
-                    self._frame(outputs).write_csv(file, include_header=not rows)
-                    rows += len(frame)
+                for inputs in self._read(source):
+                    self._frame(self.outputs(inputs)).write_csv(file, include_header=not rows)
+                    rows += len(inputs)
                 file.flush()
                 os.fsync(file.fileno())
             part.replace(out)
@@ -161,13 +168,23 @@ class Predictor:
     def _encoder(self) -> Encoder:
         if self.card.encoder is None:
             raise JobError(
-                f"the model in {self.folder} was not trained on a table: in Python, forethought."
-                f"load({str(self.folder)!r}).predict(array) applies it to arrays"
+                f"the model in {self.folder} was not trained on a table: give its records as .npy "
+                f"or .npz, or in Python forethought.load({str(self.folder)!r}).predict(array)"
             )
         return self.card.encoder
 
     def _encoded(self, frame: pl.DataFrame, where: str, first: int) -> NDArray[np.float32]:
         return self._encoder().encode(frame, where, first, Outside())
+
+    def _read(self, source: Path) -> Iterator[NDArray[np.float32]]:
+        """Inputs of the network, piece by piece."""
+        if self.card.encoder is None and source.suffix.lower() in (".npy", ".npz"):
+            records = load_records(source)
+            for at in range(0, len(records), _PIECE):
+                yield self._array(records[at : at + _PIECE])
+            return
+        for frame, first in self._pieces(source):
+            yield self._encoded(frame, str(source), first)
 
     def _pieces(self, source: Path) -> Iterator[tuple[pl.DataFrame, int]]:
         if not source.is_file():

@@ -107,7 +107,9 @@ def with_features(request: Request, name: str) -> Request:
     if job.data.features == name:
         return request
     data = job.data.model_copy(update={"features": name})
-    settled = (*request.settled, f'features = "{name}", the best measured for such images')
+    from forethought.data.features import reason_for  # loads torch
+
+    settled = (*request.settled, f'features = "{name}": {reason_for(name)}')
     return replace(request, job=job.model_copy(update={"data": data}), settled=settled)
 
 

@@ -34,4 +34,5 @@ def beginning(job_file: Path | None, folder: Path, data_dir: Path | None) -> tup
         features=min(1000, loaded.features),
     )
     tables = job.model_dump(mode="json", exclude_unset=True, exclude_none=True)
-    return Place(folder, tables), start
+    notes = (*loaded.request.settled, *((loaded.advice,) if loaded.advice else ()))
+    return Place(folder, tables, notes), start

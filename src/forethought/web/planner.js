@@ -190,6 +190,7 @@ async function begin() {
   byId("sliders").addEventListener("submit", (event) => event.preventDefault());
   try {
     const start = await ask("/start", {});
+    byId("notes").textContent = start.notes.join(". ");
     for (const name of ["epsilon", "records", "records_per_person", "features"])
       place(name, start[name]);
     place("epochs", start.epochs === null ? 0 : start.epochs);

@@ -22,11 +22,12 @@ class Place:
 
     Args:
         folder: that exists. job: the tables of a job file to put the numbers into; None: there is
-            no job yet.
+            no job yet. notes: what the page says of the job's data.
     """
 
     folder: Path
     job: Mapping[str, Mapping[str, Any]] | None = None
+    notes: tuple[str, ...] = ()
 
     def save(self, name: str, settings: Settings) -> Path:
         """Write ``NAME.json``, the plan, or ``NAME.toml``, a job; never over a file.

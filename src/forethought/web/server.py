@@ -74,7 +74,8 @@ class PlannerServer(ThreadingHTTPServer):
         """
         with self.thinking:
             if path == "/start":
-                return vars(self.start) | {"job": self.place.job is not None}
+                of_job = {"job": self.place.job is not None, "notes": list(self.place.notes)}
+                return vars(self.start) | of_job
             if path == "/plan":
                 return shown(Settings.of(values))
             if path == "/save":
