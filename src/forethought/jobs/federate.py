@@ -92,6 +92,7 @@ def federation_of(request: Request, data_dir: Path | None = None) -> Federated:
         speeds,
         shared.layout.size,
         shared.architecture,
+        loaded.noise_borne,
     )
     federation = replace(
         federation, plans=tuple(loaded.with_caveats(plan) for plan in federation.plans)
@@ -177,7 +178,12 @@ def speeds_of(section: FederationSection, clients: int) -> tuple[float, ...]:
 
 
 def agreed(
-    job: Job, sizes: Sequence[int], speeds: Sequence[float], parameters: int, architecture: str
+    job: Job,
+    sizes: Sequence[int],
+    speeds: Sequence[float],
+    parameters: int,
+    architecture: str,
+    noise_borne: float | None = None,
 ) -> tuple[Federation, tuple[Budget, ...]]:
     """The federation of a job, and each client's budget; nothing private is read.
 
@@ -188,6 +194,7 @@ def agreed(
         sizes: records of each client, or persons where the job names them.
         speeds: see :func:`speeds_of`.
         parameters, architecture: of the model.
+        noise_borne: norm of noise that its weights bear, where it could be tried.
     """
     section = section_of(job)
     require_possible(job)
@@ -196,7 +203,8 @@ def agreed(
     weights = section.rule == "synchronous" and section.secure is None
     exchanged = section.exchanged or ("weights" if weights else "gradients")
     typical = int(np.median(sizes))
-    lead = reference_plan(job, budgets[0], typical, count, parameters, exchanged == "gradients")
+    gradients = exchanged == "gradients"
+    lead = reference_plan(job, budgets[0], typical, count, parameters, gradients, noise_borne)
     local = section.local_rounds or 1
     if section.local_epochs is not None:
         local = max(1, round(section.local_epochs * lead.examples / lead.mean_batch))

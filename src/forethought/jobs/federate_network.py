@@ -111,9 +111,11 @@ def planned(request: Request, data_dir: Path | None = None) -> Federation:
 
     section = section_of(request.job)
     sizes = [table.examples or 0 for table in section.client]
-    shared = SharedModel(module_of(load_job(request, data_dir)))
+    loaded = load_job(request, data_dir)
+    shared = SharedModel(module_of(loaded))
     speeds = speeds_of(section, len(sizes))
-    return agreed(request.job, sizes, speeds, shared.layout.size, shared.architecture)[0]
+    size, architecture = shared.layout.size, shared.architecture
+    return agreed(request.job, sizes, speeds, size, architecture, loaded.noise_borne)[0]
 
 
 def serve_job(

@@ -91,6 +91,7 @@ def gossip_of(request: Request, data_dir: Path | None = None) -> Gossiping:
         shared.layout.size,
         shared.architecture,
         request.folder,
+        loaded.noise_borne,
     )
     gossip = replace(
         gossip,
@@ -178,6 +179,7 @@ def agreed_gossip(
     parameters: int,
     architecture: str,
     folder: Path | None = None,
+    noise_borne: float | None = None,
 ) -> Gossip:
     """The gossip of a job; nothing private is read.
 
@@ -188,6 +190,7 @@ def agreed_gossip(
         sizes: records of each worker, or persons where the job names them.
         parameters, architecture: of the model.
         folder: where the job's files are.
+        noise_borne: norm of noise that the model's weights bear, where it could be tried.
 
     Raises:
         JobError: too little data for a worker, or samples whose sizes change.
@@ -201,7 +204,8 @@ def agreed_gossip(
         )
     count = len(sizes)
     budgets = budgets_of(job, sizes)
-    lead = reference_plan(job, budgets[0], int(np.median(sizes)), count, parameters, True)
+    typical = int(np.median(sizes))
+    lead = reference_plan(job, budgets[0], typical, count, parameters, True, noise_borne)
     rounds = section.rounds or lead.rounds
     rate = lead.mean_batch / lead.examples
     if section.case == "III":

@@ -199,10 +199,16 @@ def planned(request: Request, data_dir: Path | None = None) -> tuple[Gossip, Vec
         gossiping = gossip_of(request, data_dir)
         return gossiping.gossip, gossiping.shared.read()
     require_possible(request.job)
-    shared = SharedModel(module_of(load_job(request, data_dir)))
+    loaded = load_job(request, data_dir)
+    shared = SharedModel(module_of(loaded))
     sizes = [table.examples or 0 for table in gossip_section(request.job).worker]
     gossip = agreed_gossip(
-        request.job, sizes, shared.layout.size, shared.architecture, request.folder
+        request.job,
+        sizes,
+        shared.layout.size,
+        shared.architecture,
+        request.folder,
+        loaded.noise_borne,
     )
     first = shared.read()
     return replace(gossip, start=digest_of(first)), first

@@ -43,13 +43,24 @@ def named_speeds(
 
 
 def reference_plan(
-    job: Job, budget: Budget, size: int, clients: int, parameters: int, gradients: bool
+    job: Job,
+    budget: Budget,
+    size: int,
+    clients: int,
+    parameters: int,
+    gradients: bool,
+    noise_borne: float | None = None,
 ) -> Plan:
-    """What one machine would do whose signal and noise are those of all clients together."""
+    """What one machine would do whose signal and noise are those of all clients together.
+
+    Args:
+        noise_borne: norm of noise that the model's weights bear, from which step size and batch
+            follow; see :mod:`forethought.planning.tolerance`.
+    """
     from forethought.planning.solve import plan
 
     asked = asked_of(job, round(size * clients**0.5), parameters)
-    changes: dict[str, Any] = {"budget": budget, "delta": None}
+    changes: dict[str, Any] = {"budget": budget, "delta": None, "noise_borne": noise_borne}
     if asked.batch is not None:
         changes["batch"] = max(1, round(asked.batch * clients**0.5))
     if gradients and asked.options is None and asked.optimizer == "sgd":

@@ -66,14 +66,12 @@ class Loaded:
 
     def plan_request(self) -> PlanRequest:
         """The same as a request."""
-        from forethought.planning.tolerance import noise_borne
-
         asked = self.request.job.plan_request(
             self.examples, self.parameters, self.features, self.persons
         )
         norm = self.dataset.feature_norm
         if self.request.job.model.name != "linear":
-            return asked.with_(noise_borne=noise_borne(self.model, self.dataset.shape))
+            return asked.with_(noise_borne=self.noise_borne)
         asked = asked.with_(features=math.prod(self.dataset.shape))
         if norm is None or asked.feature_norm:
             return asked
@@ -81,6 +79,15 @@ class Loaded:
         if self.request.job.data.standardise is not None:
             norm = math.sqrt(math.prod(self.dataset.shape))
         return asked.with_(feature_norm=norm, feature_norm_known=True)
+
+    @property
+    def noise_borne(self) -> float | None:
+        """Norm of noise that the weights of a network bear; None: linear, or not to be tried."""
+        from forethought.planning.tolerance import noise_borne
+
+        if self.request.job.model.name == "linear":
+            return None
+        return noise_borne(self.model, self.dataset.shape)
 
     @property
     def data(self) -> tuple[Any, Any] | PersonRows:

@@ -1,0 +1,84 @@
+"""What federations and gossips plan alike: steps as long as their model bears."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import forethought as ft
+from forethought.jobs import federate_network, gossip_peer
+from forethought.jobs.federate import federation_of
+from forethought.jobs.gossip import gossip_of
+from forethought.jobs.job import Job
+from forethought.jobs.load import load_job
+from forethought.jobs.request import Request
+
+JOB = """
+[data]
+source = "digits"
+[model]
+name = "{model}"
+[budget]
+epsilon = 1.0
+[training]
+rounds = 20
+batch = 30
+"""
+OWN = {
+    "federation": '[federation]\nrule = "asynchronous"\n',
+    "gossip": "[gossip]\nrounds = 20\n",
+}
+COUNT = {"federation": "clients = 4\n", "gossip": "workers = 4\n"}
+TABLE = {"federation": "[[federation.client]]\n", "gossip": "[[gossip.worker]]\n"}
+
+
+def request(model: str, kind: str, tables: bool = False) -> Request:
+    text = JOB.format(model=model) + OWN[kind]
+    if tables:
+        for k in range(4):
+            text += f'{TABLE[kind]}name = "site-{k}"\nexamples = 359\n'
+    else:
+        text += COUNT[kind]
+    return Request("job", text, Job.parse(text, "job.toml"))
+
+
+def dealt_federation(asked: Request) -> ft.Plan:
+    return federation_of(asked).federation.plan(0)
+
+
+def dealt_gossip(asked: Request) -> ft.Plan:
+    return gossip_of(asked).gossip.plan(0)
+
+
+def sites_of_a_federation(asked: Request) -> ft.Plan:
+    return federate_network.planned(asked).plan(0)
+
+
+def sites_of_a_gossip(asked: Request) -> ft.Plan:
+    return gossip_peer.planned(asked)[0].plan(0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tables", "first_plan"),
+    [
+        ("federation", False, dealt_federation),
+        ("federation", True, sites_of_a_federation),
+        ("gossip", False, dealt_gossip),
+        ("gossip", True, sites_of_a_gossip),
+    ],
+)
+def test_steps_are_as_long_as_the_network_bears(
+    kind: str,
+    tables: bool,
+    first_plan: Callable[[Request], ft.Plan],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = request("mlp", kind, tables)
+    borne = load_job(asked).noise_borne
+    assert borne is not None and abs(borne - 30) > 1
+    step = first_plan(asked).optimizer.learning_rate
+    untried = request("linear", kind, tables)
+    assert load_job(untried).noise_borne is None
+    monkeypatch.setattr("forethought.planning.tolerance.noise_borne", lambda *_: None)
+    assert step / first_plan(asked).optimizer.learning_rate == pytest.approx(borne / 30, rel=1e-3)
