@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from torch.distributed import TCPStore
 
+from forethought.gossip.compression import mixed
 from forethought.gossip.graphs import make
 from forethought.gossip.messages import Weights
 from forethought.gossip.mixing import Mixing
@@ -58,9 +59,7 @@ def work(me: int, port: int, options: argparse.Namespace, results: Any) -> None:
             arrived = came.get()
             assert isinstance(arrived, Arrived), arrived
             early[arrived.sender, arrived.message.base] = arrived.message
-        change = early.pop((partner, step)).vector - held
-        change *= np.float32(0.5)
-        held = np.add(held, change, out=change)
+        held = mixed(held, held, early.pop((partner, step)).vector, 0.5)
     results.put((time.perf_counter() - begin, time.process_time() - used))
     links.close(10.0)
 

@@ -136,3 +136,13 @@ def test_weights_that_nobody_trains_are_refused(received, says):
         Trust(largest=1).admit(np.zeros(2, np.float32), np.array([3, 4], np.float32))
     with pytest.raises(ValueError, match="difference"):
         Trust(difference=0)
+
+
+def test_a_long_vector_in_pieces_is_the_whole_one() -> None:
+    draw = np.random.default_rng(5)
+    own, sent, received = draw.standard_normal((3, 70_001), dtype=np.float32)
+    for weight in (0.5, 1 / 3):
+        whole = own + np.float32(weight) * (received - sent)
+        assert mixed(own, sent, received, weight).tobytes() == whole.tobytes()
+        few = mixed(own[:9], sent[:9], received[:9], weight)
+        assert few.tobytes() == whole[:9].tobytes()

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from forethought.exchange.messages import Vector
 from forethought.exchange.storing import LedgerState
 from forethought.gossip import events as on
@@ -23,8 +21,6 @@ from forethought.gossip.gossip import Gossip
 from forethought.gossip.messages import ANSWER, LAST, Hello, Known, Message, Weights
 from forethought.gossip.replicas import Link
 from forethought.gossip.worker import Effects, Releases
-
-_HALF = np.array(0.5, dtype=np.float32)
 
 
 @dataclass(slots=True)
@@ -250,9 +246,9 @@ class AsynchronousWorker:
         self.step = other.step = step
         self._known[other.me], other._known[self.me] = two.updates, one.updates
         # Each from its own side, as from messages: a difference of 0 has a sign.
-        for own, change in ((one, np.subtract(its, mine)), (two, np.subtract(mine, its))):
-            own.move(np.multiply(change, _HALF, change), 0.5, own.share)
-            own.judged = own.held  # a mean is no longer than both
+        one.move(its, mine, 0.5, one.share)
+        two.move(mine, its, 0.5, two.share)
+        one.judged, two.judged = one.held, two.held  # a mean is no longer than both
         nearer = moved(one.count, two.count, 0.5)
         one.count += nearer
         two.count -= nearer
@@ -410,9 +406,7 @@ class AsynchronousWorker:
         part = weight * self.gossip.compression.consensus_step
         if self.gossip.trust.difference is not None:
             received = self.gossip.trust.admit(mine, received)
-        change = received - mine
-        change *= _HALF if part == 0.5 else np.float32(part)
-        own.move(change, part, sent.share)
+        own.move(received, mine, part, sent.share)
         own.count += moved(sent.count, message.count, weight)
         if message.left >= 0:
             self._ends(message.left)

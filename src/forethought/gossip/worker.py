@@ -20,6 +20,7 @@ from forethought.exchange.messages import Update, Vector
 from forethought.exchange.storing import LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.clipping import NeighbourError
+from forethought.gossip.compression import mixed
 from forethought.gossip.count import UNIT
 from forethought.gossip.gossip import Gossip, GossipError
 from forethought.gossip.messages import Weights
@@ -149,17 +150,16 @@ class Releases:
         rest += self.held
         return rest[: self.gossip.parameters]
 
-    def move(self, change: Vector, weight: float, share: float) -> None:
-        """Add what an exchange changed.
+    def move(self, received: Vector, sent: Vector, weight: float, share: float) -> None:
+        """Add what an exchange changed; see :func:`~forethought.gossip.compression.mixed`.
 
         The other side has as much of the own updates as anybody else, on average: of an excess x
         beyond a K-th, it is −x/(K − 1) there, and the exchange takes weight · x · K/(K − 1) away.
 
         Args:
-            change: float32, shape (coordinates,); it becomes the worker's.
-            weight: of what was received. share: of the own excess when the own side was sent.
+            share: of the own excess when the own side was sent.
         """
-        self.held = np.add(self.held, change, change)
+        self.held = mixed(self.held, sent, received, weight)
         left = self.share - weight * share * self._workers / (self._workers - 1)
         self.share = left if left > 0 else 0.0
 
