@@ -305,3 +305,19 @@ def test_launched_workers_of_which_one_is_killed_and_comes_back(
 
     results = killed_and_back(processes, start, folders, hurry)
     check_statements(results, folders)
+
+
+@pytest.mark.slow
+def test_launched_workers_with_jobs_that_differ_are_told_before_they_compute(
+    job: Path, tmp_path: Path, processes: Processes
+) -> None:
+    (port,) = free_ports(1)
+    other = tmp_path / "other.toml"
+    other.write_text(job.read_text().replace("rounds = 30", "rounds = 31"))
+    for rank, (name, own) in enumerate((("a", job), ("b", other))):
+        command = ["-c", LAUNCHED, str(tmp_path / "hurry"), str(own), str(tmp_path / "out")]
+        places = {"RANK": str(rank), "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1"}
+        processes.start(name, command, **places, MASTER_PORT=str(port))
+    text, _ = processes.running["b"].communicate(timeout=PATIENCE)
+    assert "has another gossip than the first one: plans, rounds differ" in text
+    assert processes.running["b"].returncode and not (tmp_path / "out" / "b" / LEDGER).exists()

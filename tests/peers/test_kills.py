@@ -6,8 +6,9 @@ import pytest
 
 pytest.importorskip("torch.distributed")
 
-from planted import CommitsLate, WaitsForTheDead
+from planted import CommitsLate, HearsAnotherMean, WaitsForTheDead
 
+from forethought.peers.endings import EndingTrial, run_endings
 from forethought.peers.kills import KillTrial, run_kills
 from forethought.peers.mortal import prepared
 from forethought.simulation.violation import ViolationError
@@ -43,3 +44,17 @@ def test_a_survivor_that_waits_for_the_dead_is_found():
         pytest.raises(ViolationError, match="did not go on after worker"),
     ):
         KillTrial(setting, 5, WaitsForTheDead, patience=8.0).run()
+
+
+def test_all_of_sync_end_with_their_reason_when_one_is_killed():
+    found = run_endings(2)
+    assert found.trials == 2 and found.killed + found.stopped == 2 and found.releases > 8
+    assert found.refused == found.killed <= found.ended
+
+
+def test_a_worker_of_sync_that_takes_another_mean_is_found():
+    with (
+        prepared("torchrun", 1, rounds=300, rule="allreduce") as setting,
+        pytest.raises(ViolationError, match="two means of round"),
+    ):
+        EndingTrial(setting, 1, HearsAnotherMean).end()

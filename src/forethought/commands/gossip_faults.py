@@ -59,6 +59,9 @@ def faults(
     problem = possible(engine, rule)
     if problem is not None:
         raise UsageError(problem)
+    if rule == "allreduce":
+        _endings(kills, first, console, as_json)
+        return
     try:
         with counting(console, "kills", kills) as progress:
             found = run_kills(
@@ -78,6 +81,27 @@ def faults(
         f"{found.returned} lives after a kill released again, {found.alone} workers came back when "
         f"all others had gone; {found.settled} trials had time to agree: final models at most "
         f"{found.apart:.2g} of an update's noise apart"
+    )
+    if as_json:
+        print_json({**asdict(found), "reasons": dict(found.reasons)})
+
+
+def _endings(blows: int, first: int, console: Any, as_json: bool) -> None:
+    """Trials of SYNC, which a blow ends."""
+    from forethought.peers.endings import run_endings
+    from forethought.report.terminal import counting
+    from forethought.simulation.violation import ViolationError
+
+    try:
+        with counting(console, "kills", blows) as progress:
+            found = run_endings(blows, first, report=lambda done: progress(done, blows))
+    except ViolationError as error:
+        raise typer.Exit(fail(f"violated: {error}", 1)) from None
+    console.print(
+        f"{found.killed} kills and {found.stopped} stops in {found.trials} trials, rule allreduce, "
+        f"torchrun, without a violation: {found.ended} gossips ended, every process with its "
+        f"reason; {found.refused} killed workers were refused when they came back; "
+        f"{found.releases:,} releases, {found.events:,} events played again"
     )
     if as_json:
         print_json({**asdict(found), "reasons": dict(found.reasons)})

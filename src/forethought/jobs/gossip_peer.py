@@ -86,6 +86,7 @@ def launched_worker(
 
     Raises:
         PeersError, StoreError: torchrun did not start this process, or others are not there.
+        GossipError: this process has another gossip than the first one.
         JobError and what data, planner and gossip refuse.
     """
     from forethought.peers.launched import Launched
@@ -96,6 +97,7 @@ def launched_worker(
     gossiping = gossip_of(request, data_dir)
     shared = gossiping.shared
     with here.meeting(gossiping.gossip.workers) as meeting:
+        here.require_same(meeting, gossiping.gossip)
         first = here.first_weights(meeting, shared.read())
         shared.write(first)
         gossip = replace(gossiping.gossip, start=digest_of(first))

@@ -8,10 +8,11 @@ torchrun itself ends all workers of one agent when one of them dies; under an ag
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -19,10 +20,11 @@ import numpy as np
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from forethought.exchange.messages import Vector
-from forethought.gossip.gossip import Gossip
+from forethought.gossip.gossip import Gossip, GossipError
 from forethought.peers.driving import PeersError
 from forethought.peers.pairs import GlooPairs, Meeting, StoreError
 from forethought.peers.reducing import GroupReduce, own_gpu
+from forethought.serialisation import canonical
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,36 @@ class Launched:
             yield Meeting(self.host, self.port)
         finally:
             del held
+
+    def require_same(self, meeting: Meeting, gossip: Gossip) -> None:
+        """Refuse a gossip that is not the first process's, before anything is computed or sent.
+
+        Args:
+            gossip: of this process's job; its first weights are not compared, since all take the
+                first process's.
+
+        Raises:
+            StoreError: the first process did not say what it has. GossipError: names what differs.
+        """
+        store = meeting.store()
+        text = canonical(replace(gossip, start="").to_dict())
+        own = json.loads(text)
+        # The first process may be one that was started again: what it said before stays.
+        if self.rank == 0 and not store.check(["gossip"]):
+            store.set("gossip", text)
+        try:
+            first = json.loads(store.get("gossip"))
+        except RuntimeError as error:
+            raise StoreError(f"the first process did not say what it trains: {error}") from None
+        differs = sorted(name for name in own.keys() | first if own.get(name) != first.get(name))
+        if differs:
+            # The others need not wait for this one until their patience ends: see GlooPairs.
+            store.set(f"run/{self.rank}", "another gossip")
+            store.add(f"life/{self.rank}", 1)
+            raise GossipError(
+                f"this process ({self.rank}) has another gossip than the first one: "
+                f"{', '.join(differs)} differ; start all with the same job and data"
+            )
 
     def first_weights(self, meeting: Meeting, own: Vector) -> Vector:
         """The weights that everybody begins with: the first process's.

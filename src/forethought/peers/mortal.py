@@ -30,7 +30,7 @@ from forethought.exchange.messages import Update, Vector
 from forethought.exchange.storing import LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.compression import Compression
-from forethought.gossip.gossip import Gossip, Member, Rule, digest_of
+from forethought.gossip.gossip import Gossip, GossipError, Member, Rule, digest_of
 from forethought.gossip.graphs import make
 from forethought.gossip.machines import Recorded
 from forethought.gossip.mixing import Mixing
@@ -38,7 +38,7 @@ from forethought.gossip.worker import Effects, Machine
 from forethought.holders.trainer import ClientTrainer, SharedModel
 from forethought.holders.work import Result
 from forethought.mechanism import Mechanism, Poisson, Rounds
-from forethought.peers.driving import Pace
+from forethought.peers.driving import Pace, PeersError
 from forethought.peers.launched import Launched
 from forethought.peers.links import Links
 from forethought.peers.pairs import Meeting
@@ -53,6 +53,8 @@ from forethought.rounds.records import TensorRecords
 ENGINES = ("torchrun", "sites")
 RECORDS, FEATURES, CLASSES = 24, 4, 2
 ROSTER, OUTCOME, EVENTS = "roster.json", "outcome.json", "events"
+# A worker's exit status when it ended with a reason that it says, and not by itself.
+REFUSED = 3
 _HEAD = struct.Struct("<dqqI32s")
 # Where everybody waits, one who was killed holds up the others until it has started and met them
 # again: on a busy machine that takes longer than one group's making may.
@@ -259,17 +261,21 @@ def live(setting: Setting, me: int, life: int, watch: Watch | None = None) -> No
         return compute(self, round, weights)
 
     ClientTrainer.compute = slowly  # type: ignore[method-assign]  # this process does nothing else
-    took = take_part(
-        gossip,
-        me,
-        setting.shared(),
-        setting.share(me),
-        folder,
-        links,
-        keys=keys,
-        pace=PACE,
-        wrapped=logged,
-    )
+    try:
+        took = take_part(
+            gossip,
+            me,
+            setting.shared(),
+            setting.share(me),
+            folder,
+            links,
+            keys=keys,
+            pace=PACE,
+            wrapped=logged,
+        )
+    except (PeersError, GossipError) as error:
+        _leave(folder, {"error": str(error)})
+        raise SystemExit(REFUSED) from None
     outcome: dict[str, Any] = {
         "reason": took.drove.reason,
         "updates": took.updates,
@@ -277,6 +283,10 @@ def live(setting: Setting, me: int, life: int, watch: Watch | None = None) -> No
         "alarms": dict(took.drove.counts),
         "weights": took.weights.tolist(),
     }
+    _leave(folder, outcome)
+
+
+def _leave(folder: Path, outcome: dict[str, Any]) -> None:
     part = folder / f".{OUTCOME}.part"
     part.write_text(json.dumps(outcome), encoding="utf-8")
     part.replace(folder / OUTCOME)

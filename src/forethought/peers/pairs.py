@@ -190,12 +190,12 @@ class _Pair:
                 if lives is None or lives == refused:
                     self._ending.wait(_LOOK)
                     continue
+                if not self._same_run(store, deliver):
+                    refused = lives
+                    continue
                 name = self._name(store, lives)
                 if not self._here(store, name):
                     self._ending.wait(_LOOK)
-                    continue
-                if not self._same_run(store, deliver):
-                    refused = lives
                     continue
                 group = self._group(store, name)
                 if group is not None and not self._receive(group, deliver):
