@@ -1,17 +1,20 @@
 """Every experiment at its full size, one after the other, with the processor time of each.
 
-    python experiments/full.py --data ../shared/data --estimate   # what it would take
+    python experiments/full.py --data ../shared/data --estimate   # what it would take; minutes
     python experiments/full.py --data ../shared/data              # runs what is not done, for days
     python experiments/full.py --data ../shared/data --only proactive_dp/tables.py --hours 1
 
 Finished commands are kept, with their processor time, in experiments/full.jsonl and not run again.
 Those that resume by themselves are stopped after ``--hours`` and go on at the next call; the others
-are run to their end.
+are run to their end. What a command would take is what it took where it ended here; else what it
+says itself (``--estimate``), by timing a few rounds; else what the rows took that it has kept; else
+what its own text says.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import resource
@@ -33,6 +36,8 @@ class Command:
         script: below this folder. options: besides the data.
         data: the option that names the data sets' folder; empty: none is needed.
         resumes: finished parts are kept when it is stopped. estimates: knows ``--estimate``.
+        kept: file of its rows, which have the seconds that each took.
+        minutes: as its own text says, of one core.
     """
 
     script: str
@@ -40,6 +45,8 @@ class Command:
     data: str = "--data"
     resumes: bool = False
     estimates: bool = False
+    kept: str = ""
+    minutes: float = 0.0
 
     @property
     def name(self) -> str:
@@ -57,30 +64,78 @@ def paper(script: str, *options: str) -> Command:
     return Command(f"proactive_dp/{script}.py", (*options, "--full"), resumes=True, estimates=True)
 
 
+ADAPTIVE, FRAMEWORK = "adaptive_noise", "general_framework"
 COMMANDS = (
-    Command("proactive_dp/tables.py", (), ""),
-    Command("proactive_dp/sizes.py", (), ""),
+    Command("proactive_dp/tables.py", (), "", minutes=1),
+    Command("proactive_dp/sizes.py", (), "", minutes=1),
     paper("logistic_regression"),
     paper("logistic_regression", "--set", "a9a"),
     paper("lenet"),
     paper("alexnet"),
-    Command("proactive_dp/utility_graph.py"),
+    Command("proactive_dp/utility_graph.py", estimates=True),
     Command("defaults/run.py"),
-    Command("defaults/rehearsals.py", (), resumes=True),
-    Command("estimators/run.py"),
-    Command("hospital/run.py", (), ""),
-    Command("correlated_noise/run.py", ()),
-    Command("adaptive_noise/run.py", (), "--data-dir"),
-    Command("accuracy/run.py", (), "--data-dir", resumes=True),
-    Command("patches/run.py", ("trial",), resumes=True),
-    Command("patches/run.py", ("measure",), resumes=True),
-    Command("patches/recipe.py", resumes=True),
-    Command("general_framework/table3.py", (), "--data-dir", resumes=True),
-    Command("general_framework/combinations.py", (), "--data-dir", resumes=True),
-    Command("federated/tables.py", resumes=True),
-    Command("federated/stragglers.py", data=""),
-    Command("gossip/run.py", resumes=True),
+    Command("defaults/networks.py", ("--group", "held-out"), resumes=True),
+    Command("defaults/networks.py", ("--group", "looked-at"), resumes=True),
+    Command("defaults/paths.py", ("--only", "digits", "german"), minutes=10),
+    Command("defaults/adult.py", (), minutes=10),
+    Command("defaults/rehearsals.py", (), resumes=True, minutes=60),
+    Command("estimators/run.py", minutes=60),
+    Command("hospital/run.py", (), "", minutes=5),
+    Command("correlated_noise/run.py", (), minutes=10),
+    Command(f"{ADAPTIVE}/run.py", (), "--data-dir"),
+    Command(f"{ADAPTIVE}/constants.py", (), "--data-dir", minutes=10),
+    Command(f"{ADAPTIVE}/horizons.py", (), "--data-dir", minutes=1),
+    Command(f"{ADAPTIVE}/mnist.py", (), "--data-dir", minutes=10),
+    Command(f"{ADAPTIVE}/steered.py", (), "--data-dir", minutes=1),
+    Command(f"{ADAPTIVE}/subsampled.py", (), "--data-dir", minutes=5),
+    Command("accuracy/run.py", (), "--data-dir", resumes=True, kept="accuracy/results.csv"),
+    Command("filters/run.py", data="--data-dir", resumes=True, kept="filters/results.csv"),
+    Command("filters/steps.py", data="--data-dir", resumes=True),
+    Command("patches/constants.py", (), "", minutes=2),
+    Command("patches/run.py", ("trial",), resumes=True, kept="patches/trial.csv"),
+    Command("patches/run.py", ("measure",), resumes=True, kept="patches/results.csv"),
+    Command("patches/recipe.py", (), resumes=True, minutes=10),
+    *(
+        Command("patches/longest_step.py", (name, features, count, "3"))
+        for name, features, count in (
+            ("fashion-mnist", "scattering", "50000"),
+            ("mnist", "scattering", "50000"),
+            ("cifar10", "patches", "30000"),
+        )
+    ),
+    Command(f"{FRAMEWORK}/table3.py", (), "--data-dir", True, kept=f"{FRAMEWORK}/table3.jsonl"),
+    Command(
+        f"{FRAMEWORK}/combinations.py",
+        (),
+        "--data-dir",
+        resumes=True,
+        kept=f"{FRAMEWORK}/combinations.jsonl",
+    ),
+    Command(
+        f"{FRAMEWORK}/combinations.py",
+        ("--large",),
+        "--data-dir",
+        resumes=True,
+        kept=f"{FRAMEWORK}/large_budgets.jsonl",
+    ),
+    Command(
+        f"{FRAMEWORK}/inner_steps.py",
+        (),
+        "--data-dir",
+        resumes=True,
+        kept=f"{FRAMEWORK}/inner_steps.jsonl",
+    ),
+    Command("federated/tables.py", resumes=True, kept="federated/results.csv"),
+    Command("federated/asynchronous.py", ("--seeds", "5"), minutes=25),
+    Command("federated/stragglers.py", data="", minutes=10),
+    Command("gossip/run.py", ("--full",), resumes=True, estimates=True),
+    Command("gossip/choosing.py", ("--sigma", "4"), resumes=True, minutes=2),
+    Command("gossip/choosing.py", ("--sigma", "2"), resumes=True, minutes=2),
+    *(Command("gossip/beyond.py", ("--seed", str(k)), resumes=True, minutes=10) for k in range(3)),
+    Command("gossip/real.py", (), resumes=True, minutes=3),
 )
+# These only draw or print what others have kept, or are begun by them.
+BY_OTHERS = (f"{FRAMEWORK}/figures.py", f"{FRAMEWORK}/tables.py", "estimators/rival.py")
 
 
 def finished() -> dict[str, float]:
@@ -93,6 +148,36 @@ def finished() -> dict[str, float]:
         for ended in rows
         if ended["ended"]
     }
+
+
+def kept_hours(command: Command) -> tuple[int, float]:
+    """How many rows a command has kept, and what they took."""
+    text = (HERE / command.kept).read_text(encoding="utf-8")
+    if command.kept.endswith(".csv"):
+        rows = list(csv.DictReader(text.splitlines()))
+    else:
+        rows = [json.loads(line) for line in text.splitlines()]
+    seconds = [float(row["seconds"]) for row in rows if row.get("seconds")]
+    return len(seconds), sum(seconds) / 3600
+
+
+def estimate(command: Command, folder: Path) -> float:
+    """Print what a command would take, and on what that rests; in hours, 0 where nobody knows."""
+    hours, basis = 0.0, "nothing is known of its time"
+    if command.estimates:
+        found = subprocess.run(
+            command.words(folder, "--estimate"), check=True, capture_output=True, text=True
+        )
+        hours = float(found.stdout.split(" h of one core in all")[0].split()[-1])
+        basis = found.stdout.strip().replace("\n", "; ")
+    elif command.kept:
+        rows, hours = kept_hours(command)
+        basis = f"{hours:.2f} h, what its {rows} kept rows took"
+    elif command.minutes:
+        hours = command.minutes / 60
+        basis = f"{hours:.2f} h, as its own text says"
+    print(f"{command.name}: {basis}", flush=True)
+    return hours
 
 
 def run(command: Command, folder: Path, hours: float | None) -> None:
@@ -123,19 +208,19 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="scripts, such as proactive_dp/tables.py")
     parser.add_argument("--hours", type=float, help="most for each command that resumes")
     args = parser.parse_args()
-    done = finished()
+    done, total = finished(), 0.0
     for command in COMMANDS:
         if args.only and command.script not in args.only:
             continue
         if command.name in done:
             print(f"{command.name}: done, {done[command.name]:.3f} h of processor time")
-        elif not args.estimate:
-            run(command, args.data, args.hours)
-        elif command.estimates:
-            print(f"{command.name}:", flush=True)
-            subprocess.run(command.words(args.data, "--estimate"), check=True)
+            total += done[command.name]
+        elif args.estimate:
+            total += estimate(command, args.data)
         else:
-            print(f"{command.name}: not done; its own text says about how long it takes")
+            run(command, args.data, args.hours)
+    if args.estimate:
+        print(f"all of these: {total:.0f} h of one core, without those of which nothing is known")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
     python experiments/gossip/run.py --data ../shared/data --processes 2  # half an hour
     python experiments/gossip/run.py --data ../shared/data --nine         # the nine networks, tiny
     python experiments/gossip/run.py --data ../shared/data --full         # for a GPU, and days
+    python experiments/gossip/run.py --full --estimate                    # how many, of one core
     python experiments/gossip/run.py --write                              # table, figures
 
 Every finished cell is a line of results.jsonl and is not run again, so a run that was stopped goes
@@ -65,6 +66,8 @@ TASKS = {
     **TINY,
     **WHOLE,
 }
+# Records of a whole training part.
+TRAINED = {"mnist": 60_000, "cifar10": 50_000}
 # Of the goal: seeds that nothing was chosen on.
 HELD_OUT = (3, 4, 5)
 
@@ -122,6 +125,31 @@ def finished() -> dict[Cell, dict[str, Any]]:
     return found
 
 
+def estimate(cells: Iterable[Cell], found: dict[Cell, dict[str, Any]]) -> str:
+    """What cells would take, by what a record's gradient took wherever its network was trained.
+
+    A small cell's time has the making and measuring of the model in it as well, so that what the
+    nine networks would take is too much rather than too little.
+    """
+    spent: dict[tuple[str, str], list[float]] = {}
+    for cell, row in found.items():
+        task = TASKS[cell.task]
+        if cell.rule == "allreduce":  # of which every worker makes all rounds
+            records = task.workers * task.batch * row["rounds"] * (2 if cell.case == "III" else 1)
+            spent.setdefault((task.data, task.model), []).append(row["processor"] / records)
+    hours, unknown = 0.0, set()
+    for cell in cells:
+        task = TASKS[cell.task]
+        each = spent.get((task.data, task.model))
+        if each is None:
+            unknown.add(cell.task)
+        else:
+            share = task.workers * task.records or TRAINED[task.data]
+            hours += task.epochs * share * min(each) / 3600
+    text = f"{hours:.0f} h of one core in all"
+    return f"{text}, without {', '.join(sorted(unknown))}, which never ran" if unknown else text
+
+
 @cache
 def _records(task: Task, folder: Path | None) -> Records:
     return records_of(task, folder)
@@ -138,11 +166,15 @@ def main() -> None:
     parser.add_argument("--nine", action="store_true")
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--estimate", action="store_true", help="say how long; run nothing")
     parser.add_argument("--only", action="append", default=[], help="a part of a task's name")
     parser.add_argument("--processes", type=int, default=1)
     asked = parser.parse_args()
     found = finished()
     cells = nine() if asked.nine else full() if asked.full else preset()
+    if asked.estimate:
+        print(estimate([cell for cell in dict.fromkeys(cells) if cell not in found], found))
+        return
     wanted = [
         cell
         for cell in ({} if asked.write else dict.fromkeys(cells))

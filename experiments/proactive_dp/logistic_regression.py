@@ -129,10 +129,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_options(parser)
     parser.add_argument("--set", choices=SETS, default="phishing")
+    parser.add_argument("--problems", nargs="+", help="names, such as 'plain convex'; all of them")
     parser.add_argument("--out", type=Path, help="runs/proactive_dp/logistic_regression_SET")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     chosen = problems(arguments.set, arguments.data)
+    if arguments.problems:
+        known = {problem.name.removesuffix(f", {arguments.set}"): problem for problem in chosen}
+        if unknown := set(arguments.problems) - known.keys():
+            parser.error(f"--problems {sorted(unknown)}: there are {', '.join(known)}")
+        chosen = [known[name] for name in arguments.problems]
     asked = preset(arguments, SMALL, FULL)
     if arguments.estimate:
         estimate(chosen, asked)

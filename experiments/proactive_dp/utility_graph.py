@@ -41,11 +41,31 @@ from forethought.utility.graph import UtilityGraph
 from forethought.utility.perturbing import NoiseScaleName, utility_graph
 
 TOLERANCE = 0.1
-CONVEX_EXAMPLES = 10_000
+# Clip norms of every graph, and test images of an estimate.
+NORMS, FEW = 10, 100
+CONVEX_EXAMPLES, CONVEX_NORM = 10_000, 0.1
 
 
 Progressing = Callable[[int, int], None]
-Make = Callable[[Path, bool, NoiseScaleName, Progressing], UtilityGraph]
+Make = Callable[[Path, "Asked", Progressing], UtilityGraph]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How much of a graph is drawn.
+
+    Args:
+        full: the paper's length of training. scale: how much noise reaches the weights.
+        clip_norms, draws, images: None: what the problem has; images are of networks alone.
+        part: of the training, one in so many rounds; for an estimate.
+    """
+
+    full: bool
+    scale: NoiseScaleName
+    clip_norms: tuple[float, ...] | None = None
+    draws: int | None = None
+    images: int | None = None
+    part: int = 1
 
 
 @dataclass(frozen=True)
@@ -61,6 +81,10 @@ class Setting:
     clip_norm: float
     noise_multiplier: float
     make: Make
+
+    def draws(self, full: bool) -> int:
+        """Draws of noise for each pair."""
+        return 100 if full and self.clip_norm == CONVEX_NORM else 20
 
 
 def logistic(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -81,33 +105,32 @@ def scaled(name: NoiseScaleName) -> dict[str, Any]:
 def convex(strongly: bool, name: str = "phishing") -> Make:
     """Logistic regression; strongly convex with the regulariser (9), outside the clipping."""
 
-    def make(
-        folder: Path, full: bool, scale: NoiseScaleName, progress: Progressing
-    ) -> UtilityGraph:
+    def make(folder: Path, asked: Asked, progress: Progressing) -> UtilityGraph:
         if name == "phishing":
             data = load("svmlight:libsvm/phishing.gz", folder=folder, holdout=0.0954)
         else:
             data = load("svmlight:libsvm/a9a.gz", folder=folder, test="libsvm/a9a.t.gz")
         assert data.test is not None
         inputs, targets = data.train.inputs[:CONVEX_EXAMPLES], data.train.targets[:CONVEX_EXAMPLES]
-        batch, gradients = 100, 500_000 if full else 100_000
+        batch, gradients = 100, 500_000 if asked.full else 100_000
         options = {"weight_decay": 1 / CONVEX_EXAMPLES} if strongly else {}
         return utility_graph(
             build("linear", inputs=inputs.shape[1:], classes=2, outputs=1),
             (inputs, targets),
             test=(data.test.inputs, data.test.targets),
             source="public",
-            clip_norms=(0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0),
+            clip_norms=asked.clip_norms
+            or (0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0),
             noise_multipliers=tuple(range(1, 31)),
-            draws=100 if full else 20,
+            draws=asked.draws or (100 if asked.full else 20),
             loss=logistic,
             score=right,
             batch=batch,
-            rounds=round(gradients / batch),
+            rounds=max(1, round(gradients / batch / asked.part)),
             optimizer=Optimizer("sgd", 0.1 * batch, tuple(options.items())),
             test_examples=None,
             progress=progress,
-            **scaled(scale),
+            **scaled(asked.scale),
         )
 
     return make
@@ -118,9 +141,7 @@ def network(
 ) -> Make:
     """A network on images; K of the small preset and of the paper."""
 
-    def make(
-        folder: Path, full: bool, scale: NoiseScaleName, progress: Progressing
-    ) -> UtilityGraph:
+    def make(folder: Path, asked: Asked, progress: Progressing) -> UtilityGraph:
         data = load(name, folder=folder)
         assert data.test is not None
         shape = data.train.inputs.shape[1:]
@@ -129,16 +150,17 @@ def network(
             (data.train.inputs, data.train.targets),
             test=(data.test.inputs, data.test.targets),
             source="public",
-            clip_norms=(0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.035, 0.05, 0.075, 0.1),
+            clip_norms=asked.clip_norms
+            or (0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.035, 0.05, 0.075, 0.1),
             noise_multipliers=tuple(np.geomspace(0.1, 30, 30)),
-            draws=20,
+            draws=asked.draws or 20,
             batch=batch,
-            rounds=max(1, round(gradients[full] / batch)),
+            rounds=max(1, round(gradients[asked.full] / batch / asked.part)),
             optimizer=Optimizer("sgd", 0.1 * batch, ()),
             schedule=schedule,
-            test_examples=2000,
+            test_examples=asked.images or 2000,
             progress=progress,
-            **scaled(scale),
+            **scaled(asked.scale),
         )
 
     return make
@@ -146,10 +168,10 @@ def network(
 
 DECAYING = Schedule("inverse-sqrt", decay=0.01, unit="examples")
 SETTINGS = {
-    "strongly-convex": Setting("1(a), 4(a)", 0.1, 20.0, convex(strongly=True)),
-    "plain-convex": Setting("2(a), 4(b)", 0.1, 20.0, convex(strongly=False)),
-    "strongly-convex-a9a": Setting("5(a)", 0.1, 20.0, convex(strongly=True, name="a9a")),
-    "plain-convex-a9a": Setting("5(b)", 0.1, 20.0, convex(strongly=False, name="a9a")),
+    "strongly-convex": Setting("1(a), 4(a)", CONVEX_NORM, 20.0, convex(strongly=True)),
+    "plain-convex": Setting("2(a), 4(b)", CONVEX_NORM, 20.0, convex(strongly=False)),
+    "strongly-convex-a9a": Setting("5(a)", CONVEX_NORM, 20.0, convex(strongly=True, name="a9a")),
+    "plain-convex-a9a": Setting("5(b)", CONVEX_NORM, 20.0, convex(strongly=False, name="a9a")),
     "lenet5-mnist": Setting(
         "3(a), 6(a)", 0.025, 12.0, network("lenet5", "mnist", 370, (60_000, 360_000), DECAYING)
     ),
@@ -159,6 +181,27 @@ SETTINGS = {
 }
 # Hours: run when asked for by name, or with --full.
 SLOW = ("alexnet-cifar10",)
+
+
+def estimate(setting: Setting, folder: Path, full: bool) -> float:
+    """Hours of one core that a graph would take, by parts of one clip norm's training and two draws
+    that are run; what is the same in all of them, such as the reading of data, is taken off."""
+
+    def seconds(part: int, draws: int = 3) -> tuple[float, float]:
+        """Until the model was trained and measured, and for a draw."""
+        asked = Asked(full, "weights", (setting.clip_norm,), draws, FEW, part)
+        times = [time.process_time()]
+        found.append(setting.make(folder, asked, lambda *_: times.append(time.process_time())))
+        return times[1] - times[0], (times[-1] - times[1]) / draws
+
+    found: list[UtilityGraph] = []
+    seconds(200, 1)  # loads libraries
+    (least, draw), (more, _) = seconds(200), seconds(100, 1)
+    training = 200 * (more - least)
+    if more - least < 5:  # too little to be told from what else goes on
+        training = 20 / 0.9 * (seconds(20, 1)[0] - least)
+    images = 2000 / FEW if found[0].test_examples == FEW else 1
+    return NORMS * (training + setting.draws(full) * images * draw) / 3600
 
 
 def report(name: str, setting: Setting, graph: UtilityGraph, seconds: float, cpu: float) -> str:
@@ -186,16 +229,30 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/utility_graph"))
     parser.add_argument("--only", choices=SETTINGS, help="one of the problems")
     parser.add_argument("--full", action="store_true", help="the paper's length of training")
+    parser.add_argument("--estimate", action="store_true", help="say how long; run nothing else")
+    parser.add_argument("--clip-norms", type=float, nargs="+", help="the paper's must be one")
+    parser.add_argument("--draws", type=int, help="of noise, for each pair")
+    parser.add_argument("--images", type=int, help="test images, of the networks")
     parser.add_argument("--noise-scale", choices=get_args(NoiseScaleName), default="weights")
     arguments = parser.parse_args()
     rows = []
-    asked = [name for name in SETTINGS if arguments.full or name not in SLOW]
-    for name in [arguments.only] if arguments.only else asked:
+    norms = tuple(arguments.clip_norms) if arguments.clip_norms else None
+    asked = Asked(arguments.full, arguments.noise_scale, norms, arguments.draws, arguments.images)
+    names = [name for name in SETTINGS if arguments.full or name not in SLOW]
+    names = [arguments.only] if arguments.only else names
+    if arguments.estimate:
+        torch.set_num_threads(1)
+        hours = sum(estimate(SETTINGS[name], arguments.data, arguments.full) for name in names)
+        print(f"{hours:.2f} h of one core in all")
+        return
+    for name in names:
         setting = SETTINGS[name]
+        if norms and setting.clip_norm not in norms:
+            parser.error(f"--clip-norms of {name} must have the paper's, {setting.clip_norm:g}")
         start, busy = time.perf_counter(), time.process_time()
         with Progress() as bar:
             show = partial(_show, bar, bar.add_task(name))
-            graph = setting.make(arguments.data, arguments.full, arguments.noise_scale, show)
+            graph = setting.make(arguments.data, asked, show)
         rows.append(
             report(
                 name,
