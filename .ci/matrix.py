@@ -22,6 +22,7 @@ WITHOUT_TORCH = (
     "--ignore=tests/data/test_features.py",
     "--ignore=tests/data/test_patches.py",
     "--ignore=tests/data/test_patch_trials.py",
+    "--ignore=tests/data/test_deep_patches.py",
     "--ignore=tests/data/test_scattering.py",
 )
 # What only the rooms with torch, or their tests, need.

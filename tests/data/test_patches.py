@@ -94,7 +94,7 @@ def test_neither_chunks_nor_low_precision_products_nor_a_mirror_change_a_bit():
 def test_windows_are_their_own_mirror_images():
     """What makes the pooled responses of a mirror image the mirrored ones, for every size."""
     for side in range(LEAST, MOST + 1):
-        windows = patches._windows(side - PATCH + 1)
+        windows = patches.windows(side - PATCH + 1)
         assert torch.equal(windows, windows.flip(0, 1))
         assert int(windows.sum(1).max()) <= patches._WEIGHT
 

@@ -20,8 +20,10 @@ import torch
 from numpy.typing import NDArray
 
 from forethought.caveats import Caveat
+from forethought.data import deep_patches
 from forethought.data.dataset import DataError, Dataset, Split
 from forethought.data.decorrelation import POWER, RIDGE, SEED, decorrelated
+from forethought.data.deep_patches import deep_patch_features
 from forethought.data.patches import CHANNELS, GRID, LEAST, MOST, patch_features, suits
 from forethought.data.scattering import channels, group_normalised, scatter
 
@@ -109,6 +111,21 @@ EXTRACTORS = {
         lambda shape: 1.0,
         halved=True,
     ),
+    "deep-patches": Extractor(
+        "deep-patches",
+        "deep-patches/1",
+        "deep patch features",
+        f"deep patches need images (N, 1 or 3, H, W) of {deep_patches.LEAST} to {MOST} pixels a "
+        "side",
+        "inputs replaced by deep patch features: responses to two layers of fixed filters at two "
+        "scales, pooled, each example normalised by itself, then decorrelated; filters and "
+        "constants were learnt from synthetic shapes",
+        deep_patches.suits,
+        lambda shape: (shape[0], deep_patches.CHANNELS, GRID, GRID),
+        lambda images: deep_patch_features(images),
+        lambda shape: 1.0,
+        halved=True,
+    ),
 }
 
 
@@ -167,7 +184,8 @@ def with_features(dataset: Dataset, name: str) -> Dataset:
 
     Args:
         name: ``"scattering"``: normalised, decorrelated scattering coefficients, (N, 81·C, H/4,
-            W/4); or ``"patches"``: :mod:`forethought.data.patches`, (N, 1024, 4, 4).
+            W/4); ``"patches"``: :mod:`forethought.data.patches`, (N, 1024, 4, 4); or
+            ``"deep-patches"``: :mod:`forethought.data.deep_patches`, (N, 1280, 4, 4).
 
     Raises:
         DataError: the inputs are not images, or not of a size that these features take.
@@ -227,7 +245,9 @@ def _halved(features: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def _widened(halves: NDArray[np.uint16]) -> NDArray[np.float32]:
-    return (halves.astype(np.uint32) << 16).view(np.float32)
+    wide = halves.astype(np.uint32)
+    wide <<= 16  # in place: features take gigabytes
+    return wide.view(np.float32)
 
 
 def _path_of(images: NDArray[np.float32], extractor: Extractor) -> Path | None:

@@ -31,7 +31,7 @@ CHANNEL_RIDGE = 0.1  # likewise for the channels, as for scattering
 def learn(channels: int) -> Constants:
     """Filters and statistics for grey (1) or colour (3) images; about a minute on one core."""
     images = torch.from_numpy(dead_leaves(channels).astype(np.float32) / np.float32(255))
-    filters, exponents = counted_filters(_filters(images))
+    filters, exponents = counted_filters(image_filters(images))
     parts = [
         standardised(pooled_roots(images[at : at + 8], filters, exponents)).float()
         for at in range(0, len(images), 8)
@@ -55,8 +55,8 @@ def counted_filters(filters: torch.Tensor) -> tuple[NDArray[np.int8], NDArray[np
     return counted.numpy().astype(np.int8), exponents.numpy().astype(np.int8)
 
 
-def _filters(images: torch.Tensor) -> torch.Tensor:
-    """Spherical k-means of whitened patches, a filter and its negative being one; (512, size)."""
+def image_filters(images: torch.Tensor, count: int = FILTERS) -> torch.Tensor:
+    """Spherical k-means of whitened patches, a filter and its negative being one; (count, size)."""
     random = torch.Generator().manual_seed(SEED)
     patches = torch.cat(
         [
@@ -64,11 +64,17 @@ def _filters(images: torch.Tensor) -> torch.Tensor:
             for image in images
             for some in [normalised_patches(image[None]).flatten(0, 2) / 32]
         ]
-    ).double()
-    whiten = _decorrelation(patches.T @ patches / len(patches), RIDGE)
-    white = (patches @ whiten).float()
+    )
+    return clustered(patches, count, random)
+
+
+def clustered(patches: torch.Tensor, count: int, random: torch.Generator) -> torch.Tensor:
+    """Spherical k-means of patches (N, size), whitened; (count, size), to apply to patches."""
+    exact = patches.double()
+    whiten = _decorrelation(exact.T @ exact / len(exact), RIDGE)
+    white = (exact @ whiten).float()
     white = white[white.norm(dim=1) > 1e-3]
-    centres = white[torch.randperm(len(white), generator=random)[:FILTERS]]
+    centres = white[torch.randperm(len(white), generator=random)[:count]]
     centres = centres / centres.norm(dim=1, keepdim=True)
     for _ in range(PASSES):
         total = torch.zeros_like(centres)

@@ -83,7 +83,7 @@ def patch_features(images: torch.Tensor, *, chunk: int = 8) -> torch.Tensor:
         )
     known = constants(images.shape[1])
     out = torch.empty(len(images), CHANNELS, GRID, GRID)
-    with _exact_products():
+    with exact_products():
         for start in range(0, len(images), chunk):
             roots = pooled_roots(images[start : start + chunk], known.filters, known.exponents)
             out[start : start + chunk] = _finished(standardised(roots), known)
@@ -97,7 +97,7 @@ def suits(shape: tuple[int, ...]) -> bool:
 
 
 @contextmanager
-def _exact_products() -> Iterator[None]:
+def exact_products() -> Iterator[None]:
     """Single precision means single precision, whatever the caller has allowed for speed."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
@@ -115,8 +115,8 @@ def normalised_patches(images: torch.Tensor) -> torch.Tensor:
         float32 whole numbers, (N, H − 5, W − 5, channels · 36).
     """
     pixels = (images.float() * 255).round_().clamp_(0, 255)
-    windows = pixels.unfold(2, PATCH, 1).unfold(3, PATCH, 1).permute(0, 2, 3, 1, 4, 5)
-    patches = windows.flatten(3)  # a copy
+    cut = pixels.unfold(2, PATCH, 1).unfold(3, PATCH, 1).permute(0, 2, 3, 1, 4, 5)
+    patches = cut.flatten(3)  # a copy
     size = patches.shape[-1]
     total = patches.sum(-1, keepdim=True)
     square = (patches * patches).sum(-1, keepdim=True)
@@ -138,8 +138,8 @@ def pooled_roots(
     scale = np.exp2(1.0 - exponents.astype(np.float64))[:, None]  # 64 z = 2 · (32 p) · w
     weights = torch.from_numpy((filters * scale).astype(np.float32))
     _, C, H, W = images.shape
-    down, across = _windows(H - PATCH + 1), _windows(W - PATCH + 1)
-    windows = torch.kron(down, across)
+    down, across = windows(H - PATCH + 1), windows(W - PATCH + 1)
+    places = torch.kron(down, across)
     # A mirror image's responses are the image's own to mirrored filters, mirrored.
     mirrored = weights.view(FILTERS, C, PATCH, PATCH).flip(-1).flatten(1)
     total = torch.zeros(len(images), 2, GRID, GRID, FILTERS)
@@ -149,7 +149,7 @@ def pooled_roots(
             responses = (patches[at] @ seen.T).round_()
             kept = functional.softshrink(responses, _THRESHOLD * _UNIT).clamp_(-_LARGEST, _LARGEST)
             for part, values in zip(total[at], (kept, kept.abs()), strict=True):
-                pooled = (windows @ values).view(GRID, GRID, FILTERS)
+                pooled = (places @ values).view(GRID, GRID, FILTERS)
                 part += pooled.flip(1) if mirror else pooled
     signed, size = total.double().unbind(1)
     both = torch.cat([size + signed, size - signed], -1).permute(0, 3, 1, 2)
@@ -180,11 +180,13 @@ def _finished(images: torch.Tensor, known: Constants) -> torch.Tensor:
 
 
 @lru_cache(maxsize=8)
-def _windows(positions: int) -> torch.Tensor:
-    """Weights (4, positions) of overlapping triangles, whole numbers."""
-    width = positions / GRID
-    centres = (np.arange(GRID)[:, None] + 0.5) * width - 0.5
+def windows(positions: int, grid: int = GRID) -> torch.Tensor:
+    """Weights (grid, positions) of overlapping triangles, whole numbers."""
+    width = positions / grid
+    centres = (np.arange(grid)[:, None] + 0.5) * width - 0.5
     heights = 1 - np.abs(np.arange(positions) - centres) / width
     steps = np.clip(heights, 0, None)
-    whole = np.round(steps * (_WEIGHT - GRID) / steps.sum(1).max())
+    whole = np.round(steps * (_WEIGHT - grid) / steps.sum(1).max())
+    # A tie may be rounded one way here and the other way in the mirror image.
+    whole = np.minimum(whole, whole[::-1, ::-1])
     return torch.from_numpy(whole.astype(np.float32))
