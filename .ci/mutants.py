@@ -76,6 +76,7 @@ CALLERS = ["tests/estimators/test_callers.py", "-k", "says_so or named"]
 OWN_LOOP = ["tests/training/test_own_loop.py", "-k", "changed or accumulated or needs or read"]
 LOCAL = ["tests/rounds/test_local_contributions.py", "-k", "state or statistics or order or norms"]
 PREPARED = ["tests/preparing", "-k", "longer or states"]
+CENTRED = ["tests/training/test_centring.py", "-k", "norms_noise or norm_has"]
 STORING = ["tests/estimators/test_storing.py", "-k", "counts"]
 DESCENT = ["tests/convex/test_descent.py", "-k", "general_way or moves or budgets or without_noise"]
 PROBLEMS = ["tests/convex/test_problems.py", "-k", "slopes"]
@@ -148,6 +149,13 @@ MUTANTS = [
            "parameter.copy_(here[name])", "pass", FILTERS),
     Mutant("preparation: histograms longer than declared", "forethought/preparing/vectors.py",
            ".double().mean(2) for at", ".double().sum(2) for at", PREPARED),
+    Mutant("preparation: norms longer than declared", "forethought/preparing/vectors.py",
+           "left.log().clamp(-limit, limit)", "left.log()", PREPARED),
+    Mutant("preparation: norms with the noise of the means", "forethought/preparing/prepare.py",
+           "asked.sigma(statistic), 1", "asked.noise_multiplier or 0.0, 1", CENTRED),
+    Mutant("preparation: norms at no cost", "forethought/preparation.py",
+           "(self.sigma(name) for name in self.statistics)",
+           "(self.sigma(name) for name in self.statistics[:1])", CENTRED),
     Mutant("preparation: in no transcript", "forethought/preparing/paid.py",
            "whole.extend(prepared.transcript)", "pass", PREPARED),
     Mutant(

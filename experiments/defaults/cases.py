@@ -27,6 +27,7 @@ def planned(task: Task, epsilon: float, **given: Any) -> ft.Plan:
         budget=ft.Budget(epsilon, default_delta(examples)),
         parameters=task.parameters,
         features=task.inputs.shape[1],
+        image_features=task.name in ("mnist", "fashion-mnist"),  # by scattering
         **known,
         **given,
     )

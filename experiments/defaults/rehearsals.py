@@ -28,7 +28,7 @@ from forethought.models import build
 from forethought.planning.defaults import default_delta
 from forethought.training.coincidence import CoincidingRecordsError
 from forethought.utility.rehearsal import rehearse, synthetic
-from forethought.utility.resemblance import calibrated, score
+from forethought.utility.resemblance import SCORES, calibrated, score
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "rehearsals.jsonl"
@@ -133,11 +133,11 @@ def table(rows: list[dict[str, Any]]) -> str:
             f"{alone} | {width:.1f} | {statistics.median(errors):.1f} | {max(errors):.1f} "
             f"({worst['pair']}) |"
         )
-        if relation != "synthetic":  # whose intervals are not offered
+        if relation in SCORES:  # the others' intervals are not offered
             inside_all, count_all = inside_all + inside, count_all + len(held)
     if count_all:
         told = said(inside_all, count_all)
-        lines.append(f"| the first three |  | {count_all} | {inside_all} | {told} |  |  |  |  |")
+        lines.append(f"| the two offered |  | {count_all} | {inside_all} | {told} |  |  |  |  |")
     refused = [row for row in rows if "refused" in row]
     if refused:
         lines += [

@@ -8,13 +8,22 @@ synthetic tables of families.py took their places. iris, w8a and the clusters ha
 older rules; nothing was chosen by them. Later on 2026-11-22 a first run of the new rules (eight of
 the held-out sets, ε = 0.1 and 1) was up to 5 points behind on two, ordinal and heavy-2, which are
 looked at since; ordinal-2 and heavy-3, of other sizes and seeds, took their places.
+
+Third version, 2026-11-22 06:45, written down before any of its held-out sets was run with the rule
+that releases the norm of centred features: heavy-3, sparse-2 and clusters-200, which the second
+version was furthest behind on, are looked at; heavy-4, heavy-5, sparse-3 and clusters-150 took
+their places, and skewed and flags are recipes that nothing was tried on. The constants for released
+norms were chosen on the older of LOOKED_AT and on heavy-a to counts-b and three sets of clusters of
+seeds 7 to 9 (clusters are looked at as a recipe; so are counts and corner, of which one draw each
+stays held out). diabetes, where the second version was 1.9 and 1.7 behind, stays: nothing was
+chosen by it.
 """
 
 from __future__ import annotations
 
 import gzip
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -47,18 +56,34 @@ LOOKED_AT = (
     "many",
     "ordinal",
     "heavy-2",
+    "heavy-3",
+    "sparse-2",
+    "clusters-200",
+    "clusters-200-7",
+    "clusters-100-8",
+    "clusters-30-9",
+    "heavy-a",
+    "heavy-b",
+    "heavy-c",
+    "sparse-b",
+    "corner-a",
+    "counts-a",
+    "counts-b",
 )
 HELD_OUT = (
     "w8a",
     "iris",
     "clusters-20",
-    "clusters-200",
+    "clusters-150",
     "wisconsin",
     "kddcup99",
     "diabetes",
     "corner-2",
-    "sparse-2",
-    "heavy-3",
+    "sparse-3",
+    "heavy-4",
+    "heavy-5",
+    "skewed",
+    "flags",
     "counts",
     "ordinal-2",
     "mixture",
@@ -69,8 +94,6 @@ NAMES = LOOKED_AT + HELD_OUT
 # phishing have norm 1 each; w8a comes scaled in a way that tells nothing.
 _NORMS = {
     "phishing": 1.0,
-    "clusters-20": math.sqrt(20 / 3),
-    "clusters-200": math.sqrt(200 / 3),
     "breast-cancer": math.sqrt(30 / 3),
     "a9a": math.sqrt(14),
     "splice": math.sqrt(60 * 7),  # letters coded 1 to 4, and not scaled
@@ -167,8 +190,15 @@ def _load(name: str, folder: Path | None) -> Dataset:
     if name in FAMILIES:
         return _of_family(name)
     if name.startswith("clusters-"):
-        return synthetic.like((int(name.removeprefix("clusters-")),), 3, 2_000, seed=1)
+        return _of_clusters(name)
     return load(name, folder=folder)
+
+
+def _of_clusters(name: str) -> Dataset:
+    """Three clusters in as many dimensions as the name says, of its seed where it has one."""
+    dimensions, seed = map(int, (*name.split("-")[1:], "1")[:2])
+    found = synthetic.like((dimensions,), 3, 2_000, seed=seed)
+    return replace(found, feature_norm=math.sqrt(dimensions / 3))
 
 
 def _scaled(dataset: Dataset, ranges: tuple[tuple[float, float], ...]) -> Dataset:

@@ -2,18 +2,20 @@
 
 Each statistic is one release of its own: a sum over all records of a vector whose norm is bounded
 by what is declared, with Gaussian noise. It is a round like those of training, and composed with
-them.
+them. What a later one asks may depend on what an earlier one released.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
+from itertools import groupby
 from typing import ClassVar, Literal, get_args
 
 from forethought.mechanism import Clipping, FullBatch, Mechanism, Rounds, one_of, real, whole
 
-Statistic = Literal["moments", "quantiles", "classes", "means"]
+Statistic = Literal["moments", "quantiles", "classes", "means", "norms"]
 STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
 # What each release is called in transcripts and statements.
 NAMES: dict[str, str] = {
@@ -21,11 +23,17 @@ NAMES: dict[str, str] = {
     "quantiles": "histograms of the features",
     "classes": "numbers of records by class",
     "means": "means of the features",
+    "norms": "usual norm of the centred features",
 }
 
 
 # The reach of means, in usual norms of a record: numbers at the ends of their ranges measure √3.
 REACH = 1.5
+# A centred record's norm counts between a quarter and four times :data:`LIKELY` usual norms, as a
+# logarithm: half of what declared ranges make it is what it most often is.
+LIKELY, WITHIN = 0.5, 4.0
+# The noise multiplier of the norms, in that of the means: one number is known well enough with it.
+NORMS_NOISE = 2.0
 
 
 @dataclass(frozen=True)
@@ -62,7 +70,9 @@ class Preparation:
             ``"quantiles"``: a histogram of every feature, from which the least and the greatest
             value worth having are taken (``tails`` left out on each side), for inputs in [0, 1].
             ``"classes"``: how many records each class has. ``"means"``: the mean of every feature,
-            for centred inputs. Of moments, quantiles and means there is one at most.
+            for centred inputs. ``"norms"``, after means: the usual norm of what is left when these
+            are subtracted, the mean of its logarithm, so that inputs can be scaled to a known one.
+            Of moments, quantiles and means there is one at most.
         bounds: (low, high), the range that every feature is declared to have, without looking at
             the private data. What lies beyond counts as the bound.
         features: how many features (or channels, each of which is one) there are.
@@ -70,9 +80,11 @@ class Preparation:
         bins: of a histogram.
         tails: share of the records left out at each end of a histogram.
         reach: of ``"means"``: the norm to which longer records are shortened in their sum.
-        becomes: of ``"means"``: the norm that usual records, of norm reach/1.5, are scaled to. The
-            intercept's feature is 1. Default: √features, a usual feature's size being 1 as well.
-        noise_multiplier: σ of each release, in units of its bound. None: the planner's choice.
+        becomes: of ``"means"``: the norm that usual records are scaled to; without ``"norms"``
+            they are taken to have norm reach/1.5. The intercept's feature is 1. Default:
+            √features, a usual feature's size being 1 as well.
+        noise_multiplier: σ of each release, in units of its bound; of ``"norms"`` twice that.
+            None: the planner's choice.
 
     Raises:
         ValueError, TypeError: unknown statistics, or what they need is missing.
@@ -101,6 +113,10 @@ class Preparation:
         if len({"moments", "quantiles", "means"} & set(names)) > 1:
             raise ValueError(
                 "moments, quantiles and means all move the features: ask for one of them"
+            )
+        if "norms" in names and "means" not in names[: names.index("norms")]:
+            raise ValueError(
+                'private norms are those of centred features: put "means" before "norms"'
             )
         if {"moments", "quantiles"} & set(names):
             if self.bounds is None or self.features is None:
@@ -144,6 +160,8 @@ class Preparation:
                 return self.classes or 0
             case "means":
                 return self.features or 0
+            case "norms":
+                return 1
 
     def norm(self, statistic: Statistic) -> float:
         """The most that one record's vector can measure.
@@ -160,22 +178,56 @@ class Preparation:
                 return 1.0
             case "means":
                 return self.reach or 0.0
+            case "norms":
+                return math.log(WITHIN)
 
     @property
     def centres(self) -> bool:
         """Whether it does nothing but centre the features, which no linear model needs to know."""
-        return self.statistics == ("means",)
+        return self.statistics in (("means",), ("means", "norms"))
 
-    def rounds(self) -> Rounds:
-        """The releases, as they are accounted.
+    @property
+    def releases(self) -> float:
+        """How many releases with ``noise_multiplier`` cost as much, in μ², as these together."""
+        return math.fsum(self._relative(name) ** -2 for name in self.statistics)
+
+    def sigma(self, statistic: Statistic) -> float:
+        """Noise multiplier of one statistic.
 
         Raises:
             ValueError: no noise multiplier yet.
         """
         if self.noise_multiplier is None:
             raise ValueError("the preparation has no noise_multiplier: forethought.plan chooses it")
-        return Rounds(self.noise_multiplier, len(self.statistics), FullBatch())
+        return self.noise_multiplier * self._relative(statistic)
+
+    def _relative(self, statistic: Statistic) -> float:
+        return NORMS_NOISE if statistic == "norms" else 1.0
+
+    def parts(self) -> tuple[Rounds, ...]:
+        """The releases, as they are accounted: those of equal noise in a row are one part.
+
+        Raises:
+            ValueError: no noise multiplier yet.
+        """
+        alike = groupby(self.sigma(name) for name in self.statistics)
+        return tuple(Rounds(sigma, len(list(those)), FullBatch()) for sigma, those in alike)
+
+    def rounds(self) -> Rounds:
+        """Deprecated: :meth:`parts`, since not all releases have the same noise.
+
+        Raises:
+            ValueError: several noises, or no noise multiplier yet.
+        """
+        warnings.warn(
+            "Preparation.rounds() is now parts(), a tuple: releases may differ in their noise",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        if len(self.parts()) > 1:
+            raise ValueError("these releases have different noise: call parts()")
+        return self.parts()[0]
 
     def before(self, mechanism: Mechanism) -> Mechanism:
         """The releases, then a mechanism."""
-        return Mechanism(self.rounds(), *mechanism, adjacency=mechanism.adjacency)
+        return Mechanism(*self.parts(), *mechanism, adjacency=mechanism.adjacency)

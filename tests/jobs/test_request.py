@@ -134,8 +134,8 @@ def test_a_resumed_run_keeps_its_plan_whatever_the_planner_says_now(
     assert f"forethought train --resume {folder}" in " ".join(shown.split())
     found = json.loads(run("report", folder, "--json"))
     assert found["released"] == 1
-    # The features' means, and a round.
-    one = ft.epsilon(prepared.plan.mechanism.first(2), prepared.plan.delta).upper
+    # The features' means, their norm, and a round.
+    one = ft.epsilon(prepared.plan.mechanism.first(3), prepared.plan.delta).upper
     assert found["spent"] == one
     assert not {"loss", "clipped", "non_finite"} & set(found["last"])
     monkeypatch.setattr(defaults, "NOISE", 3.0)

@@ -372,6 +372,10 @@ def test_a_linear_model_of_known_norm_is_clipped_where_labels_are_in_doubt() -> 
     centred = ft.plan(data=data, model=model, budget=ft.Budget(1, 1e-4))
     assert centred.preparation is not None and centred.preparation.becomes is not None
     assert centred.clip == ft.Clip(math.hypot(centred.preparation.becomes, 1) / 4, "flat")
+    # Where there is signal for thresholds, up to half the norm that is released.
+    more = ft.plan(data=data, model=model, budget=ft.Budget(8, 1e-4))
+    assert more.preparation is not None and more.preparation.becomes == 2.0
+    assert more.clip == ft.Clip(math.hypot(2.0, 1) / 2, "flat")
     # A step size that is given was chosen for contributions of norm 1.
     given = ft.plan(data=data, model=model, budget=ft.Budget(1, 1e-4), learning_rate=1.0)
     assert given.clip.rule == "automatic"

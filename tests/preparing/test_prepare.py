@@ -91,10 +91,10 @@ def test_no_record_has_a_longer_vector_than_declared(
 ) -> None:
     inputs = torch.tensor(values, dtype=torch.float32).view(1, 3, 4)
     preparation = asked(*(("moments", "classes") if statistic != "quantiles" else (statistic,)))
-    if statistic == "means":
-        preparation = ft.Preparation("means", features=12, reach=1.7)
+    if statistic in ("means", "norms"):
+        preparation = ft.Preparation(("means", "norms"), features=12, reach=1.7)
     records = TensorRecords(inputs, torch.tensor([label]))
-    vector, _ = Vectors(records, preparation, statistic).take(np.array([0]))
+    vector, _ = Vectors(records, preparation, statistic, (0.5,) * 12).take(np.array([0]))
     assert vector.shape == (1, preparation.length(statistic))
     norm = float(vector.norm())
     assert math.isnan(norm) or norm <= preparation.norm(statistic) * (1 + 1e-12)
@@ -311,7 +311,7 @@ def test_a_job_standardises_and_continues(standardise: str, tmp_path: Path) -> N
     # Features standardised by public constants are centred by means of their own.
     means = standardise.startswith("[")
     assert ready.plan.preparation is not None and ready.plan.preparation.centres == means
-    assert len(run.statement.releases) == 2
+    assert len(run.statement.releases) == (3 if means else 2)
     before = kept.read_text()
     again = run_job(ready, tmp_path / "run", resume=True)
     assert again.statement.epsilon == run.statement.epsilon and kept.read_text() == before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from forethought.holders.trainer import Holder
 from forethought.models import build
 from forethought.preparation import NAMES, Preparation
 from forethought.preparing import constants
-from forethought.preparing.constants import centre
+from forethought.preparing.constants import SPREAD, centre, rescaled
 from forethought.preparing.vectors import Vectors
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.randomness import Secrets, Seeds
@@ -68,7 +69,6 @@ def test_the_model_takes_features_as_they_are_and_the_statement_names_the_means(
     run = ft.train(trained, corner(), plan, seed=1, noise_seed=2, log_every=plan.rounds)
     assert run.accuracy is not None
     assert accuracy(trained) == pytest.approx(run.accuracy, abs=2 / N)
-    assert run.statement.releases[0].name == NAMES["means"]
     assert run.statement.epsilon.upper <= BUDGET.epsilon
     verify(run.statement)
     plain = planned(centre=False)
@@ -77,6 +77,7 @@ def test_the_model_takes_features_as_they_are_and_the_statement_names_the_means(
     # What centring is for: 0.99 against 0.52.
     assert run.accuracy > other.accuracy + 0.3
     assert len(other.statement.releases) == 1
+    assert [one.name for one in run.statement.releases[:2]] == [NAMES["means"], NAMES["norms"]]
 
 
 def test_centred_weights_have_the_same_scores_and_come_back() -> None:
@@ -108,7 +109,7 @@ def test_a_continued_run_releases_its_means_once(tmp_path: Path) -> None:
     run = ft.train(again, corner(), out=out, resume=True)
     assert torch.equal(weights(again), weights(whole))
     assert (out / "prepared.json").read_text("utf-8") == kept
-    assert [one.count for one in run.statement.releases] == [1, 12]
+    assert [one.count for one in run.statement.releases] == [1, 1, 12]
     # A finished run is read back as it was handed over.
     back = model()
     ft.train(back, corner(), out=out, resume=True)
@@ -164,6 +165,74 @@ def test_means_are_believed_as_far_as_their_noise_allows() -> None:
     assert centre(noisy, torch.full((4,), 0.6), 100).shift == (0, 0, 0, 0)
 
 
+def norms_of(inputs: torch.Tensor, shift: float) -> torch.Tensor:
+    asked = Preparation(("means", "norms"), features=4, reach=3.0, noise_multiplier=1.0)
+    records = TensorRecords(inputs, torch.zeros(len(inputs)))
+    return Vectors(records, asked, "norms", (shift,) * 4).of(inputs, inputs[:, 0])[:, 0]
+
+
+def test_a_records_norm_counts_as_a_logarithm_around_the_centre_within_its_bound() -> None:
+    # Usual records have norm 3/1.5 = 2, the likely norm is 1: bounds of a quarter and of four.
+    inputs = 0.5 + torch.tensor([[1.0, 0, 0, 0], [0, 2, 0, 0], [0, 0, 0, 0], [1e30, 0, 0, 0]])
+    found = norms_of(inputs, 0.5)
+    assert found.tolist() == pytest.approx([0, math.log(2), -math.log(4), math.log(4)])
+    assert Preparation(("means", "norms"), features=4, reach=3.0).norm("norms") == math.log(4)
+    # Around another centre other norms: it is the released one that counts.
+    assert norms_of(inputs, 0.0)[2] == pytest.approx(0.0)
+
+
+def test_a_norm_is_believed_as_far_as_its_noise_allows() -> None:
+    asked = Preparation(("means", "norms"), features=4, reach=3.0, noise_multiplier=0.0)
+    means = Constants((1.0,) * 4, (1.0,) * 4)
+    assert rescaled(asked, means, math.log(2), 100).scale == pytest.approx((1,) * 4)
+    assert rescaled(asked, means, math.log(2), 100).shift == means.shift
+    assert rescaled(asked, means, 50.0, 100).scale == pytest.approx((2,) * 4)
+    # Noise of the prior's own variance, twice the means' multiplier: half of what was released.
+    sigma = math.sqrt(SPREAD) * 100 / (2 * math.log(4))
+    noisy = replace(asked, noise_multiplier=sigma)
+    assert rescaled(noisy, means, 1.0, 100).scale == pytest.approx((0.5 * math.exp(0.5),) * 4)
+
+
+def test_the_norms_noise_is_twice_the_means_and_both_cost_what_is_planned() -> None:
+    asked = planned().preparation
+    assert asked is not None and asked.statistics == ("means", "norms")
+    first, second = asked.parts()
+    assert second.noise_multiplier == 2 * first.noise_multiplier
+    assert asked.releases == 1.25
+    found = ft.prepare(planned(), (corner().train.inputs, corner().train.targets))
+    noises = [one.noise_multiplier for one in found.transcript.releases()]
+    assert noises == [first.noise_multiplier, second.noise_multiplier]
+    with pytest.warns(DeprecationWarning), pytest.raises(ValueError, match="different noise"):
+        asked.rounds()
+    alone = Preparation(("means",), features=4, reach=3.0, noise_multiplier=7.0)
+    with pytest.warns(DeprecationWarning):
+        assert (alone.rounds(),) == alone.parts()
+    with pytest.raises(ValueError, match='"means" before'):
+        Preparation(("norms", "means"), features=4, reach=3.0)
+
+
+def test_the_norm_has_the_noise_that_is_accounted() -> None:
+    sigma, count, tries = 3.0, 40, 300
+    asked = Preparation(("means", "norms"), features=2, reach=3.0, noise_multiplier=sigma)
+    rounds = ft.Mechanism(ft.Rounds(1.0, 1, ft.Poisson(0.1)))
+    plan = ft.Plan(rounds, count, 1e-5, preparation=asked)
+    caught: list[float] = []
+
+    def catch(asked: Preparation, means: Constants, norm: float, examples: int) -> Constants:
+        caught.append(norm)
+        return rescaled(asked, means, norm, examples)
+
+    data = torch.full((count, 2), 1e9), torch.zeros(count)  # every record's norm is the greatest
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "rescaled", catch)
+        for seed in range(tries):
+            ft.prepare(plan, data, seeds=Seeds(None, seed))
+    left = (np.array(caught) - math.log(4)) / (2 * sigma * math.log(4) / count)
+    # Two-sided, false alarms of one in a million.
+    low, high = stats.chi2(tries).ppf([5e-7, 1 - 5e-7])
+    assert low <= float(np.square(left).sum()) <= high
+
+
 def test_what_cannot_centre_runs_for_less() -> None:
     plan = planned(rounds=5, batch=50)
     assert plan.preparation is not None and plan.preparation.centres
@@ -193,8 +262,14 @@ def test_means_are_planned_where_they_are_worth_their_price() -> None:
         assert found.preparation is None
     # On a long path an intercept is given more weight.
     wide = {**known, "features": 20, "parameters": 42, "budget": ft.Budget(1, 1e-6)}
-    for count, norm in ((300, math.sqrt(20)), (50_000, 3.0)):
+    for count, norm in ((300, math.sqrt(20)), (50_000, 2.0)):
         means = ft.plan(examples=count, **wide).preparation  # type: ignore[arg-type]
         assert means is not None and means.becomes == norm
+    # Fixed features of images: their declared norm is believed.
+    images = ft.plan(examples=50_000, **wide, image_features=True)  # type: ignore[arg-type]
+    assert images.preparation is not None and images.preparation.statistics == ("means",)
+    assert images.clip.norm == pytest.approx(math.hypot(3.0, 1) / 4)
+    tables = ft.plan(examples=50_000, **wide)  # type: ignore[arg-type]
+    assert tables.clip.norm == pytest.approx(math.hypot(2.0, 1) / 2)
     with pytest.raises(ft.errors.PlanError, match="centre=True needs"):
         ft.plan(examples=50_000, budget=BUDGET, centre=True)

@@ -62,6 +62,10 @@ def test_it_says_when_it_knows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert KNOWS_NOTHING not in known.text()
     made = replace(found, relation="synthetic")
     assert made.interval == (0.0, 1.0) and "whether the plan trains at all" in made.text()
+    # Whatever is bundled of it, another task of the same shape says nothing of this one.
+    shape = replace(found, relation="same shape")
+    assert shape.interval == (0.0, 1.0) and KNOWS_NOTHING in shape.text()
+    assert "no more than their shape" in shape.text()
     # 19 pairs say nothing at a level of 96 %: more than 1 in 20.
     beyond = replace(known, level=0.96)
     assert beyond.interval == (0.0, 1.0) and "too few for a level of 0.96" in beyond.text()
@@ -89,3 +93,17 @@ def test_the_bundled_scores_are_those_of_the_calibrated_pairs() -> None:
         ]
         assert sorted(scores) == pytest.approx(resemblance.SCORES[relation], abs=6e-4)
         assert len(scores) >= 10
+
+
+@pytest.mark.skipif(not RESULTS.exists(), reason="the experiments are not here")
+def test_the_text_says_how_far_off_pairs_of_one_shape_were() -> None:
+    rows = map(json.loads, RESULTS.read_text(encoding="utf-8").splitlines())
+    errors = [
+        100 * abs(row["predicted"] - row["achieved"])
+        for row in rows
+        if (row["split"], row["relation"]) == ("held out", "same shape") and "low" in row
+    ]
+    plan = ft.plan(examples=200, noise_multiplier=1.0, batch=20, rounds=5)
+    found = Rehearsal((0.8, 0.82), (0.5, 0.5), 0.9, "p", 200, 100, 1.0, True, plan, "same shape")
+    assert f"off by {np.median(errors):.0f} points at the median" in found.text()
+    assert f"up to {max(errors):.0f}" in found.text()

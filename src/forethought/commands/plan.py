@@ -82,8 +82,8 @@ def plan(
     relation: Annotated[
         str | None,
         typer.Option(
-            help="How the public proxy stands to the private data: 'same source', 'same task' or "
-            "'same shape'. Without it a rehearsal says nothing of the private data."
+            help="How the public proxy stands to the private data: 'same source' or 'same task'. "
+            "With 'same shape', or without it, a rehearsal says nothing of the private data."
         ),
     ] = None,
     repeats: Annotated[int, typer.Option(help="Runs of a rehearsal.")] = 5,
@@ -156,7 +156,8 @@ def plan(
         alternatives = []
     else:
         chosen = jobs.chosen_plan(asked, utility, tolerance)
-        alternatives = list(neighbours(chosen, asked.size, asked.feature_norm, asked.score_noise))
+        made = asked.with_(preparation=chosen.preparation)
+        alternatives = list(neighbours(chosen, made.size, made.feature_norm, made.score_rule.noise))
     if loaded is not None:
         chosen = loaded.with_caveats(chosen)
     if save is not None:

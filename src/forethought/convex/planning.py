@@ -133,11 +133,13 @@ def _prepared(
     """The preparation with its noise, and the μ² that it spends."""
     if asked is None:
         return None, 0.0
-    mu, releases = gaussian_mu(budget.epsilon, budget.delta), len(asked.statistics)
+    mu, releases = gaussian_mu(budget.epsilon, budget.delta), asked.releases
     sigma = asked.noise_multiplier
     if sigma is None:
         sigma = moved / mu * math.sqrt(releases / PREPARATION)
-        why["preparation"] = f"{PREPARATION:.0%} of the budget's μ² for its {releases} releases"
+        why["preparation"] = (
+            f"{PREPARATION:.0%} of the budget's μ² for its {len(asked.statistics)} releases"
+        )
     if sigma == 0 or releases * (moved / sigma) ** 2 >= mu**2:
         raise ValueError(
             f"the preparation leaves nothing of ε = {budget.epsilon:g}: give it a noise_multiplier "

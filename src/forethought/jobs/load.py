@@ -72,7 +72,9 @@ class Loaded:
         norm = self.dataset.feature_norm
         if self.request.job.model.name != "linear":
             return asked.with_(noise_borne=self.noise_borne)
-        asked = asked.with_(features=math.prod(self.dataset.shape))
+        scaled = self.request.job.data.standardise is not None
+        fixed = self.dataset.fixed_features is not None and not scaled
+        asked = asked.with_(features=math.prod(self.dataset.shape), image_features=fixed)
         if norm is None or asked.feature_norm:
             return asked
         # A standardised feature is about 1, whatever it was before.

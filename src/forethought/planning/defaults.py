@@ -35,6 +35,7 @@ enough to *choose* with; the noise itself is always calibrated exactly.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 
 from scipy.optimize import brentq
@@ -43,6 +44,7 @@ from forethought.accounting import gaussian
 from forethought.mechanism import Budget
 from forethought.planning.noise_to_signal import noise_to_signal
 from forethought.plans import Plan
+from forethought.preparation import Statistic
 
 ROUNDS = 200
 FEWEST_ROUNDS = 50
@@ -54,6 +56,10 @@ STEP = 30.0
 # norm with its intercept.
 SCORE_NOISE, SCORE_STEP, SCORE_CLIP = 2.25, 40.0, 0.25
 STEP_WEIGHTS = 100
+# Declared ranges overstate the norm, most often by a factor of two, and paths for declared norms
+# allow for that. Where the norm is released: the noise in a score against that, and the clip norm
+# in units of a record's norm, on short paths and on long ones.
+RELEASED_SHORT, RELEASED_LONG = (0.7, SCORE_CLIP), (0.42, 0.5)
 FEATURES = 50  # how many have that noise
 WASTE = 0.1
 BATCH = 256
@@ -61,12 +67,32 @@ EPOCHS_LIMIT = 30.0
 MOMENTUM = 0.9
 # Error of a private mean, in units of half the declared range, and the most that it may cost.
 PRECISION, PREPARATION = 0.01, 0.1
-# Error of the means that a linear model's features are centred with, in units of their usual norm:
-# better is not worth paying for, and worse is not worth having.
-CENTRE, LEAST_CENTRE = 0.2, math.sqrt(3.0)
-# On a path longer than this for each class, in units of a score, centred features are scaled to
-# this norm beside an intercept of 1, so that thresholds are learnt; else they would be noise.
-LONG_PATH, CENTRED_NORM = 100.0, 3.0
+# A mean's error, in units of the declared norm, that is not worth having.
+LEAST_CENTRE = math.sqrt(3.0)
+
+
+@dataclass(frozen=True)
+class Centring:
+    """How a linear model's features are centred.
+
+    Args:
+        error: of the means, in units of the declared norm: better is not worth paying for.
+        share: of the budget's μ², the most that is paid.
+        path, norm: on a path longer than this, in units of a score, features are scaled to this
+            norm beside an intercept of 1, so that thresholds are learnt; else they would be noise.
+        statistics: what is released.
+    """
+
+    error: float
+    share: float
+    path: float
+    norm: float
+    statistics: tuple[Statistic, ...]
+
+
+# Features of images have much the norm that is declared: only their means are released.
+_OF_IMAGES = Centring(0.2, PREPARATION, 1000.0, 3.0, ("means",))
+_OF_TABLES = Centring(0.1, 0.15, 450.0, 2.0, ("means", "norms"))
 # Records in a group on which an inner algorithm runs.
 GROUP = 32
 # Records in a step of an inner algorithm that is given by name.
@@ -80,9 +106,9 @@ def groups_for(batch: float) -> int:
     return max(1, round(batch / GROUP))
 
 
-def least_preparation_noise(budget: Budget, releases: int) -> float:
-    """σ of each release at which all of them spend :data:`PREPARATION` of the budget's μ²."""
-    return math.sqrt(releases / PREPARATION) / budget_mu(budget)
+def least_preparation_noise(budget: Budget, releases: float, share: float = PREPARATION) -> float:
+    """σ of so many releases at which all of them spend this share of the budget's μ²."""
+    return math.sqrt(releases / share) / budget_mu(budget)
 
 
 def default_delta(examples: int) -> float:
@@ -123,9 +149,50 @@ def score_noise(classes: int, features: int | None = None) -> float:
     return SCORE_NOISE * of_features * of_classes
 
 
-def linear_clip(feature_norm: float) -> float:
+def centring(images: bool) -> Centring:
+    """The rule for fixed features of images, or for columns of tables."""
+    return _OF_IMAGES if images else _OF_TABLES
+
+
+@dataclass(frozen=True)
+class ScoreRule:
+    """What follows for a linear model from the noise that its scores may carry.
+
+    Args:
+        noise: deviation in each score. clip: clip norm in units of a record's usual norm.
+        long: whether the budget pays for a path on which thresholds are learnt.
+    """
+
+    noise: float
+    clip: float
+    long: bool
+
+
+def score_rule(
+    examples: int,
+    budget: Budget | None,
+    classes: int,
+    features: int | None,
+    images: bool,
+    *,
+    released: bool,
+) -> ScoreRule:
+    """The rule for features whose norm is declared, or ``released`` with the means.
+
+    Args:
+        images: whether they are fixed features of images.
+    """
+    declared = score_noise(classes, features)
+    long = budget is not None and declared * budget_mu(budget) * examples > centring(images).path
+    if not released:
+        return ScoreRule(declared, SCORE_CLIP, long)
+    factor, clip = RELEASED_LONG if long else RELEASED_SHORT
+    return ScoreRule(declared * factor, clip, long)
+
+
+def linear_clip(feature_norm: float, share: float = SCORE_CLIP) -> float:
     """Clip norm for a linear model whose features, an intercept beside them, have a usual norm."""
-    return SCORE_CLIP * math.hypot(feature_norm, 1.0)
+    return share * math.hypot(feature_norm, 1.0)
 
 
 def _reach(parameters: int, feature_norm: float | None, scores: float) -> tuple[float, float]:

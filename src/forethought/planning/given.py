@@ -44,6 +44,8 @@ def opened(keywords: Mapping[str, Any]) -> dict[str, Any]:
         if found.get("feature_norm") is None and is_linear(model):
             found["feature_norm"] = getattr(data, "feature_norm", None)
             found["feature_norm_known"] = True
+            if getattr(data, "fixed_features", None) is not None:
+                found.setdefault("image_features", True)
         if shape is not None and not is_linear(model):
             found.setdefault("noise_borne", noise_borne(model, tuple(shape)))
         layer = linear_layer(model)

@@ -70,6 +70,7 @@ class PlanKeywords(TypedDict, total=False):
     noise_borne: float | None
     features: int | None
     centre: bool | None
+    image_features: bool
     records_per_person: int
     augment: Augmentation | str | Sequence[str] | Mapping[str, Any] | None
     augmentations: int | None

@@ -77,6 +77,7 @@ _GIVEN_ANYWAY = (
     "feature_norm_known",
     "features",
     "noise_borne",
+    "image_features",
 )
 
 
@@ -129,6 +130,7 @@ class PlanRequest:
     noise_borne: float | None = None
     features: int | None = None
     centre: bool | None = None
+    image_features: bool = False
     records_per_person: int = 1
     persons: int | None = None
     person_as: PersonAs = "better"
@@ -163,9 +165,7 @@ class PlanRequest:
             )
         course_of(self)
         if self.budget is not None and not isinstance(self.budget, Budget):
-            raise TypeError(
-                f"budget must be forethought.Budget(epsilon, delta), not {self.budget!r}"
-            )
+            raise TypeError(f"budget must be a forethought.Budget(ε, δ), not {self.budget!r}")
         if self.budget is not None and self.delta not in (None, self.budget.delta):
             raise PlanError("delta is given twice: drop delta=, the budget has its own")
         if self.epochs is not None and self.rounds is not None:
@@ -294,9 +294,11 @@ class PlanRequest:
         return max(2, round(self.parameters / (self.features + 1)))
 
     @property
-    def score_noise(self) -> float:
-        """Noise that each score of a linear model may carry."""
-        return defaults.score_noise(self.classes, self.features)
+    def score_rule(self) -> defaults.ScoreRule:
+        """A linear model's path and clipping, by the noise in its scores."""
+        released = self.preparation is not None and "norms" in self.preparation.statistics
+        known = self.examples, self.budget, self.classes, self.features, self.image_features
+        return defaults.score_rule(*known, released=released)
 
     @property
     def usual_norm(self) -> float | None:

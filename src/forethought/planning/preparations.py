@@ -13,10 +13,12 @@ from forethought.preparation import REACH, Preparation
 
 
 def with_centring(request: PlanRequest, why: dict[str, str]) -> PlanRequest:
-    """The request with the means of a linear model's features, where they are worth their price.
+    """The request with means and norm of a linear model's features, where worth their price.
 
-    With noise multiplier σ the error of the means has norm √d σ · 1.5 R/N. What is asked for is
-    0.2 R, or as little as a tenth of the budget's μ² buys; where that is more than √3 R, nothing.
+    With noise multiplier σ the error of the means has norm √d σ · 1.5 R/N, R being the declared
+    norm. What is asked for is 0.1 R, or as little as 15 % of the budget's μ² buys; where that is
+    more than √3 R, nothing. The norm of what is left comes with twice the multiplier, for a fifth
+    of the price.
 
     Raises:
         PlanError: centring is asked for and not possible.
@@ -48,25 +50,23 @@ def with_centring(request: PlanRequest, why: dict[str, str]) -> PlanRequest:
     assert request.budget and request.features and request.feature_norm
     unit = REACH * math.sqrt(request.features) / request.examples  # error for σ = 1
     budget = roughly(request, request.budget)
-    sigma = max(defaults.CENTRE / unit, defaults.least_preparation_noise(budget, 1))
+    usual = math.sqrt(request.features)
+    rule = defaults.centring(request.image_features)
+    asked = Preparation(
+        rule.statistics, features=request.features, reach=REACH * request.feature_norm
+    )
+    least = defaults.least_preparation_noise(budget, asked.releases, rule.share)
+    sigma = max(rule.error / unit, least)
     if sigma * unit > defaults.LEAST_CENTRE and not request.centre:
         return request
     why["centring"] = (
-        f"the features' means, to {sigma * unit:.2g} of their usual norm, are released first: "
-        "around them a linear model learns through less noise"
+        f"the features' means, to {sigma * unit:.2g} of their declared norm"
+        f"{', and the norm that is left around them' if len(rule.statistics) > 1 else ''} are "
+        "released first: there a linear model learns through less noise"
     )
     # The longer the path, the better an intercept's noise is corrected while it learns.
-    path = request.score_noise * defaults.budget_mu(budget) * request.examples
-    long = path > defaults.LONG_PATH * request.classes
-    usual = math.sqrt(request.features)
-    means = Preparation(
-        ("means",),
-        features=request.features,
-        becomes=min(usual, defaults.CENTRED_NORM) if long else usual,
-        reach=REACH * request.feature_norm,
-        noise_multiplier=sigma,
-    )
-    return request.with_(preparation=means)
+    becomes = min(usual, rule.norm) if request.score_rule.long else usual
+    return request.with_(preparation=replace(asked, becomes=becomes, noise_multiplier=sigma))
 
 
 def with_preparation(request: PlanRequest, why: dict[str, str]) -> PlanRequest:
@@ -83,7 +83,7 @@ def with_preparation(request: PlanRequest, why: dict[str, str]) -> PlanRequest:
         )
         if request.budget is not None:
             least = defaults.least_preparation_noise(
-                roughly(request, request.budget), len(asked.statistics)
+                roughly(request, request.budget), asked.releases
             )
             if least > sigma:
                 sigma = least

@@ -101,8 +101,10 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
         centre: whether the features' means are released first, and paid for, so that a linear
             model trains on centred features (`forethought.train` does it by itself; the model
             takes features as they are). Default: where ``model`` is linear with an intercept, its
-            ``feature_norm`` is known and the means come out clear enough for at most a tenth of
-            the budget's μ².
+            ``feature_norm`` is known and the means come out clear enough for at most 15 % of the
+            budget's μ²; the norm of what is left is released with them.
+        image_features: that a linear model's features are fixed ones of images, kept on disk, whose
+            norm is not released beside their means. Default: taken from ``data``.
         noise_borne: norm of noise that the weights of a network bear, from which its step size
             follows. Default: found out on synthetic inputs, where ``model`` and ``data``, or
             ``shape``, are given; see :mod:`forethought.planning.tolerance`.
@@ -208,9 +210,10 @@ def _clip(request: PlanRequest, mechanism: Mechanism, why: dict[str, str]) -> Cl
         why["clipping"] = f"{rule}, as given"
     elif request.by_scores:
         assert request.usual_norm is not None
-        rule, norm = "flat", defaults.linear_clip(request.usual_norm)
+        share = request.score_rule.clip
+        rule, norm = "flat", defaults.linear_clip(request.usual_norm, share)
         why["clipping"] = (
-            f"flat at a quarter of a record's usual norm, {4 * norm:.3g} with an intercept: as "
+            f"flat at {share:g} of a record's usual norm, {norm / share:.3g} with an intercept: as "
             "loud as normalisation where a label is in doubt, and quiet where it is settled"
         )
     else:
@@ -235,7 +238,9 @@ def _learning_rate(
         return request.learning_rate
     size, name = request.size, request.optimizer
     if name != "sgd":
-        like = defaults.learning_rate(found, size, 0.0, request.usual_norm, request.score_noise)
+        like = defaults.learning_rate(
+            found, size, 0.0, request.usual_norm, request.score_rule.noise
+        )
         rate = adaptive_rate(found, name, options, like)
         why[STEP_SIZE] = (
             f"the usual one of {name}"
@@ -246,7 +251,7 @@ def _learning_rate(
     momentum = float(options.get("momentum", 0.0))
     # What correlated noise leaves in the weights depends on the momentum, which is known by now.
     found = found.with_(optimizer=replace(found.optimizer, options=tuple(options.items())))
-    norm, scores = request.usual_norm, request.score_noise
+    norm, scores = request.usual_norm, request.score_rule.noise
     length = defaults.path_length(found, size, norm, scores)
     where = "" if norm is None else f" in scores of features of norm {norm:.3g}"
     bound = (
@@ -358,7 +363,7 @@ def _batch_and_length(
                     "gain nothing in sum"
                 )
             rounds = rounds or defaults.ROUNDS
-            known = request.size, request.usual_norm, request.score_noise
+            known = request.size, request.usual_norm, request.score_rule.noise
             batch = defaults.batch_for_rounds(N, budget, rounds, *known)
     if rounds is None and request.epochs is None:
         why["rounds"] = "as many as this batch serves before small batches waste noise"

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from forethought.preparation import REACH, Preparation
+from forethought.preparation import LIKELY, REACH, WITHIN, Preparation
 
 # The least deviation worth dividing by, in units of half the declared range.
 LEAST_DEVIATION = 0.01
+# Variance, from table to table, of the logarithm of a centred record's norm.
+SPREAD = 0.2
 
 
 @dataclass(frozen=True)
@@ -66,13 +69,30 @@ def centre(asked: Preparation, means: Tensor, examples: int) -> Constants:
     """
     assert asked.reach and asked.features and asked.becomes
     usual = asked.reach / REACH
-    noise = asked.rounds().noise_multiplier * asked.reach / examples
+    noise = asked.sigma("means") * asked.reach / examples
     trust = usual**2 / (usual**2 + asked.features * noise**2)
     length = float(means.square().sum())
     if length > 0:
         trust = max(0.0, min(trust, 1 - (asked.features - 2) * noise**2 / length))
     scale = usual / asked.becomes
     return Constants(tuple((trust * means).tolist()), (scale,) * asked.features)
+
+
+def rescaled(asked: Preparation, centred: Constants, norm: float, examples: int) -> Constants:
+    """Means as they are, and the scale at which records of the norm released have the given one.
+
+    Before the data are seen the logarithm of a usual record's norm, against :data:`LIKELY` of what
+    is declared, is as likely above 0 as below, with variance :data:`SPREAD`; the best linear guess
+    from a release with noise of variance v is SPREAD/(SPREAD + v) of it.
+
+    Args:
+        norm: the noised mean of that logarithm, over so many ``examples``.
+    """
+    noise = asked.sigma("norms") * asked.norm("norms") / examples
+    limit = math.log(WITHIN)
+    believed = min(limit, max(-limit, SPREAD / (SPREAD + noise**2) * norm))
+    factor = LIKELY * math.exp(believed)
+    return replace(centred, scale=tuple(factor * scale for scale in centred.scale))
 
 
 def quantiles(asked: Preparation, means: Tensor) -> Constants:

@@ -26,8 +26,8 @@ def require_prepared(plan: Paying, prepared: Prepared | None) -> None:
             "prepared= is not what the plan pays for: its releases would be in no ε. Make the plan "
             "with forethought.plan(preparation=...) first, and prepare with that plan"
         )
-    paid = prepared.preparation.rounds()
-    found = Mechanism(paid, adjacency=plan.mechanism.adjacency)
+    paid = prepared.preparation.parts()
+    found = Mechanism(*paid, adjacency=plan.mechanism.adjacency)
     prepared.transcript.require(found)
 
 

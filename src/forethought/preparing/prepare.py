@@ -138,11 +138,14 @@ def released(plan: Paying, records: Records, seeds: Seeds | None = None) -> Prep
     found: dict[str, Tensor] = {}
     transcript = Transcript()
     seeds = seeds or Seeds()
+    centre: tuple[float, ...] = ()
     for place, statistic in enumerate(asked.statistics):
         rounds = _rounds(plan, asked, statistic, seeds.part(place))
         total = rounds.open(0)
-        total.add(torch.nn.Module(), Vectors(records, asked, statistic))
+        total.add(torch.nn.Module(), Vectors(records, asked, statistic, centre))
         found[statistic] = _mean(total.release())
+        if statistic == "means":
+            centre = constants.centre(asked, found[statistic], plan.examples).shift
         transcript.extend(rounds.transcript)
     return Prepared(
         asked,
@@ -154,7 +157,7 @@ def released(plan: Paying, records: Records, seeds: Seeds | None = None) -> Prep
 
 
 def _rounds(plan: Paying, asked: Preparation, statistic: Any, seeds: Seeds) -> PrivateRounds:
-    part = Rounds(asked.rounds().noise_multiplier, 1, FullBatch())
+    part = Rounds(asked.sigma(statistic), 1, FullBatch())
     privacy = Privacy(
         Mechanism(part, adjacency=plan.mechanism.adjacency),
         plan.examples,
@@ -179,6 +182,8 @@ def _constants(asked: Preparation, released: Mapping[str, Tensor], examples: int
     found = Constants()
     if "means" in released:
         found = constants.centre(asked, released["means"], examples)
+    if "norms" in released:
+        found = constants.rescaled(asked, found, float(released["norms"]), examples)
     if "moments" in released:
         found = constants.moments(asked, released["moments"])
     if "quantiles" in released:

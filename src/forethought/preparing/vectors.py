@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from forethought.preparation import Preparation, Statistic
+from forethought.preparation import LIKELY, REACH, WITHIN, Preparation, Statistic
 from forethought.rounds.records import Records
 from forethought.rounds.sampling import Indices
 
@@ -37,10 +38,18 @@ class Vectors:
 
     Args:
         records: the private ones. preparation: what is asked of them. statistic: which of it.
+        centre: of norms, what was released before: the point from which they are taken.
     """
 
-    def __init__(self, records: Records, preparation: Preparation, statistic: Statistic) -> None:
+    def __init__(
+        self,
+        records: Records,
+        preparation: Preparation,
+        statistic: Statistic,
+        centre: tuple[float, ...] = (),
+    ) -> None:
         self._records, self._asked, self._statistic = records, preparation, statistic
+        self._centre = centre
 
     def __len__(self) -> int:
         return len(self._records)
@@ -69,6 +78,15 @@ class Vectors:
             # A record of zeros stays one; what is not finite counts as nothing in the sum.
             shortened: Tensor = flat * (asked.reach / flat.norm(dim=1, keepdim=True)).clamp(max=1)
             return shortened
+        if self._statistic == "norms":
+            flat = features_of(inputs.flatten(1), asked.features or 0).squeeze(2)
+            assert asked.reach is not None
+            centre = torch.tensor(self._centre, dtype=torch.float64, device=flat.device)
+            left = (flat - centre).norm(dim=1, keepdim=True) * (REACH / asked.reach / LIKELY)
+            limit = math.log(WITHIN)
+            # A record at the centre, whose logarithm is infinite, counts as the nearest one.
+            logarithm: Tensor = left.log().clamp(-limit, limit)
+            return logarithm
         values = features_of(inputs, asked.features or 0)
         assert asked.bounds is not None
         scaled = unit(values, asked.bounds)

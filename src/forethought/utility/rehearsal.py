@@ -173,6 +173,12 @@ class Rehearsal(Stored):
         if self.relation is None:
             known = ", ".join(f'"{name}"' for name in SCORES)
             return f"{KNOWS_NOTHING} Say how the rehearsal's data stand to them: {known}."
+        if self.relation not in SCORES:
+            return (
+                f"{KNOWS_NOTHING} Sets that share no more than their shape differ too much: on "
+                "other pairs of such sets rehearsals were off by 16 points at the median, and by "
+                "up to 51. Rehearse on other records of the same population or task."
+            )
         pairs = len(SCORES[self.relation])
         return f"{KNOWS_NOTHING} {pairs} pairs are too few for a level of {self.level:g}."
 
@@ -224,7 +230,7 @@ def rehearse(
         level: of the intervals, between 0 and 1.
         relation: how ``data`` stand to the private data: ``"same source"``, ``"same task"``,
             ``"same shape"`` or ``"synthetic"``, see :data:`RESEMBLANCE`. Without it, and of
-            synthetic data, nothing is said of the private data. Default: ``"synthetic"`` where
+            the last two, nothing is said of the private data. Default: ``"synthetic"`` where
             :func:`synthetic` made ``data``.
         loss, micro_batch, device: as for :func:`forethought.train`.
         seed: the whole rehearsal is reproducible; nothing in it needs secrecy.
