@@ -57,6 +57,7 @@ PERSON_ROWS = [
     "tests/training/test_persons.py",
     *("-k", "no_more_than_may_be or mean_loss or go_together"),
 ]
+IMAGE_PLANS = ["tests/planning/test_image_features.py"]
 PAGE = ["tests/web/test_server.py", "-k", "nobody_else"]
 CLIENT = ["tests/federated/test_client.py"]
 SERVER = ["tests/federated/test_server.py"]
@@ -564,6 +565,19 @@ MUTANTS = [
            "forethought/planning/defaults.py",
            "max(1.0, parameters / STEP_WEIGHTS)", "1.0",
            ["tests/planning/test_defaults.py", "-k", "carry_the_noise"]),
+    Mutant("planner: image features in small batches", "forethought/planning/solve.py",
+           "if request.image_features and request.by_scores:", "if False:", IMAGE_PLANS),
+    Mutant("planner: large batches for what is not planned by scores",
+           "forethought/planning/solve.py",
+           "if request.image_features and request.by_scores:", "if request.image_features:",
+           IMAGE_PLANS),
+    Mutant("planner: ever shorter paths with more features", "forethought/planning/defaults.py",
+           "min(features, MOST_FEATURES)", "features", IMAGE_PLANS),
+    Mutant("planner: nobody says that features are of images", "forethought/planning/given.py",
+           'found.setdefault("image_features", True)', "pass", IMAGE_PLANS),
+    Mutant("export: nobody says that a network takes features", "forethought/jobs/onnx_export.py",
+           "            **before(predictor),\n", "",
+           ["tests/jobs/test_init_images.py", "-k", "onnx"]),
     Mutant("gossip: what an exchange takes along is forgotten", GOSSIP + "worker.py",
            "self.share - weight * share * workers / (workers - 1)", "self.share", GOSSIP_POINT),
     Mutant("gossip: half of what a message tells", GOSSIP + "decentralised.py",

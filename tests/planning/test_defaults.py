@@ -383,7 +383,7 @@ def test_a_linear_model_of_known_norm_is_clipped_where_labels_are_in_doubt() -> 
 
 def test_more_classes_carry_less_noise_in_each_score() -> None:
     assert defaults.score_noise(2) == defaults.SCORE_NOISE == defaults.score_noise(2, 50)
-    assert defaults.score_noise(2, 3_200) == pytest.approx(defaults.SCORE_NOISE / 2)
+    assert defaults.score_noise(2, 400) == pytest.approx(defaults.SCORE_NOISE / math.sqrt(2))
     assert defaults.score_noise(16) == pytest.approx(defaults.SCORE_NOISE / math.sqrt(2))
     known = {"examples": 5_000, "budget": ft.Budget(1, 1e-5), "feature_norm": 3.0, "features": 15}
     two, sixteen = (

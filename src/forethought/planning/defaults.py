@@ -61,6 +61,9 @@ STEP_WEIGHTS = 100
 # in units of a record's norm, on short paths and on long ones.
 RELEASED_SHORT, RELEASED_LONG = (0.7, SCORE_CLIP), (0.42, 0.5)
 FEATURES = 50  # how many have that noise
+# Of more features than these the sixth root of score_noise says nothing: features of images, 3,969
+# or 16,384 of them, want the same noise.
+MOST_FEATURES = 1_000
 WASTE = 0.1
 BATCH = 256
 EPOCHS_LIMIT = 30.0
@@ -142,9 +145,11 @@ def score_noise(classes: int, features: int | None = None) -> float:
     lies between what ten and twenty classes want where noise is strong and where it is weak. Few
     features tend to be of unequal use, which takes a longer path to find, many rare ones are best
     told apart by their means, which takes a short one: the sixth root is what the sets that were
-    looked at (experiments/defaults/sets.py) want.
+    looked at (experiments/defaults/sets.py) want; beyond :data:`MOST_FEATURES` it is left alone.
     """
-    of_features = 1.0 if features is None else math.pow(FEATURES / features, 1 / 6)
+    of_features = (
+        1.0 if features is None else math.pow(FEATURES / min(features, MOST_FEATURES), 1 / 6)
+    )
     of_classes = math.pow(math.log(2) / math.log(max(2, classes)), 1 / 4)
     return SCORE_NOISE * of_features * of_classes
 
@@ -265,6 +270,19 @@ def batch_for_rounds(
     rate = min(max(rate, 1 / rounds, BATCH / examples), max(EPOCHS_LIMIT, 1.0) / rounds)
     # The limit of passes is about time, and the smallest sensible batch takes none.
     return _batch(examples, max(rate, min(BATCH, examples) / examples))
+
+
+def batch_of_image_features(examples: int, rounds: int) -> int:
+    """The batch for linear models on fixed features of images: all passes that are taken at most.
+
+    Such features are computed once and kept, so that a pass is one product of matrices: there is no
+    reason to leave :data:`WASTE` of the signal in the noise.
+
+    Returns:
+        Between 1 and ``examples``.
+    """
+    least = min(BATCH, examples) / examples
+    return _batch(examples, max(EPOCHS_LIMIT / rounds, 1 / rounds, least))
 
 
 def batch_for_epochs(examples: int, budget: Budget, epochs: float) -> int:

@@ -103,8 +103,9 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
             takes features as they are). Default: where ``model`` is linear with an intercept, its
             ``feature_norm`` is known and the means come out clear enough for at most 15 % of the
             budget's μ²; the norm of what is left is released with them.
-        image_features: that a linear model's features are fixed ones of images, kept on disk, whose
-            norm is not released beside their means. Default: taken from ``data``.
+        image_features: that a linear model's features are fixed ones of images, kept on disk, so
+            that passes over them are cheap and batches may be large, and whose norm is not released
+            beside their means. Default: taken from ``data``.
         noise_borne: norm of noise that the weights of a network bear, from which its step size
             follows. Default: found out on synthetic inputs, where ``model`` and ``data``, or
             ``shape``, are given; see :mod:`forethought.planning.tolerance`.
@@ -365,6 +366,12 @@ def _batch_and_length(
             rounds = rounds or defaults.ROUNDS
             known = request.size, request.usual_norm, request.score_rule.noise
             batch = defaults.batch_for_rounds(N, budget, rounds, *known)
+            if request.image_features and request.by_scores:
+                batch = defaults.batch_of_image_features(N, rounds)
+                why["batch"] = (
+                    f"as large as {defaults.EPOCHS_LIMIT:.0f} passes allow: features of images are "
+                    "computed once, and larger batches have less noise for the same signal"
+                )
     if rounds is None and request.epochs is None:
         why["rounds"] = "as many as this batch serves before small batches waste noise"
         rounds = defaults.rounds_for_batch(N, budget, batch)
