@@ -58,10 +58,13 @@ class Paths:
         """The norm of noise of the best path."""
         return self.unit * PATHS[int(np.argmax(self.accuracies))]
 
+    def at(self, norm: float) -> float:
+        """Accuracy of a path that leaves noise of this norm, between two paths; ends are kept."""
+        return float(np.interp(math.log(norm / self.unit), np.log(PATHS), self.accuracies))
+
     def behind(self, norm: float) -> float:
-        """How far a path that leaves noise of this norm is behind the best; ends are kept."""
-        at = np.interp(math.log(norm / self.unit), np.log(PATHS), self.accuracies)
-        return max(self.accuracies) - float(at)
+        """How far such a path is behind the best."""
+        return max(self.accuracies) - self.at(norm)
 
     def line(self) -> list[str]:
         """As a line of the file."""
@@ -118,13 +121,13 @@ def table(rows: list[Paths], planned: dict[tuple[str, str], float]) -> str:
 def lines(rows: list[Paths], planned: dict[tuple[str, str], float]) -> str:
     """One line a case."""
     head = "| model | data | ε | unit | " + " | ".join(f"{path:g} ×" for path in PATHS)
-    head += " | error | seeds | best norm | planner's | behind |\n"
-    head += "| --- | --- " + "| ---: " * (len(PATHS) + 7) + "|\n"
+    head += " | error | seeds | best norm | planner's | there | behind |\n"
+    head += "| --- | --- " + "| ---: " * (len(PATHS) + 8) + "|\n"
     return head + "\n".join(
         f"| {r.model} | {r.data} | {r.epsilon:g} | {r.unit:g} | "
         + " | ".join(f"{value:.1f}" for value in r.accuracies)
         + f" | {r.error:.1f} | {r.seeds} | {r.best_norm:.0f} | {planned[r.model, r.data]:.0f} | "
-        + f"{r.behind(planned[r.model, r.data]):.1f} |"
+        + f"{r.at(planned[r.model, r.data]):.1f} | {r.behind(planned[r.model, r.data]):.1f} |"
         for r in rows
     )
 
