@@ -141,7 +141,11 @@ def _moved_with(path: tuple[Any, ...], now: verification.Verification) -> bool:
     return path[0] in near and bool({"epsilon", "attack"} & set(dict(now.not_checked)))
 
 
-@pytest.mark.parametrize("name", STATEMENTS)
+# A search is verified anew for every edit, which takes long.
+QUICK = [name for name in STATEMENTS if name != "search"]
+
+
+@pytest.mark.parametrize("name", [*QUICK, pytest.param("search", marks=pytest.mark.slow)])
 def test_every_edit_is_caught_or_named(name: str) -> None:
     values = json.loads(STATEMENTS[name]().to_json())
     plan = PLAN if name == "run" else None

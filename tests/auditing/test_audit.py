@@ -73,6 +73,7 @@ def test_the_code_is_whole_again_after_a_fault() -> None:
     assert ft.epsilon(PLAN.mechanism, 1e-5).upper > 1
 
 
+@pytest.mark.slow
 def test_a_plan_by_itself_is_audited_on_planted_models() -> None:
     steps: list[tuple[int, int]] = []
     found = ft.audit(PLAN, level="quick", progress=lambda *step: steps.append(step))

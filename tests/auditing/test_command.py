@@ -73,6 +73,7 @@ def test_a_refutation_is_status_1_and_one_sentence(
     assert Path(read["files"]["audit"]).is_file()
 
 
+@pytest.mark.slow
 def test_a_job_and_its_run_folder(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("job.toml").write_text(JOB)
     status, out, _ = run(capsys, "audit", "job.toml", "--quick", "--json")

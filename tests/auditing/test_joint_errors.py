@@ -37,6 +37,7 @@ def test_it_is_at_least_every_chance_on_the_curve(
         assert found <= 1.15 * truth + 1e-12
 
 
+@pytest.mark.slow
 def test_sound_attacks_are_seldom_refuted() -> None:
     # Of 300 sound attacks 5 % may be refuted; more than chance allows fails once in a million.
     source = np.random.default_rng(0)

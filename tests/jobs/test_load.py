@@ -61,6 +61,7 @@ def test_a_saved_plan_keeps_what_loading_read(job: Path, tmp_path: Path) -> None
     assert named(list(ft.Plan.from_dict(best).not_covered)) == set(READ)
 
 
+@pytest.mark.slow
 def test_a_run_and_a_search_name_it_once(job: Path, tmp_path: Path) -> None:
     run("train", job, "--out", tmp_path / "run")
     uses = list(ft.Statement.load(tmp_path / "run" / "statement.json").not_covered)
@@ -96,6 +97,7 @@ def test_what_the_job_declares_is_not_named_as_read(job: Path, tmp_path: Path) -
     assert any("the classes, the number of features" in str(c) for c in statement.assumptions)
 
 
+@pytest.mark.slow
 def test_a_run_names_its_time_and_memory(job: Path, tmp_path: Path) -> None:
     run("train", job, "--out", tmp_path / "run")
     assert "how long the run took" in (tmp_path / "run" / "statement.md").read_text()

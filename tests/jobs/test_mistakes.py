@@ -172,7 +172,17 @@ def test_a_damaged_folder_is_named_with_the_remedy(forethought: Callable[..., Ou
     one_line(forethought("report", "run"), "run is not complete: its metrics.csv is gone")
 
 
-@pytest.mark.parametrize("left", [".job.toml.part", ".plan.json.part", ".model.json.part"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        ".plan.json.part",
+        pytest.param(".job.toml.part", marks=SLOW),
+        pytest.param(".model.json.part", marks=SLOW),
+    ],
+)
 def test_a_run_that_was_killed_while_it_wrote_its_first_files_begins_again(
     left: str, forethought: Callable[..., Outcome]
 ) -> None:

@@ -153,7 +153,7 @@ def test_four_sites_gossip_to_the_end(tmp_path):
     keys, roster = members(tmp_path, [one.name for one in agreed.members])
     agreed = roster.with_keys(agreed)
     machines = [Recorded(worker(agreed, k, vector())) for k in range(4)]
-    pace = Pace(exchange=0.01, answer=0.3, patience=10.0, meet=PATIENCE, quiet=5.0, linger=20.0)
+    pace = Pace(exchange=0.01, answer=0.3, patience=10.0, meet=PATIENCE, quiet=60.0, linger=20.0)
     outcomes: dict[int, Any] = {}
 
     def run(k: int) -> None:

@@ -65,7 +65,7 @@ def toward(target: float, seconds: float = 0.0) -> Callable[[int, Any], Result]:
     return compute
 
 
-QUICK = Pace(exchange=0.002, answer=0.2, patience=2.0, meet=30.0, quiet=5.0, linger=20.0)
+QUICK = Pace(exchange=0.002, answer=0.2, patience=2.0, meet=30.0, quiet=30.0, linger=20.0)
 
 
 class Crew:

@@ -78,6 +78,7 @@ def test_a_person_as_one_contribution_costs_what_a_record_costs():
     assert ft.Plan.from_json(plan.to_json()) == plan
 
 
+@pytest.mark.slow
 def test_fronts_neighbours_and_falling_noise_keep_the_promise_to_persons():
     known = {"examples": 2000, "records_per_person": 3, "budget": ft.Budget(4.0, 1e-5)}
     front = pareto(**known, batches=[100, 500], rounds=[20, 50])
