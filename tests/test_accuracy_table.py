@@ -6,7 +6,10 @@ import importlib.util
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
+
+from forethought.jobs.job import Job
 
 pytest.importorskip("torch")
 ROOT = Path(__file__).parents[1]
@@ -36,3 +39,15 @@ def test_no_run_certifies_more_than_its_job_asks(accuracy: ModuleType) -> None:
     jobs = {(accuracy.name_of(path), accuracy.settings_of(path)) for path in accuracy.jobs()}
     assert {(row["job"], row["settings"]) for row in rows} <= jobs
     assert len({(row["job"], row["seed"]) for row in rows}) == len(rows)
+
+
+def test_public_constants_standardise_training_and_test_images(accuracy: ModuleType) -> None:
+    section = {"source": "digits", "standardise": (0.25, 0.5)}
+    job = Job(data=section, model={"name": "linear"}, budget={"epsilon": 1.0})
+    plain = Job(data={"source": "digits"}).load_data()
+    found = accuracy.data_of(job, None, smoke=False)
+    for part, given in ((found.train, plain.train), (found.test, plain.test)):
+        np.testing.assert_allclose(part.inputs, (given.inputs - 0.25) / 0.5, atol=1e-6)
+        np.testing.assert_array_equal(part.targets, given.targets)
+    with pytest.raises(SystemExit, match="paid for"):
+        accuracy.standardised(plain, "private")

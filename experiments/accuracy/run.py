@@ -22,13 +22,15 @@ import statistics
 import sys
 import time
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import forethought as ft
-from forethought.data import Dataset
+from forethought.data import Dataset, Split
 from forethought.jobs.job import Job
 from forethought.jobs.load import Loaded
 from forethought.jobs.request import Request
+from forethought.preparing.constants import Constants
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES, README = ROOT / "examples", ROOT / "README.md"
@@ -63,14 +65,14 @@ def jobs() -> list[Path]:
 
 
 def run_missing(paths: list[Path], folder: Path | None, seeds: int, smoke: bool) -> None:
-    loaded: dict[tuple[str, str], Dataset] = {}
+    loaded: dict[tuple[str, ...], Dataset] = {}
     done = {(row["job"], row["settings"], row["seed"]) for row in results()}
     for path in paths:
         job = Job.load(path)
         for seed in range(seeds):
             if (name_of(path), settings_of(path), str(seed)) in done and not smoke:
                 continue
-            key = (job.data.source, str(job.data.features))
+            key = (job.data.source, str(job.data.features), str(job.data.standardise))
             if key not in loaded:
                 loaded.clear()  # one data set in memory at a time
                 loaded[key] = data_of(job, folder, smoke)
@@ -84,7 +86,22 @@ def data_of(job: Job, folder: Path | None, smoke: bool) -> Dataset:
     if smoke:
         section = job.data.model_copy(update={"source": "digits", "features": None})
         job = job.model_copy(update={"data": section})
-    return job.load_data(folder)
+    return standardised(job.load_data(folder), job.data.standardise)
+
+
+def standardised(data: Dataset, constants: tuple[float, float] | str | None) -> Dataset:
+    """Inputs less a public mean, over a public deviation, where the job names them."""
+    if constants is None:
+        return data
+    if isinstance(constants, str):
+        sys.exit(f"standardise = {constants!r} is paid for by the run: forethought train runs it")
+    apply = Constants(*((value,) * data.shape[0] for value in constants)).apply
+    train, test = (
+        None if part is None else Split(apply(part.inputs), part.targets)
+        for part in (data.train, data.test)
+    )
+    assert train is not None
+    return replace(data, train=train, test=test)
 
 
 def name_of(path: Path) -> str:

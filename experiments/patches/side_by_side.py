@@ -38,7 +38,7 @@ class Run:
 
 
 @lru_cache
-def noise_multiplier(epsilon: float, examples: int) -> float:
+def noise_multiplier(epsilon: float, examples: int, rounds: int = ROUNDS) -> float:
     """What the plan of such a run has; 0 without a budget."""
     if epsilon == float("inf"):
         return 0.0
@@ -46,7 +46,7 @@ def noise_multiplier(epsilon: float, examples: int) -> float:
         examples=examples,
         budget=ft.Budget(epsilon, DELTA),
         sampling="full-batch",
-        rounds=ROUNDS,
+        rounds=rounds,
         clip_norm=CLIP,
         learning_rate=1.0,
         averaging=ft.Averaging("none"),
@@ -55,14 +55,18 @@ def noise_multiplier(epsilon: float, examples: int) -> float:
     return float(plan.noise_multiplier)
 
 
-def step_size(run: Run, examples: int) -> float:
+def step_size(run: Run, examples: int, rounds: int = ROUNDS) -> float:
     """η with η/(1 − m) · σC/N · √T = spread; without noise, that of ε = 8."""
-    sigma = noise_multiplier(min(run.epsilon, 8.0), examples)
-    return run.spread * (1 - MOMENTUM) * examples / (sigma * CLIP * ROUNDS**0.5)
+    sigma = noise_multiplier(min(run.epsilon, 8.0), examples, rounds)
+    return run.spread * (1 - MOMENTUM) * examples / (sigma * CLIP * rounds**0.5)
 
 
 def trained(
-    inputs: torch.Tensor, targets: torch.Tensor, runs: list[Run], noise_as_for: int | None = None
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+    runs: list[Run],
+    noise_as_for: int | None = None,
+    rounds: int = ROUNDS,
 ) -> torch.Tensor:
     """Weights (features, runs, classes) after the last round.
 
@@ -74,10 +78,10 @@ def trained(
     whole = noise_as_for or N
     weights, speed = torch.zeros(2, size, len(runs), CLASSES)
     generators = [torch.Generator().manual_seed(run.seed) for run in runs]
-    steps = torch.tensor([step_size(run, whole) for run in runs])[:, None]
-    scales = [noise_multiplier(run.epsilon, whole) * CLIP / whole for run in runs]
+    steps = torch.tensor([step_size(run, whole, rounds) for run in runs])[:, None]
+    scales = [noise_multiplier(run.epsilon, whole, rounds) * CLIP / whole for run in runs]
     lengths = torch.cat([part.float().norm(dim=1) for part in inputs.split(_PART)])
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         now = weights.flatten(1).bfloat16()
         total = torch.zeros(size, len(runs) * CLASSES)
         for at in range(0, N, _PART):

@@ -28,6 +28,7 @@ def count(model: nn.Module) -> int:
         ("cnn", (3, 32, 32), 131_466),
         ("cnn", (1, 28, 28), 130_890),
         ("tempered-cnn", (1, 28, 28), 26_010),  # Papernot et al. 2021, Table 1
+        ("shallow-cnn", (1, 28, 28), 8_650),
         ("tempered-cnn", (81, 7, 7), 33_066),
         ("tempered-cnn", (3, 32, 32), 37_274),
     ],
@@ -180,3 +181,19 @@ def test_a_module_that_fails_to_import_says_why(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="RuntimeError: out of cheese"):
         build("broken_zoo_for_test:net", inputs=(6,), classes=2)
+
+
+def test_a_shallow_cnn_starts_with_scores_of_zero_and_filters_that_see_no_brightness():
+    model = build("shallow-cnn", inputs=(1, 28, 28), classes=10, seed=3, gain=2.0)
+    first, last = model[0], model[-1]
+    assert isinstance(first, nn.Conv2d)
+    assert isinstance(last, nn.Linear)
+    rays = first.weight.detach().flatten(1)
+    torch.testing.assert_close(rays.norm(dim=1), torch.full((16,), 2.0))
+    assert rays.mean(1).abs().max() < 1e-6
+    assert (rays @ rays.T / 4 - torch.eye(16)).abs().max() < 0.5
+    assert not model(torch.rand(2, 1, 28, 28)).any()
+    assert all(p.requires_grad for p in model.parameters())
+    for wrong in ({"kernel": 4}, {"pooling": 29}):
+        with pytest.raises(ValueError, match=r"kernel|pooling"):
+            build("shallow-cnn", inputs=(1, 28, 28), classes=10, **wrong)

@@ -24,6 +24,10 @@ from forethought.data import deep_patches
 from forethought.data.dataset import DataError, Dataset, Split
 from forethought.data.decorrelation import POWER, RIDGE, SEED, decorrelated
 from forethought.data.deep_patches import deep_patch_features
+from forethought.data.deskewing import deskewed
+from forethought.data.handwriting import handwriting_features
+from forethought.data.handwriting import shape_of as shape_of_handwriting
+from forethought.data.idx import usual_norm_of_pixels
 from forethought.data.patches import CHANNELS, GRID, LEAST, MOST, patch_features, suits
 from forethought.data.scattering import channels, group_normalised, scatter
 
@@ -77,6 +81,10 @@ def _scattered(images: torch.Tensor) -> torch.Tensor:
     return decorrelated(normalised, H, W, scales=SCALES, angles=ANGLES, groups=groups)
 
 
+def _grey(shape: Shape) -> bool:
+    return suits(shape) and shape[1] == 1
+
+
 EXTRACTORS = {
     "scattering": Extractor(
         "scattering",
@@ -123,6 +131,31 @@ EXTRACTORS = {
         deep_patches.suits,
         lambda shape: (shape[0], deep_patches.CHANNELS, GRID, GRID),
         lambda images: deep_patch_features(images),
+        lambda shape: 1.0,
+        halved=True,
+    ),
+    "deskewed": Extractor(
+        "deskewed",
+        "deskewed/1",
+        "deskewed images",
+        f"deskewing needs grey images (N, 1, H, W) of {LEAST} to {MOST} pixels a side",
+        "images deskewed, each by its own moments",
+        _grey,
+        lambda shape: shape,
+        deskewed,
+        usual_norm_of_pixels,
+    ),
+    "handwriting": Extractor(
+        "handwriting",
+        "handwriting/1",
+        "scattering coefficients of deskewed images",
+        f"handwriting needs grey images (N, 1, H, W) of {LEAST} to {MOST} pixels a side",
+        "inputs deskewed, each by its own moments, and replaced by scattering coefficients "
+        f"(J={SCALES}, L={ANGLES}), each example normalised by itself, then evened out by "
+        "constants computed on drawings of a random pen",
+        _grey,
+        shape_of_handwriting,
+        handwriting_features,
         lambda shape: 1.0,
         halved=True,
     ),
@@ -184,8 +217,10 @@ def with_features(dataset: Dataset, name: str) -> Dataset:
 
     Args:
         name: ``"scattering"``: normalised, decorrelated scattering coefficients, (N, 81·C, H/4,
-            W/4); ``"patches"``: :mod:`forethought.data.patches`, (N, 1024, 4, 4); or
-            ``"deep-patches"``: :mod:`forethought.data.deep_patches`, (N, 1280, 4, 4).
+            W/4); ``"patches"``: :mod:`forethought.data.patches`, (N, 1024, 4, 4);
+            ``"deep-patches"``: :mod:`forethought.data.deep_patches`, (N, 1280, 4, 4);
+            ``"handwriting"``: scattering of deskewed grey images, of norm 1, (N, 81, H/4, W/4);
+            or ``"deskewed"``: the grey images themselves, set upright and centred.
 
     Raises:
         DataError: the inputs are not images, or not of a size that these features take.

@@ -42,7 +42,8 @@ _ENDINGS = {
     **dict.fromkeys(("parquet", "pq"), "parquet"),
     **dict.fromkeys(("xlsx", "xlsm", "xlsb", "xls", "ods"), "excel"),
 }
-FEATURES = ("scattering", "patches", "deep-patches", "auto", "pixels")
+FIXED = ("scattering", "patches", "deep-patches", "handwriting", "deskewed")
+FEATURES = (*FIXED, "auto", "pixels")
 
 
 def names() -> tuple[str, ...]:
@@ -75,10 +76,11 @@ def load(
             Several names with ``task="multilabel"``: columns of 1 and 0, or yes and no.
         holdout: share of the examples held out as test part, for sources without one of their own;
             0.2 by default, drawn by a hash of each example (:func:`forethought.data.split_off`).
-        features: how many there are, declared so that no record decides it; or ``"scattering"``
-            ``"patches"`` or ``"deep-patches"``, which replace images by fixed features of them,
-            computed once and cached (:mod:`forethought.data.features`); ``"auto"``: those that are
-            best for images of this shape, none where the data are no images; ``"pixels"``: none.
+        features: how many there are, declared so that no record decides it; or ``"scattering"``,
+            ``"patches"``, ``"deep-patches"``, ``"handwriting"`` or ``"deskewed"``: images by fixed
+            features of them, computed once and cached (:mod:`forethought.data.features`);
+            ``"auto"``: those that are best for images of this shape, none where the data are no
+            images; ``"pixels"``: none.
         test: a file of its own for the test part (csv and svmlight).
         task, classes: whether targets are classes or values, and which classes (the first is class
             0), declared so that no record decides it. Files of one's own only.

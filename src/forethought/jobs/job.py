@@ -52,7 +52,8 @@ class JobError(ValueError):
 _Float = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 _Int = Annotated[int, Field(strict=True)]
 _Number = _Int | _Float
-_Features = Literal["scattering", "patches", "deep-patches", "auto", "pixels"]
+_Fixed = Literal["scattering", "patches", "deep-patches", "handwriting", "deskewed"]
+_Features = _Fixed | Literal["auto", "pixels"]
 
 
 class _Section(BaseModel):
@@ -63,8 +64,7 @@ class DataSection(_Section):
     """Where the training data comes from, and what is declared of it.
 
     ``features`` is the number of features, or what images are replaced by: ``"scattering"``,
-    ``"patches"``, ``"deep-patches"``, ``"auto"`` or, by nothing, ``"pixels"``
-    (:func:`forethought.data.load`); left out, see :attr:`Job.features`.
+    ``"patches"``, … (:func:`forethought.data.load`); left out, see :attr:`Job.features`.
     ``standardise`` is ``"private"`` (by means and variances that are released with noise, within
     the declared ``bounds``), ``"quantiles"`` (likewise, to [0, 1]), or a public mean and deviation.
     ``label`` is a column, or several with ``task = "multilabel"``.
@@ -346,7 +346,7 @@ class Job(_Section):
         examples = whole("examples", examples)
         asked, delta = self.training, self.budget.delta
         altered = asked.augment is not None or asked.augmentations is not None
-        if altered and self.data.features in ("scattering", "patches", "deep-patches", "auto"):
+        if altered and isinstance(self.data.features, str) and self.data.features != "pixels":
             raise JobError(
                 f"augmentations alter pixels, and the features are {self.data.features!r}: drop "
                 "[training] augment and augmentations, or [data] features"

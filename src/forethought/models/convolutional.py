@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from forethought.models.activations import TemperedSigmoid, by_name
@@ -94,3 +95,39 @@ def tempered_cnn(
         rows, columns = ((side // 2 - 5) // 2 for side in (height, width))
     hidden = nn.Linear(32 * rows * columns, 32)
     return nn.Sequential(*layers, nn.Flatten(), hidden, bounded(), nn.Linear(32, classes))
+
+
+def shallow_cnn(
+    inputs: tuple[int, ...],
+    classes: int,
+    filters: int = 16,
+    kernel: int = 7,
+    pooling: int = 4,
+    gain: float = 1.0,
+) -> nn.Module:
+    """One convolution with tanh, average pooling and a linear layer, for few and noisy steps.
+
+    8,650 parameters for 28 × 28 grey images: noise grows with the root of their number. All layers
+    are trained. Filters start with orthogonal rows (up to ``filters`` = inputs of a filter) less
+    their mean, each of norm ``gain``; biases and the linear layer start at 0, where scores tell
+    nothing and every gradient points to the data.
+
+    Raises:
+        ValueError: an even kernel, or pooling wider than the image.
+    """
+    channels, height, width = image("shallow-cnn", inputs, 8)
+    if kernel < 1 or kernel % 2 == 0:
+        raise ValueError(f"kernel must be odd, so that images keep their size, not {kernel}")
+    rows, columns = height // pooling, width // pooling
+    if not rows or not columns:
+        raise ValueError(f"pooling = {pooling} is wider than images of {height} × {width}")
+    first = nn.Conv2d(channels, filters, kernel, padding=kernel // 2)
+    last = nn.Linear(filters * rows * columns, classes)
+    with torch.no_grad():
+        rays = nn.init.orthogonal_(first.weight.view(filters, -1))
+        rays -= rays.mean(1, keepdim=True)
+        rays *= gain / rays.norm(dim=1, keepdim=True)
+        for start in (first.bias, last.weight, last.bias):
+            assert start is not None
+            start.zero_()
+    return nn.Sequential(first, nn.Tanh(), nn.AvgPool2d(pooling), nn.Flatten(), last)

@@ -1,0 +1,86 @@
+"""Features of handwriting: scattering of deskewed images, evened out by drawings of a random pen.
+
+Private gradient descent takes few, noisy steps. Where the features of all records share a large
+mean and a few strong directions, these take up the clipping norm and limit the step, and what
+tells the classes apart drowns. Statistics of the private records would have to be paid for; those
+of random drawings in the middle of the image (:mod:`forethought.data.pen_strokes`) are nearly as
+good, and free: of deskewed digits' squared norm they leave six hundredths in the mean, where
+statistics of strokes all over the image (:mod:`forethought.data.decorrelation`) leave four tenths.
+
+With Σ the covariance of the drawings' features, over channels and places together, features are
+multiplied by ((Σ + ridge) / (tail + ridge))^(−1/4), where all but the strongest directions of Σ are
+taken for their mean, the tail.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from forethought.data.deskewing import deskewed
+from forethought.data.pen_strokes import pen_strokes
+from forethought.data.scattering import channels, group_normalised, scatter
+
+SCALES, ANGLES = 2, 8
+GROUPS = 27  # of three channels, as for scattering by itself
+DIRECTIONS, SPARE = 256, 40  # of Σ; and how many more are iterated, so that these converge
+PASSES = 4
+RIDGE, POWER = 0.3, 0.25
+_PART = 2000  # images at a time: bounds memory
+
+
+def shape_of(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of the features of images (N, 1, H, W)."""
+    return (shape[0], channels(SCALES, ANGLES), shape[2] // 2**SCALES, shape[3] // 2**SCALES)
+
+
+def handwriting_features(images: torch.Tensor) -> torch.Tensor:
+    """Features of every image by itself.
+
+    Args:
+        images: float32 in [0, 1], (N, 1, H, W), ink bright on dark ground.
+
+    Returns:
+        float32, (N, 81, H // 4, W // 4), each image of norm 1 less what truncation to the eight
+        bits of bfloat16 takes.
+    """
+    out = torch.empty(shape_of(tuple(images.shape)))
+    mean, directions, factors = evening(*images.shape[2:])
+    for start in range(0, len(images), _PART):
+        part = _scattered(images[start : start + _PART]).flatten(1) - mean
+        part += (part @ directions * factors) @ directions.T
+        part /= part.norm(dim=1, keepdim=True).clamp_min(1e-6)
+        # Truncated, not rounded: the norm stays at most 1.
+        part.view(torch.int32).bitwise_and_(-0x10000)
+        out[start : start + _PART] = part.view(-1, *out.shape[1:])
+    return out
+
+
+@lru_cache(maxsize=2)
+def evening(height: int, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of the drawings' features: mean (d,), directions (d, 256), and what is added along them.
+
+    A direction's part is multiplied by 1 + factor. Subspace iteration from a fixed start, so that
+    the same machine gives the same numbers.
+    """
+    features = _scattered(torch.from_numpy(pen_strokes(height, width))).flatten(1)
+    mean = features.double().mean(0).float()
+    features -= mean
+    images, size = features.shape
+    kept = min(DIRECTIONS, images // 2, size // 2)
+    basis = torch.randn(size, kept + SPARE, generator=torch.Generator().manual_seed(0))
+    for _ in range(PASSES):
+        basis = torch.linalg.qr(features.T @ (features @ basis) / images)[0]
+    inner = features @ basis
+    values, vectors = torch.linalg.eigh((inner.T @ inner / images).double())
+    values = values.flip(0)[:kept]
+    directions = basis @ vectors.flip(1)[:, :kept].float()
+    tail = ((features * features).sum() / images - values.sum()) / (size - kept)
+    factors = ((values + RIDGE) / (tail + RIDGE)) ** -POWER - 1
+    return mean, directions, factors.float()
+
+
+def _scattered(images: torch.Tensor) -> torch.Tensor:
+    coefficients = scatter(deskewed(images), scales=SCALES, angles=ANGLES)
+    return group_normalised(coefficients, GROUPS)
