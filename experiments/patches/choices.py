@@ -33,7 +33,13 @@ from forethought.planning import defaults
 FOLDER = Path(__file__).parent
 KEPT, TABLE = FOLDER / "choices.csv", FOLDER / "choices.md"
 FIELDS = ("set", "features", "way", "epsilon", "spread", "weights", "accuracy")
-CELLS = ("cifar10:patches", "fashion-mnist:scattering", "mnist:scattering", "fashion-mnist:patches")
+CELLS = (
+    "cifar10:patches",
+    "fashion-mnist:scattering",
+    "mnist:scattering",
+    "fashion-mnist:patches",
+    "mnist:patches",
+)
 TRAIN, MEASURE, PIECE = 20_000, 10_000, 10_000
 EPSILONS, DELTA = (0.5, 1.0, 3.0, 8.0), 1e-5
 SPREADS = (0.35, 0.65, 1.0, 1.5)

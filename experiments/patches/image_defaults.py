@@ -32,7 +32,13 @@ from forethought.preparing.constants import centre
 FOLDER = Path(__file__).parent
 KEPT, TABLE = FOLDER / "image_defaults.csv", FOLDER / "image_defaults.md"
 FIELDS = ("set", "features", "epsilon", "seed", "accuracy", "batch", "rounds", "seconds")
-CELLS = ("cifar10:patches", "fashion-mnist:scattering", "mnist:scattering", "fashion-mnist:patches")
+CELLS = (
+    "cifar10:patches",
+    "fashion-mnist:scattering",
+    "mnist:scattering",
+    "fashion-mnist:patches",
+    "mnist:patches",
+)
 EPSILONS, DELTA = (0.5, 1.0, 3.0, 8.0), 1e-5
 SEEDS, CLASSES, PIECE = 5, 10, 10_000
 _PART = 1000  # records at a time
