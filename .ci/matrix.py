@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,15 +17,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.11", "3.12", "3.13")
-WITHOUT_TORCH = (
-    *("tests/accounting", "tests/planning", "tests/published", "tests/data", "tests/exchange"),
-    "--ignore=tests/planning/test_defaults.py",  # these compare with networks
-    "--ignore=tests/data/test_features.py",
-    "--ignore=tests/data/test_patches.py",
-    "--ignore=tests/data/test_patch_trials.py",
-    "--ignore=tests/data/test_deep_patches.py",
-    "--ignore=tests/data/test_scattering.py",
+ROOMS = ("tests/accounting", "tests/planning", "tests/published", "tests/data", "tests/exchange")
+# Of these, what is about networks or tensors; in the other rooms a test that loads torch fails.
+ON_TENSORS = (
+    ROOT / "tests" / "planning" / "test_defaults.py",
+    *(
+        path
+        for path in sorted((ROOT / "tests" / "data").glob("test_*.py"))
+        if re.search(r"^(import|from) torch\b", path.read_text(encoding="utf-8"), re.MULTILINE)
+    ),
 )
+WITHOUT_TORCH = (*ROOMS, *(f"--ignore={path.relative_to(ROOT)}" for path in ON_TENSORS))
 # What only the rooms with torch, or their tests, need.
 HEAVY = (
     *("torch", "torchvision", "transformers", "peft", "timm"),

@@ -89,12 +89,16 @@ COMMANDS = (
     Command(f"{ADAPTIVE}/steered.py", (), "--data-dir", minutes=1),
     Command(f"{ADAPTIVE}/subsampled.py", (), "--data-dir", minutes=5),
     Command("accuracy/run.py", (), "--data-dir", resumes=True, kept="accuracy/results.csv"),
+    Command("accuracy/trial.py", (), "--data-dir", resumes=True, minutes=40),
     Command("filters/run.py", data="--data-dir", resumes=True, kept="filters/results.csv"),
     Command("filters/steps.py", data="--data-dir", resumes=True),
     Command("patches/constants.py", (), "", minutes=2),
     Command("patches/run.py", ("trial",), resumes=True, kept="patches/trial.csv"),
     Command("patches/run.py", ("measure",), resumes=True, kept="patches/results.csv"),
     Command("patches/recipe.py", (), resumes=True, minutes=10),
+    Command("patches/choices.py", (), resumes=True, minutes=60),
+    Command("patches/image_defaults.py", (), resumes=True, kept="patches/image_defaults.csv"),
+    Command("patches/selection_price.py", (), "", minutes=1),
     *(
         Command("patches/longest_step.py", (name, features, count, "3"))
         for name, features, count in (

@@ -99,21 +99,21 @@ class EndingTrial(KillTrial):
         return not self._processes[me].is_alive()
 
     def _judge_endings(self, found: Endings, victim: int) -> None:
-        setting, said = self.setting, {}
+        setting, outcomes = self.setting, {}
         for me in range(setting.workers):
             status = self._processes[me].exitcode
             if status not in (0, REFUSED):
                 raise self._violation(f"the process of worker {me} failed ({status})")
-            said[me] = json.loads((setting.own(me) / OUTCOME).read_text(encoding="utf-8"))
+            outcomes[me] = json.loads((setting.own(me) / OUTCOME).read_text(encoding="utf-8"))
             rounds = counted(FolderStorage(setting.own(me)))
             if len(rounds) > setting.gossip().plan(me).rounds:
                 raise self._violation(f"worker {me} made {len(rounds)} updates: beyond its plan")
             found.releases += len(rounds)
-        errors = {me: done["error"] for me, done in said.items() if "error" in done}
+        errors = {me: done["error"] for me, done in outcomes.items() if "error" in done}
         found.ended = int(bool(errors))
         if errors and len(errors) < setting.workers:
             raise self._violation(
-                f"workers {sorted(said.keys() - errors)} ended without the others"
+                f"workers {sorted(outcomes.keys() - errors)} ended without the others"
             )
         if found.killed and not errors:
             raise self._violation(f"all came to the end without worker {victim}")
