@@ -8,7 +8,8 @@ further while the best is the last one; then the best path clipped flat at 1, an
 batches as large as they then pay. The best of it on the test accuracy, a mean over two seeds, is
 measured again beside the default with fresh ones. Everything is trained by network_runs.py, which
 the tests hold against `forethought.train`. It looks at test data and pays nothing for that: it is a
-yardstick, not a method. Cases that networks.csv holds are kept; networks.md is written from it.
+yardstick, not a method. Cases that networks.csv holds with as many seeds are kept; networks.md is
+written from it.
 """
 
 from __future__ import annotations
@@ -264,7 +265,7 @@ def write(rows: list[Row]) -> None:
 
 
 def main() -> None:
-    """Run the cases that the command line asks for and that are not there yet."""
+    """Run the cases that are asked for and not there yet, or with fewer seeds than asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="folder with the data sets")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
@@ -277,7 +278,7 @@ def main() -> None:
     if args.write:
         write(saved())
         return
-    known = {(row.model, row.data, row.epsilon) for row in saved()}
+    known = {(r.model, r.data, r.epsilon) for r in saved() if r.seeds >= (args.seeds or 0)}
     for model in args.models:
         for name in HELD_OUT[model]:
             for epsilon in args.epsilon:
