@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 import forethought as ft
+from forethought.data.deep_patches import deep_patch_features
 from forethought.data.patches import patch_features
 from forethought.data.scattering import scatter
 from forethought.models import build
@@ -32,12 +33,15 @@ def main() -> None:
     images, repeats = (4, 1) if arguments.smoke else (96, 5)
     random = np.random.default_rng(0)
     colour = torch.from_numpy(random.random((images, 3, 32, 32), np.float32))
-    for function in (patch_features, scatter):
+    for function in (patch_features, deep_patch_features, scatter):
         function(colour[:1])  # reads constants
     print("| features of 50,000 images 3 × 32 × 32 | images at a time | seconds |\n|---|---|---|")
     for chunk in (1, 8, 32):
         spent = least(partial(patch_features, colour, chunk=chunk), repeats)
         print(f"| patches | {chunk} | {spent / images * COLOUR:.0f} |", flush=True)
+    for chunk in (1, 8, 32):
+        spent = least(partial(deep_patch_features, colour, chunk=chunk), repeats)
+        print(f"| deep patches | {chunk} | {spent / images * COLOUR:.0f} |", flush=True)
     for chunk in (4, 8, 16, 64):
         spent = least(partial(scatter, colour, chunk=chunk), repeats)
         print(f"| scattering, planes | {chunk} | {spent / images * COLOUR:.0f} |", flush=True)

@@ -19,7 +19,6 @@ from importlib.resources import files
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn import functional
 
 from forethought.data import patches
 from forethought.data.patches import GRID, MOST, normalised_patches
@@ -36,7 +35,7 @@ _FINISHED = 256  # a component in 1/256
 _CONTRAST = 0.1  # added to a second patch's mean square
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Filters:
     """Linear filters in whole numbers: filter k counts in 2^−exponents[k].
 
@@ -47,6 +46,7 @@ class Filters:
     filters: NDArray[np.int8]
     exponents: NDArray[np.int8]
 
+    @lru_cache(maxsize=32)  # noqa: B019 (there are six, bundled, of grey and of colour)
     def times(self, unit: float) -> torch.Tensor:
         """The filters times a power of two, float32, (size, count): products stay exact."""
         scaled = self.filters * (unit * np.exp2(-self.exponents.astype(np.float64)))[:, None]
@@ -197,22 +197,29 @@ def pooled(
     mirrored = weights.view(C, side, side, count).flip(2).reshape(size, count)
     coarse = torch.zeros(N, GRID * GRID, 2 * count)
     cells = torch.empty(N if fine else 0, 2, FINE * FINE, 2 * count)
-    for at in range(N):  # one at a time: its responses stay in the processor's cache
+    # One image at a time, in memory that is used again: it stays in the processor's cache.
+    kept, size = torch.empty(2, H, W, count)
+    for at in range(N):
         for mirror, seen in enumerate((weights, mirrored)):
-            kept = _kept(found[at] @ seen).view(H, W, count)
-            coarse[at] += _windowed(kept, GRID, mirror=bool(mirror))
+            _respond(found[at], seen, kept, size)
+            coarse[at] += _windowed(kept, size, GRID, mirror=bool(mirror))
             if fine:
-                cells[at, mirror] = _windowed(kept, FINE, mirror=bool(mirror))
+                cells[at, mirror] = _windowed(kept, size, FINE, mirror=bool(mirror))
     return coarse, cells
 
 
-def _kept(responses: torch.Tensor) -> torch.Tensor:
-    """Responses in 1/64, rounded, less the threshold on either side of zero."""
-    kept: torch.Tensor = functional.softshrink(responses.round_(), _THRESHOLD * _UNIT)
-    return kept.clamp_(-_LARGEST, _LARGEST)
+def _respond(
+    found: torch.Tensor, weights: torch.Tensor, kept: torch.Tensor, size: torch.Tensor
+) -> None:
+    """Responses in 1/64, rounded, less the threshold on either side of zero; and their sizes."""
+    torch.mm(found, weights, out=kept.view(-1, weights.shape[1])).round_()
+    limit = _THRESHOLD * _UNIT
+    torch.clamp(kept, -limit, limit, out=size)
+    kept.sub_(size).clamp_(-_LARGEST, _LARGEST)
+    torch.abs(kept, out=size)
 
 
-def _windowed(kept: torch.Tensor, grid: int, *, mirror: bool) -> torch.Tensor:
+def _windowed(kept: torch.Tensor, size: torch.Tensor, grid: int, *, mirror: bool) -> torch.Tensor:
     """Positive and negative parts of (H, W, filters) in windows; (grid², 2 · filters).
 
     Sums of parts are at most 4095 · 44² and those of image and mirror image below 2²⁴.
@@ -221,10 +228,8 @@ def _windowed(kept: torch.Tensor, grid: int, *, mirror: bool) -> torch.Tensor:
     down, across = patches.windows(H, grid), patches.windows(W, grid)
     if mirror:
         across = across.flip(0)
-    signed, size = (
-        across @ (down @ values.flatten(1)).view(grid, W, -1) for values in (kept, kept.abs())
-    )
-    return torch.cat([size + signed, size - signed], -1).mul_(0.5).flatten(0, 1)
+    both, sizes = (across @ (down @ values.flatten(1)).view(grid, W, -1) for values in (kept, size))
+    return torch.cat([sizes + both, sizes - both], -1).mul_(0.5).flatten(0, 1)
 
 
 def standard_counts(pools: torch.Tensor) -> torch.Tensor:
@@ -273,11 +278,12 @@ def second_pooled(maps: torch.Tensor, filters: Filters) -> torch.Tensor:
         (N, 16, 2 · filters).
     """
     weights = filters.times(_UNIT / _STEP)
-    total = torch.zeros(len(maps), GRID * GRID, 2 * weights.shape[1])
-    for mirror in (0, 1):
-        found = cell_patches(maps[:, mirror])
-        for at in range(len(maps)):
-            kept = _kept(found[at] @ weights)
-            # The mirror image's map lies as the mirror image does already.
-            total[at] += _windowed(kept, GRID, mirror=False)
+    count = weights.shape[1]
+    total = torch.zeros(len(maps), GRID * GRID, 2 * count)
+    found = cell_patches(maps.flatten(0, 1)).flatten(1, 2)
+    kept, size = torch.empty(2, FINE + 1 - CELLS, FINE + 1 - CELLS, count)
+    for at, one in enumerate(found):
+        _respond(one, weights, kept, size)
+        # The mirror image's map lies as the mirror image does already.
+        total[at // 2] += _windowed(kept, size, GRID, mirror=False)
     return total
