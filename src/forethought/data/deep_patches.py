@@ -3,8 +3,9 @@
 Three blocks of channels over the same grid of 4 × 4 windows: what ``patches`` sees (6 × 6 pixels),
 the same of the image at half its size, and a second layer, whose patches are 2 × 2 cells of the
 first layer's responses, pooled over 9 × 9 cells and projected (after Coates and Ng 2011, and Mairal
-et al. 2014). Of each block the leading components are kept. All constants were learnt from
-``dead_leaves``: nothing here has seen a photograph.
+et al. 2014). Of each block the leading components are kept, and of how they vary over the windows
+the slow part more than the fast one, which holds less that noise does not drown. All constants were
+learnt from ``dead_leaves``: nothing here has seen a photograph.
 
 **The same bits everywhere**, as in ``patches``: products and sums are of whole numbers that single
 or double precision holds exactly, and everything else is one correctly rounded operation at a time.
@@ -12,6 +13,7 @@ or double precision holds exactly, and everything else is one correctly rounded 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -27,11 +29,13 @@ LEAST = 20  # pixels a side: at half the size the windows want some patches each
 FINE, CELLS, COMPONENTS = 9, 2, 128  # the second layer's grid, a patch's cells a side, and channels
 BLOCKS = {"first": 512, "half": 256, "second": 512}  # channels of each
 CHANNELS = sum(BLOCKS.values())
-WEIGHTS = {"first": 1.0, "half": 0.7, "second": 1.0}  # of their norms, to one another
+WEIGHTS = {"first": 1.0, "half": 0.7, "second": 1.4}  # of their norms, to one another
+WAVES = (1.0, 0.8, 0.6, 0.4)  # what is kept of the grid's cosines, from the slowest
 _STEP, _UNIT, _THRESHOLD, _LARGEST = 32, 64, 0.5, 4095.0  # as in patches
 _ROOT = 8  # a root of pooled responses is counted in eighths
 STANDARD = 16  # a standardised root in 1/16, to ±127
 _FINISHED = 256  # a component in 1/256
+_SMOOTHED = 64  # a weight of neighbouring windows in 1/64
 _CONTRAST = 0.1  # added to a second patch's mean square
 
 
@@ -122,11 +126,10 @@ def deep_patch_features(images: torch.Tensor, *, chunk: int = 8) -> torch.Tensor
             f"deep patch features take images (N, 1 or 3, H, W) of {LEAST} to {MOST} pixels a "
             f"side, not shape {tuple(images.shape)}: resize them first"
         )
-    known = constants(images.shape[1])
     out = torch.empty(len(images), CHANNELS, GRID, GRID)
     with patches.exact_products():
         for start in range(0, len(images), chunk):
-            out[start : start + chunk] = _features(images[start : start + chunk], known)
+            out[start : start + chunk] = combined(blocks_of(images[start : start + chunk]))
     return out
 
 
@@ -135,29 +138,52 @@ def suits(shape: tuple[int, ...]) -> bool:
     return patches.suits(shape) and min(shape[2:]) >= LEAST
 
 
-def _features(images: torch.Tensor, known: Constants) -> torch.Tensor:
-    first = first_filters(images.shape[1])
+def blocks_of(images: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Components of every block, in whole numbers, float32, (N, 16, ``BLOCKS[name]``)."""
+    known, first = constants(images.shape[1]), first_filters(images.shape[1])
     coarse, fine = pooled(images, first, fine=True)
-    maps = cell_maps(fine, known.cells)
-    blocks = {
+    half, _ = pooled(halved(images), known.half_filters)
+    second = second_pooled(cell_maps(fine, known.cells), known.second_filters)
+    return {
         "first": known.first.of(standard_counts(coarse), _FINISHED),
-        "half": known.half.of(
-            standard_counts(pooled(halved(images), known.half_filters)[0]), _FINISHED
-        ),
-        "second": known.second.of(
-            standard_counts(second_pooled(maps, known.second_filters)), _FINISHED
-        ),
+        "half": known.half.of(standard_counts(half), _FINISHED),
+        "second": known.second.of(standard_counts(second), _FINISHED),
     }
-    length = sum(weight**2 for weight in WEIGHTS.values()) ** 0.5
+
+
+def combined(
+    blocks: Mapping[str, torch.Tensor],
+    weights: Mapping[str, float] = WEIGHTS,
+    waves: tuple[float, ...] = WAVES,
+) -> torch.Tensor:
+    """Blocks smoothed over the grid, each of the norm that its weight says, truncated to 8 bits.
+
+    Returns:
+        float32, (N, channels, 4, 4), of norm 1 less what truncation takes.
+    """
+    smooth = smoothing(waves)
+    length = sum(weights[name] ** 2 for name in blocks) ** 0.5
     scaled = []
     for name, block in blocks.items():
-        whole = block.double().flatten(1)
+        grid = block.double().view(-1, GRID, GRID * block.shape[-1])
+        mixed = (smooth @ grid).view(-1, GRID, GRID, block.shape[-1])
+        whole = (smooth @ mixed).div_(_SMOOTHED**2).round_().flatten(1)
         norm = (whole * whole).sum(1, keepdim=True).sqrt_().clamp_min_(1.0)
-        unit = (whole * (WEIGHTS[name] / length) / norm).view(block.shape)
-        scaled.append(unit)
+        scaled.append((whole * (weights[name] / length) / norm).view(block.shape))
     # Truncated, not rounded, to the eight bits of bfloat16: the norm stays below 1.
     single = torch.cat(scaled, -1).float().view(torch.int32) & -0x10000
-    return single.view(torch.float32).transpose(1, 2).reshape(-1, CHANNELS, GRID, GRID)
+    channels = single.shape[-1]
+    return single.view(torch.float32).transpose(1, 2).reshape(-1, channels, GRID, GRID)
+
+
+@lru_cache(maxsize=8)
+def smoothing(waves: tuple[float, ...]) -> torch.Tensor:
+    """What keeps so much of the cosines over four windows, in 1/64; float64, (4, 4)."""
+    at = np.arange(GRID)
+    cosines = np.cos(np.pi * (at + 0.5) * at[:, None] / GRID) / np.sqrt(GRID / 2)
+    cosines[0] /= np.sqrt(2)
+    kept = (cosines.T * np.array(waves)) @ cosines
+    return torch.from_numpy(np.round(kept * _SMOOTHED))
 
 
 @lru_cache(maxsize=2)

@@ -121,7 +121,7 @@ EXTRACTORS = {
     ),
     "deep-patches": Extractor(
         "deep-patches",
-        "deep-patches/1",
+        "deep-patches/2",
         "deep patch features",
         f"deep patches need images (N, 1 or 3, H, W) of {deep_patches.LEAST} to {MOST} pixels a "
         "side",
