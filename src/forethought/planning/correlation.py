@@ -16,9 +16,9 @@ import math
 from functools import lru_cache
 
 import numpy as np
+import scipy  # its signal room loads at first use: half a second that other plans need not wait
 from numpy.typing import NDArray
 from scipy.optimize import minimize
-from scipy.signal import correlate, lfilter
 
 from forethought.accounting.correlated import sensitivity_over_turns
 from forethought.strategies import Banded, BufferedToeplitz, Strategy
@@ -36,7 +36,7 @@ def workload(count: int, momentum: float = 0.0) -> Array:
     """First column of A: how a round's sum counts in the weights so many rounds later."""
     impulse = np.zeros(count)
     impulse[0] = 1
-    return np.asarray(np.cumsum(lfilter([1.0], [1.0, -momentum], impulse)))
+    return np.asarray(np.cumsum(scipy.signal.lfilter([1.0], [1.0, -momentum], impulse)))
 
 
 def error(strategy: Strategy, count: int, separation: int, momentum: float = 0.0) -> float:
@@ -77,11 +77,11 @@ def banded(bands: int, count: int, separation: int, momentum: float = 0.0) -> Ba
 
     def loss(free: Array) -> tuple[float, Array]:
         column = np.concatenate([[1.0], free])
-        through = lfilter([1.0], column, work)
-        twice = lfilter([1.0], column, through)
+        through = scipy.signal.lfilter([1.0], column, work)
+        twice = scipy.signal.lfilter([1.0], column, through)
         mean, size = float(weights @ through**2), float(column @ column)
         # d through / d c_j is -(through C⁻¹) moved by j.
-        slope = correlate(weights * through, twice, mode="full", method="fft")[n - 1 :]
+        slope = scipy.signal.correlate(weights * through, twice, mode="full", method="fft")[n - 1 :]
         slope = -2 * slope[1:bands]
         return math.log(mean) + math.log(size), slope / mean + 2 * free / size
 
@@ -151,7 +151,7 @@ def _mean_square(strategy: Strategy, count: int, momentum: float) -> float:
 def _through(work: Array, strategy: Strategy) -> Array:
     """First column of AC⁻¹."""
     if isinstance(strategy, Banded):
-        return np.asarray(lfilter([1.0], strategy.coefficients, work))
+        return np.asarray(scipy.signal.lfilter([1.0], strategy.coefficients, work))
     # As a power series C is 1 + x Σ w_j/(1 - d_j x): a quotient of short polynomials.
     below = np.ones(1)
     for decay in strategy.decays:
@@ -162,7 +162,7 @@ def _through(work: Array, strategy: Strategy) -> Array:
         for decay in (*strategy.decays[:place], *strategy.decays[place + 1 :]):
             others = np.convolve(others, [1.0, -decay])
         above[1:] += weight * others
-    return np.asarray(lfilter(below, above, work))
+    return np.asarray(scipy.signal.lfilter(below, above, work))
 
 
 def _weights(count: int) -> Array:
