@@ -24,8 +24,6 @@ import torch
 from network_sets import LOOKED_AT, task
 from networks import EPSILONS, MODELS, Case
 
-import forethought as ft
-from forethought.planning.defaults import default_delta
 from forethought.planning.tolerance import noise_borne
 
 RESULTS = Path(__file__).with_name("network_paths.csv")
@@ -79,16 +77,13 @@ def measure(case: Case, epsilon: float, seeds: int, inputs: str) -> Paths:
         mean = case.task.inputs.mean(0)
         moved = (part - mean for part in (case.task.inputs, case.task.test_inputs))
         case = replace(case, task=replace(case.task, **dict(zip(_INPUTS, moved, strict=True))))
-    examples = len(case.task.targets)
-    budget = ft.Budget(epsilon, default_delta(examples))
-    model = case.fresh(0)
-    plan = ft.plan(examples=examples, budget=budget, model=model, shape=case.shape)
+    plan = case.default(epsilon)
     steps = [path * plan.optimizer.learning_rate for path in PATHS]
     plans = [plan.with_(optimizer=replace(plan.optimizer, learning_rate=s)) for s in steps]
     found = torch.tensor([[case.accuracy(p, seed) for seed in range(seeds)] for p in plans])
     error = float(found.var(1).mean().sqrt()) / math.sqrt(seeds)
     means = tuple(found.mean(1).tolist())
-    unit = noise_borne(model, case.shape) or math.nan
+    unit = noise_borne(case.fresh(0), case.shape) or math.nan
     return Paths(case.model, case.task.name, inputs, epsilon, unit, seeds, means, error)
 
 
@@ -182,19 +177,30 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--centred", action="store_true", help="around the inputs' own mean")
     parser.add_argument("--write", action="store_true", help="run nothing, write the table")
+    parser.add_argument("--estimate", action="store_true", help="say how long; run nothing else")
     args = parser.parse_args()
     torch.set_num_threads(1)
     inputs = CENTRED if args.centred else AS_THEY_ARE
+    hours = 0.0
     known = {(row.model, row.data, row.inputs, row.epsilon) for row in saved()}
     for model in [] if args.write else args.models:
         for name in LOOKED_AT[model]:
             for epsilon in args.epsilon:
                 key = (model, name, inputs, epsilon)
-                if key not in known and name in (args.only or (name,)):
+                if name not in (args.only or (name,)):
+                    continue
+                if args.estimate:
+                    case = Case(model, *task(name, args.data))
+                    runs = len(PATHS) * args.seeds
+                    hours += runs * case.seconds(case.default(epsilon)) / 3600
+                elif key not in known:
                     case = Case(model, *task(name, args.data))
                     found = measure(case, epsilon, args.seeds, inputs)
                     print(*found.line(), flush=True)
                     keep(found)
+    if args.estimate:
+        print(f"all cases, done or not: {hours:.2f} h of one core in all")
+        return
     rows = saved()
     planned = {key: norm_planned(*key, args.data) for key in {(r.model, r.data) for r in rows}}
     RESULTS.with_suffix(".md").write_text(table(rows, planned), encoding="utf-8")

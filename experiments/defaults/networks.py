@@ -1,6 +1,7 @@
 """How far is the default of a network from the best of a grid search on the same data?
 
     python experiments/defaults/networks.py --data ../shared/data --models mlp --epsilon 0.5 1
+    python experiments/defaults/networks.py --data ../shared/data --estimate   # hours of all cases
 
 For every model, held-out data set and ε: the plan that `forethought.plan` makes from examples,
 model and budget; and a search at the same exact (ε, δ): half, once and twice the default's path,
@@ -38,6 +39,8 @@ MODELS = ("mlp", "lenet5", "cnn")
 FURTHEST = 16  # times the default's path, or a part of it, that the search goes
 SHORT = 50  # rounds
 CHOOSING = 2  # seeds
+TIMED = 10  # rounds of an estimate
+TRIED = 6  # plans of most searches
 FRESH = 1_000  # seeds from here on choose nothing
 # Twenty seeds where a run costs less than a second.
 SEEDS = {"mlp": 20, "lenet5": 10, "cnn": 5}
@@ -80,6 +83,28 @@ class Case:
     def fresh(self, seed: int) -> nn.Module:
         """An untrained model."""
         return build(self.model, inputs=self.shape, classes=self.task.classes, seed=seed)
+
+    def budget(self, epsilon: float) -> ft.Budget:
+        """At the usual δ."""
+        return ft.Budget(epsilon, default_delta(len(self.task.targets)))
+
+    def default(self, epsilon: float) -> ft.Plan:
+        """What the planner makes of sizes, model and budget."""
+        return ft.plan(
+            examples=len(self.task.targets),
+            budget=self.budget(epsilon),
+            model=self.fresh(0),
+            shape=self.shape,
+        )
+
+    def seconds(self, plan: ft.Plan) -> float:
+        """Processor time of one run of the plan, by some of its rounds."""
+        spent = []
+        for count in (1, 1 + TIMED):
+            start = time.process_time()
+            self.accuracy(plan.with_(mechanism=plan.mechanism.first(count)), 0)
+            spent.append(time.process_time() - start)
+        return spent[0] + (spent[1] - spent[0]) * (plan.rounds - 1) / TIMED
 
     def accuracy(self, plan: ft.Plan, seed: int) -> float:
         """On the test part, in per cent, of one run of the plan."""
@@ -152,11 +177,8 @@ class Search:
 
 def compare(case: Case, epsilon: float, seeds: int) -> Row:
     """Default and search of one case at one ε."""
-    examples = len(case.task.targets)
-    budget = ft.Budget(epsilon, default_delta(examples))
-    model = case.fresh(0)
-    plan = ft.plan(examples=examples, budget=budget, model=model, shape=case.shape)
-    search = Search(case, plan, budget)
+    plan = case.default(epsilon)
+    search = Search(case, plan, case.budget(epsilon))
     chosen = search.best()
     best = chosen.plan
     fresh = range(FRESH, FRESH + seeds)
@@ -166,8 +188,8 @@ def compare(case: Case, epsilon: float, seeds: int) -> Row:
     return Row(
         case.model,
         case.task.name,
-        examples,
-        sum(p.numel() for p in model.parameters()),
+        plan.examples,
+        sum(p.numel() for p in case.fresh(0).parameters()),
         epsilon,
         round(plan.batch),
         plan.rounds,
@@ -273,23 +295,32 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, help="fresh seeds; by default 20, 10 and 5")
     parser.add_argument("--only", nargs="+", help="data sets; by default all")
     parser.add_argument("--write", action="store_true", help="run nothing, write the table")
+    parser.add_argument("--estimate", action="store_true", help="say how long; run nothing else")
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.write:
         write(saved())
         return
     known = {(r.model, r.data, r.epsilon) for r in saved() if r.seeds >= (args.seeds or 0)}
+    hours = 0.0
     for model in args.models:
+        seeds = args.seeds or SEEDS[model]
         for name in HELD_OUT[model]:
             for epsilon in args.epsilon:
-                if (model, name, epsilon) in known or name not in (args.only or (name,)):
+                if name not in (args.only or (name,)):
                     continue
-                start = time.process_time()
-                case = Case(model, *task(name, args.data))
-                found = compare(case, epsilon, args.seeds or SEEDS[model])
-                keep(found)
-                spent = time.process_time() - start
-                print(lines([found]).splitlines()[-1], f"{spent:.0f} s", flush=True)
+                if args.estimate:
+                    case = Case(model, *task(name, args.data))
+                    runs = TRIED * CHOOSING + 2 * seeds
+                    hours += runs * case.seconds(case.default(epsilon)) / 3600
+                elif (model, name, epsilon) not in known:
+                    start = time.process_time()
+                    found = compare(Case(model, *task(name, args.data)), epsilon, seeds)
+                    keep(found)
+                    spent = time.process_time() - start
+                    print(lines([found]).splitlines()[-1], f"{spent:.0f} s", flush=True)
+    if args.estimate:
+        print(f"all cases, done or not: {hours:.2f} h of one core in all")
 
 
 if __name__ == "__main__":
