@@ -29,7 +29,6 @@ def pen_strokes(
     """
     random = np.random.default_rng(seed)
     side = min(height, width)
-    grid = np.stack(np.meshgrid(np.arange(height), np.arange(width), indexing="ij"), -1)
     middle = (np.array([height, width]) - 1) / 2
     out = np.empty((images, 1, height, width), np.float32)
     for image in out:
@@ -41,8 +40,10 @@ def pen_strokes(
         points = (points - (low + high) / 2) * (
             frame / max(float((high - low).max()), 0.2)
         ) + middle
-        apart = grid[:, :, None] - points
-        distance = np.sqrt((apart * apart).sum(-1).min(-1))
+        down, across = (
+            (np.arange(n)[:, None] - points[:, axis]) ** 2 for axis, n in enumerate((height, width))
+        )
+        distance = np.sqrt((down[:, None] + across).min(-1))
         image[0] = np.clip(1 - (distance - pen) / (EDGE * side), 0, 1)
     return out
 
