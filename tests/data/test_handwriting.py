@@ -122,6 +122,19 @@ def test_cached_features_are_the_computed_ones():
     np.testing.assert_array_equal(features.features_of(images, "handwriting"), first)
 
 
+@pytest.mark.slow
+def test_the_numbers_are_those_that_the_jobs_were_run_with(monkeypatch):
+    # Other constants are other features: they want another kind in `features.EXTRACTORS`.
+    monkeypatch.setattr("forethought.data.handwriting.pen_strokes", pen_strokes)
+    found = features.features_of(pen_strokes(28, 28, images=2, seed=3), "handwriting")
+    assert features.EXTRACTORS["handwriting"].kind == "handwriting/1"
+    expected = [
+        [-0.0023, -0.0159, 0.0150, 0.0237, 0.0049, 0.0148, -0.0084, -0.0077],
+        [0.0010, -0.0076, -0.0055, -0.0171, -0.0027, -0.0242, -0.0068, 0.0045],
+    ]
+    np.testing.assert_allclose(found.reshape(2, -1)[:, 100::500], expected, atol=3e-4)
+
+
 def test_only_grey_images_of_some_size():
     for shape in ((2, 3, 28, 28), (2, 1, 8, 8), (2, 30)):
         with pytest.raises(DataError, match="grey images"):
