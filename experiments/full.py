@@ -90,6 +90,7 @@ COMMANDS = (
     Command(f"{ADAPTIVE}/subsampled.py", (), "--data-dir", minutes=5),
     Command("accuracy/run.py", (), "--data-dir", resumes=True, kept="accuracy/results.csv"),
     Command("accuracy/trial.py", (), "--data-dir", resumes=True, minutes=40),
+    Command("accuracy/settings.py", (), "--data-dir", resumes=True, minutes=15),
     Command("filters/run.py", data="--data-dir", resumes=True, kept="filters/results.csv"),
     Command("filters/steps.py", data="--data-dir", resumes=True),
     Command("patches/constants.py", (), "", minutes=2),

@@ -33,6 +33,7 @@ SPREADS = (0.5, 1.0, 2.0)
 EPSILONS = {"mnist": (0.15, 1.2, 2.93), "fashion-mnist": (2.7,)}
 CELLS = (
     *(("mnist", "scattering", rounds) for rounds in (30, 150)),
+    ("mnist", "deskewed-scattering", 150),
     *(("mnist", "handwriting", rounds) for rounds in (30, 150, 400)),
     *(("fashion-mnist", "scattering", rounds) for rounds in (30, 150)),
     *(("fashion-mnist", "patches", rounds) for rounds in (30, 100)),
@@ -83,6 +84,8 @@ def measured(
 def normalised(images, features: str) -> torch.Tensor:  # type: ignore[no-untyped-def]
     """Features of images, each record scaled to norm 1, as bfloat16; (N, features)."""
     found: torch.Tensor | None = None
+    if features == "deskewed-scattering":
+        images, features = cached(images, "deskewed"), "scattering"
     for at in range(0, len(images), PIECE):  # bounds memory
         piece = torch.from_numpy(cached(images[at : at + PIECE], features)).flatten(1)
         if found is None:

@@ -1,0 +1,179 @@
+"""Settings of jobs on MNIST compared on its training images: networks, and batches in place of all.
+
+    python experiments/accuracy/settings.py --data-dir DIR  # what is missing; settings.md
+
+The first 50,000 training images train and the last 10,000 measure, one seed. Batch and noise are
+five sixths of those of a job on 60,000 images, so that sampling rate, noise in the mean gradient
+and guarantee are the job's. A cell that is in settings.csv is not run again; ``--smoke`` trains two
+rounds on 600 images, and keeps nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import time
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import forethought as ft
+from forethought.data import load
+from forethought.data.features import cached
+from forethought.models import build
+
+FOLDER = Path(__file__).parent
+KEPT, TABLE = FOLDER / "settings.csv", FOLDER / "settings.md"
+EXAMPLES, TRAIN = 60_000, 50_000
+DELTA = 1.6666e-5
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A model and the settings that it is trained with, as a job on 60,000 images has them.
+
+    Args:
+        images: ``"pixels"``, or features of them. averaging: ``"none"`` reports the last weights.
+        gain: of the shallow CNN's filters; 0 elsewhere.
+    """
+
+    epsilon: float
+    model: str
+    images: str
+    batch: int
+    rounds: int
+    learning_rate: float
+    momentum: float
+    clip_norm: float
+    averaging: str
+    gain: float = 0.0
+
+
+def linear(epsilon: float, rounds: int, learning_rate: float) -> Cell:
+    """Noise of 0.5 in the scores at ε = 0.15, of 1 elsewhere."""
+    settings = (rounds, learning_rate, 0.8, 0.25, "none")
+    return Cell(epsilon, "linear", "handwriting", 4096, *settings)
+
+
+def usual(model: str, images: str) -> Cell:
+    return Cell(0.15, model, images, 2048, 150, 0.5, 0.9, 1.0, "exponential")
+
+
+def shallow(images: str, rounds: int, learning_rate: float, gain: float) -> Cell:
+    settings = (rounds, learning_rate, 0.9, 0.5, "none", gain)
+    return Cell(0.15, "shallow-cnn", images, 2048, *settings)
+
+
+CELLS = (
+    *(usual(model, images) for model in ("lenet5", "tempered-cnn") for images in ("pixels",)),
+    *(
+        shallow(images, 40, rate, gain)
+        for images in ("pixels", "deskewed")
+        for gain in (1.0, 2.0)
+        for rate in (2.0, 4.0, 8.0)
+    ),
+    *(shallow("pixels", 80, rate, 2.0) for rate in (2.0, 4.0)),
+    *(linear(0.15, rounds, rate) for rounds, rate in ((60, 19.3), (120, 9.7))),
+    *(linear(1.2, rounds, rate) for rounds, rate in ((200, 73.7), (400, 37.9))),
+    *(linear(2.93, rounds, rate) for rounds, rate in ((400, 78.8), (800, 41.2))),
+    *(usual(model, "deskewed") for model in ("lenet5", "tempered-cnn")),
+)
+FIELDS = (*(field.name for field in fields(Cell)), "accuracy", "seconds")
+WEIGHTS = {"none": "last", "exponential": "averaged"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data-dir", type=Path, help="where mnist/ is; or FORETHOUGHT_DATA")
+    parser.add_argument("--smoke", action="store_true", help="600 images, nothing kept")
+    given = parser.parse_args()
+    done = {tuple(row[field] for field in FIELDS[:-2]) for row in kept()}
+    for cell in CELLS:
+        if given.smoke or tuple(map(str, astuple(cell))) not in done:
+            found = measured(cell, given.data_dir, given.smoke)
+            if not given.smoke:
+                keep(found)
+    if not given.smoke:
+        write_table()
+
+
+def measured(cell: Cell, folder: Path | None, smoke: bool) -> tuple[object, ...]:
+    """The row of one cell."""
+    whole = load("mnist", folder=folder).train
+    count, train = (600, 500) if smoke else (EXAMPLES, TRAIN)
+    images, targets = whole.inputs[:count], whole.targets[:count]
+    if cell.images != "pixels":
+        images = cached(images, cell.images)
+    share = train / count
+    settings: dict[str, Any] = {
+        "rounds": 2 if smoke else cell.rounds,
+        "clip_norm": cell.clip_norm,
+        "learning_rate": cell.learning_rate,
+        "options": {"momentum": cell.momentum},
+        "averaging": ft.Averaging(cell.averaging),
+    }
+    batch = min(cell.batch, count // 10)
+    job = ft.plan(examples=count, budget=ft.Budget(cell.epsilon, DELTA), batch=batch, **settings)
+    plan = ft.plan(
+        examples=train,
+        noise_multiplier=job.noise_multiplier * share,
+        batch=round(batch * share),
+        delta=DELTA,
+        **settings,
+    )
+    options: dict[str, Any] = {"gain": cell.gain} if cell.gain else {}
+    if cell.model == "linear":
+        options["bias"] = False
+    model = build(cell.model, inputs=images.shape[1:], classes=10, seed=0, **options)
+    start = time.process_time()
+    run = ft.train(
+        model,
+        (images[:train], targets[:train]),
+        plan,
+        test=(images[train:], targets[train:]),
+        seed=0,
+        noise_seed=0,
+        log_every=plan.rounds,
+        micro_batch=512,
+    )
+    assert run.accuracy is not None
+    seconds = time.process_time() - start
+    row = (*astuple(cell), f"{100 * run.accuracy:.2f}", f"{seconds:.0f}")
+    print(*row, flush=True)
+    return row
+
+
+def kept() -> list[dict[str, str]]:
+    if not KEPT.exists():
+        return []
+    with KEPT.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def keep(found: tuple[object, ...]) -> None:
+    new = not KEPT.exists()
+    with KEPT.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        if new:
+            writer.writerow(FIELDS)
+        writer.writerow(found)
+
+
+def write_table() -> None:
+    """settings.md from settings.csv."""
+    rows = {tuple(row[field] for field in FIELDS[:-2]): row for row in kept()}
+    heads = "ε, model, images, batch, rounds, step, momentum, clip norm, weights, gain, accuracy"
+    text = ["Written by `python experiments/accuracy/settings.py`; one seed.\n"]
+    text += ["MNIST's training images only: 50,000 to train on, 10,000 to measure on.\n"]
+    text += [f"| {heads.replace(', ', ' | ')} |", "| --- " * (heads.count(",") + 1) + "|"]
+    for cell in CELLS:
+        row = rows.get(tuple(map(str, astuple(cell))))
+        if row is not None:
+            words = [row[field] for field in FIELDS[:-2]]
+            words[-2:] = [WEIGHTS[cell.averaging], row["gain"] if cell.gain else ""]
+            text.append(f"| {' | '.join(words)} | {row['accuracy']} % |")
+    TABLE.write_text("\n".join(text) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
