@@ -8,7 +8,7 @@ Finished commands are kept, with their processor time, in experiments/full.jsonl
 Those that resume by themselves are stopped after ``--hours`` and go on at the next call; the others
 are run to their end. What a command would take is what it took where it ended here; else what it
 says itself (``--estimate``), by timing a few rounds; else what the rows took that it has kept; else
-what its own text says.
+a guess, which is called one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Command:
         data: the option that names the data sets' folder; empty: none is needed.
         resumes: finished parts are kept when it is stopped. estimates: knows ``--estimate``.
         kept: file of its rows, which have the seconds that each took.
-        minutes: as its own text says, of one core.
+        minutes: of one core, by guess.
     """
 
     script: str
@@ -181,7 +181,7 @@ def estimate(command: Command, folder: Path) -> float:
         basis = f"{hours:.2f} h, what its {rows} kept rows took"
     elif command.minutes:
         hours = command.minutes / 60
-        basis = f"{hours:.2f} h, as its own text says"
+        basis = f"{hours:.2f} h by guess, never timed"
     print(f"{command.name}: {basis}", flush=True)
     return hours
 
@@ -214,7 +214,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="scripts, such as proactive_dp/tables.py")
     parser.add_argument("--hours", type=float, help="most for each command that resumes")
     args = parser.parse_args()
-    done, total = finished(), 0.0
+    done, total, guessed = finished(), 0.0, 0.0
     for command in COMMANDS:
         if args.only and command.script not in args.only:
             continue
@@ -223,10 +223,14 @@ def main() -> None:
             total += done[command.name]
         elif args.estimate:
             total += estimate(command, args.data)
+            guessed += 0 if command.estimates or command.kept else command.minutes / 60
         else:
             run(command, args.data, args.hours)
     if args.estimate:
-        print(f"all of these: {total:.0f} h of one core, without those of which nothing is known")
+        print(
+            f"all of these: {total:.0f} h of one core, {guessed:.1f} of them by guess, without "
+            "those of which nothing is known"
+        )
 
 
 if __name__ == "__main__":

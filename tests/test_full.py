@@ -49,4 +49,4 @@ def test_what_is_unknown_of_an_experiment_is_said(capsys) -> None:
     assert module.estimate(module.Command("hospital/run.py"), EXPERIMENTS) == 0
     assert module.estimate(module.Command("hospital/run.py", minutes=30), EXPERIMENTS) == 0.5
     said = capsys.readouterr().out
-    assert "nothing is known of its time" in said and "as its own text says" in said
+    assert "nothing is known of its time" in said and "by guess" in said
