@@ -158,7 +158,7 @@ def test_four_sites_gossip_to_the_end(tmp_path):
 
     def run(k: int) -> None:
         links = SiteLinks(agreed, roster, keys[k])
-        driver = WorkerDriver(machines[k], agreed, k, links, toward(k, 0.02), pace=pace)
+        driver = WorkerDriver(machines[k], agreed, k, links, toward(k, 0.05), pace=pace)
         outcomes[k] = driver.run()
 
     threads = [threading.Thread(target=run, args=(k,)) for k in range(4)]
@@ -170,7 +170,9 @@ def test_four_sites_gossip_to_the_end(tmp_path):
     assert all(one.reason is not None for one in outcomes.values())
     assert not [one.alarms for one in outcomes.values() if one.counts.keys() - {"weights"}]
     assert all(machine.updates <= agreed.updates(0) for machine in machines)
-    assert sum(machine.updates for machine in machines) >= agreed.total / 2
+    # Whoever was held up had few; the count of all ends them when one of them, which met nobody,
+    # has made a fourth of the total by itself, and not before.
+    assert sum(machine.updates for machine in machines) >= agreed.total / 4
     assert sum(one.averaged for one in outcomes.values()) > 0
 
 
