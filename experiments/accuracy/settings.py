@@ -4,8 +4,8 @@
 
 The first 50,000 training images train and the last 10,000 measure, one seed. Batch and noise are
 five sixths of those of a job on 60,000 images, so that sampling rate, noise in the mean gradient
-and guarantee are the job's. A cell that is in settings.csv is not run again; ``--smoke`` trains two
-rounds on 600 images, and keeps nothing.
+and guarantee are the job's; "planned" is the planner's own for 50,000. A cell that is in
+settings.csv is not run again; ``--smoke`` trains two rounds on 600 images, and keeps nothing.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
 import forethought as ft
-from forethought.data import load
-from forethought.data.features import cached
+from forethought.data import Dataset, Split, load
+from forethought.data.features import EXTRACTORS, cached
 from forethought.models import build
 
 FOLDER = Path(__file__).parent
@@ -33,6 +37,7 @@ class Cell:
     """A model and the settings that it is trained with, as a job on 60,000 images has them.
 
     Args:
+        batch: 0: all that follows is the planner's.
         images: ``"pixels"``, or features of them. averaging: ``"none"`` reports the last weights.
         gain: of the shallow CNN's filters; 0 elsewhere.
     """
@@ -64,6 +69,7 @@ def shallow(images: str, rounds: int, learning_rate: float, gain: float) -> Cell
     return Cell(0.15, "shallow-cnn", images, 2048, *settings)
 
 
+PLANNED = (0, 0, 0.0, 0.0, 0.0, "")
 CELLS = (
     *(usual(model, images) for model in ("lenet5", "tempered-cnn") for images in ("pixels",)),
     *(
@@ -76,10 +82,11 @@ CELLS = (
     *(linear(0.15, rounds, rate) for rounds, rate in ((60, 19.3), (120, 9.7))),
     *(linear(1.2, rounds, rate) for rounds, rate in ((200, 73.7), (400, 37.9))),
     *(linear(2.93, rounds, rate) for rounds, rate in ((400, 78.8), (800, 41.2))),
+    *(Cell(epsilon, "linear", "handwriting", *PLANNED) for epsilon in (0.15, 1.2, 2.93)),
     *(usual(model, "deskewed") for model in ("lenet5", "tempered-cnn")),
 )
 FIELDS = (*(field.name for field in fields(Cell)), "accuracy", "seconds")
-WEIGHTS = {"none": "last", "exponential": "averaged"}
+WEIGHTS = {"": "", "none": "last", "exponential": "averaged"}
 
 
 def main() -> None:
@@ -104,27 +111,11 @@ def measured(cell: Cell, folder: Path | None, smoke: bool) -> tuple[object, ...]
     images, targets = whole.inputs[:count], whole.targets[:count]
     if cell.images != "pixels":
         images = cached(images, cell.images)
-    share = train / count
-    settings: dict[str, Any] = {
-        "rounds": 2 if smoke else cell.rounds,
-        "clip_norm": cell.clip_norm,
-        "learning_rate": cell.learning_rate,
-        "options": {"momentum": cell.momentum},
-        "averaging": ft.Averaging(cell.averaging),
-    }
-    batch = min(cell.batch, count // 10)
-    job = ft.plan(examples=count, budget=ft.Budget(cell.epsilon, DELTA), batch=batch, **settings)
-    plan = ft.plan(
-        examples=train,
-        noise_multiplier=job.noise_multiplier * share,
-        batch=round(batch * share),
-        delta=DELTA,
-        **settings,
-    )
     options: dict[str, Any] = {"gain": cell.gain} if cell.gain else {}
-    if cell.model == "linear":
+    if cell.model == "linear" and cell.batch:
         options["bias"] = False
     model = build(cell.model, inputs=images.shape[1:], classes=10, seed=0, **options)
+    plan = plan_of(cell, images[:train], targets[:train], model, smoke)
     start = time.process_time()
     run = ft.train(
         model,
@@ -141,6 +132,39 @@ def measured(cell: Cell, folder: Path | None, smoke: bool) -> tuple[object, ...]
     row = (*astuple(cell), f"{100 * run.accuracy:.2f}", f"{seconds:.0f}")
     print(*row, flush=True)
     return row
+
+
+def plan_of(
+    cell: Cell,
+    images: NDArray[np.float32],
+    targets: NDArray[np.int64],
+    model: nn.Module,
+    smoke: bool,
+) -> ft.Plan:
+    """The cell's plan for these images, five sixths of the whole."""
+    train = len(images)
+    if not cell.batch:
+        norm = EXTRACTORS[cell.images].usual_norm(images.shape)
+        rows = Split(images, targets)
+        data = Dataset("mnist", rows, None, 10, feature_norm=norm, fixed_features=cell.images)
+        return ft.plan(data=data, budget=ft.Budget(cell.epsilon, DELTA), model=model)
+    count = train * 6 // 5
+    settings: dict[str, Any] = {
+        "rounds": 2 if smoke else cell.rounds,
+        "clip_norm": cell.clip_norm,
+        "learning_rate": cell.learning_rate,
+        "options": {"momentum": cell.momentum},
+        "averaging": ft.Averaging(cell.averaging),
+    }
+    batch = min(cell.batch, count // 10)
+    job = ft.plan(examples=count, budget=ft.Budget(cell.epsilon, DELTA), batch=batch, **settings)
+    return ft.plan(
+        examples=train,
+        noise_multiplier=job.noise_multiplier * train / count,
+        batch=round(batch * train / count),
+        delta=DELTA,
+        **settings,
+    )
 
 
 def kept() -> list[dict[str, str]]:
@@ -171,6 +195,8 @@ def write_table() -> None:
         if row is not None:
             words = [row[field] for field in FIELDS[:-2]]
             words[-2:] = [WEIGHTS[cell.averaging], row["gain"] if cell.gain else ""]
+            if not cell.batch:
+                words[3:] = ["planned"] * 6 + [""]
             text.append(f"| {' | '.join(words)} | {row['accuracy']} % |")
     TABLE.write_text("\n".join(text) + "\n", encoding="utf-8")
 
