@@ -65,6 +65,7 @@ class Outcome:
     faults: list[str] = field(default_factory=list)
     wide: list[str] = field(default_factory=list)
     slow: list[str] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
     narrowable: int = 0
 
 
@@ -133,6 +134,7 @@ def check(case: Case, outcome: Outcome, *, against_oracle: bool, size: int = 2**
         outcome.faults.append(f"{type(error).__name__}: {error}: {case}")
         return
     seconds = time.process_time() - started
+    outcome.seconds.append(seconds)
     if seconds > LIMIT:
         outcome.slow.append(f"{seconds:.1f} s: {case}")
     sigma = min(part.noise_multiplier for part in case.mechanism)
@@ -180,6 +182,8 @@ def run(seed: int, plain: int, extreme: int, every: int = 1) -> Outcome:
 
 def main() -> None:
     """Print what was found; status 1 where something is wrong."""
+    import resource  # Unix has it
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
@@ -189,6 +193,11 @@ def main() -> None:
         f"{found.cases} cases, {found.checked} ends against the oracle, {len(found.faults)} faults"
     )
     print(f"wider than the goal: {len(found.wide)} of {found.narrowable}; slow: {len(found.slow)}")
+    seconds, peak = sorted(found.seconds), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(
+        f"processor seconds: median {seconds[len(seconds) // 2]:.3f}, most {seconds[-1]:.1f}, over "
+        f"2.5 in {sum(each > 2.5 for each in seconds)} cases; memory at most {peak / 1024:.0f} MB"
+    )
     print(*found.faults, *found.wide[:20], *found.slow[:20], sep="\n")
     sys.exit(bool(found.faults))
 
