@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import itertools
 import re
 import shutil
@@ -166,3 +167,18 @@ def test_a_room_imports_from_rooms_below_it_only(lint_imports: str, tmp_path: Pa
         path.write_text(f"{text}\n\n{line}\n", encoding="utf-8")
         assert broken in kept()
         path.write_text(text, encoding="utf-8")
+
+
+def test_every_mutant_has_its_line_and_its_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line that was rewritten takes its mutant along, or nobody sees the line's tests fail."""
+    spec = importlib.util.spec_from_file_location("mutants", ROOT / ".ci" / "mutants.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "mutants", module)  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    texts = {
+        file: (ROOT / "src" / file).read_text("utf-8") for file in {m.file for m in module.MUTANTS}
+    }
+    gone = [m.name for m in module.MUTANTS if texts[m.file].count(m.line) != 1]
+    assert gone == []
+    assert [m.name for m in module.MUTANTS if not (ROOT / m.tests[0].split("::")[0]).exists()] == []
