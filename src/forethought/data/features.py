@@ -276,7 +276,9 @@ def cached(images: NDArray[np.float32], name: str = "scattering") -> NDArray[np.
 
 def _halved(features: NDArray[np.float32]) -> NDArray[np.uint16]:
     """The upper halves of numbers whose lower halves are zero: bfloat16, which NumPy lacks."""
-    return (features.view(np.uint32) >> 16).astype(np.uint16)
+    halves = np.empty(features.shape, np.uint16)  # and nothing between: features take gigabytes
+    np.right_shift(features.view(np.uint32), 16, out=halves, casting="unsafe")
+    return halves
 
 
 def _widened(halves: NDArray[np.uint16]) -> NDArray[np.float32]:

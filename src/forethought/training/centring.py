@@ -98,7 +98,7 @@ class CentredRecords:
             part.to(inputs.device, inputs.dtype).view(inputs.shape[1:])
             for part in (self._shift, self._scale)
         )
-        return (inputs - shift) / scale, targets
+        return (inputs - shift).div_(scale), targets  # no second copy: features take much memory
 
     def digest(self, key: bytes) -> str:
         return f"{self._records.digest(key)} centred"
