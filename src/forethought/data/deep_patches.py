@@ -266,9 +266,11 @@ def standard_counts(pools: torch.Tensor) -> torch.Tensor:
     """
     roots = pools.sqrt().mul_(_ROOT).round_()
     size = roots[0].numel()
-    total = roots.sum((1, 2), keepdim=True, dtype=torch.float64)
-    # The roots' squares are the pooled numbers themselves, but for the rounding.
-    square = pools.sum((1, 2), keepdim=True, dtype=torch.float64) * _ROOT**2
+    # Roots are at most 2¹⁵: sums of at most 81 of them are exact in single precision too.
+    total = roots.sum(1).sum(1, dtype=torch.float64)[:, None, None]
+    # The roots' squares are the pooled numbers themselves, but for the rounding. One image at a
+    # time: a copy of all in double precision would leave the processor's cache.
+    square = torch.stack([one.sum(dtype=torch.float64) for one in pools])[:, None, None] * _ROOT**2
     deviation = ((square * size - total**2) / size**2).clamp_min_(1.0).sqrt_()
     roots.sub_((total / size).float()).mul_((STANDARD / deviation).float())
     return roots.round_().clamp_(-127, 127)
