@@ -35,9 +35,11 @@ KEPT, TABLE = FOLDER / "choices.csv", FOLDER / "choices.md"
 FIELDS = ("set", "features", "way", "epsilon", "spread", "weights", "accuracy")
 CELLS = (
     "cifar10:patches",
+    "cifar10:deep-patches",
     "fashion-mnist:scattering",
     "mnist:scattering",
     "fashion-mnist:patches",
+    "fashion-mnist:deep-patches",
     "mnist:patches",
 )
 TRAIN, MEASURE, PIECE = 20_000, 10_000, 10_000
@@ -152,6 +154,7 @@ def planned(way: Way, epsilon: float, examples: int, features: int) -> tuple[flo
     """Sampling rate and noise multiplier at the same certified ε."""
     budget = ft.Budget(epsilon, DELTA)
     known = {"features": features, "parameters": (features + 1) * CLASSES, "feature_norm": 1.0}
+    known["image_features"] = way.together  # before, they had no rules of their own
     given: dict[str, object] = {"sampling": "full-batch"} if way.full else {}
     if way.passes is not None:
         given["batch"] = round(way.passes * examples / way.rounds)
@@ -168,7 +171,7 @@ def centring(inputs: Tensor, examples: int, seed: int) -> Tensor:
     for part in inputs.split(_PART):
         total += part.float().sum(0)
     generator = torch.Generator().manual_seed(1000 + seed)
-    noise = torch.randn(size, generator=generator) * defaults.CENTRE / math.sqrt(size)
+    noise = torch.randn(size, generator=generator) * defaults.centring(True).error / math.sqrt(size)
     return total / len(inputs) + noise
 
 
