@@ -7,6 +7,7 @@ import pytest
 from torch import nn
 
 import forethought as ft
+from forethought.training import fit
 from forethought.training.fit import NonFiniteRecordsWarning
 
 RANDOM = np.random.default_rng(0)
@@ -39,7 +40,11 @@ def test_held_out_records_are_looked_at_too() -> None:
         ft.train(nn.Linear(3, 2), (X, Y), PLAN, test=(X[:2] + 1, np.array([0, 9])))
 
 
-def test_features_that_are_not_finite_are_not_passed_over_in_silence() -> None:
+@pytest.mark.parametrize("piece", [1, 9, 1 << 20])  # numbers that are added at a time
+def test_features_that_are_not_finite_are_not_passed_over_in_silence(
+    piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit, "_PIECE", piece)
     holes = X.copy()
     holes[3, 1], holes[7, 0], holes[7, 2] = np.nan, np.inf, np.nan
     with pytest.warns(NonFiniteRecordsWarning, match="2 of 60 records in data"):

@@ -22,6 +22,7 @@ from forethought.training.together import check_model as check_unwrapped
 
 # Cross entropy passes over targets of this value.
 IGNORED = -100
+_PIECE = 1 << 20  # numbers that are added at a time
 
 
 class NonFiniteRecordsWarning(UserWarning):
@@ -98,10 +99,7 @@ def require_fit(
         _require_labels(targets[targets != IGNORED], classes, name)
     if targets.is_floating_point() and not bool(torch.isfinite(targets).all()):
         raise ValueError(f"targets in {name} are not finite: drop these records, or mend them")
-    # One pass without a temporary the size of the data; single numbers cannot overflow in float64.
-    if records.inputs.is_floating_point() and not bool(
-        torch.isfinite(records.inputs.sum(dtype=torch.float64))
-    ):
+    if records.inputs.is_floating_point() and not _sums_are_finite(records.inputs):
         finite = torch.isfinite(records.inputs).flatten(1).all(1)
         count = len(finite) - int(finite.sum())
         if count:
@@ -111,6 +109,17 @@ def require_fit(
                 NonFiniteRecordsWarning,
                 stacklevel=4,
             )
+
+
+def _sums_are_finite(values: torch.Tensor) -> bool:
+    """Whether every number is finite, by sums: single precision cannot overflow in double.
+
+    In pieces, for a sum in double precision makes a copy in it.
+    """
+    rows = max(1, _PIECE // max(1, values[:1].numel()))
+    return all(
+        bool(torch.isfinite(piece.sum(dtype=torch.float64))) for piece in torch.split(values, rows)
+    )
 
 
 def _require_labels(targets: torch.Tensor, classes: int, name: str) -> None:
