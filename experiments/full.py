@@ -135,10 +135,12 @@ COMMANDS = (
     Command("federated/asynchronous.py", ("--seeds", "5"), minutes=25),
     Command("federated/stragglers.py", data="", minutes=10),
     Command("gossip/run.py", ("--full",), resumes=True, estimates=True),
+    Command("gossip/run.py", ("--further",), resumes=True, minutes=15),
     Command("gossip/choosing.py", ("--sigma", "4"), resumes=True, minutes=2),
     Command("gossip/choosing.py", ("--sigma", "2"), resumes=True, minutes=2),
+    Command("gossip/falling.py", (), resumes=True, minutes=15),
     *(Command("gossip/beyond.py", ("--seed", str(k)), resumes=True, minutes=10) for k in range(3)),
-    Command("gossip/real.py", (), resumes=True, minutes=3),
+    Command("gossip/real.py", (), resumes=True, minutes=8),
 )
 # These only draw or print what others have kept, or are begun by them.
 BY_OTHERS = (f"{FRAMEWORK}/figures.py", f"{FRAMEWORK}/tables.py", "estimators/rival.py")

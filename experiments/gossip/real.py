@@ -1,11 +1,12 @@
 """The three cases in real processes: accuracy of the average against seconds on the clock.
 
-    python experiments/gossip/real.py --data ../shared/data    # some three minutes
+    python experiments/gossip/real.py --data ../shared/data    # some eight minutes, asleep for most
 
 Four processes under torchrun train examples/gossip.toml (MNIST, linear on pixels, ε = 2) on this
 computer. A gradient takes 0.1 s more than it would, asleep, so that few cores do for all. Case I:
 one worker, drawn anew in every round, sleeps twice as long; II: one sleeps ten times as long; III:
-batch, step size and the sleep are doubled at the same ε, with half as many rounds. Every worker
+batch, step size and the sleep are doubled at the same ε, with half as many rounds, three times; and
+three times with steps that fall to 0 by a cosine from where they are otherwise equal. Every worker
 notes when it made each update and what it held then, and what it ended with; the average of what
 all had noted by a time is measured afterwards. A case and rule are a line of real.jsonl, and not
 run again; run.py --write draws them.
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +40,18 @@ from forethought.simulation.speeds import Hiccups
 HERE = Path(__file__).parent
 REAL = HERE / "real.jsonl"
 WORKERS, SLEEP, POINTS = 4, 0.1, 20
+FALLING = "III, falling"
+SEEDS = {"I": (1,), "II": (1,), "III": (1, 2, 3), FALLING: (1, 2, 3)}
 
 
-def request_of(case: str, rule: str, data: Path) -> Request:
+def request_of(case: str, rule: str, seed: int) -> Request:
     """The example's job under a rule, as a case has it."""
     request = from_file(HERE.parents[1] / "examples" / "gossip.toml")
-    request = _changed(request, gossip={"rule": rule, "seed": 1})
-    if case == "III":
+    request = _changed(request, gossip={"rule": rule, "seed": seed})
+    if case in ("III", FALLING):
         request = _changed(request, gossip={"case": "III", "rounds": 30})
+    if case == FALLING:
+        request = _changed(request, training={"schedule": "cosine"})
     return request
 
 
@@ -56,7 +62,7 @@ def _changed(request: Request, **tables: dict[str, object]) -> Request:
     return replace(request, job=Job.model_validate(held))
 
 
-def work(case: str, rule: str, data: Path, out: Path) -> None:
+def work(case: str, rule: str, seed: int, data: Path, out: Path) -> None:
     """Be one process, and leave times and weights in ``out``."""
     rank = int(os.environ["RANK"])
     hiccups = Hiccups(WORKERS, 2.0, 1)
@@ -65,7 +71,7 @@ def work(case: str, rule: str, data: Path, out: Path) -> None:
 
     def slowly(trainer: ClientTrainer, *what: Any) -> Any:
         factor = {"I": hiccups(rank, len(made)), "II": 10.0 if rank == 3 else 1.0, "III": 2.0}
-        time.sleep(SLEEP * factor[case])
+        time.sleep(SLEEP * factor[case.partition(",")[0]])
         return compute(trainer, *what)
 
     def noted(own: Releases, *what: Any) -> Effects:
@@ -74,7 +80,7 @@ def work(case: str, rule: str, data: Path, out: Path) -> None:
         return effects
 
     ClientTrainer.compute, Releases.release = slowly, noted  # type: ignore[method-assign]
-    done = launched_worker(request_of(case, rule, data), out / "runs", data_dir=data)
+    done = launched_worker(request_of(case, rule, seed), out / "runs", data_dir=data)
     # What it ended with: after the last exchanges, which come without updates.
     made.append((time.time(), made[-1][1], done.took.weights))
     np.savez(
@@ -85,16 +91,17 @@ def work(case: str, rule: str, data: Path, out: Path) -> None:
     )
 
 
-def measure(case: str, rule: str, data: Path) -> dict[str, Any]:
+def measure(case: str, rule: str, seed: int, data: Path) -> dict[str, Any]:
     """Run the processes, and measure what their average was at a score of times."""
     with tempfile.TemporaryDirectory() as folder:
         here = [str(Path(__file__).resolve()), "--data", str(data.resolve())]
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += [f"--nproc-per-node={WORKERS}", *here, "--case", case, "--rule", rule]
+        command += ["--seed", str(seed)]
         subprocess.run([*command, "--out", folder], check=True, timeout=600)
         found = [np.load(Path(folder) / f"{rank}.npz") for rank in range(WORKERS)]
         made = [(one["times"], one["weights"], one["updates"]) for one in found]
-    gossiping = gossip_of(request_of(case, rule, data), data)
+    gossiping = gossip_of(request_of(case, rule, seed), data)
     shared, test = gossiping.shared, gossiping.loaded.dataset.test
     plans = [gossiping.gossip.plan(k) for k in range(WORKERS)]
     assert test is not None
@@ -123,6 +130,7 @@ def measure(case: str, rule: str, data: Path) -> dict[str, Any]:
     return {
         "case": case,
         "rule": rule,
+        "seed": seed,
         "seconds": end - begin,
         "updates": [int(updates[-1]) for _, _, updates in made],
         "load": os.getloadavg()[0],
@@ -136,28 +144,29 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--case")
     parser.add_argument("--rule")
+    parser.add_argument("--seed", type=int)
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     if asked.out is not None:
-        work(asked.case, asked.rule, asked.data, asked.out)
+        work(asked.case, asked.rule, asked.seed, asked.data, asked.out)
         return
     rows = []
     if REAL.exists():
         rows = [json.loads(line) for line in REAL.read_text(encoding="utf-8").splitlines()]
-    known = {(row["case"], row["rule"]) for row in rows}
-    for case in ("I", "II", "III"):
-        for rule in ("allreduce", "asynchronous"):
-            if (case, rule) not in known:
-                row = measure(case, rule, asked.data)
+    known = {(row["case"], row["rule"], row["seed"]) for row in rows}
+    for case, seeds in SEEDS.items():
+        for seed, rule in product(seeds, ("allreduce", "asynchronous")):
+            if (case, rule, seed) not in known:
+                row = measure(case, rule, seed, asked.data)
                 rows.append(row)
                 with REAL.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
-    print("| case | rule | seconds | updates of each | accuracy at the end | load |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    print("| case | rule | seed | seconds | updates of each | accuracy at the end | load |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
     for row in rows:
         updates = ", ".join(map(str, row["updates"]))
         print(
-            f"| {row['case']} | {row['rule']} | {row['seconds']:.1f} | {updates} | "
+            f"| {row['case']} | {row['rule']} | {row['seed']} | {row['seconds']:.1f} | {updates} | "
             f"{row['curve'][-1][2]:.2f} | {row['load']:.0f} |"
         )
 

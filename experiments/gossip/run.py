@@ -2,6 +2,7 @@
 
     python experiments/gossip/run.py --data ../shared/data --processes 2  # half an hour
     python experiments/gossip/run.py --data ../shared/data --nine         # the nine networks, tiny
+    python experiments/gossip/run.py --data ../shared/data --further      # CIFAR-10, more seeds
     python experiments/gossip/run.py --data ../shared/data --full         # for a GPU, and days
     python experiments/gossip/run.py --full --estimate                    # how many, of one core
     python experiments/gossip/run.py --write                              # table, figures
@@ -19,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from functools import cache
-from itertools import product
+from itertools import chain, product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,20 @@ def goal(noises: Iterable[str]) -> Iterator[Cell]:
         yield Cell(MNIST, "asynchronous", noise, "II", seed)
 
 
+def further() -> Iterator[list[Cell]]:
+    """The goal on CIFAR-10, and case III: noises that the preset has for one seed, held-out ones.
+    In case III SYNC's batches and steps are doubled, too."""
+    yield [
+        cell
+        for seed in HELD_OUT
+        for cell in (
+            Cell(CIFAR, "allreduce", "medium", seed=seed),
+            Cell(CIFAR, "asynchronous", "medium", "II", seed),
+        )
+    ]
+    yield [Cell(CIFAR, rule, "small", "III", seed) for seed in HELD_OUT for rule in RULES]
+
+
 def nine() -> Iterator[Cell]:
     """Every row of Table 1, tiny."""
     for noise, name, rule in product(("medium", "none", "small", "large"), TINY, RULES):
@@ -164,6 +179,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", type=Path, default=os.environ.get("FORETHOUGHT_DATA"))
     parser.add_argument("--nine", action="store_true")
+    parser.add_argument("--further", action="store_true", help="a quarter of an hour")
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--estimate", action="store_true", help="say how long; run nothing")
@@ -172,6 +188,7 @@ def main() -> None:
     asked = parser.parse_args()
     found = finished()
     cells = nine() if asked.nine else full() if asked.full else preset()
+    cells = chain.from_iterable(further()) if asked.further else cells
     if asked.estimate:
         print(estimate([cell for cell in dict.fromkeys(cells) if cell not in found], found))
         return
@@ -194,7 +211,8 @@ def main() -> None:
     places = {name: place for place, name in enumerate(TASKS)}
     ours = sum(found[cell]["processor"] for cell in set(preset()) & found.keys())
     missing = sum(cell not in found for cell in preset())
-    text = table(found, places, tuple(TINY), goal(("none", "small", "medium", "large")))
+    goals = [list(goal(("none", "small", "medium", "large"))), *further()]
+    text = table(found, places, tuple(TINY), goals)
     text += f"\nThe preset's cells took {ours / 60:.0f} minutes of processor time in all"
     text += f"; {missing} of them are missing.\n" if missing else ".\n"
     (HERE / "table.md").write_text(text, encoding="utf-8")
