@@ -39,7 +39,7 @@ class Cell:
     Args:
         batch: 0: all that follows is the planner's.
         images: ``"pixels"``, or features of them. averaging: ``"none"`` reports the last weights.
-        gain: of the shallow CNN's filters; 0 elsewhere.
+        strength: of what the Gabor CNN's last layer sees; 0 elsewhere.
     """
 
     epsilon: float
@@ -51,7 +51,7 @@ class Cell:
     momentum: float
     clip_norm: float
     averaging: str
-    gain: float = 0.0
+    strength: float = 0.0
 
 
 def linear(epsilon: float, rounds: int, learning_rate: float) -> Cell:
@@ -64,21 +64,17 @@ def usual(model: str, images: str) -> Cell:
     return Cell(0.15, model, images, 2048, 150, 0.5, 0.9, 1.0, "exponential")
 
 
-def shallow(images: str, rounds: int, learning_rate: float, gain: float) -> Cell:
-    settings = (rounds, learning_rate, 0.9, 0.5, "none", gain)
-    return Cell(0.15, "shallow-cnn", images, 2048, *settings)
+def gabor(images: str, rounds: int, learning_rate: float, strength: float) -> Cell:
+    settings = (rounds, learning_rate, 0.9, 0.5, "none", strength)
+    return Cell(0.15, "gabor-cnn", images, 2048, *settings)
 
 
 PLANNED = (0, 0, 0.0, 0.0, 0.0, "")
 CELLS = (
     *(usual(model, images) for model in ("lenet5", "tempered-cnn") for images in ("pixels",)),
-    *(
-        shallow(images, 40, rate, gain)
-        for images in ("pixels", "deskewed")
-        for gain in (1.0, 2.0)
-        for rate in (2.0, 4.0, 8.0)
-    ),
-    *(shallow("pixels", 80, rate, 2.0) for rate in (2.0, 4.0)),
+    *(gabor("pixels", 40, rate, strength) for strength in (1.0, 3.0) for rate in (3.5, 7.0, 14.0)),
+    *(gabor("pixels", rounds, rate, 3.0) for rounds, rate in ((20, 14.0), (80, 3.5))),
+    gabor("deskewed", 40, 7.0, 3.0),
     *(linear(0.15, rounds, rate) for rounds, rate in ((60, 19.3), (120, 9.7))),
     *(linear(1.2, rounds, rate) for rounds, rate in ((200, 73.7), (400, 37.9))),
     *(linear(2.93, rounds, rate) for rounds, rate in ((400, 78.8), (800, 41.2))),
@@ -111,7 +107,7 @@ def measured(cell: Cell, folder: Path | None, smoke: bool) -> tuple[object, ...]
     images, targets = whole.inputs[:count], whole.targets[:count]
     if cell.images != "pixels":
         images = cached(images, cell.images)
-    options: dict[str, Any] = {"gain": cell.gain} if cell.gain else {}
+    options: dict[str, Any] = {"strength": cell.strength} if cell.strength else {}
     if cell.model == "linear" and cell.batch:
         options["bias"] = False
     model = build(cell.model, inputs=images.shape[1:], classes=10, seed=0, **options)
@@ -186,7 +182,9 @@ def keep(found: tuple[object, ...]) -> None:
 def write_table() -> None:
     """settings.md from settings.csv."""
     rows = {tuple(row[field] for field in FIELDS[:-2]): row for row in kept()}
-    heads = "ε, model, images, batch, rounds, step, momentum, clip norm, weights, gain, accuracy"
+    heads = (
+        "ε, model, images, batch, rounds, step, momentum, clip norm, weights, strength, accuracy"
+    )
     text = ["Written by `python experiments/accuracy/settings.py`; one seed.\n"]
     text += ["MNIST's training images only: 50,000 to train on, 10,000 to measure on.\n"]
     text += [f"| {heads.replace(', ', ' | ')} |", "| --- " * (heads.count(",") + 1) + "|"]
@@ -194,7 +192,7 @@ def write_table() -> None:
         row = rows.get(tuple(map(str, astuple(cell))))
         if row is not None:
             words = [row[field] for field in FIELDS[:-2]]
-            words[-2:] = [WEIGHTS[cell.averaging], row["gain"] if cell.gain else ""]
+            words[-2:] = [WEIGHTS[cell.averaging], row["strength"] if cell.strength else ""]
             if not cell.batch:
                 words[3:] = ["planned"] * 6 + [""]
             text.append(f"| {' | '.join(words)} | {row['accuracy']} % |")

@@ -28,7 +28,7 @@ def count(model: nn.Module) -> int:
         ("cnn", (3, 32, 32), 131_466),
         ("cnn", (1, 28, 28), 130_890),
         ("tempered-cnn", (1, 28, 28), 26_010),  # Papernot et al. 2021, Table 1
-        ("shallow-cnn", (1, 28, 28), 8_650),
+        ("gabor-cnn", (1, 28, 28), 8_650),
         ("tempered-cnn", (81, 7, 7), 33_066),
         ("tempered-cnn", (3, 32, 32), 37_274),
     ],
@@ -183,17 +183,32 @@ def test_a_module_that_fails_to_import_says_why(tmp_path: Path, monkeypatch):
         build("broken_zoo_for_test:net", inputs=(6,), classes=2)
 
 
-def test_a_shallow_cnn_starts_with_scores_of_zero_and_filters_that_see_no_brightness():
-    model = build("shallow-cnn", inputs=(1, 28, 28), classes=10, seed=3, gain=2.0)
+def test_a_gabor_cnn_starts_with_scores_of_zero_and_filters_of_every_direction():
+    model = build("gabor-cnn", inputs=(1, 28, 28), classes=10, seed=3)
     first, last = model[0], model[-1]
     assert isinstance(first, nn.Conv2d)
     assert isinstance(last, nn.Linear)
     rays = first.weight.detach().flatten(1)
-    torch.testing.assert_close(rays.norm(dim=1), torch.full((16,), 2.0))
-    assert rays.mean(1).abs().max() < 1e-6
-    assert (rays @ rays.T / 4 - torch.eye(16)).abs().max() < 0.5
+    torch.testing.assert_close(rays.norm(dim=1), torch.ones(16))
+    assert rays.mean(1).abs().max() < 1e-6, "they see no brightness"
+    flipped = first.weight.detach().flip(2, 3).flatten(1)
+    signs = torch.tensor([1.0, -1.0] * 8)[:, None]  # ridges are even, edges odd
+    torch.testing.assert_close(flipped, rays * signs, atol=1e-5, rtol=0)
+    # A turn by a right angle is the direction a quarter of the list away.
+    turned = torch.rot90(first.weight.detach(), -1, (2, 3)).flatten(1)
+    torch.testing.assert_close((turned[:8] * rays[8:]).sum(1).abs(), torch.ones(8))
     assert not model(torch.rand(2, 1, 28, 28)).any()
     assert all(p.requires_grad for p in model.parameters())
-    for wrong in ({"kernel": 4}, {"pooling": 29}):
-        with pytest.raises(ValueError, match=r"kernel|pooling"):
-            build("shallow-cnn", inputs=(1, 28, 28), classes=10, **wrong)
+    for wrong in ({"kernel": 4}, {"pooling": 29}, {"filters": 5}):
+        with pytest.raises(ValueError, match=r"kernel|pooling|pairs"):
+            build("gabor-cnn", inputs=(1, 28, 28), classes=10, **wrong)
+
+
+def test_what_a_gabor_cnn_s_last_layer_sees_has_one_norm_and_no_mean():
+    model = build("gabor-cnn", inputs=(3, 16, 20), classes=4, strength=2.0)
+    seen = model[:-2](torch.rand(5, 3, 16, 20))
+    assert seen.shape == (5, 16, 4, 5)
+    assert seen.mean((2, 3)).abs().max() < 1e-6
+    norms = seen.flatten(1).norm(dim=1)
+    torch.testing.assert_close(norms, torch.full((5,), 2.0), rtol=0.02, atol=0)
+    assert torch.isfinite(model[:-2](torch.zeros(1, 3, 16, 20))).all()

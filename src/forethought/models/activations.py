@@ -34,6 +34,13 @@ class TemperedSigmoid(nn.Module):
         return f"scale={self.scale:g}, temperature={self.temperature:g}, offset={self.offset:g}"
 
 
+class Magnitude(nn.Module):
+    """|z|: how strongly a filter responds, whichever way; as in scattering (Mallat 2012)."""
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        return z.abs()
+
+
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
     "tanh": nn.Tanh,
@@ -41,6 +48,7 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "gelu": nn.GELU,
     "silu": nn.SiLU,
     "sigmoid": nn.Sigmoid,
+    "magnitude": Magnitude,
 }
 
 

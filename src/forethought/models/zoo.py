@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from forethought.models.convolutional import cnn, lenet5, shallow_cnn, tempered_cnn
+from forethought.models.convolutional import cnn, gabor_cnn, lenet5, tempered_cnn
 from forethought.models.deep import alexnet, googlenet, resnet18, resnext29, senet18, vgg19
 from forethought.models.dense import linear, mlp
 from forethought.models.mobile import (
@@ -33,7 +33,7 @@ _MODELS: dict[str, Callable[..., nn.Module]] = {
     "lenet5": lenet5,
     "cnn": cnn,
     "tempered-cnn": tempered_cnn,
-    "shallow-cnn": shallow_cnn,
+    "gabor-cnn": gabor_cnn,
     "alexnet": alexnet,
     "efficientnet-b0": efficientnet_b0,
     "googlenet": googlenet,

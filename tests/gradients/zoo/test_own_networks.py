@@ -49,6 +49,7 @@ WIDE = (
     *("resnext-29", "senet-18", "shufflenet-v2", "vgg-19", "wrn-16-4", "wrn-40-4"),
 )
 CASES = {name: partial(images, name, width=0.125) for name in WIDE} | {
+    "gabor-cnn": partial(images, "gabor-cnn"),
     "shufflenet": partial(images, "shufflenet"),
     "shufflenet of 3 groups": partial(images, "shufflenet", groups=3),
     "lstm": sequences,
