@@ -79,6 +79,7 @@ COMMANDS = (
     Command("defaults/paths.py", ("--only", "digits", "german"), minutes=10),
     Command("defaults/adult.py", (), minutes=10),
     Command("defaults/rehearsals.py", (), resumes=True, minutes=60),
+    Command("defaults/rehearsals.py", ("--model", "mlp"), resumes=True, minutes=20),
     Command("estimators/run.py", minutes=60),
     Command("hospital/run.py", (), "", minutes=5),
     Command("correlated_noise/run.py", (), minutes=10),

@@ -5,6 +5,10 @@ made of the families in :data:`CALIBRATED_ON` and measured on pairs made of thos
 :data:`HELD_OUT`, with nothing changed in between; and κ = 0.005 and the score of
 :mod:`forethought.utility.resemblance`. No family is in both, and no pair mixes them.
 
+Later that day, after pairs 0 to 36 of linear models and before any of a network: the held-out pairs
+of the relations whose intervals are offered are run with a perceptron of 32 units as well, planned
+by its model and shape. The intervals are those of the linear models; nothing is calibrated on it.
+
 A pair is drawn by its number alone: a family in turn, a part of its classes (images), the size N of
 the private data, ε, and a public set that stands in the pair's *relation* to the private one:
 

@@ -1,12 +1,15 @@
 """How good is a rehearsal's prediction? Pairs of a public and a private set, see pairs.py.
 
     python experiments/defaults/rehearsals.py --data ../shared/data            # an hour, resumes
+    python experiments/defaults/rehearsals.py --data ../shared/data --model mlp
     python experiments/defaults/rehearsals.py --data ../shared/data --pairs 5  # a taste
+    python experiments/defaults/rehearsals.py --render    # rehearsals.md; none is run
 
 For every pair: the default plan, rehearsed on the public set, and run once on the private one.
 Finished pairs are kept in rehearsals.jsonl and not run again. The intervals are calibrated on the
 pairs of the first families and tested on those of the others; rehearsals.md has the result, and
-`--constants` prints what :mod:`forethought.utility.resemblance` bundles.
+`--constants` prints what :mod:`forethought.utility.resemblance` bundles. A perceptron is run on the
+held-out pairs of the relations whose intervals are offered: nothing is calibrated on it.
 """
 
 from __future__ import annotations
@@ -34,20 +37,24 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "rehearsals.jsonl"
 PAIRS = 60  # of a relation, calibrated on and held out each
 REPEATS = 6
+MODELS = ("linear", "mlp")
+HIDDEN = 32  # of the perceptron
 SPLITS = {"calibrated": CALIBRATED_ON, "held out": HELD_OUT}
 
 
-def measured(found: Pair, seed: int) -> dict[str, Any]:
+def measured(found: Pair, seed: int, name: str) -> dict[str, Any]:
     """The prediction for a pair's private set beside what one run achieves there."""
     examples, width = found.train[0].shape
-    plan = ft.plan(
-        examples=examples,
-        budget=ft.Budget(found.epsilon, default_delta(examples)),
-        parameters=(width + 1) * found.classes,
-    )
 
     def model() -> torch.nn.Module:
-        return build("linear", inputs=(width,), classes=found.classes)
+        options = {"hidden": HIDDEN} if name == "mlp" else {}
+        return build(name, inputs=(width,), classes=found.classes, **options)
+
+    known: dict[str, Any] = {"parameters": (width + 1) * found.classes}
+    if name == "mlp":
+        known = {"model": model, "shape": (width,)}
+    budget = ft.Budget(found.epsilon, default_delta(examples))
+    plan = ft.plan(examples=examples, budget=budget, **known)
 
     tested = len(found.test[1])
     if found.public is None:
@@ -83,61 +90,78 @@ def measured(found: Pair, seed: int) -> dict[str, Any]:
     }
 
 
-def finished() -> dict[tuple[str, str, int], dict[str, Any]]:
-    """Every pair that was run, by split, relation and number."""
+def finished() -> dict[tuple[str, str, str, int], dict[str, Any]]:
+    """Every pair that was run, by model, split, relation and number."""
     if not RESULTS.exists():
         return {}
     rows = map(json.loads, RESULTS.read_text(encoding="utf-8").splitlines())
-    return {(row["split"], row["relation"], row["number"]): row for row in rows}
+    return {(row["model"], row["split"], row["relation"], row["number"]): row for row in rows}
 
 
-def scores_of(rows: Iterable[dict[str, Any]], relation: str) -> list[float]:
+Row = dict[str, Any]
+
+
+def rows_of(rows: Iterable[Row], model: str, split: str, relation: str) -> list[Row]:
+    """The pairs that could be rehearsed."""
+    wanted = (model, split, relation)
+    return [r for r in rows if (r["model"], r["split"], r["relation"]) == wanted and "low" in r]
+
+
+def scores_of(rows: Iterable[Row], relation: str) -> list[float]:
     """Scores of the calibrated pairs, as they are bundled."""
-    return sorted(
-        round(score((row["low"], row["high"]), row["achieved"]), 3)
-        for row in rows
-        if (row["split"], row["relation"]) == ("calibrated", relation) and "low" in row
+    found = rows_of(rows, "linear", "calibrated", relation)
+    return sorted(round(score((row["low"], row["high"]), row["achieved"]), 3) for row in found)
+
+
+def held_in(row: Row, scores: list[float]) -> tuple[float, float]:
+    """A pair's interval of 90 %, calibrated by these scores."""
+    return calibrated((row["low"], row["high"]), scores, 0.9) or (0.0, 1.0)
+
+
+def inside(rows: list[Row], scores: list[float]) -> int:
+    """How many pairs' intervals hold what was achieved."""
+    ends = [held_in(row, scores) for row in rows]
+    return sum(low <= row["achieved"] <= high for row, (low, high) in zip(rows, ends, strict=True))
+
+
+def line(called: str, held: list[Row], scores: list[float]) -> str:
+    """What one relation's held-out pairs say, as a row of a table."""
+    widths = [100 * (high - low) for low, high in (held_in(row, scores) for row in held)]
+    errors = [100 * abs(row["predicted"] - row["achieved"]) for row in held]
+    worst = held[errors.index(max(errors))]
+    count = inside(held, scores)
+    alone = sum(row["low"] <= row["achieved"] <= row["high"] for row in held)
+    return (
+        f"| {called} | {len(scores)} | {len(held)} | {count} | {said(count, len(held))} | "
+        f"{alone} | {statistics.median(widths):.1f} | {statistics.median(errors):.1f} | "
+        f"{max(errors):.1f} ({worst['pair']}) |"
     )
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def table(rows: list[Row]) -> str:
     """What the held-out pairs say, as markdown."""
     lines = [
         "Made by `python experiments/defaults/rehearsals.py`. Intervals of 90 %, calibrated on "
-        f"pairs of {', '.join(CALIBRATED_ON)}; held out are pairs of {', '.join(HELD_OUT)}.",
+        f"linear models on pairs of {', '.join(CALIBRATED_ON)}; held out are pairs of "
+        f"{', '.join(HELD_OUT)}.",
         "",
         "| relation | pairs calibrated on | held out | achieved inside | share, 95 % interval "
         "| inside the run's own interval | median width, points | median error | largest error |",
         "| --- | ---: | ---: | ---: | --- | ---: | ---: | ---: | --- |",
     ]
-    inside_all = count_all = 0
-    for relation in RELATIONS:
-        scores = scores_of(rows, relation)
-        held = [
-            row
-            for row in rows
-            if (row["split"], row["relation"]) == ("held out", relation) and "low" in row
-        ]
-        if not held or not scores:
-            continue
-        intervals = [calibrated((r["low"], r["high"]), scores, 0.9) or (0.0, 1.0) for r in held]
-        inside = sum(
-            low <= row["achieved"] <= high for row, (low, high) in zip(held, intervals, strict=True)
-        )
-        alone = sum(row["low"] <= row["achieved"] <= row["high"] for row in held)
-        errors = [100 * abs(row["predicted"] - row["achieved"]) for row in held]
-        worst = held[errors.index(max(errors))]
-        width = statistics.median(100 * (high - low) for low, high in intervals)
-        lines.append(
-            f"| {relation} | {len(scores)} | {len(held)} | {inside} | {said(inside, len(held))} | "
-            f"{alone} | {width:.1f} | {statistics.median(errors):.1f} | {max(errors):.1f} "
-            f"({worst['pair']}) |"
-        )
-        if relation in SCORES:  # the others' intervals are not offered
-            inside_all, count_all = inside_all + inside, count_all + len(held)
-    if count_all:
-        told = said(inside_all, count_all)
-        lines.append(f"| the two offered |  | {count_all} | {inside_all} | {told} |  |  |  |  |")
+    for model in MODELS:
+        of_model = "" if model == "linear" else ", perceptron"
+        count = total = 0
+        for relation in RELATIONS:
+            scores, held = scores_of(rows, relation), rows_of(rows, model, "held out", relation)
+            if not held or not scores:
+                continue
+            lines.append(line(relation + of_model, held, scores))
+            if relation in SCORES:  # the others' intervals are not offered
+                count, total = count + inside(held, scores), total + len(held)
+        if total:
+            told = f"{total} | {count} | {said(count, total)}"
+            lines.append(f"| the two offered{of_model} |  | {told} |  |  |  |  |")
     refused = [row for row in rows if "refused" in row]
     if refused:
         lines += [
@@ -145,21 +169,20 @@ def table(rows: list[dict[str, Any]]) -> str:
             f"{len(refused)} pairs could not be rehearsed: their tables, cut to a few columns, "
             "hold records twice.",
         ]
-    lines += ["", "Held-out pairs inside, of all four relations, by data set and by ε:", ""]
-    for key in ("family", "epsilon"):
-        found: dict[str, list[bool]] = {}
-        for row in rows:
-            if row["split"] != "held out" or "low" not in row:
-                continue
-            scores = scores_of(rows, row["relation"])
-            low, high = calibrated((row["low"], row["high"]), scores, 0.9) or (0.0, 1.0)
-            name = row["pair"].split(",")[0] if key == "family" else f"ε = {row['epsilon']:g}"
-            found.setdefault(name, []).append(low <= row["achieved"] <= high)
-        lines.append(
-            "; ".join(f"{name} {sum(of)} of {len(of)}" for name, of in sorted(found.items()))
-            + ".\n"
-        )
-    return "\n".join(lines)
+    lines += ["", "Held-out pairs of linear models inside, by data set and by ε:", ""]
+    offered = "of the two relations offered", tuple(SCORES)
+    others = "of the others", tuple(name for name in RELATIONS if name not in SCORES)
+    for words, relations in (offered, others):
+        held = [row for name in relations for row in rows_of(rows, "linear", "held out", name)]
+        for key in ("family", "epsilon"):
+            found: dict[str, list[bool]] = {}
+            for row in held:
+                name = row["pair"].split(",")[0] if key == "family" else f"ε = {row['epsilon']:g}"
+                one = inside([row], scores_of(rows, row["relation"])) == 1
+                found.setdefault(name, []).append(one)
+            told = [f"{name} {sum(of)} of {len(of)}" for name, of in sorted(found.items())]
+            lines.append(f"- {words}: {'; '.join(told)}.")
+    return "\n".join(lines) + "\n"
 
 
 def said(inside: int, count: int) -> str:
@@ -173,32 +196,48 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="folder with the data sets")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="of each relation and split")
+    parser.add_argument("--relation", nargs="+", choices=RELATIONS, default=list(RELATIONS))
+    parser.add_argument("--model", choices=MODELS, default="linear")
     parser.add_argument("--constants", action="store_true", help="print what is bundled; run none")
+    parser.add_argument("--render", action="store_true", help="write rehearsals.md and stop")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    done = finished()
     if args.constants:
+        rows = list(finished().values())
         for relation in RELATIONS:
-            print(relation, scores_of(done.values(), relation))
+            scores = scores_of(rows, relation)
+            print(relation, scores)
+            for model in MODELS:
+                held = rows_of(rows, model, "held out", relation)
+                print(f"{model}: {inside(held, scores)} of {len(held)} held-out pairs")
         return
-    for number in range(args.pairs):
-        for split, families in SPLITS.items():
-            for relation in RELATIONS:
-                if (split, relation, number) in done:
+    if not args.render:
+        run(args.model, args.relation, args.pairs, args.data)
+    rows = list(finished().values())
+    (HERE / "rehearsals.md").write_text(table(rows), encoding="utf-8")
+
+
+def run(model: str, relations: list[str], pairs: int, folder: Path | None) -> None:
+    """Run the pairs that are missing."""
+    done = finished()
+    splits = SPLITS if model == "linear" else {"held out": HELD_OUT}
+    wanted = [name for name in relations if model == "linear" or name in SCORES]
+    for number in range(pairs):
+        for split, families in splits.items():
+            for relation in wanted:
+                if (model, split, relation, number) in done:
                     continue
                 start = time.process_time()
-                found = pair(relation, number, families, args.data)
+                found = pair(relation, number, families, folder)
                 try:
-                    values = measured(found, 1_000 * number)
+                    values = measured(found, 1_000 * number, model)
                 except CoincidingRecordsError as error:
                     # Tables cut to a few columns hold records twice, which training refuses.
                     values = {"pair": found.name, "refused": str(error).split(":")[0]}
-                row = {"split": split, "relation": relation, "number": number, **values}
+                key = {"model": model, "split": split, "relation": relation, "number": number}
                 with RESULTS.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
-                print(row, f"{time.process_time() - start:.1f} s", flush=True)
-    rows = list(finished().values())
-    (HERE / "rehearsals.md").write_text(table(rows), encoding="utf-8")
+                    file.write(json.dumps({**key, **values}, ensure_ascii=False) + "\n")
+                print({**key, **values}, f"{time.process_time() - start:.1f} s", flush=True)
 
 
 if __name__ == "__main__":
