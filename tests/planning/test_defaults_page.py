@@ -1,0 +1,66 @@
+"""docs/defaults.md says of linear models and rehearsals what the kept results say."""
+
+from __future__ import annotations
+
+import csv
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+KEPT = ROOT / "experiments" / "defaults"
+pytestmark = pytest.mark.skipif(not KEPT.exists(), reason="the experiments are not here")
+
+
+def words(path: Path) -> str:
+    """A file's text, however its lines are broken."""
+    return " ".join(path.read_text(encoding="utf-8").split())
+
+
+def groups() -> dict[str, list[str]]:
+    """The paragraphs under each heading of results.md."""
+    found = {}
+    for part in (KEPT / "results.md").read_text(encoding="utf-8").split("\n## ")[1:]:
+        heading, *paragraphs = part.strip().split("\n\n")
+        found[heading] = paragraphs
+    return found
+
+
+def test_the_page_has_the_summaries_that_the_command_wrote() -> None:
+    page = words(ROOT / "docs" / "defaults.md")
+    told = groups()
+    assert "Held out" in told
+    for paragraphs in told.values():
+        for paragraph in paragraphs[:-1]:  # the last is the table
+            assert paragraph.split(": ", 1)[-1] in page or paragraph in page
+
+
+def test_the_summary_is_that_of_the_rows() -> None:
+    """Counted here from results.csv, and which sets are held out from the table alone."""
+    with (KEPT / "results.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for heading, (summary, *_, table) in groups().items():
+        names = {line.split(" | ")[0].strip("| ") for line in table.splitlines()[2:]}
+        own = [row for row in rows if row["data"] in names]
+        assert len(own) == len(table.splitlines()) - 2, heading
+        behind = [float(row["behind"]) for row in own]
+        within = sum(gap <= 1.5 for gap in behind)
+        assert summary.startswith(f"Within 1.5 points of the best in {within} of {len(own)} cases")
+        assert f"median {statistics.median(behind):+.2f}, worst {max(behind):+.2f} " in summary
+        assert all(f"{row['data']} at ε = " in summary for row in own if float(row["behind"]) > 1.5)
+
+
+def test_the_page_has_the_rows_of_the_rehearsals() -> None:
+    page = words(ROOT / "docs" / "defaults.md")
+    lines = (KEPT / "rehearsals.md").read_text(encoding="utf-8").splitlines()
+    rows = [line for line in lines if re.match(r"\| (same|synth|the two)", line)]
+    assert len(rows) >= 5 and all(" ".join(row.split()) in page for row in rows)
+
+
+def test_the_page_has_the_rows_of_adult() -> None:
+    page = words(ROOT / "docs" / "defaults.md")
+    lines = (KEPT / "adult.md").read_text(encoding="utf-8").splitlines()
+    rows = [line for line in lines if re.match(r"\| \d", line)]
+    assert len(rows) == 4 and all(row in page for row in rows)
