@@ -57,7 +57,10 @@ def job_file(tmp_path: Path) -> Path:
     ("shape", "expected"),
     [
         ((9, 1, 28, 28), "scattering"),
-        ((9, 3, 32, 32), "patches"),
+        ((9, 3, 32, 32), "deep-patches"),
+        ((9, 3, 20, 96), "deep-patches"),
+        ((9, 3, 19, 32), "patches"),  # too small for the second scale
+        ((9, 3, 12, 12), "patches"),
         ((9, 1, 8, 8), None),  # too small
         ((9, 4, 32, 32), None),
         ((9, 30), None),

@@ -185,22 +185,26 @@ def best_features(shape: Shape) -> str | None:
     """Which features ``"auto"`` takes for images of this shape; None: the data stay as they are.
 
     Nothing but the shape decides, so no record does. On held-out training images patches won by far
-    in colour; in grey they lost on digits what they won on clothes, and more of it counted in
-    errors, so grey images get scattering (experiments/patches/README.md). Smaller and larger ones
-    were not measured.
+    in colour, and deep ones, which want at least 20 pixels a side, over those; in grey patches lost
+    on digits what they won on clothes, and more of it counted in errors, so grey images get
+    scattering (experiments/patches/README.md). Smaller and larger ones were not measured.
 
     Args:
         shape: of all inputs: (N, channels, H, W), or of something that is no image.
     """
     if not EXTRACTORS["patches"].suits(shape):
         return None
-    return "patches" if shape[1] == 3 else "scattering"
+    if shape[1] != 3:
+        return "scattering"
+    return "deep-patches" if deep_patches.suits(shape) else "patches"
 
 
 def reason_for(name: str) -> str:
     """Why ``"auto"`` takes these features, in a line for whoever reads a job or a plan."""
     model = "a linear model on fixed features learns more through the noise than one on pixels"
     if name == "patches":
+        return f"{model}; of those measured the best for colour images so small"
+    if name == "deep-patches":
         return f"{model}; of those measured the best for colour"
     return f'{model}; for grey drawings and digits. For grey photographs try "patches"'
 
