@@ -1,4 +1,4 @@
-"""What the planner's defaults reach on test images, a linear model on the features of ``"auto"``.
+"""What the planner's defaults reach on test images, a linear model on fixed features.
 
     python experiments/patches/image_defaults.py --data DIR    # image_defaults.csv and .md
     python experiments/patches/image_defaults.py --data DIR --only mnist:scattering
