@@ -194,6 +194,12 @@ def test_a_gabor_cnn_starts_with_scores_of_zero_and_filters_of_every_direction()
     flipped = first.weight.detach().flip(2, 3).flatten(1)
     signs = torch.tensor([1.0, -1.0] * 8)[:, None]  # ridges are even, edges odd
     torch.testing.assert_close(flipped, rays * signs, atol=1e-5, rtol=0)
+    # The wave's length and the window's width: the accuracies were measured with these.
+    ridge, edge = first.weight.detach()[:2, 0, 3]
+    expected = torch.tensor([-0.1431, -0.1784, 0.1298, 0.3834, 0.1298, -0.1784, -0.1431])
+    torch.testing.assert_close(ridge, expected, atol=1e-4, rtol=0)
+    expected = torch.tensor([-0.0294, 0.1929, 0.3234, 0.0, -0.3234, -0.1929, 0.0294])
+    torch.testing.assert_close(edge, expected, atol=1e-4, rtol=0)
     # A turn by a right angle is the direction a quarter of the list away.
     turned = torch.rot90(first.weight.detach(), -1, (2, 3)).flatten(1)
     torch.testing.assert_close((turned[:8] * rays[8:]).sum(1).abs(), torch.ones(8))
@@ -206,6 +212,7 @@ def test_a_gabor_cnn_starts_with_scores_of_zero_and_filters_of_every_direction()
 
 def test_what_a_gabor_cnn_s_last_layer_sees_has_one_norm_and_no_mean():
     model = build("gabor-cnn", inputs=(3, 16, 20), classes=4, strength=2.0)
+    torch.testing.assert_close(model[0].weight.flatten(1).norm(dim=1), torch.ones(16))
     seen = model[:-2](torch.rand(5, 3, 16, 20))
     assert seen.shape == (5, 16, 4, 5)
     assert seen.mean((2, 3)).abs().max() < 1e-6
