@@ -9,6 +9,10 @@ Later that day, after pairs 0 to 36 of linear models and before any of a network
 of the relations whose intervals are offered are run with a perceptron of 32 units as well, planned
 by its model and shape. The intervals are those of the linear models; nothing is calibrated on it.
 
+Those held 100 of the 120, so that the perceptron was then run on the pairs that are calibrated on
+as well. Calibrated on these by the same rule they held 102. Since then an interval of a network is
+never narrower than its run's own: decided on these pairs, in the direction that claims less.
+
 A pair is drawn by its number alone: a family in turn, a part of its classes (images), the size N of
 the private data, ε, and a public set that stands in the pair's *relation* to the private one:
 

@@ -9,7 +9,7 @@ For every pair: the default plan, rehearsed on the public set, and run once on t
 Finished pairs are kept in rehearsals.jsonl and not run again. The intervals are calibrated on the
 pairs of the first families and tested on those of the others; rehearsals.md has the result, and
 `--constants` prints what :mod:`forethought.utility.resemblance` bundles. A perceptron is run on the
-held-out pairs of the relations whose intervals are offered: nothing is calibrated on it.
+pairs of the relations whose intervals are offered.
 """
 
 from __future__ import annotations
@@ -107,29 +107,29 @@ def rows_of(rows: Iterable[Row], model: str, split: str, relation: str) -> list[
     return [r for r in rows if (r["model"], r["split"], r["relation"]) == wanted and "low" in r]
 
 
-def scores_of(rows: Iterable[Row], relation: str) -> list[float]:
+def scores_of(rows: Iterable[Row], model: str, relation: str) -> list[float]:
     """Scores of the calibrated pairs, as they are bundled."""
-    found = rows_of(rows, "linear", "calibrated", relation)
+    found = rows_of(rows, model, "calibrated", relation)
     return sorted(round(score((row["low"], row["high"]), row["achieved"]), 3) for row in found)
 
 
-def held_in(row: Row, scores: list[float]) -> tuple[float, float]:
+def held_in(row: Row, scores: list[float], narrows: bool) -> tuple[float, float]:
     """A pair's interval of 90 %, calibrated by these scores."""
-    return calibrated((row["low"], row["high"]), scores, 0.9) or (0.0, 1.0)
+    return calibrated((row["low"], row["high"]), scores, 0.9, narrows=narrows) or (0.0, 1.0)
 
 
-def inside(rows: list[Row], scores: list[float]) -> int:
+def inside(rows: list[Row], scores: list[float], narrows: bool) -> int:
     """How many pairs' intervals hold what was achieved."""
-    ends = [held_in(row, scores) for row in rows]
+    ends = [held_in(row, scores, narrows) for row in rows]
     return sum(low <= row["achieved"] <= high for row, (low, high) in zip(rows, ends, strict=True))
 
 
-def line(called: str, held: list[Row], scores: list[float]) -> str:
+def line(called: str, held: list[Row], scores: list[float], narrows: bool) -> str:
     """What one relation's held-out pairs say, as a row of a table."""
-    widths = [100 * (high - low) for low, high in (held_in(row, scores) for row in held)]
+    widths = [100 * (high - low) for low, high in (held_in(row, scores, narrows) for row in held)]
     errors = [100 * abs(row["predicted"] - row["achieved"]) for row in held]
     worst = held[errors.index(max(errors))]
-    count = inside(held, scores)
+    count = inside(held, scores, narrows)
     alone = sum(row["low"] <= row["achieved"] <= row["high"] for row in held)
     return (
         f"| {called} | {len(scores)} | {len(held)} | {count} | {said(count, len(held))} | "
@@ -142,8 +142,7 @@ def table(rows: list[Row]) -> str:
     """What the held-out pairs say, as markdown."""
     lines = [
         "Made by `python experiments/defaults/rehearsals.py`. Intervals of 90 %, calibrated on "
-        f"linear models on pairs of {', '.join(CALIBRATED_ON)}; held out are pairs of "
-        f"{', '.join(HELD_OUT)}.",
+        f"pairs of {', '.join(CALIBRATED_ON)}; held out are pairs of {', '.join(HELD_OUT)}.",
         "",
         "| relation | pairs calibrated on | held out | achieved inside | share, 95 % interval "
         "| inside the run's own interval | median width, points | median error | largest error |",
@@ -153,15 +152,28 @@ def table(rows: list[Row]) -> str:
         of_model = "" if model == "linear" else ", perceptron"
         count = total = 0
         for relation in RELATIONS:
-            scores, held = scores_of(rows, relation), rows_of(rows, model, "held out", relation)
+            scores = scores_of(rows, model, relation)
+            held = rows_of(rows, model, "held out", relation)
             if not held or not scores:
                 continue
-            lines.append(line(relation + of_model, held, scores))
+            lines.append(line(relation + of_model, held, scores, model == "linear"))
             if relation in SCORES:  # the others' intervals are not offered
-                count, total = count + inside(held, scores), total + len(held)
+                count += inside(held, scores, model == "linear")
+                total += len(held)
         if total:
             told = f"{total} | {count} | {said(count, total)}"
             lines.append(f"| the two offered{of_model} |  | {told} |  |  |  |  |")
+    for words, model in (("the pairs of linear models", "linear"), ("its own", "mlp")):
+        of_perceptron = {name: rows_of(rows, "mlp", "held out", name) for name in SCORES}
+        total = sum(map(len, of_perceptron.values()))
+        count = sum(
+            inside(held, scores_of(rows, model, name), True) for name, held in of_perceptron.items()
+        )
+        lines += [
+            "",
+            f"Calibrated on {words}, and narrowed where these allow it, the perceptron's intervals "
+            f"held {count} of {total} ({said(count, total)}).",
+        ]
     refused = [row for row in rows if "refused" in row]
     if refused:
         lines += [
@@ -178,7 +190,7 @@ def table(rows: list[Row]) -> str:
             found: dict[str, list[bool]] = {}
             for row in held:
                 name = row["pair"].split(",")[0] if key == "family" else f"ε = {row['epsilon']:g}"
-                one = inside([row], scores_of(rows, row["relation"])) == 1
+                one = inside([row], scores_of(rows, "linear", row["relation"]), True) == 1
                 found.setdefault(name, []).append(one)
             told = [f"{name} {sum(of)} of {len(of)}" for name, of in sorted(found.items())]
             lines.append(f"- {words}: {'; '.join(told)}.")
@@ -204,12 +216,12 @@ def main() -> None:
     torch.set_num_threads(1)
     if args.constants:
         rows = list(finished().values())
-        for relation in RELATIONS:
-            scores = scores_of(rows, relation)
-            print(relation, scores)
-            for model in MODELS:
+        for model in MODELS:
+            for relation in RELATIONS:
+                scores = scores_of(rows, model, relation)
                 held = rows_of(rows, model, "held out", relation)
-                print(f"{model}: {inside(held, scores)} of {len(held)} held-out pairs")
+                count = inside(held, scores, model == "linear")
+                print(model, relation, f"{count} of {len(held)} held out", scores)
         return
     if not args.render:
         run(args.model, args.relation, args.pairs, args.data)
@@ -220,10 +232,9 @@ def main() -> None:
 def run(model: str, relations: list[str], pairs: int, folder: Path | None) -> None:
     """Run the pairs that are missing."""
     done = finished()
-    splits = SPLITS if model == "linear" else {"held out": HELD_OUT}
     wanted = [name for name in relations if model == "linear" or name in SCORES]
     for number in range(pairs):
-        for split, families in splits.items():
+        for split, families in SPLITS.items():
             for relation in wanted:
                 if (model, split, relation, number) in done:
                     continue

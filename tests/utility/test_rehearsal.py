@@ -61,7 +61,7 @@ def test_the_very_plan_is_run_on_as_many_records(monkeypatch: pytest.MonkeyPatch
     found = rehearse(plan, model, pool(400, 60), repeats=3)
     assert seen == [(plan, 200, 60)] * 3
     assert (found.train_examples, found.test_examples, found.distinct) == (200, 60, 1.0)
-    assert found.plan == plan
+    assert found.plan == plan and found.linear
 
 
 def test_training_and_test_records_never_overlap() -> None:
@@ -115,8 +115,10 @@ def test_generated_data_is_another_task_each_time() -> None:
         seeds.append(seed)
         return like((5,), 3, 200, seed=seed)
 
-    found = rehearse(small_plan(), model, make, repeats=3)
-    assert len(set(seeds)) == 3
+    found = rehearse(
+        small_plan(), lambda: build("mlp", inputs=(5,), classes=3, hidden=4), make, repeats=3
+    )
+    assert len(set(seeds)) == 3 and not found.linear
     assert not found.one_pool
     assert found.source == "synthetic"
     assert (
@@ -181,9 +183,13 @@ def test_it_says_what_the_interval_covers_and_what_not(tmp_path: Path) -> None:
     assert values["interval"] == [0.0, 1.0] and values["relation"] is None
     assert values["run_interval"] == list(found.run_interval)
     # As version 1 stored it.
-    old = {k: v for k, v in values.items() if k not in ("relation", "run_interval")}
+    old = {k: v for k, v in values.items() if k not in ("relation", "run_interval", "linear")}
     old |= {"schema": "forethought/rehearsal/1", "not_covered": "how the data differ"}
     assert Rehearsal.from_dict(old) == found
+    # Version 2 did not say which model it was.
+    second = {k: v for k, v in values.items() if k != "linear"}
+    second["schema"] = "forethought/rehearsal/2"
+    assert Rehearsal.from_dict(second) == found
     with pytest.raises(ValueError, match="schema"):
         Rehearsal.from_dict({**values, "schema": "other"})
     with pytest.raises(ValueError, match="unknown"):

@@ -21,6 +21,7 @@ import torch
 from scipy.stats import t as student
 from torch import nn
 
+from forethought.assumed import is_linear
 from forethought.data import Dataset
 from forethought.data.dataset import Split
 from forethought.data.synthetic import like
@@ -29,9 +30,17 @@ from forethought.plans import Plan
 from forethought.rounds.losses import Loss
 from forethought.serialisation import Stored, plain
 from forethought.training.run import train
-from forethought.utility.resemblance import RELATIONS, SCORES, Relation, widened
+from forethought.utility.resemblance import (
+    HELD,
+    HELD_BY_NETWORKS,
+    RELATIONS,
+    SCORES,
+    Relation,
+    scores_of,
+    widened,
+)
 
-REHEARSAL_SCHEMA = "forethought/rehearsal/2"
+REHEARSAL_SCHEMA = "forethought/rehearsal/3"
 
 PublicProxy = Dataset | Callable[[int], Dataset]
 
@@ -53,7 +62,12 @@ _DERIVED = ("predicted", "interval", "run_interval", "baseline")
 SHARED_POOL = "repeats draw from one pool of records, so they differ less than fresh draws would"
 
 
-def _upgrade(values: dict[str, Any]) -> dict[str, Any]:
+def _upgrade_second(values: dict[str, Any]) -> dict[str, Any]:
+    # Version 2 did not say which model was rehearsed: intervals of networks are the wider ones.
+    return {**values, "schema": REHEARSAL_SCHEMA, "linear": False}
+
+
+def _upgrade_first(values: dict[str, Any]) -> dict[str, Any]:
     # Version 1 knew one interval, that of a further run on the same data, and no relation.
     known = {name: value for name, value in values.items() if name != "not_covered"}
     run = values.get("interval")
@@ -63,6 +77,7 @@ def _upgrade(values: dict[str, Any]) -> dict[str, Any]:
         "run_interval": run,
         "interval": [0, 1],
         "relation": None,
+        "linear": False,
     }
 
 
@@ -81,11 +96,15 @@ class Rehearsal(Stored):
         one_pool: whether all repeats drew from the same records.
         plan: what was run.
         relation: how the source stands to the private data, as declared; None: nobody said.
+        linear: whether the model is one linear layer.
     """
 
     SCHEMA: ClassVar[str] = REHEARSAL_SCHEMA
     CALLED: ClassVar[str] = "rehearsal"
-    UPGRADES: ClassVar[Mapping[str, Any]] = {"forethought/rehearsal/1": _upgrade}
+    UPGRADES: ClassVar[Mapping[str, Any]] = {
+        "forethought/rehearsal/1": _upgrade_first,
+        "forethought/rehearsal/2": _upgrade_second,
+    }
 
     accuracies: tuple[float, ...]
     baselines: tuple[float, ...]
@@ -97,6 +116,7 @@ class Rehearsal(Stored):
     one_pool: bool
     plan: Plan
     relation: Relation | None = None
+    linear: bool = False
 
     @property
     def predicted(self) -> float:
@@ -115,7 +135,10 @@ class Rehearsal(Stored):
         :attr:`run_interval`, widened by as much as rehearsals were off on other pairs of data sets
         in the same relation; (0, 1) where nothing is known of that.
         """
-        return widened(self.run_interval, self.relation, self.level) or (0.0, 1.0)
+        return self._widened() or (0.0, 1.0)
+
+    def _widened(self) -> tuple[float, float] | None:
+        return widened(self.run_interval, self.relation, self.level, linear=self.linear)
 
     @property
     def run_interval(self) -> tuple[float, float]:
@@ -144,15 +167,15 @@ class Rehearsal(Stored):
             f"On such data {self.level:.0%} of runs are between {low:.1%} and {high:.1%}: "
             f"{COVERS}.",
         ]
-        if self.relation is None or widened(self.run_interval, self.relation, self.level) is None:
+        if self.relation is None or self._widened() is None:
             sentences.append(self._knows_nothing())
         else:
             low, high = self.interval
             sentences.append(
                 f"On the private data: {low:.1%} to {high:.1%}, as wide as it takes to hold "
-                f"{self.level:.0%} of {len(SCORES[self.relation])} other pairs of data sets in "
-                f"this relation ({self.relation}: {RESEMBLANCE[self.relation]}). Pairs unlike "
-                "those may be further off."
+                f"{self.level:.0%} of {self._pairs()} other pairs of data sets in this relation "
+                f"({self.relation}: {RESEMBLANCE[self.relation]}). {self._measured(self.relation)} "
+                "Pairs unlike those may be further off."
             )
         if self.one_pool:
             sentences.append(f"Note: {SHARED_POOL}.")
@@ -163,6 +186,17 @@ class Rehearsal(Stored):
                 "where more data would help."
             )
         return "\n".join(sentences)
+
+    def _pairs(self) -> int:
+        return len(scores_of(self.relation, self.linear))
+
+    def _measured(self, relation: Relation) -> str:
+        held, of = (HELD if self.linear else HELD_BY_NETWORKS)[relation]
+        model = "a linear model" if self.linear else "a small perceptron"
+        return (
+            f"With {model} such intervals of 90 % held {held} of {of} pairs of data sets that were "
+            "not calibrated on."
+        )
 
     def _knows_nothing(self) -> str:
         if self.relation == "synthetic":
@@ -176,11 +210,10 @@ class Rehearsal(Stored):
         if self.relation not in SCORES:
             return (
                 f"{KNOWS_NOTHING} Sets that share no more than their shape differ too much: on "
-                "other pairs of such sets rehearsals were off by 16 points at the median, and by "
+                "other pairs of such sets rehearsals were off by 17 points at the median, and by "
                 "up to 51. Rehearse on other records of the same population or task."
             )
-        pairs = len(SCORES[self.relation])
-        return f"{KNOWS_NOTHING} {pairs} pairs are too few for a level of {self.level:g}."
+        return f"{KNOWS_NOTHING} {self._pairs()} pairs are too few for a level of {self.level:g}."
 
     def _values(self) -> dict[str, Any]:
         derived = {name: plain(getattr(self, name)) for name in _DERIVED}
@@ -291,6 +324,7 @@ def rehearse(
         isinstance(data, Dataset),
         plan,
         relation,
+        is_linear(model),
     )
 
 
