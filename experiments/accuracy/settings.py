@@ -75,6 +75,7 @@ CELLS = (
     *(gabor("pixels", 40, rate, strength) for strength in (1.0, 3.0) for rate in (3.5, 7.0, 14.0)),
     *(gabor("pixels", rounds, rate, 3.0) for rounds, rate in ((20, 14.0), (80, 3.5))),
     gabor("deskewed", 40, 7.0, 3.0),
+    Cell(0.15, "gabor-cnn", "pixels", *PLANNED),
     *(linear(0.15, rounds, rate) for rounds, rate in ((60, 19.3), (120, 9.7))),
     *(linear(1.2, rounds, rate) for rounds, rate in ((200, 73.7), (400, 37.9))),
     *(linear(2.93, rounds, rate) for rounds, rate in ((400, 78.8), (800, 41.2))),
@@ -139,11 +140,14 @@ def plan_of(
 ) -> ft.Plan:
     """The cell's plan for these images, five sixths of the whole."""
     train = len(images)
+    budget = ft.Budget(cell.epsilon, DELTA)
+    if not cell.batch and cell.model != "linear":
+        return ft.plan(examples=train, budget=budget, model=model, shape=images.shape[1:])
     if not cell.batch:
         norm = EXTRACTORS[cell.images].usual_norm(images.shape)
         rows = Split(images, targets)
         data = Dataset("mnist", rows, None, 10, feature_norm=norm, fixed_features=cell.images)
-        return ft.plan(data=data, budget=ft.Budget(cell.epsilon, DELTA), model=model)
+        return ft.plan(data=data, budget=budget, model=model)
     count = train * 6 // 5
     settings: dict[str, Any] = {
         "rounds": 2 if smoke else cell.rounds,
@@ -153,7 +157,7 @@ def plan_of(
         "averaging": ft.Averaging(cell.averaging),
     }
     batch = min(cell.batch, count // 10)
-    job = ft.plan(examples=count, budget=ft.Budget(cell.epsilon, DELTA), batch=batch, **settings)
+    job = ft.plan(examples=count, budget=budget, batch=batch, **settings)
     return ft.plan(
         examples=train,
         noise_multiplier=job.noise_multiplier * train / count,
