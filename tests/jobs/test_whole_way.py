@@ -91,7 +91,7 @@ def test_the_remedy_for_gigabytes_comes_before_the_install() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     first = text.index("pip install torch --index-url https://download.pytorch.org/whl/cpu")
     assert first < text.index("pip install .") == text.index("pip install .", first)
-    assert re.search(r"5\.7 GB of CUDA", text)
+    assert "gigabytes of CUDA packages" in text
 
 
 @pytest.mark.slow
