@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
