@@ -34,6 +34,7 @@ KEPT, TABLE = FOLDER / "image_defaults.csv", FOLDER / "image_defaults.md"
 FIELDS = ("set", "features", "epsilon", "seed", "accuracy", "batch", "rounds", "seconds")
 CELLS = (
     "cifar10:patches",
+    "cifar10:deep-patches",
     "fashion-mnist:scattering",
     "mnist:scattering",
     "fashion-mnist:patches",
