@@ -98,6 +98,7 @@ COMMANDS = (
     Command("patches/run.py", ("trial",), resumes=True, kept="patches/trial.csv"),
     Command("patches/run.py", ("measure",), resumes=True, kept="patches/results.csv"),
     Command("patches/variants.py", (), minutes=3),
+    Command("patches/further.py", (), resumes=True, minutes=20),
     Command("patches/recipe.py", (), resumes=True, minutes=10),
     Command("patches/choices.py", (), resumes=True, minutes=60),
     Command("patches/image_defaults.py", (), resumes=True, kept="patches/image_defaults.csv"),
