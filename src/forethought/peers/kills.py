@@ -57,6 +57,8 @@ _WAITING_ROUNDS = 40
 # Chances: of two blows at once, of a stop in place of a kill, of a start right after a kill, and of
 # a trial with blows up to the end, in which those who are hit last cannot agree with the others.
 _TOGETHER, _STOPS, _AT_ONCE, _LATE = 0.15, 0.3, 0.4, 0.25
+# Seconds in which all begin, however patient the trial is later: processes load torch first.
+_BEGIN = 60.0
 # Events after which a worker that was started is back.
 _BACK = 8
 # Seconds between the last blow and the end after which models must agree: until then some take a
@@ -139,7 +141,7 @@ class KillTrial:
             for me in everybody:
                 self._start(me)
             self._until(
-                lambda: all(self._last(me) is not None for me in everybody), "did not begin"
+                lambda: all(self._last(me) is not None for me in everybody), "did not begin", _BEGIN
             )
             while self._blows > 0 and not self._near_the_end():
                 time.sleep(self._random.uniform(0.0, 0.4))
