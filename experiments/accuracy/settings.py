@@ -11,7 +11,7 @@ settings.csv is not run again; ``--smoke`` trains two rounds on 600 images, and 
 from __future__ import annotations
 
 import argparse
-import csv
+import sys
 import time
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -27,6 +27,9 @@ from forethought.data.features import EXTRACTORS, cached
 from forethought.models import build
 
 FOLDER = Path(__file__).parent
+sys.path.insert(0, str(FOLDER.parent / "patches"))
+from kept_rows import keep, kept  # noqa: E402  (lies beside)
+
 KEPT, TABLE = FOLDER / "settings.csv", FOLDER / "settings.md"
 EXAMPLES, TRAIN = 60_000, 50_000
 DELTA = 1.6666e-5
@@ -91,12 +94,12 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, help="where mnist/ is; or FORETHOUGHT_DATA")
     parser.add_argument("--smoke", action="store_true", help="600 images, nothing kept")
     given = parser.parse_args()
-    done = {tuple(row[field] for field in FIELDS[:-2]) for row in kept()}
+    done = {tuple(row[field] for field in FIELDS[:-2]) for row in kept(KEPT)}
     for cell in CELLS:
         if given.smoke or tuple(map(str, astuple(cell))) not in done:
             found = measured(cell, given.data_dir, given.smoke)
             if not given.smoke:
-                keep(found)
+                keep(KEPT, FIELDS, [found])
     if not given.smoke:
         write_table()
 
@@ -167,25 +170,9 @@ def plan_of(
     )
 
 
-def kept() -> list[dict[str, str]]:
-    if not KEPT.exists():
-        return []
-    with KEPT.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def keep(found: tuple[object, ...]) -> None:
-    new = not KEPT.exists()
-    with KEPT.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if new:
-            writer.writerow(FIELDS)
-        writer.writerow(found)
-
-
 def write_table() -> None:
     """settings.md from settings.csv."""
-    rows = {tuple(row[field] for field in FIELDS[:-2]): row for row in kept()}
+    rows = {tuple(row[field] for field in FIELDS[:-2]): row for row in kept(KEPT)}
     heads = (
         "ε, model, images, batch, rounds, step, momentum, clip norm, weights, strength, accuracy"
     )

@@ -12,7 +12,6 @@ of each kind of features, and keeps nothing.
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 import time
 from pathlib import Path
@@ -24,7 +23,8 @@ from forethought.data.features import cached
 
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent / "patches"))
-from side_by_side import Run, accuracies, trained  # noqa: E402  (lies beside)
+from kept_rows import keep, kept  # noqa: E402  (lie beside)
+from side_by_side import Run, accuracies, trained  # noqa: E402
 
 KEPT, TABLE = FOLDER / "trial.csv", FOLDER / "trial.md"
 FIELDS = ("set", "features", "rounds", "epsilon", "spread", "accuracy", "seconds")
@@ -47,14 +47,14 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="300 images, nothing kept")
     given = parser.parse_args()
     torch.set_grad_enabled(False)
-    done = {(row["set"], row["features"], int(row["rounds"])) for row in kept()}
+    done = {(row["set"], row["features"], int(row["rounds"])) for row in kept(KEPT)}
     for cell in CELLS:
         if given.only not in (None, ":".join(map(str, cell))):
             continue
         if given.smoke or cell not in done:
             found = measured(*cell, given.data_dir, given.smoke)
             if not given.smoke:
-                keep(found)
+                keep(KEPT, FIELDS, found)
     if not given.smoke:
         write_table()
 
@@ -97,27 +97,11 @@ def normalised(images, features: str) -> torch.Tensor:  # type: ignore[no-untype
     return found
 
 
-def kept() -> list[dict[str, str]]:
-    if not KEPT.exists():
-        return []
-    with KEPT.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def keep(found: list[tuple[object, ...]]) -> None:
-    new = not KEPT.exists()
-    with KEPT.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if new:
-            writer.writerow(FIELDS)
-        writer.writerows(found)
-
-
 def write_table() -> None:
     """trial.md from trial.csv."""
     found = {
         (r["set"], r["features"], r["rounds"], float(r["epsilon"]), float(r["spread"])): r
-        for r in kept()
+        for r in kept(KEPT)
     }
     text = ["Written by `python experiments/accuracy/trial.py`; one seed.\n"]
     text += [

@@ -15,7 +15,6 @@ core, beside the features, and 3 GB.
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import time
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from kept_rows import keep, kept
 from torch import Tensor
 
 import forethought as ft
@@ -211,7 +211,7 @@ def moved(inputs: Tensor, shift: Tensor) -> Tensor:
 
 def cell(name: str, features: str, folder: Path | None, smoke: bool, only: list[str]) -> None:
     """Every way on one set with one kind of features."""
-    done = {(row["set"], row["features"], row["way"]) for row in kept()}
+    done = {(row["set"], row["features"], row["way"]) for row in kept(KEPT)}
     wanted = [way for way in only if smoke or (name, features, way) not in done]
     data = load(name, folder=folder).train
     count, measure = (300, 100) if smoke else (TRAIN, MEASURE)
@@ -242,23 +242,7 @@ def cell(name: str, features: str, folder: Path | None, smoke: bool, only: list[
                     ]
             print(f"{time.process_time() - start:.0f} s", flush=True)
             if not smoke:
-                keep(found)
-
-
-def kept() -> list[dict[str, str]]:
-    if not KEPT.exists():
-        return []
-    with KEPT.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def keep(found: list[tuple[object, ...]]) -> None:
-    new = not KEPT.exists()
-    with KEPT.open("a", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if new:
-            writer.writerow(FIELDS)
-        writer.writerows(found)
+                keep(KEPT, FIELDS, found)
 
 
 def write_table() -> None:
@@ -274,7 +258,7 @@ def write_table() -> None:
     text += ["| --- " * (len(heads) + 3) + "|"]
     found = {
         (r["set"], r["features"], r["way"], float(r["epsilon"]), float(r["spread"])): r["accuracy"]
-        for r in kept()
+        for r in kept(KEPT)
         if r["weights"] == "average"
     }
     for key in sorted(dict.fromkeys(key[:3] for key in found), key=place):

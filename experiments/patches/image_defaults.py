@@ -14,7 +14,6 @@ minutes of one core beside the features, and 4 GB. ``--smoke`` trains on 300 ima
 from __future__ import annotations
 
 import argparse
-import csv
 import statistics
 import time
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from kept_rows import keep, kept
 from torch import Tensor
 
 import forethought as ft
@@ -185,23 +185,7 @@ def cell(name: str, features: str, folder: Path | None, smoke: bool) -> None:
         found.append((*what, round(plan.batch), plan.rounds, f"{seconds:.0f}"))
     print(*found, sep="\n", flush=True)
     if not smoke:
-        keep(found)
-
-
-def kept() -> list[dict[str, str]]:
-    if not KEPT.exists():
-        return []
-    with KEPT.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def keep(found: list[tuple[object, ...]]) -> None:
-    new = not KEPT.exists()
-    with KEPT.open("a", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if new:
-            writer.writerow(FIELDS)
-        writer.writerows(found)
+        keep(KEPT, FIELDS, found)
 
 
 def write_table() -> None:
@@ -212,7 +196,7 @@ def write_table() -> None:
         "| set | features | " + " | ".join(f"ε {e:g}" for e in EPSILONS) + " | batch, rounds |"
     ]
     text += ["| --- " * (len(EPSILONS) + 3) + "|"]
-    rows = kept()
+    rows = kept(KEPT)
     for name, features in dict.fromkeys((row["set"], row["features"]) for row in rows):
         own = [row for row in rows if (row["set"], row["features"]) == (name, features)]
         cells = []
@@ -232,7 +216,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
-    done = {(row["set"], row["features"]) for row in kept()}
+    done = {(row["set"], row["features"]) for row in kept(KEPT)}
     for wanted in CELLS:
         name, features = wanted.split(":")
         if arguments.only not in (None, wanted):

@@ -10,10 +10,10 @@ Finished rows are kept in recipe.csv and not run again; ``--smoke`` runs one row
 from __future__ import annotations
 
 import argparse
-import csv
 from pathlib import Path
 
 import torch
+from kept_rows import keep, kept
 from side_by_side import Run, accuracies, trained
 
 import forethought as ft
@@ -35,14 +35,14 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="where mnist/, cifar10/, … are")
     parser.add_argument("--smoke", action="store_true", help="300 images, nothing kept")
     arguments = parser.parse_args()
-    done = {(row["set"], row["features"]) for row in kept()}
+    done = {(row["set"], row["features"]) for row in kept(KEPT)}
     for name in SETS:
         for features in FEATURES:
             if arguments.smoke or (name, features) not in done:
                 found = rows(name, features, arguments.data, 300 if arguments.smoke else TRAIN)
                 if arguments.smoke:
                     return
-                keep(found)
+                keep(KEPT, FIELDS, found)
     write_table()
 
 
@@ -83,22 +83,6 @@ def rows(name: str, features: str, folder: Path | None, count: int) -> list[tupl
     return found
 
 
-def kept() -> list[dict[str, str]]:
-    if not KEPT.exists():
-        return []
-    with KEPT.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def keep(found: list[tuple[object, ...]]) -> None:
-    new = not KEPT.exists()
-    with KEPT.open("a", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if new:
-            writer.writerow(FIELDS)
-        writer.writerows(found)
-
-
 def write_table() -> None:
     """recipe.md from recipe.csv."""
     text = [
@@ -107,7 +91,7 @@ def write_table() -> None:
         "| set | features | ε | recipe | spread 1, 30 rounds | recipe: rounds, batch | centred |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for r in kept():
+    for r in kept(KEPT):
         text.append(
             f"| {r['set']} | {r['features']} | {r['epsilon']} | {r['recipe']} | {r['ours']} | "
             f"{r['rounds']}, {r['batch']} | {'yes' if r['centred'] == 'True' else 'no'} |"

@@ -4,7 +4,7 @@
 reads the same features for all of them here: the rule is the same (each record's gradient clipped,
 summed, Gaussian noise, divided by N, momentum), and so is the noise multiplier, which ``ft.plan``
 gives. Products are in bfloat16: patch features are bfloat16 anyhow, scores and sums are off by
-about 2⁻⁹ of themselves. tests/experiments/test_patches.py holds it against ``ft.train``. Its noise
+about 2⁻⁹ of themselves. tests/data/test_patch_trials.py holds it against ``ft.train``. Its noise
 comes from seeded generators: it measures accuracy, and nothing that it trains is private.
 """
 
