@@ -182,3 +182,44 @@ def test_the_usual_norm_is_near_that_of_images(monkeypatch):
     for data in (plain, scattered):
         norms = np.linalg.norm(data.train.inputs.reshape(len(data.train), -1), axis=1)
         assert data.feature_norm == pytest.approx(np.sqrt(np.mean(norms**2)), rel=0.5)
+
+
+def test_bytes_tensors_and_lists_have_the_features_of_the_pixels(images):
+    whole = np.round(images * 255).astype(np.uint8)
+    pixels = whole / np.float32(255)
+    expected = features.features_of(pixels, "patches")
+    alike = (whole, torch.from_numpy(whole), torch.from_numpy(pixels), pixels.tolist())
+    for given in (*alike, pixels.astype(np.float64)):
+        assert np.array_equal(features.features_of(given, "patches"), expected)
+    halves = torch.from_numpy(pixels).bfloat16()
+    assert features.features_of(halves, "patches").shape == expected.shape
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "words"),
+    [
+        (np.zeros((2, 1, 12, 12)), "auto", "one of 'scattering', .*, not 'auto'"),
+        (np.zeros((2, 1, 12, 12)), None, "one of 'scattering', .*, not None"),
+        (None, "patches", "images are numbers"),
+        ("image", "patches", "images are numbers"),
+        (3, "patches", "patches need images"),
+        (np.full((2, 1, 12, 12), np.nan), "patches", "expected 0 to 1"),
+        (
+            np.full((2, 1, 12, 12), 200),
+            "patches",
+            "from 200 to 200, expected 0 to 1: divide by 255",
+        ),
+    ],
+)
+def test_what_has_no_features_is_refused_in_words(given, name, words):
+    with pytest.raises(DataError, match=words):
+        features.features_of(given, name)
+
+
+def test_images_that_would_be_cut_off_are_refused_as_data(images):
+    targets = np.zeros(len(images), np.int64)
+    data = Dataset("bytes", Split(images * 255, targets), None, 2)
+    with pytest.raises(DataError, match=r"bytes: found pixels .* divide by 255"):
+        features.with_features(data, "patches")
+    with pytest.raises(DataError, match="one of 'scattering'"):
+        features.with_features(data, "foo")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from forethought.caveats import Caveat
 from forethought.data import deep_patches
@@ -229,11 +229,14 @@ def with_features(dataset: Dataset, name: str) -> Dataset:
     Raises:
         DataError: the inputs are not images, or not of a size that these features take.
     """
-    extractor = EXTRACTORS[name]
+    extractor = _extractor(name)
     shape = dataset.train.inputs.shape
     if not extractor.suits(shape):
         raise DataError(f"{dataset.name}: {extractor.needs}, not inputs of shape {shape}")
     test = dataset.test
+    for split in (dataset.train, test):
+        if split is not None:
+            _require_pixels(dataset.name, split.inputs, name)
     return Dataset(
         dataset.name,
         Split(cached(dataset.train.inputs, name), dataset.train.targets),
@@ -246,16 +249,49 @@ def with_features(dataset: Dataset, name: str) -> Dataset:
     )
 
 
-def features_of(images: NDArray[np.float32], name: str) -> NDArray[np.float32]:
+def _require_pixels(source: str, images: NDArray[np.float32], name: str) -> None:
+    """Refuse what is far from [0, 1]: bytes as floats, or standardised pixels, would be cut off."""
+    if name == "scattering" or not images.size:  # which cuts nothing off
+        return
+    if not (images.min() >= -1 and images.max() <= 2):
+        raise DataError(
+            f"{source}: found pixels from {images.min():.4g} to {images.max():.4g}, expected 0 to "
+            "1: divide by 255, or leave out what was subtracted"
+        )
+
+
+def _extractor(name: str) -> Extractor:
+    if name not in EXTRACTORS:
+        raise DataError(
+            f"features of images are one of {', '.join(map(repr, EXTRACTORS))}, not {name!r}"
+        )
+    return EXTRACTORS[name]
+
+
+def features_of(images: ArrayLike | torch.Tensor, name: str) -> NDArray[np.float32]:
     """Features of ``images``, kept nowhere.
 
+    Args:
+        images: (N, channels, height, width) in [0, 1], or bytes from 0 to 255.
+        name: as for :func:`with_features`.
+
     Raises:
-        DataError: not images, or not of a size that these features take.
+        DataError: no such features, no images, or not of a size that these features take.
     """
-    extractor = EXTRACTORS[name]
-    if not extractor.suits(images.shape):
-        raise DataError(f"{extractor.needs}, not inputs of shape {images.shape}")
-    return extractor.compute(torch.from_numpy(np.ascontiguousarray(images))).numpy()
+    extractor = _extractor(name)
+    if isinstance(images, torch.Tensor):
+        whole = images.dtype == torch.uint8
+        images = (images if whole else images.float()).numpy(force=True)
+    given = np.asarray(images)
+    if not (np.issubdtype(given.dtype, np.number) and np.isrealobj(given)):
+        raise DataError(f"images are numbers in [0, 1], not of dtype {given.dtype}")
+    pixels = np.ascontiguousarray(given, np.float32)
+    if given.dtype == np.uint8:
+        pixels = pixels / np.float32(255)
+    if not extractor.suits(given.shape):
+        raise DataError(f"{extractor.needs}, not inputs of shape {given.shape}")
+    _require_pixels("images", pixels, name)
+    return extractor.compute(torch.from_numpy(pixels)).numpy()
 
 
 def cached(images: NDArray[np.float32], name: str = "scattering") -> NDArray[np.float32]:
