@@ -41,6 +41,16 @@ def test_a_job_keeps_what_it_says() -> None:
         ('source = "digits"', "", r"line 1: 'data.source' is missing"),
         ("epochs = 5", "epochs 5", "job is no TOML file: .*line 12"),
         ("epochs = 5", 'sampling = "bernoulli"', "'poisson'"),
+        (
+            '"digits"',
+            '"digits"\nfeatures = "x"',
+            "data.features = 'x': .* integer, or 'scattering'",
+        ),
+        (
+            "epochs = 5",
+            "batch = 0\nrounds = 0",
+            "training.rounds = 0: .*; job, line 12: training.batch = 0:",
+        ),
     ],
 )
 def test_a_wrong_job_points_at_the_line(old: str, new: str, message: str) -> None:

@@ -4,9 +4,28 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel
+
+_WANTED = "input should be "  # as pydantic begins
+# The kind of value that was tried, which pydantic puts behind the key as if it were one below it.
+_TRIED = re.compile(r"(constrained-|literal\[|(str|int|float|bool|date|tuple|list|dict)(\[|$))")
+
+
+def explain_errors(name: str, text: str, rows: Sequence[Any], root: type[BaseModel]) -> str:
+    """Validation errors in the user's words; where a value may be several things, all in one."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        place = row["loc"]
+        place = place[:-1] if _TRIED.match(str(place[-1])) else place
+        where, _, wanted = explain_error(name, text, {**row, "loc": place}, root).partition(_WANTED)
+        found.setdefault(where, []).append(wanted)
+    return "; ".join(
+        f"{where}{_WANTED if any(wanted) else ''}{', or '.join(dict.fromkeys(wanted))}"
+        for where, wanted in found.items()
+    )
 
 
 def explain_error(name: str, text: str, row: Any, root: type[BaseModel]) -> str:

@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from forethought.jobs.about_section import AboutSection
-from forethought.jobs.explain import explain_error
+from forethought.jobs.explain import explain_errors
 from forethought.jobs.federation_section import FederationSection
 from forethought.jobs.gossip_section import GossipSection
 from forethought.mechanism import Budget, whole
@@ -193,9 +193,9 @@ class TrainingSection(_Section):
     noise_multiplier: _Float | None = Field(default=None, ge=0)
     noise: Literal["gaussian", "grid", "correlated"] = "gaussian"
     noise_schedule: Literal["constant", "geometric", "linear", "forgetting"] = "constant"
-    noise_fall: _Float | None = Field(default=None, gt=0, le=100)
+    noise_fall: _Float | None = Field(default=None, ge=0.01, le=100)
     size_schedule: Literal["constant", "linear", "geometric", "power"] = "constant"
-    size_growth: _Float | None = Field(default=None, gt=0, le=1000)
+    size_growth: _Float | None = Field(default=None, ge=0.001, le=1000)
     size_power: _Float | None = Field(default=None, gt=-1, le=10)
     sampling: Literal[
         "poisson",
@@ -440,9 +440,7 @@ class Job(_Section):
         try:
             return cls.model_validate(tables)
         except ValidationError as error:
-            raise JobError(
-                "; ".join(explain_error(name, text, row, cls) for row in error.errors())
-            ) from None
+            raise JobError(explain_errors(name, text, error.errors(), cls)) from None
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from forethought.jobs.explain import explain_error
+from forethought.jobs.explain import explain_errors
 from forethought.jobs.job import Job, JobError
 from forethought.jobs.toml import to_toml
 
@@ -165,9 +165,7 @@ def _validated(tables: Mapping[str, Any]) -> Job:
     try:
         return Job.model_validate(tables)
     except ValidationError as error:
-        raise JobError(
-            "; ".join(explain_error("", "", row, Job) for row in error.errors())
-        ) from None
+        raise JobError(explain_errors("", "", error.errors(), Job)) from None
 
 
 def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
