@@ -180,6 +180,7 @@ def test_noise_scales_by_name_are_those_of_the_training() -> None:
         ("holders-round", 5, 0.1 * 5**0.5, "√5 η₀ C σ, the noise of one round of 5 holders"),
         ("run", 1, 0.4, "√16 η₀ C σ, the noise of all rounds"),
         (0.73, 1, 0.73, "0.73 C σ"),
+        (5.0, 1, 5.0, "5 C σ"),  # not 2,500 holders
     ):
         settings = GraphSettings(noise_scale=name, holders=holders, **common)
         training = settings.plan(100, 0.1)

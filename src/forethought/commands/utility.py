@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,7 +43,8 @@ def utility(
         str,
         typer.Option(
             help="What σ is the noise of: weights (C σ), round (η₀ C σ), holders-round "
-            "(√holders η₀ C σ) or run (√rounds η₀ C σ), η₀ the step size over the batch."
+            "(√holders η₀ C σ) or run (√rounds η₀ C σ), η₀ the step size over the batch; or a "
+            "number of times C σ."
         ),
     ] = "weights",
     holders: Annotated[int, typer.Option(help="Of holders-round.")] = 1,
@@ -65,7 +67,10 @@ def utility(
     proxy = chosen_proxy(public_proxy, stand_in)
     console = console_for(quiet or as_json)
     settings: dict[str, Any] = {"draws": draws, "batch": batch, "epochs": epochs}
-    settings |= {"noise_scale": noise_scale, "holders": holders}
+    scale: float | str = noise_scale
+    with contextlib.suppress(ValueError):  # a name
+        scale = float(noise_scale)
+    settings |= {"noise_scale": scale, "holders": holders}
     grids = {"clip_norms": clip_norm, "noise_multipliers": noise_multiplier}
     settings |= {name: grid or list(UTILITY_GRID[name]) for name, grid in grids.items()}
     if leaks not in (None, "accept"):

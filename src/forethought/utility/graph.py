@@ -28,6 +28,7 @@ Source = Literal["public", "synthetic", "released", "private"]
 SOURCES: tuple[Source, ...] = get_args(Source)
 
 LEAKS = Caveat("utility-graph-on-private-data")
+_HOLDERS = 1000  # more are a number that happens to be a root, not what was meant
 
 
 class Admissible(NamedTuple):
@@ -127,7 +128,7 @@ class UtilityGraph(Stored):
             return "η₀ C σ, the noise of one round of a plan"
         if math.isclose(share, plan.rounds):
             return f"√{plan.rounds:,} η₀ C σ, the noise of all rounds of plain steps"
-        if near > 1 and math.isclose(share, near):
+        if 1 < near <= _HOLDERS and math.isclose(share, near):
             return f"√{near:,} η₀ C σ, the noise of one round of {near:,} holders"
         return f"{self.noise_scale:g} C σ"
 
