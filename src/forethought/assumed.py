@@ -130,9 +130,14 @@ def _size(assumed: Assumed, parameters: int, chosen: str) -> tuple[str, ...]:
     if 1 / TOLERATED <= factor <= TOLERATED:
         return ()
     guess = " (a guess, since neither model= nor parameters= was given)" if assumed.guessed else ""
+    cost = (
+        f"where noise limits them, its steps are {_off(factor)}"
+        if "step size" in assumed.chosen
+        else "for so many another batch may leave less noise, or cost less"
+    )
     return (
         f"the plan's {chosen} chosen for {assumed.parameters:,} weights{guess}, the model "
-        f"trains {parameters:,}: where noise limits them, its steps are {_off(factor)}. Plan again "
+        f"trains {parameters:,}: {cost}. Plan again "
         f"with forethought.plan(..., model=model), or parameters={parameters}",
     )
 

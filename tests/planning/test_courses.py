@@ -193,6 +193,11 @@ def test_a_search_runs_every_stage() -> None:
         ({"size_schedule": "power", "size_growth": 2.0}, "size_growth= goes with"),
         ({"size_schedule": "linear", "size_power": 0.5}, "size_power= goes with"),
         ({"size_schedule": "linear", "size_growth": 0.0}, "size_growth must be"),
+        ({"size_schedule": "linear", "size_growth": 1e-9}, "size_growth must be .* at least 0.001"),
+        (
+            {"noise_schedule": "geometric", "noise_fall": 1e-9},
+            "noise_fall must be .* at least 0.01",
+        ),
         ({"size_schedule": "power", "size_power": -1.0}, "size_power must be"),
         ({"size_schedule": "linear", "batch": 4000}, "times the data"),
         ({"size_schedule": "linear", "sampling": "shuffled"}, "holds every record once"),

@@ -102,3 +102,11 @@ def test_more_accurate_never_means_no_less_noise() -> None:
     better = neighbours(plan)[-1]
     assert noise_to_signal(better.plan) < 0.99 * noise_to_signal(plan)
     assert "+0%" not in better.reason and "-0%" not in better.reason
+
+
+@pytest.mark.parametrize("epsilon", [1e-9, 1e-3, 0.1, 1.0, 30.0])
+def test_more_accurate_is_left_out_where_nothing_is(epsilon: float) -> None:
+    plan = ft.plan(examples=1000, budget=ft.Budget(epsilon, 1e-4))
+    better = [near for near in neighbours(plan) if near.name == "more accurate"]
+    assert better or epsilon == 1e-9  # there δ alone decides, and twice ε buys nothing
+    assert all(noise_to_signal(near.plan) < 0.99 * noise_to_signal(plan) for near in better)

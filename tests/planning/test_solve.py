@@ -109,6 +109,7 @@ def test_any_plain_request_gives_a_sensible_plan(
         ),
         ({"budget": BUDGET, "delta": 1e-6}, "delta is given twice"),
         ({"budget": BUDGET, "batch": 2000}, "batch 2000 is larger than the data"),
+        ({"budget": BUDGET, "epochs": 1e12}, "rounds must be at least 1 and at most"),
         ({"budget": BUDGET, "batch": 100, "epochs": 0.01}, "less than one batch"),
         ({"budget": BUDGET, "batch": 10, "sampling": "full-batch"}, "drop batch="),
         ({"budget": BUDGET, "noise_multiplier": 0.3, "batch": 900}, r"raise noise_multiplier to"),

@@ -108,6 +108,13 @@ def test_what_cannot_be_tried_is_planned_as_before(
     assert noise_borne(model, shape) is None
 
 
+@pytest.mark.parametrize("shape", [20, "20", (20, 0), (2.5,), (-1,)])
+def test_a_shape_that_is_none_is_refused(shape: object) -> None:
+    model = build("mlp", inputs=(20,), classes=2)
+    with pytest.raises((TypeError, ValueError), match="shape"):
+        ft.plan(examples=500, budget=ft.Budget(1.0, 1e-5), model=model, shape=shape)  # type: ignore[arg-type]
+
+
 def test_steps_are_as_long_as_the_noise_that_is_borne() -> None:
     given = {"examples": 3_000, "budget": ft.Budget(1.0, 1e-5), "batch": 300, "parameters": 9_000}
     usual = ft.plan(**given).optimizer.learning_rate

@@ -22,7 +22,9 @@ PLAN = ft.plan(examples=60, budget=ft.Budget(2.0, 1e-4), batch=20, rounds=2)
         ((X, 2 * Y - 1), 2, r"go from -1 to 1.*classes 0 to 1.*write −1 as 0"),
         ((X, Y + 5), 2, r"go from 5 to 6.*subtract 5"),
         ((X, 2 * Y), 2, r"go from 0 to 2.*give the model 3 outputs"),
+        ((X.astype(int), Y), 2, r"whole numbers: give them as inputs\.float\(\)"),
         ((X[:, :2], Y), 2, r"does not take one record of data, inputs of shape \(2,\)"),
+        ((X, Y.astype(np.float32)), 2, r"for classes give whole numbers"),
         ((X, np.where(Y, np.nan, 1.0).astype(np.float32)), 1, "targets in data are not finite"),
     ],
 )

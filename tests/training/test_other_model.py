@@ -47,6 +47,11 @@ def test_a_guess_is_named_beside_the_model_with_its_cost_and_remedy() -> None:
         ft.train(wide(), (X, Y), plan())
 
 
+def test_a_given_step_size_is_not_called_too_short() -> None:
+    with pytest.warns(OtherModelWarning, match="plan's batch was chosen .* another batch may"):
+        ft.train(wide(), (X, Y), plan(learning_rate=0.1))
+
+
 def test_a_number_that_somebody_gave_is_no_guess() -> None:
     message = r"step size was chosen for 30 weights, the model trains 3,002.*10 times too long"
     with pytest.warns(OtherModelWarning, match=message):

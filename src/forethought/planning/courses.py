@@ -212,9 +212,9 @@ def course_of(request: PlanRequest) -> Course:
         raise PlanError(_ONE_SIZE[request.sampling])
     found = Course(
         request.noise_schedule,
-        FALL if fall is None else real("noise_fall", fall, above=0, most=100),
+        FALL if fall is None else real("noise_fall", fall, least=0.01, most=100),
         request.size_schedule,
-        GROWTH if growth is None else real("size_growth", growth, above=0, most=1000),
+        GROWTH if growth is None else real("size_growth", growth, least=0.001, most=1000),
         POWER if power is None else real("size_power", power, above=-1, most=10),
     )
     if found.varies and request.noise == "correlated":

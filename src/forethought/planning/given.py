@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forethought.assumed import is_linear, linear_layer, module_of, trained_parameters
+from forethought.checks import whole
 from forethought.planning.limits import PlanError
 from forethought.planning.tolerance import noise_borne
+
+
+def _sizes(shape: object) -> tuple[int, ...]:
+    if isinstance(shape, str) or not isinstance(shape, Sequence):
+        raise TypeError(
+            f"shape must be the sizes of one record, such as (20,) or (1, 28, 28), not {shape!r}"
+        )
+    return tuple(whole("each size in shape", size) for size in shape)
 
 
 def opened(keywords: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,7 +56,7 @@ def opened(keywords: Mapping[str, Any]) -> dict[str, Any]:
             if getattr(data, "fixed_features", None) is not None:
                 found.setdefault("image_features", True)
         if shape is not None and not is_linear(model):
-            found.setdefault("noise_borne", noise_borne(model, tuple(shape)))
+            found.setdefault("noise_borne", noise_borne(model, _sizes(shape)))
         layer = linear_layer(model)
         if layer is not None:
             found.setdefault("features", layer.in_features)

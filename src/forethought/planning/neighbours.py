@@ -56,7 +56,7 @@ def neighbours(
     calibrated noise and, where the planner chose it, a step size of its own. Groups keep their
     size: half or twice as many are made of the batch. A full batch cannot be doubled, and a batch
     near it gains nothing from it: there only a larger ε helps, so the more accurate plan is the one
-    at twice ε. Beside groups stands the same run with clipped examples.
+    at twice ε, if that helps. Beside groups stands the same run with clipped examples.
 
     Args:
         plan: from :func:`forethought.plan`. None are known beside correlated noise, or none.
@@ -85,7 +85,9 @@ def neighbours(
         reason = f"twice ε: {_change(plan, double)}"
     else:
         reason = _change(plan, double)
-    found.append(Neighbour("more accurate", double, reason))
+    # So small an ε next to δ decides nothing, and twice as much of it neither.
+    if noise_to_signal(double) <= (1 - _GAIN) * noise_to_signal(plan):
+        found.append(Neighbour("more accurate", double, reason))
     if plan.groups is not None:
         alone = _with_noise(plan, _samplings(plan), budget, size, None)
         reason = f"{_change(plan, alone)}; a model with batch normalisation needs groups"

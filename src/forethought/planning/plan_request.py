@@ -57,7 +57,7 @@ SamplingName = Literal[
 RequestedNoise = NoiseKind | Literal["correlated"]
 CORRELATED: RequestedNoise = "correlated"
 
-MOST_ROUNDS = 10_000_000
+MOST_ROUNDS, MOST_RELEASES = 10_000_000, 1_000_000_000
 # Of the others it is add-or-remove.
 _ADJACENCY: dict[str, Adjacency] = {
     "without-replacement": "replace-one",
@@ -400,7 +400,7 @@ class PlanRequest:
                 f"{batch}: at least {batch / self.examples:.3g} epochs are needed, or a batch of "
                 f"at most {max(1, math.floor(self.epochs * self.examples))}"
             )
-        return max(1, round(wanted))
+        return whole("rounds", max(1, round(wanted)), most=MOST_RELEASES)
 
     @property
     def neighbouring(self) -> Adjacency:

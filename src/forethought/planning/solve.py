@@ -36,6 +36,7 @@ from forethought.plans import (
     Schedule,
 )
 from forethought.strategies import Strategy
+from forethought.use import check_options
 
 # In a plan's reasons: whose choice the step size was.
 STEP_SIZE, GIVEN = "step size", "as given"
@@ -238,6 +239,7 @@ def _learning_rate(
         why[STEP_SIZE] = GIVEN
         return request.learning_rate
     size, name = request.size, request.optimizer
+    check_options(name, options)
     if name != "sgd":
         like = defaults.learning_rate(
             found, size, 0.0, request.usual_norm, request.score_rule.noise

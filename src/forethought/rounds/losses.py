@@ -37,7 +37,8 @@ def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     if outputs.shape != targets.shape:
         raise ValueError(
             f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)} must have one "
-            "shape; give loss= for anything but squared error"
+            "shape for squared error: for classes give whole numbers (targets.long()), for "
+            "anything else give loss="
         )
     return (
         (outputs - targets).square().flatten(1).sum(1)

@@ -85,7 +85,7 @@ def require_fit(
         first_line = str(error).strip().partition("\n")[0]
         raise ValueError(
             f"the model does not take one record of {name}, inputs of {_shapes(inputs)}: "
-            f"{first_line}. Build it for that shape, or reshape the inputs"
+            f"{first_line}. {_remedy(inputs)}"
         ) from error
     if not isinstance(records, TensorRecords):
         return
@@ -134,6 +134,16 @@ def _require_labels(targets: torch.Tensor, classes: int, name: str) -> None:
         f"labels in {name} go from {least} to {most}, the model has outputs for the classes 0 to "
         f"{classes - 1}: number the classes from 0 ({remedy})"
     )
+
+
+def _remedy(inputs: Any) -> str:
+    leaves = torch.utils._pytree.tree_leaves(inputs)
+    if any(isinstance(x, torch.Tensor) and not x.is_floating_point() for x in leaves):
+        return (
+            "These inputs are whole numbers: give them as inputs.float() where the model takes "
+            "features, and otherwise build it for that shape, or reshape the inputs"
+        )
+    return "Build it for that shape, or reshape the inputs"
 
 
 def _shapes(inputs: Any) -> str:
