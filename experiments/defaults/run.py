@@ -9,10 +9,11 @@ For every data set and ε: the plan that `forethought.plan` makes from sizes, de
 budget; and a grid of batch × rounds × step size × clipping × centring at the same exact (ε, δ).
 Both are run by linear.py, which the tests hold against `forethought.train`. The grid's best on the
 test accuracy is chosen with two seeds (one where data are large) and measured again, beside the
-default, with twenty fresh ones (five where data are large, 200 where they are so few that every
-seed splits them anew), seed by seed, so that the gap has a standard error. The grid looks at test
-data and pays nothing for it: it is a yardstick, not a method. Finished cases are kept in
-results.csv, and results.md is written from it.
+default, with twenty fresh ones (200 where data are so few that every seed splits them anew), seed
+by seed, so that the gap has a standard error. The grid looks at test data and pays nothing for it:
+it is a yardstick, not a method. Finished cases are kept in results.csv, and results.md is written
+from it. ``--more-seeds`` measures kept cases of fewer seeds again, with what was best in the grid
+as it was chosen then.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ ROUNDS = (50, 200)
 SHARES = (1 / 16, 1 / 4, 1)  # of the examples, in a batch
 PATHS = (30, 100, 300, 1_000, 3_000, 10_000)  # step size × rounds/(1 − momentum), in clip norms
 CLIPS = (None, 0.1, 1.0)
-LARGE = 500_000  # numbers in the inputs from which on the grid is coarse and seeds are few
+LARGE = 500_000  # numbers in the inputs from which on the grid is coarse, chosen with one seed
 FRESH = 1_000  # seeds from here on choose nothing
 BEYOND = 1.5  # points behind that are too many
 
@@ -107,19 +108,24 @@ def seeds_for(task: Task) -> int:
 
     Twenty splits of a few hundred records leave a standard error of a point or two.
     """
-    if task.inputs.numel() > LARGE:
-        return 5
     return 200 if len(task.targets) + len(task.test_targets) < SPLIT_ANEW else 20
 
 
 def compare(task: Task, epsilon: float, smoke: bool, count: int | None = None) -> Row:
     """Default and grid on one data set at one ε, measured with so many seeds."""
     large = task.inputs.numel() > LARGE
-    plan = planned(task, epsilon)
-    seeds = range(FRESH, FRESH + (count or (2 if smoke else seeds_for(task))))
-    own = [float(measure(task, plan, [own_column(plan)], seed)[0]) for seed in seeds]
     points = grid(task, epsilon, range(1 if large or smoke else 2), large or smoke)
-    when_chosen, best = points[0]
+    count = count or (2 if smoke else seeds_for(task))
+    return beside(task, epsilon, *points[0], len(points), count)
+
+
+def beside(
+    task: Task, epsilon: float, when_chosen: float, best: Point, points: int, count: int
+) -> Row:
+    """Default and the best of so many points, measured with so many fresh seeds."""
+    plan = planned(task, epsilon)
+    seeds = range(FRESH, FRESH + count)
+    own = [float(measure(task, plan, [own_column(plan)], seed)[0]) for seed in seeds]
     again = [float(measure(task, best.plan, [best.column], seed)[0]) for seed in seeds]
     behind = [theirs - mine for theirs, mine in zip(again, own, strict=True)]
     root = len(seeds) ** 0.5
@@ -140,9 +146,20 @@ def compare(task: Task, epsilon: float, smoke: bool, count: int | None = None) -
         statistics.mean(again),
         statistics.mean(behind),
         statistics.stdev(behind) / root,
-        len(points),
-        len(seeds),
+        points,
+        count,
     )
+
+
+def with_more_seeds(task: Task, row: Row) -> Row:
+    """A kept case with as many seeds as it would have now; the grid is not searched again."""
+    batch = row.best_batch
+    taken = {"sampling": "full-batch"} if batch == row.examples else {"batch": batch}
+    plan = planned(task, row.epsilon, rounds=row.best_rounds, centre=row.best_centred, **taken)
+    clip = None if row.best_clip == "automatic" else float(row.best_clip.removeprefix("flat "))
+    best = Point(plan, row.best_path, clip)
+    count = seeds_for(task)
+    return beside(task, row.epsilon, row.best_when_chosen, best, row.grid_points, count)
 
 
 def table(rows: list[Row]) -> str:
@@ -200,6 +217,7 @@ def main() -> None:
     parser.add_argument("--epsilon", nargs="+", type=float, default=list(EPSILONS))
     parser.add_argument("--full", action="store_true", help="all images, not 4,000")
     parser.add_argument("--again", action="store_true", help="cases that there are as well")
+    parser.add_argument("--more-seeds", action="store_true", help="kept cases that have few")
     parser.add_argument("--seeds", type=int, help="to measure with; kept nowhere")
     parser.add_argument("--smoke", action="store_true", help="one bundled set, kept nowhere")
     parser.add_argument("--render", action="store_true", help="write results.md and stop")
@@ -212,10 +230,11 @@ def main() -> None:
     if args.smoke:
         print(table([compare(fetch("wine", None, None, None), 1.0, True)]))
         return
+    known = {(row.data, row.epsilon): row for row in saved()}
     for name in args.only:
         images = name in ("mnist", "fashion-mnist")
         all_anew = args.again or args.seeds
-        done = set() if all_anew else {(row.data, row.epsilon) for row in saved()}
+        done = set() if all_anew or args.more_seeds else set(known)
         wanted = [epsilon for epsilon in args.epsilon if (name, epsilon) not in done]
         if not wanted:
             continue
@@ -224,7 +243,13 @@ def main() -> None:
         )
         for epsilon in wanted:
             start = time.process_time()
-            row = compare(task, epsilon, False, args.seeds)
+            if args.more_seeds:
+                old = known.get((name, epsilon))
+                if old is None or old.seeds >= seeds_for(task):
+                    continue
+                row = with_more_seeds(task, old)
+            else:
+                row = compare(task, epsilon, False, args.seeds)
             if not args.seeds:
                 keep(row)
             print(
