@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 
@@ -29,12 +30,26 @@ class Cells:
         if path.exists():
             for line in path.read_text(encoding="utf-8").splitlines():
                 values = json.loads(line)
-                self.done[Cell(**values["cell"])] = values["accuracy"]
+                cell = Cell(**values["cell"])
+                if "accuracies" in values:
+                    for more, accuracy in enumerate(values["accuracies"]):
+                        self.done[replace(cell, seed=cell.seed + more)] = accuracy
+                else:
+                    self.done[cell] = values["accuracy"]
 
     def keep(self, cell: Cell, accuracy: float, seconds: float) -> None:
         """Add a run to the file."""
         self.done[cell] = accuracy
+        self._write({"cell": asdict(cell), "accuracy": accuracy, "seconds": round(seconds, 1)})
+
+    def keep_all(self, cells: Sequence[Cell], accuracies: Sequence[float], seconds: float) -> None:
+        """Add one plan's runs, of successive seeds, as one line."""
+        found = [round(accuracy, 4) for accuracy in accuracies]
+        self.done.update(zip(cells, found, strict=True))
+        cell = asdict(cells[0])
+        self._write({"cell": cell, "accuracies": found, "seconds": round(seconds, 3)})
+
+    def _write(self, values: dict[str, object]) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        values = {"cell": asdict(cell), "accuracy": accuracy, "seconds": round(seconds, 1)}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(values, ensure_ascii=False) + "\n")

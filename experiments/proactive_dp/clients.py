@@ -56,6 +56,14 @@ SHARES = Holders("five disjoint shares", 5, True)
 COPIES = Holders("five holders of N each", 5, False)
 
 
+def secrets_of(holders: Holders, seed: int) -> list[Secrets]:
+    """Each holder's randomness, of one seed for all sampling and noise."""
+    seeds = Seeds(seed, seed)
+    if holders is ONE:
+        return [Secrets.draw(seeds)]  # as ft.train draws them
+    return [Secrets.draw(seeds.part(index)) for index in range(holders.number)]
+
+
 def train(
     model: torch.nn.Module,
     data: tuple[np.ndarray, np.ndarray],
@@ -90,9 +98,9 @@ def train(
     descent = Descent(parameters, make_optimizer(plan.optimizer, parameters.values()))
     inputs, targets = data
     held = []
-    for index, part in enumerate(holders.parts(plan.examples)):
+    parts = holders.parts(plan.examples)
+    for part, secrets in zip(parts, secrets_of(holders, seed), strict=True):
         own = as_records((inputs[part], targets[part]), torch.float32, torch.device("cpu"))
-        secrets = Secrets.draw(Seeds(seed, seed).part(index))
         privacy = plan.with_(examples=len(part)).privacy
         held.append((PrivateRounds(privacy, parameters, loss, secrets), own))
     step_size = step_sizes(plan)

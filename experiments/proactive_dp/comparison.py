@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,12 @@ COLOURS = {FORMULA: ORANGE, EXACT: BLUE, CHOSEN: GREEN, NOISELESS: GREY}
 MARKERS = {ONE.name: "s", SHARES.name: "o", COPIES.name: "^"}
 HOLDERS = {"one": ONE, "shares": SHARES, "copies": COPIES}
 STYLES = {ONE.name: ":", SHARES.name: "-", COPIES.name: "--"}
+
+
+@lru_cache
+def exact_sigma(epsilon: float, delta: float, rate: float, rounds: int) -> float:
+    """The accountant's noise multiplier; several problems ask for the same one."""
+    return ft.noise_multiplier(ft.Budget(epsilon, delta), ft.Poisson(rate), rounds)
 
 
 @dataclass(frozen=True)
@@ -76,8 +83,7 @@ class Problem:
             return 0.0
         if kind == FORMULA:
             return closed_form_sigma(epsilon, self.delta)
-        sampling = ft.Poisson(size / self.examples)
-        return ft.noise_multiplier(ft.Budget(epsilon, self.delta), sampling, self.rounds(size))
+        return exact_sigma(epsilon, self.delta, size / self.examples, self.rounds(size))
 
     def plan(self, kind: str, epsilon: float, size: int) -> ft.Plan:
         """The plan of a holder of all the records."""
@@ -234,6 +240,10 @@ def estimate(problems: Sequence[Problem], preset: Preset) -> None:
         of_round: dict[tuple[str, int], float] = {}
         of_record: dict[str, float] = {}
         own = 0.0
+        holders, kind, epsilon, size, _ = wanted_of(problem, preset)[0]
+        plan = problem.plan(kind, epsilon, size)
+        once = plan.with_(mechanism=plan.mechanism.first(1))
+        train(problem.model, problem.data, once, holders, problem.loss, 0)  # loads libraries
         for holders, kind, epsilon, size, seeds in wanted_of(problem, preset):
             plan = problem.plan(kind, epsilon, size)
             key = (holders.name, round(plan.batch))

@@ -1,9 +1,12 @@
 """Logistic regression of van Dijk et al., "Proactive DP": Figures 1(b, c), 2(b, c), 7, 8, 11, 12.
 
-    python experiments/proactive_dp/logistic_regression.py --data DIR               # 3 minutes
-    python experiments/proactive_dp/logistic_regression.py --data DIR --set a9a     # Figures 8, 12
-    python experiments/proactive_dp/logistic_regression.py --data DIR --full        # hours, resumes
-    python experiments/proactive_dp/logistic_regression.py --data DIR --full --estimate
+    python experiments/proactive_dp/logistic_regression.py --data DIR               # a minute
+    python experiments/proactive_dp/logistic_regression.py --data DIR --full        # minutes
+    python experiments/proactive_dp/logistic_regression.py --data DIR --full --set a9a
+    python experiments/proactive_dp/logistic_regression.py --data DIR --full --one-by-one
+
+All runs of one sample size are trained in step (side_by_side.py), from the batches and noise of the
+library's trainer, which ``--one-by-one`` uses for each run by itself; finished runs are kept.
 
 Phishing data of the LIBSVM collection: N = 10,000 records to train on, the other 1,055 to test on.
 The paper shows two sets and names neither; the second one here is a9a, of which the first 10,000
@@ -22,6 +25,7 @@ import argparse
 from pathlib import Path
 
 import numpy as np
+import side_by_side
 import torch
 from clients import COPIES, ONE, SHARES
 from comparison import Preset, Problem, add_options, estimate, preset, report, run
@@ -130,6 +134,9 @@ def main() -> None:
     add_options(parser)
     parser.add_argument("--set", choices=SETS, default="phishing")
     parser.add_argument("--problems", nargs="+", help="names, such as 'plain convex'; all of them")
+    parser.add_argument(
+        "--one-by-one", action="store_true", help="each run by the library's trainer"
+    )
     parser.add_argument("--out", type=Path, help="runs/proactive_dp/logistic_regression_SET")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -141,10 +148,14 @@ def main() -> None:
         chosen = [known[name] for name in arguments.problems]
     asked = preset(arguments, SMALL, FULL)
     if arguments.estimate:
-        estimate(chosen, asked)
+        (estimate if arguments.one_by_one else side_by_side.estimate)(chosen, asked)
         return
     out = arguments.out or Path(f"runs/proactive_dp/logistic_regression_{arguments.set}")
-    report(out, chosen, [row for problem in chosen for row in run(problem, asked, out)])
+    if arguments.one_by_one:
+        rows = [row for problem in chosen for row in run(problem, asked, out)]
+    else:
+        rows = side_by_side.run(chosen, asked, out)
+    report(out, chosen, rows)
 
 
 if __name__ == "__main__":
