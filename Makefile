@@ -53,9 +53,10 @@ experiments: .venv/installed
 	  experiments/proactive_dp/utility_graph.py experiments/*/run.py; do \
 	  echo "$$script"; $(BIN)/python $$script; done
 
-# Everything at its full size: days. `make full ESTIMATE=--estimate` says how long.
+# Everything at its full size, the shortest first: `make full HOURS=10` runs what fits and lists the
+# rest, `make full ESTIMATE=--estimate` says how long each takes. Without either: years.
 full: .venv/installed
-	$(BIN)/python experiments/full.py --data $(DATA) $(ESTIMATE)
+	$(BIN)/python experiments/full.py --data $(DATA) $(ESTIMATE) $(if $(HOURS),--hours $(HOURS))
 
 clean:
 	rm -rf .venv runs
