@@ -91,7 +91,7 @@ COMMANDS = (
     paper("lenet", "lenet5"),
     paper("alexnet", "alexnet"),
     *(
-        Command("proactive_dp/utility_graph.py", ("--only", name, "--full"), estimates=True)
+        Command("proactive_dp/utility_graph.py", ("--only", name, "--full"), "--data", True, True)
         for name in (
             *("strongly-convex", "plain-convex", "strongly-convex-a9a", "plain-convex-a9a"),
             *("lenet5-mnist", "alexnet-cifar10"),

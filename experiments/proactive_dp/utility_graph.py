@@ -1,6 +1,7 @@
 """Utility graphs of van Dijk et al., "Proactive DP": Figures 1(a), 2(a), 3(a), 4, 5 and 6.
 
     python experiments/proactive_dp/utility_graph.py --data ../shared/data
+    python experiments/proactive_dp/utility_graph.py --data ../shared/data --full  # resumes
     python experiments/proactive_dp/utility_graph.py --data ../shared/data --only lenet5-mnist \\
         --noise-scale holders-round    # √5 η₀ C σ on the weights in place of C σ
 
@@ -21,15 +22,17 @@ convex data and no more. On phishing, whose rows have norm 1, its decaying steps
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import torch
+from blake3 import blake3
 from rich.progress import Progress, TaskID
 from torch.nn import functional as F
 
@@ -43,9 +46,11 @@ from forethought.utility.perturbing import NoiseScaleName, utility_graph
 TOLERANCE = 0.1
 # Rows of the table, with --full and nothing else.
 KEPT = Path(__file__).with_name("utility_graph.md")
-# Clip norms of every graph, and test images of an estimate.
-NORMS, FEW = 10, 100
+# Test images of an estimate.
+FEW = 100
 CONVEX_EXAMPLES, CONVEX_NORM = 10_000, 0.1
+CONVEX_NORMS = (0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0)
+NETWORK_NORMS = (0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.035, 0.05, 0.075, 0.1)
 
 
 Progressing = Callable[[int, int], None]
@@ -58,13 +63,14 @@ class Asked:
 
     Args:
         full: the paper's length of training. scale: how much noise reaches the weights.
-        clip_norms, draws, images: None: what the problem has; images are of networks alone.
+        clip_norms: of the graph.
+        draws, images: None: what the problem has; images are of networks alone.
         part: of the training, one in so many rounds; for an estimate.
     """
 
     full: bool
     scale: NoiseScaleName
-    clip_norms: tuple[float, ...] | None = None
+    clip_norms: tuple[float, ...]
     draws: int | None = None
     images: int | None = None
     part: int = 1
@@ -83,6 +89,11 @@ class Setting:
     clip_norm: float
     noise_multiplier: float
     make: Make
+
+    @property
+    def norms(self) -> tuple[float, ...]:
+        """Clip norms of the whole graph."""
+        return CONVEX_NORMS if self.clip_norm == CONVEX_NORM else NETWORK_NORMS
 
     def draws(self, full: bool) -> int:
         """Draws of noise for each pair."""
@@ -121,8 +132,7 @@ def convex(strongly: bool, name: str = "phishing") -> Make:
             (inputs, targets),
             test=(data.test.inputs, data.test.targets),
             source="public",
-            clip_norms=asked.clip_norms
-            or (0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0),
+            clip_norms=asked.clip_norms,
             noise_multipliers=tuple(range(1, 31)),
             draws=asked.draws or (100 if asked.full else 20),
             loss=logistic,
@@ -152,8 +162,7 @@ def network(
             (data.train.inputs, data.train.targets),
             test=(data.test.inputs, data.test.targets),
             source="public",
-            clip_norms=asked.clip_norms
-            or (0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.035, 0.05, 0.075, 0.1),
+            clip_norms=asked.clip_norms,
             noise_multipliers=tuple(np.geomspace(0.1, 30, 30)),
             draws=asked.draws or 20,
             batch=batch,
@@ -183,7 +192,7 @@ SETTINGS = {
 }
 HEAD = (
     "| problem | figures | C | F(w) | paper's σ | largest σ at a 10 % loss | F(w+n)/F(w) at "
-    "the paper's σ | chosen C, σ | s | CPU s |\n|---|---|---|---|---|---|---|---|---|---|"
+    "the paper's σ | chosen C, σ | CPU s |\n|---|---|---|---|---|---|---|---|---|"
 )
 # Hours: run when asked for by name, or with --full.
 SLOW = ("alexnet-cifar10",)
@@ -207,10 +216,47 @@ def estimate(setting: Setting, folder: Path, full: bool) -> float:
     if more - least < 5:  # too little to be told from what else goes on
         training = 20 / 0.9 * (seconds(20, 1)[0] - least)
     images = 2000 / FEW if found[0].test_examples == FEW else 1
-    return NORMS * (training + setting.draws(full) * images * draw) / 3600
+    return len(setting.norms) * (training + setting.draws(full) * images * draw) / 3600
 
 
-def report(name: str, setting: Setting, graph: UtilityGraph, seconds: float, cpu: float) -> str:
+def in_pieces(
+    setting: Setting, data: Path, asked: Asked, folder: Path, progress: Progressing
+) -> tuple[UtilityGraph, float]:
+    """A graph, and its processor seconds: clip norm by clip norm, those in ``folder`` not again.
+
+    Every norm's model begins at the same weights, and has the same batches and draws.
+    """
+    pieces, cpu = [], 0.0
+    for index, norm in enumerate(asked.clip_norms):
+        own = replace(asked, clip_norms=(norm,))
+        kept = folder / f"{blake3(repr(own).encode()).hexdigest()[:16]}.json"
+        if kept.exists():
+            values = json.loads(kept.read_text(encoding="utf-8"))
+        else:
+            start = time.process_time()
+            before = partial(_after, progress, index, len(asked.clip_norms))
+            graph = setting.make(data, own, before)
+            values = {"seconds": time.process_time() - start, "graph": graph.to_dict()}
+            folder.mkdir(parents=True, exist_ok=True)
+            kept.write_text(json.dumps(values), encoding="utf-8")
+        pieces.append(UtilityGraph.from_dict(values["graph"]))
+        cpu += values["seconds"]
+    return (
+        replace(
+            pieces[0],
+            clip_norms=asked.clip_norms,
+            noiseless=np.concatenate([piece.noiseless for piece in pieces]),
+            accuracy=np.concatenate([piece.accuracy for piece in pieces]),
+        ),
+        cpu,
+    )
+
+
+def _after(progress: Progressing, pieces: int, of: int, done: int, total: int) -> None:
+    progress(pieces * total + done, of * total)
+
+
+def report(name: str, setting: Setting, graph: UtilityGraph, cpu: float) -> str:
     """A row of the table, in Markdown."""
     row = graph.clip_norms.index(setting.clip_norm)
     kept = np.interp(setting.noise_multiplier, graph.noise_multipliers, graph.mean[row])
@@ -221,7 +267,7 @@ def report(name: str, setting: Setting, graph: UtilityGraph, seconds: float, cpu
     return (
         f"| {name} | {setting.figures} | {setting.clip_norm:g} | {graph.noiseless[row]:.1%} | "
         f"{setting.noise_multiplier:g} | {largest} | {kept:.1%} | {choice.clip_norm:g}, "
-        f"{choice.noise_multiplier:.3g} | {seconds:.0f} | {cpu:.0f} |"
+        f"{choice.noise_multiplier:.3g} | {cpu:.0f} |"
     )
 
 
@@ -249,8 +295,7 @@ def main() -> None:
     parser.add_argument("--noise-scale", choices=get_args(NoiseScaleName), default="weights")
     arguments = parser.parse_args()
     rows = []
-    norms = tuple(arguments.clip_norms) if arguments.clip_norms else None
-    asked = Asked(arguments.full, arguments.noise_scale, norms, arguments.draws, arguments.images)
+    norms = tuple(sorted(arguments.clip_norms)) if arguments.clip_norms else None
     names = [name for name in SETTINGS if arguments.full or name not in SLOW]
     names = [arguments.only] if arguments.only else names
     if arguments.estimate:
@@ -262,19 +307,18 @@ def main() -> None:
         setting = SETTINGS[name]
         if norms and setting.clip_norm not in norms:
             parser.error(f"--clip-norms of {name} must have the paper's, {setting.clip_norm:g}")
-        start, busy = time.perf_counter(), time.process_time()
+        asked = Asked(
+            arguments.full,
+            arguments.noise_scale,
+            norms or setting.norms,
+            arguments.draws,
+            arguments.images,
+        )
+        pieces = arguments.out / "pieces" / name
         with Progress() as bar:
             show = partial(_show, bar, bar.add_task(name))
-            graph = setting.make(arguments.data, asked, show)
-        rows.append(
-            report(
-                name,
-                setting,
-                graph,
-                time.perf_counter() - start,
-                time.process_time() - busy,
-            )
-        )
+            graph, cpu = in_pieces(setting, arguments.data, asked, pieces, show)
+        rows.append(report(name, setting, graph, cpu))
         folder = arguments.out / name
         for path in draw_utility(graph, folder, TOLERANCE):
             print(f"figure  {path}")
