@@ -26,6 +26,7 @@ the private data, ε, and a public set that stands in the pair's *relation* to t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -45,7 +46,6 @@ RELATIONS = ("same source", "same task", "same shape", "synthetic")
 IMAGES = {"digits", "mnist", "fashion-mnist", "cifar10"}
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 MOST = 3_000  # records of a private set, so that a run takes a second
-SIDE = 8  # images are brought to 8 × 8 grey pixels
 
 Arrays = tuple[NDArray[np.float32], NDArray[np.int64]]
 
@@ -87,14 +87,13 @@ def pair(relation: str, number: int, families: tuple[str, ...], folder: Path | N
     words = f"{family}, {classes} classes" if chosen is not None else family
     public: Arrays | None
     if relation == "same task":
-        (inputs_, targets_), public, how = groups(family, (inputs_, targets_), random)
+        (inputs_, targets_), public, how = groups(
+            family, (inputs_, targets_), random, family in IMAGES
+        )
         words += f", {how}"
     half = len(targets_) // 2 if relation == "same source" else len(targets_)
-    size = int(np.exp(random.uniform(np.log(min(300, half // 2)), np.log(min(MOST, half * 4 / 5)))))
-    tested = min(half - size, max(100, size // 4))
+    size, tested, wanted = sizes(half, random)
     private = inputs_[: size + tested], targets_[: size + tested]
-    # Public sets have about the private one's size, up to twice it.
-    wanted = int((size + tested) * random.uniform(1, 2))
     if relation == "same source":
         public = inputs_[half:][:wanted], targets_[half:][:wanted]
     elif relation == "same shape":
@@ -115,6 +114,16 @@ def pair(relation: str, number: int, families: tuple[str, ...], folder: Path | N
         (private[0][size:], private[1][size:]),
         found,
     )
+
+
+def sizes(most: int, random: np.random.Generator) -> tuple[int, int, int]:
+    """Of the private training and test part, of ``most`` records together, and of the public set.
+
+    Public sets have about the private one's size, up to twice it.
+    """
+    size = int(np.exp(random.uniform(np.log(min(300, most // 2)), np.log(min(MOST, most * 4 / 5)))))
+    tested = min(most - size, max(100, size // 4))
+    return size, tested, int((size + tested) * random.uniform(1, 2))
 
 
 @lru_cache
@@ -151,19 +160,26 @@ def of_classes(data: Arrays, chosen: NDArray[np.int64]) -> Arrays:
     return inputs[kept], new[targets[kept]]
 
 
-def groups(family: str, data: Arrays, random: np.random.Generator) -> tuple[Arrays, Arrays, str]:
-    """Private and public records of the same task and of different groups, and how they differ."""
+def groups(
+    family: str, data: Arrays, random: np.random.Generator, images: bool, least: int = 20
+) -> tuple[Arrays, Arrays, str]:
+    """Private and public records of the same task and of different groups, and how they differ.
+
+    Args:
+        images: whether they are. least: records of each class in each group of a table.
+    """
     inputs, targets = data
     half = len(targets) // 2
-    if family in IMAGES:
+    if images:
         public, how = device(inputs[half:], random)
         return (inputs[:half], targets[:half]), (public, targets[half:]), how
     for feature in random.permutation(inputs.shape[1]):
         above = inputs[:, feature] > np.median(inputs[:, feature])
         if not 0.3 < above.mean() < 0.7:
             above = inputs[:, feature] != inputs[0, feature]
-        sides = [np.bincount(targets[side], minlength=2) for side in (above, ~above)]
-        if 0.2 < above.mean() < 0.8 and min(side.min() for side in sides) >= 20:
+        classes = int(targets.max()) + 1
+        sides = [np.bincount(targets[side], minlength=classes) for side in (above, ~above)]
+        if 0.2 < above.mean() < 0.8 and min(side.min() for side in sides) >= least:
             side = above if random.random() < 0.5 else ~above
             how = f"other side of feature {feature}"
             return (inputs[side], targets[side]), (inputs[~side], targets[~side]), how
@@ -174,7 +190,8 @@ def device(
     inputs: NDArray[np.float32], random: np.random.Generator
 ) -> tuple[NDArray[np.float32], str]:
     """Images as another device would have taken them."""
-    images = inputs.reshape(-1, SIDE, SIDE)
+    side = math.isqrt(inputs.shape[1])
+    images = inputs.reshape(-1, side, side)
     how = str(random.choice(["moved by a pixel", "darker", "blurred", "noisy"]))
     match how:
         case "moved by a pixel":

@@ -16,17 +16,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from pairs import CALIBRATED_ON, HELD_OUT, RELATIONS, Pair, pair
+from fresh_pairs import ANOTHER_SOURCE, fresh_pair
+from pairs import CALIBRATED_ON, HELD_OUT, RELATIONS, Arrays, Pair, pair
 from scipy.stats import binomtest
 
 import forethought as ft
+from forethought.data.dataset import Split
 from forethought.models import build
 from forethought.planning.defaults import default_delta
 from forethought.training.coincidence import CoincidingRecordsError
@@ -38,27 +42,37 @@ RESULTS = HERE / "rehearsals.jsonl"
 PAIRS = 60  # of a relation, calibrated on and held out each
 REPEATS = 6
 MODELS = ("linear", "mlp")
+FRESH_MODELS = (*MODELS, "cnn")
 HIDDEN = 32  # of the perceptron
+LENET_SIDE = 12  # pixels; smaller images are given to the small CNN
+FRESH = {"same source": 66, "same task": 66, ANOTHER_SOURCE: 8}
+OF_CONVOLUTIONAL = {"same source": 27, "same task": 27, ANOTHER_SOURCE: 8}
 SPLITS = {"calibrated": CALIBRATED_ON, "held out": HELD_OUT}
 
 
 def measured(found: Pair, seed: int, name: str) -> dict[str, Any]:
     """The prediction for a pair's private set beside what one run achieves there."""
     examples, width = found.train[0].shape
+    shape: tuple[int, ...] = (width,)
+    if name == "cnn":
+        found, shape = as_images(found)
 
     def model() -> torch.nn.Module:
+        if name == "cnn":
+            built = "lenet5" if shape[1] >= LENET_SIDE else "cnn"
+            return build(built, inputs=shape, classes=found.classes)
         options = {"hidden": HIDDEN} if name == "mlp" else {}
-        return build(name, inputs=(width,), classes=found.classes, **options)
+        return build(name, inputs=shape, classes=found.classes, **options)
 
     known: dict[str, Any] = {"parameters": (width + 1) * found.classes}
-    if name == "mlp":
-        known = {"model": model, "shape": (width,)}
+    if name != "linear":
+        known = {"model": model, "shape": shape}
     budget = ft.Budget(found.epsilon, default_delta(examples))
     plan = ft.plan(examples=examples, budget=budget, **known)
 
     tested = len(found.test[1])
     if found.public is None:
-        source, asked = synthetic((width,), found.classes, examples), None
+        source, asked = synthetic(shape, found.classes, examples), None
     else:
         # A public set hardly larger than the private one is tested on a fifth of itself.
         source, asked = found.public, min(tested, len(found.public.train) // 5)
@@ -88,6 +102,21 @@ def measured(found: Pair, seed: int, name: str) -> dict[str, Any]:
         "high": round(high, 5),
         "achieved": round(float(run.accuracy or 0), 5),
     }
+
+
+def as_images(found: Pair) -> tuple[Pair, tuple[int, ...]]:
+    """A pair of square grey images as such, and the shape of one."""
+    side = math.isqrt(found.train[0].shape[1])
+    shape = (1, side, side)
+
+    def part(data: Arrays) -> Arrays:
+        return data[0].reshape(-1, *shape), data[1]
+
+    public = found.public
+    if public is not None:
+        pool = Split(*part((public.train.inputs, public.train.targets)))
+        public = replace(public, train=pool)
+    return replace(found, train=part(found.train), test=part(found.test), public=public), shape
 
 
 def finished() -> dict[tuple[str, str, str, int], dict[str, Any]]:
@@ -207,9 +236,11 @@ def main() -> None:
     """Run the pairs that are missing, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="folder with the data sets")
-    parser.add_argument("--pairs", type=int, default=PAIRS, help="of each relation and split")
-    parser.add_argument("--relation", nargs="+", choices=RELATIONS, default=list(RELATIONS))
-    parser.add_argument("--model", choices=MODELS, default="linear")
+    parser.add_argument("--pairs", type=int, help="of each relation and split; default: all")
+    known = (*RELATIONS, ANOTHER_SOURCE)
+    parser.add_argument("--relation", nargs="+", choices=known, default=list(known))
+    parser.add_argument("--model", choices=FRESH_MODELS, default="linear")
+    parser.add_argument("--fresh", action="store_true", help="the pairs of fresh_pairs.py")
     parser.add_argument("--constants", action="store_true", help="print what is bundled; run none")
     parser.add_argument("--render", action="store_true", help="write rehearsals.md and stop")
     args = parser.parse_args()
@@ -223,8 +254,11 @@ def main() -> None:
                 count = inside(held, scores, model == "linear")
                 print(model, relation, f"{count} of {len(held)} held out", scores)
         return
+    if args.model == "cnn" and not (args.fresh or args.render):
+        parser.error("--model cnn goes with --fresh: no pair is calibrated on with it")
     if not args.render:
-        run(args.model, args.relation, args.pairs, args.data)
+        chosen, most = (run_fresh, max(FRESH.values())) if args.fresh else (run, PAIRS)
+        chosen(args.model, args.relation, args.pairs or most, args.data)
     rows = list(finished().values())
     (HERE / "rehearsals.md").write_text(table(rows), encoding="utf-8")
 
@@ -232,23 +266,41 @@ def main() -> None:
 def run(model: str, relations: list[str], pairs: int, folder: Path | None) -> None:
     """Run the pairs that are missing."""
     done = finished()
-    wanted = [name for name in relations if model == "linear" or name in SCORES]
+    known = RELATIONS if model == "linear" else tuple(SCORES)
+    wanted = [name for name in relations if name in known]
     for number in range(pairs):
         for split, families in SPLITS.items():
             for relation in wanted:
                 if (model, split, relation, number) in done:
                     continue
-                start = time.process_time()
                 found = pair(relation, number, families, folder)
-                try:
-                    values = measured(found, 1_000 * number, model)
-                except CoincidingRecordsError as error:
-                    # Tables cut to a few columns hold records twice, which training refuses.
-                    values = {"pair": found.name, "refused": str(error).split(":")[0]}
-                key = {"model": model, "split": split, "relation": relation, "number": number}
-                with RESULTS.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({**key, **values}, ensure_ascii=False) + "\n")
-                print({**key, **values}, f"{time.process_time() - start:.1f} s", flush=True)
+                keep(found, model, split, relation, number)
+
+
+def run_fresh(model: str, relations: list[str], pairs: int, folder: Path | None) -> None:
+    """Run the fresh pairs that are missing."""
+    done = finished()
+    wanted = OF_CONVOLUTIONAL if model == "cnn" else FRESH
+    for number in range(pairs):
+        for relation, most in wanted.items():
+            missing = (model, "fresh", relation, number) not in done
+            if missing and number < most and relation in relations:
+                found = fresh_pair(relation, number, model == "cnn", folder)
+                keep(found, model, "fresh", relation, number)
+
+
+def keep(found: Pair, model: str, split: str, relation: str, number: int) -> None:
+    """Run a pair and append its row to those that are kept."""
+    start = time.process_time()
+    try:
+        values = measured(found, 1_000 * number, model)
+    except CoincidingRecordsError as error:
+        # Tables cut to a few columns hold records twice, which training refuses.
+        values = {"pair": found.name, "refused": str(error).split(":")[0]}
+    key = {"model": model, "split": split, "relation": relation, "number": number}
+    with RESULTS.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({**key, **values}, ensure_ascii=False) + "\n")
+    print({**key, **values}, f"{time.process_time() - start:.1f} s", flush=True)
 
 
 if __name__ == "__main__":
