@@ -109,6 +109,10 @@ COMMANDS = (
     Command("defaults/adult.py", (), minutes=10),
     untimed(REHEARSALS, "defaults/rehearsals.jsonl", minutes=60),
     untimed(REHEARSALS, "defaults/rehearsals.jsonl", "--model", "mlp", minutes=20),
+    *(
+        untimed(REHEARSALS, "defaults/rehearsals.jsonl", "--fresh", "--model", name, minutes=15)
+        for name in ("linear", "mlp", "cnn")
+    ),
     Command("estimators/run.py", minutes=60),
     Command("hospital/run.py", (), "", minutes=5),
     Command("correlated_noise/run.py", (), minutes=10),

@@ -1,6 +1,6 @@
 """The rule for a rehearsal's interval, and fresh pairs of data sets to measure it on.
 
-Written down on 2026-11-22 at 11:36, before any pair below was run. All pairs of pairs.py count as
+Written down on 2026-11-22 at 11:34, before any pair below was run. All pairs of pairs.py count as
 looked at since then, and the rule is calibrated on them:
 
 **Rule.** The units are data sets, not pairs: pairs that share a data set resemble each other. With

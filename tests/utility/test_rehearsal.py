@@ -17,7 +17,7 @@ from forethought.data.dataset import Split
 from forethought.data.synthetic import clusters, like
 from forethought.models import build
 from forethought.training.run import Run
-from forethought.utility import rehearsal
+from forethought.utility import rehearsal, rehearsal_records
 from forethought.utility.rehearsal import Rehearsal, rehearse, synthetic
 
 
@@ -61,12 +61,12 @@ def test_the_very_plan_is_run_on_as_many_records(monkeypatch: pytest.MonkeyPatch
     found = rehearse(plan, model, pool(400, 60), repeats=3)
     assert seen == [(plan, 200, 60)] * 3
     assert (found.train_examples, found.test_examples, found.distinct) == (200, 60, 1.0)
-    assert found.plan == plan and found.linear
+    assert found.plan == plan and found.linear and found.network is None
 
 
 def test_training_and_test_records_never_overlap() -> None:
     data = pool(300)
-    draw = rehearsal._draws(data, 230, 70, 0)
+    draw = rehearsal_records.draws(data, 230, 70, 0)
     for repeat in range(5):
         train_part, test_part, distinct, _ = draw(repeat)
         rows = {row.tobytes() for row in train_part.inputs}
@@ -75,19 +75,19 @@ def test_training_and_test_records_never_overlap() -> None:
 
 
 def test_repeats_share_no_test_record_while_the_pool_lasts() -> None:
-    def rows(draw: rehearsal.DrawRecords, repeat: int) -> tuple[set[bytes], set[bytes]]:
+    def rows(draw: rehearsal_records.DrawRecords, repeat: int) -> tuple[set[bytes], set[bytes]]:
         train_part, test_part, _, _ = draw(repeat)
         return {row.tobytes() for row in train_part.inputs}, {
             row.tobytes() for row in test_part.inputs
         }
 
     # 300 records: four test parts of 70, then they are dealt anew; training parts share.
-    draw = rehearsal._draws(pool(300), 200, 70, 0)
+    draw = rehearsal_records.draws(pool(300), 200, 70, 0)
     tested = [rows(draw, repeat)[1] for repeat in range(5)]
     assert all(not a & b for k, a in enumerate(tested[:4]) for b in tested[:k])
     assert len(tested[4]) == 70 and tested[4] not in tested[:4]
     # Three repeats of 70 + 20 fit into a pool of 300: nothing is shared at all.
-    draw = rehearsal._draws(pool(300), 70, 20, 0)
+    draw = rehearsal_records.draws(pool(300), 70, 20, 0)
     parts = [train | test for train, test in (rows(draw, repeat) for repeat in range(3))]
     assert all(len(part) == 90 for part in parts)
     assert not parts[0] & parts[1] and not parts[0] & parts[2] and not parts[1] & parts[2]
@@ -118,7 +118,7 @@ def test_generated_data_is_another_task_each_time() -> None:
     found = rehearse(
         small_plan(), lambda: build("mlp", inputs=(5,), classes=3, hidden=4), make, repeats=3
     )
-    assert len(set(seeds)) == 3 and not found.linear
+    assert len(set(seeds)) == 3 and not found.linear and found.network == "perceptron"
     assert not found.one_pool
     assert found.source == "synthetic"
     assert (
@@ -183,17 +183,32 @@ def test_it_says_what_the_interval_covers_and_what_not(tmp_path: Path) -> None:
     assert values["interval"] == [0.0, 1.0] and values["relation"] is None
     assert values["run_interval"] == list(found.run_interval)
     # As version 1 stored it.
-    old = {k: v for k, v in values.items() if k not in ("relation", "run_interval", "linear")}
+    old = {
+        k: v
+        for k, v in values.items()
+        if k not in ("relation", "run_interval", "linear", "network")
+    }
     old |= {"schema": "forethought/rehearsal/1", "not_covered": "how the data differ"}
     assert Rehearsal.from_dict(old) == found
-    # Version 2 did not say which model it was.
-    second = {k: v for k, v in values.items() if k != "linear"}
+    # Version 2 did not say which model it was, version 3 not which network.
+    third = {k: v for k, v in values.items() if k != "network"}
+    third["schema"] = "forethought/rehearsal/3"
+    assert Rehearsal.from_dict(third) == found
+    second = {k: v for k, v in third.items() if k != "linear"}
     second["schema"] = "forethought/rehearsal/2"
     assert Rehearsal.from_dict(second) == found
     with pytest.raises(ValueError, match="schema"):
         Rehearsal.from_dict({**values, "schema": "other"})
     with pytest.raises(ValueError, match="unknown"):
         Rehearsal.from_dict({**values, "more": 1})
+
+
+def test_a_name_that_is_gone_says_what_took_its_place() -> None:
+    with pytest.warns(DeprecationWarning, match=r"Rehearsal\.interval"):
+        said = rehearsal.NOT_COVERED
+    assert "the private data differ" in said
+    with pytest.raises(AttributeError, match="NOT_HERE"):
+        _ = rehearsal.NOT_HERE
 
 
 def test_the_callers_random_state_is_left_alone() -> None:

@@ -83,7 +83,8 @@ def plan(
         str | None,
         typer.Option(
             help="How the public proxy stands to the private data: 'same source' or 'same task'. "
-            "With 'same shape', or without it, a rehearsal says nothing of the private data."
+            "With 'same shape', or without it, a rehearsal says nothing of the private data; nor "
+            "of networks that are no perceptrons."
         ),
     ] = None,
     repeats: Annotated[int, typer.Option(help="Runs of a rehearsal.")] = 5,

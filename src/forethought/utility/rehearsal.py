@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -24,25 +25,28 @@ from torch import nn
 from forethought.assumed import is_linear
 from forethought.data import Dataset
 from forethought.data.dataset import Split
-from forethought.data.synthetic import like
 from forethought.mechanism import one_of, real, whole
 from forethought.plans import Plan
 from forethought.rounds.losses import Loss
 from forethought.serialisation import Stored, plain
 from forethought.training.run import train
+from forethought.utility.rehearsal_records import PublicProxy as PublicProxy
+from forethought.utility.rehearsal_records import draws, mixed
+from forethought.utility.rehearsal_records import synthetic as synthetic
 from forethought.utility.resemblance import (
     HELD,
-    HELD_BY_NETWORKS,
+    LEVEL,
+    NETWORKS,
     RELATIONS,
-    SCORES,
+    REPEATS,
+    Network,
     Relation,
+    calibrated,
+    network_of,
     scores_of,
-    widened,
 )
 
-REHEARSAL_SCHEMA = "forethought/rehearsal/3"
-
-PublicProxy = Dataset | Callable[[int], Dataset]
+REHEARSAL_SCHEMA = "forethought/rehearsal/4"
 
 COVERS = (
     "one more run of this plan on records drawn like the rehearsal's: which records are in the "
@@ -62,23 +66,28 @@ _DERIVED = ("predicted", "interval", "run_interval", "baseline")
 SHARED_POOL = "repeats draw from one pool of records, so they differ less than fresh draws would"
 
 
+_CALLED = {
+    "linear": "linear models",
+    "perceptron": "a small perceptron",
+    "convolutional": "small convolutional networks",
+}
+
+
+def _upgrade_third(values: dict[str, Any]) -> dict[str, Any]:
+    # Version 3 did not say which kind of network it was.
+    return {**values, "schema": REHEARSAL_SCHEMA, "network": None}
+
+
 def _upgrade_second(values: dict[str, Any]) -> dict[str, Any]:
-    # Version 2 did not say which model was rehearsed: intervals of networks are the wider ones.
-    return {**values, "schema": REHEARSAL_SCHEMA, "linear": False}
+    # Version 2 did not say whether the model was linear.
+    return {**_upgrade_third(values), "linear": False}
 
 
 def _upgrade_first(values: dict[str, Any]) -> dict[str, Any]:
     # Version 1 knew one interval, that of a further run on the same data, and no relation.
     known = {name: value for name, value in values.items() if name != "not_covered"}
     run = values.get("interval")
-    return {
-        **known,
-        "schema": REHEARSAL_SCHEMA,
-        "run_interval": run,
-        "interval": [0, 1],
-        "relation": None,
-        "linear": False,
-    }
+    return {**_upgrade_second(known), "run_interval": run, "interval": [0, 1], "relation": None}
 
 
 @dataclass(frozen=True)
@@ -97,6 +106,8 @@ class Rehearsal(Stored):
         plan: what was run.
         relation: how the source stands to the private data, as declared; None: nobody said.
         linear: whether the model is one linear layer.
+        network: which kind of network it is, of those that rehearsals were measured with:
+            ``"perceptron"`` or ``"convolutional"``; None: linear, or another kind.
     """
 
     SCHEMA: ClassVar[str] = REHEARSAL_SCHEMA
@@ -104,6 +115,7 @@ class Rehearsal(Stored):
     UPGRADES: ClassVar[Mapping[str, Any]] = {
         "forethought/rehearsal/1": _upgrade_first,
         "forethought/rehearsal/2": _upgrade_second,
+        "forethought/rehearsal/3": _upgrade_third,
     }
 
     accuracies: tuple[float, ...]
@@ -117,6 +129,11 @@ class Rehearsal(Stored):
     plan: Plan
     relation: Relation | None = None
     linear: bool = False
+    network: Network | None = None
+
+    def __post_init__(self) -> None:
+        if self.network is not None:
+            one_of("network", self.network, NETWORKS)
 
     @property
     def predicted(self) -> float:
@@ -130,15 +147,26 @@ class Rehearsal(Stored):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Where the private run's accuracy will be, with a chance of about ``level``.
+        """Where the private run's accuracy will be, with a chance of at least ``level``.
 
-        :attr:`run_interval`, widened by as much as rehearsals were off on other pairs of data sets
-        in the same relation; (0, 1) where nothing is known of that.
+        That is so if the private and the public data set stand to each other as those of the pairs
+        do that it is calibrated on (:mod:`forethought.utility.resemblance`): :attr:`run_interval`,
+        widened by as much as rehearsals were off there. (0, 1) where nothing is known.
         """
         return self._widened() or (0.0, 1.0)
 
     def _widened(self) -> tuple[float, float] | None:
-        return widened(self.run_interval, self.relation, self.level, linear=self.linear)
+        # Pairs were rehearsed so often and at one level: their scores are about such intervals.
+        base = self._run_interval(LEVEL, min(len(self.accuracies), REPEATS))
+        found = calibrated(base, scores_of(self.relation, self._model), self.level)
+        if found is None:
+            return None
+        low, high = self.run_interval
+        return min(low, found[0]), max(high, found[1])
+
+    @property
+    def _model(self) -> str | None:
+        return "linear" if self.linear else self.network
 
     @property
     def run_interval(self) -> tuple[float, float]:
@@ -149,12 +177,14 @@ class Rehearsal(Stored):
         records leaves less than √(p(1 − p)/m) at accuracy p, so that much is taken at least.
         :data:`COVERS` says what it is about.
         """
-        n = len(self.accuracies)
+        return self._run_interval(self.level, len(self.accuracies))
+
+    def _run_interval(self, level: float, repeats: int) -> tuple[float, float]:
         mean = self.predicted
         least = math.sqrt(mean * (1 - mean) / self.test_examples)
-        spread = max(statistics.stdev(self.accuracies), least) * math.sqrt(1 + 1 / n)
-        half = float(student.ppf((1 + self.level) / 2, n - 1)) * spread
-        return max(0.0, self.predicted - half), min(1.0, self.predicted + half)
+        spread = max(statistics.stdev(self.accuracies), least) * math.sqrt(1 + 1 / repeats)
+        half = float(student.ppf((1 + level) / 2, repeats - 1)) * spread
+        return max(0.0, mean - half), min(1.0, mean + half)
 
     def text(self) -> str:
         """The rehearsal in sentences."""
@@ -167,16 +197,11 @@ class Rehearsal(Stored):
             f"On such data {self.level:.0%} of runs are between {low:.1%} and {high:.1%}: "
             f"{COVERS}.",
         ]
-        if self.relation is None or self._widened() is None:
+        if self._widened() is None:
             sentences.append(self._knows_nothing())
         else:
             low, high = self.interval
-            sentences.append(
-                f"On the private data: {low:.1%} to {high:.1%}, as wide as it takes to hold "
-                f"{self.level:.0%} of {self._pairs()} other pairs of data sets in this relation "
-                f"({self.relation}: {RESEMBLANCE[self.relation]}). {self._measured(self.relation)} "
-                "Pairs unlike those may be further off."
-            )
+            sentences.append(f"On the private data: {low:.1%} to {high:.1%}. {self._promise()}")
         if self.one_pool:
             sentences.append(f"Note: {SHARED_POOL}.")
         if self.distinct < 1:
@@ -187,16 +212,29 @@ class Rehearsal(Stored):
             )
         return "\n".join(sentences)
 
-    def _pairs(self) -> int:
-        return len(scores_of(self.relation, self.linear))
-
-    def _measured(self, relation: Relation) -> str:
-        held, of = (HELD if self.linear else HELD_BY_NETWORKS)[relation]
-        model = "a linear model" if self.linear else "a small perceptron"
-        return (
-            f"With {model} such intervals of 90 % held {held} of {of} pairs of data sets that were "
-            "not calibrated on."
+    def _promise(self) -> str:
+        """What an interval that is offered is worth."""
+        if self.relation is None or self._model is None:
+            raise RuntimeError("an interval is offered of a relation and a kind of model")
+        sets = len(scores_of(self.relation, self._model))
+        found = HELD[self._model][self.relation]
+        pairs = (
+            "fresh pairs of data sets."
+            if found.fresh
+            else "of these pairs, each calibrated without its own data set; none were fresh."
         )
+        return (
+            f"So wide it holds with a chance of {self.level:.0%} or more if this pair of data sets "
+            f"is like those of {sets} public data sets ({self.relation}: "
+            f"{RESEMBLANCE[self.relation]}){self._borrowed()}. With {_CALLED[self._model]} such "
+            f"intervals of 90 % held {found.held} of {found.of} {pairs} Pairs unlike those may be "
+            "further off."
+        )
+
+    def _borrowed(self) -> str:
+        if self.network != "convolutional":
+            return ""
+        return " and this network like the perceptron that was rehearsed on them"
 
     def _knows_nothing(self) -> str:
         if self.relation == "synthetic":
@@ -205,15 +243,19 @@ class Rehearsal(Stored):
                 "its noise moves the result."
             )
         if self.relation is None:
-            known = ", ".join(f'"{name}"' for name in SCORES)
+            known = ", ".join(f'"{name}"' for name in HELD["linear"])
             return f"{KNOWS_NOTHING} Say how the rehearsal's data stand to them: {known}."
-        if self.relation not in SCORES:
+        if self.relation not in HELD["linear"]:
             return (
                 f"{KNOWS_NOTHING} Sets that share no more than their shape differ too much: on "
-                "other pairs of such sets rehearsals were off by 17 points at the median, and by "
+                "other pairs of such sets rehearsals were off by 10 points at the median, and by "
                 "up to 51. Rehearse on other records of the same population or task."
             )
-        return f"{KNOWS_NOTHING} {self._pairs()} pairs are too few for a level of {self.level:g}."
+        sets = len(scores_of(self.relation, self._model))
+        if sets:
+            return f"{KNOWS_NOTHING} {sets} data sets are too few for a level of {self.level:g}."
+        known = " and ".join(_CALLED[name] for name in HELD if self.relation in HELD[name])
+        return f"{KNOWS_NOTHING} Rehearsals were measured with {known}: not with this model."
 
     def _values(self) -> dict[str, Any]:
         derived = {name: plain(getattr(self, name)) for name in _DERIVED}
@@ -262,8 +304,9 @@ def rehearse(
             size, or a fifth of the pool without one.
         level: of the intervals, between 0 and 1.
         relation: how ``data`` stand to the private data: ``"same source"``, ``"same task"``,
-            ``"same shape"`` or ``"synthetic"``, see :data:`RESEMBLANCE`. Without it, and of
-            the last two, nothing is said of the private data. Default: ``"synthetic"`` where
+            ``"same shape"`` or ``"synthetic"``, see :data:`RESEMBLANCE`. Without it, of the last
+            two, and of networks that are no perceptrons, nothing is said of the private data.
+            Default: ``"synthetic"`` where
             :func:`synthetic` made ``data``.
         loss, micro_batch, device: as for :func:`forethought.train`.
         seed: the whole rehearsal is reproducible; nothing in it needs secrecy.
@@ -286,12 +329,12 @@ def rehearse(
     if relation is not None:
         one_of("relation", relation, RELATIONS)
     level = real("level", level, above=0, below=1)
-    drawn = _draws(data, plan.examples, test_examples, seed)
+    drawn = draws(data, plan.examples, test_examples, seed)
     accuracies, baselines = [], []
     for repeat in range(repeats):
         train_part, test_part, distinct, name = drawn(repeat)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(_mixed(seed, repeat))
+            torch.manual_seed(mixed(seed, repeat))
             model = model_builder()
         _check_fit(model, train_part, test_part)
         run = train(
@@ -302,8 +345,8 @@ def rehearse(
             test=(test_part.inputs, test_part.targets),
             micro_batch=micro_batch,
             device=device,
-            seed=_mixed(seed, repeat),
-            noise_seed=_mixed(seed, repeat),
+            seed=mixed(seed, repeat),
+            noise_seed=mixed(seed, repeat),
             log_every=plan.rounds,
             diagnostics=False,
         )
@@ -325,92 +368,8 @@ def rehearse(
         plan,
         relation,
         is_linear(model),
+        network_of(model),
     )
-
-
-@dataclass(frozen=True)
-class SyntheticSource:
-    """From a seed to another task of one shape; see :func:`forethought.data.synthetic.like`."""
-
-    shape: tuple[int, ...]
-    classes: int
-    examples: int
-    noise: float = 1.0
-    relation: ClassVar[Relation] = "synthetic"
-
-    def __call__(self, seed: int) -> Dataset:
-        return like(self.shape, self.classes, self.examples, noise=self.noise, seed=seed)
-
-
-def synthetic(
-    shape: tuple[int, ...], classes: int, examples: int, *, noise: float = 1.0
-) -> SyntheticSource:
-    """A source of synthetic data for :func:`rehearse`: every seed is another task of this shape.
-
-    Args:
-        shape, classes, examples, noise: see :func:`forethought.data.synthetic.like`.
-    """
-    return SyntheticSource(shape, classes, examples, noise)
-
-
-DrawRecords = Callable[[int], tuple[Split, Split, float, str]]
-
-
-def _draws(data: PublicProxy, examples: int, test_examples: int | None, seed: int) -> DrawRecords:
-    """From a repeat's number to training part, test part, share of distinct records, name."""
-    if not isinstance(data, Dataset):
-        if test_examples is not None:
-            raise ValueError("generated data has its own test part: leave test_examples out")
-
-        def generate(repeat: int) -> tuple[Split, Split, float, str]:
-            made = data(_mixed(seed, repeat))
-            if len(made.train) != examples or made.test is None or not len(made.test):
-                tested = 0 if made.test is None else len(made.test)
-                raise ValueError(
-                    f"the function made {len(made.train)} training and {tested} test records: the "
-                    f"plan is for {examples}, and a rehearsal needs some to test on"
-                )
-            return made.train, made.test, 1.0, made.name
-
-        return generate
-    parts = [data.train] if data.test is None else [data.train, data.test]
-    inputs = np.concatenate([part.inputs for part in parts])
-    targets = np.concatenate([part.targets for part in parts])
-    size = len(targets)
-    default = max(1, size // 5) if data.test is None else len(data.test)
-    tested = whole("test_examples", default if test_examples is None else test_examples)
-    if tested >= size:
-        raise ValueError(
-            f"{data.name} has {size} records: {tested} to test on leave none to train on. Choose "
-            "a smaller test_examples, or a larger source"
-        )
-
-    # Test parts are apart as long as the pool lasts, and training parts, too, where it is large:
-    # records that repeats share would hide how much the next ones differ.
-    apart = size >= 2 * (examples + tested)
-    each = examples + tested if apart else tested
-
-    def draw(repeat: int) -> tuple[Split, Split, float, str]:
-        cycle, place = divmod(repeat, size // each)
-        order = np.roll(np.random.default_rng([seed, cycle]).permutation(size), -place * each)
-        held, rest = order[:tested], order[tested:]
-        random = np.random.default_rng([seed, cycle, repeat])
-        if not apart:
-            rest = random.permutation(rest)
-        chosen = rest[:examples] if examples <= len(rest) else random.choice(rest, examples)
-        distinct = len(np.unique(chosen)) / examples
-        return (
-            Split(inputs[chosen], targets[chosen]),
-            Split(inputs[held], targets[held]),
-            distinct,
-            data.name,
-        )
-
-    return draw
-
-
-def _mixed(seed: int, repeat: int) -> int:
-    return int(np.random.SeedSequence([seed, repeat]).generate_state(1)[0])
 
 
 def _check_fit(model: nn.Module, train_part: Split, test_part: Split) -> None:
@@ -433,3 +392,18 @@ def _check_fit(model: nn.Module, train_part: Split, test_part: Split) -> None:
             f"the rehearsal's data has a class {int(targets.max())}, the model only {width} "
             "outputs: rehearse on data with the private data's classes"
         )
+
+
+def __getattr__(name: str) -> str:
+    if name != "NOT_COVERED":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(
+        f"{__name__}.NOT_COVERED is gone: Rehearsal.interval says how far the private data may "
+        "differ, and Rehearsal.text() what is not known of that",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return (
+        "how the private data differ from the rehearsal's data, which can be far more than the "
+        "interval"
+    )

@@ -2,22 +2,65 @@
 
 No statistic of the public data says that. What can be said is how far rehearsals were off on other
 pairs of a public and a private set in the same *relation*: split conformal prediction, in the form
-that widens an interval (Romano, Patterson and Candès 2019, "Conformalized Quantile Regression",
-Theorem 1). With scores E_i = max(g(low_i) − g(achieved_i), g(achieved_i) − g(high_i)) of n pairs
-and Q the ⌈(n + 1)·level⌉-th smallest, [g⁻¹(g(low) − Q), g⁻¹(g(high) + Q)] holds the accuracy of
-one more pair with a chance of at least ``level``, *if* that pair is like those (exchangeable with
-them). g(p) = ln((p + κ)/(1 − p + κ)), so that a point near 100 % counts more than one near 50 %.
+that widens an interval (Romano, Patterson and Candès 2019, "Conformalized Quantile Regression"),
+with scores E = max(g(low) − g(achieved), g(achieved) − g(high)) and g(p) = ln((p + κ)/(1 − p + κ)),
+so that a point near 100 % counts more than one near 50 %.
+
+Pairs that share a data set resemble each other: what is independent are data sets. So the quantile
+is hierarchical (Lee, Barber and Willett 2023, "Distribution-free inference with hierarchical data",
+Theorem 1): of K data sets with N_k pairs each, Q is the smallest score at which the weights
+1/((K + 1) N_k) of the scores up to it sum to the level, and [g⁻¹(g(low) − Q), g⁻¹(g(high) + Q)]
+holds the accuracy of a pair of one more data set with a chance of at least the level, *if* that
+data set is like those (exchangeable with them). An interval is never made narrower than the run's.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
-from typing import Literal, get_args
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+from forethought.assumed import is_linear
 
 Relation = Literal["same source", "same task", "same shape", "synthetic"]
 RELATIONS: tuple[Relation, ...] = get_args(Relation)
+# Kinds of networks that rehearsals were measured with.
+Network = Literal["perceptron", "convolutional"]
+NETWORKS: tuple[Network, ...] = get_args(Network)
+Scores = Mapping[str, Sequence[float]]
+# What the pairs were rehearsed with: a run's interval of this level, from so many repeats.
+LEVEL, REPEATS = 0.9, 6
 _KAPPA = 0.005
+
+# Scores of 120 pairs a relation of twelve data sets, of linear models and of a perceptron of 32
+# units, by `python experiments/defaults/rehearsals.py --constants`, from rehearsals.jsonl beside
+# it; pairs.py there says how pairs are made. "synthetic" and "same shape" have none: calibrated
+# like the others', their intervals held 36 of 60 and 49 of 58 pairs of other data sets.
+SCORES: dict[str, dict[str, Scores]] = json.loads(
+    Path(__file__).with_name("resemblance.json").read_text(encoding="utf-8")
+)
+# Convolutional networks are given the intervals of perceptrons where these were measured with them.
+_CALIBRATED_BY = {"linear": "linear", "perceptron": "perceptron", "convolutional": "perceptron"}
+_LAYERS: dict[frozenset[str], Network] = {
+    frozenset({"Linear"}): "perceptron",
+    frozenset({"Linear", "Conv2d"}): "convolutional",
+    frozenset({"Conv2d"}): "convolutional",
+}
+
+
+def network_of(model: Any) -> Network | None:
+    """Which kind of network that rehearsals were measured with a torch module is.
+
+    Returns:
+        By the layers that have weights: None for a linear model, and for one with other layers than
+        linear ones and convolutions.
+    """
+    if is_linear(model):
+        return None
+    weighed = {type(m).__name__ for m in model.modules() if list(m.parameters(recurse=False))}
+    return _LAYERS.get(frozenset(weighed))
 
 
 def _odds(share: float) -> float:
@@ -35,102 +78,75 @@ def score(interval: tuple[float, float], achieved: float) -> float:
     return max(low - _odds(achieved), _odds(achieved) - high)
 
 
-def widened(
-    interval: tuple[float, float], relation: Relation | None, level: float, *, linear: bool
-) -> tuple[float, float] | None:
-    """An interval of a run on public data, widened to one of a run on private data.
+def scores_of(relation: Relation | None, model: str | None) -> Scores:
+    """Scores of the pairs that are calibrated on, by data set; none where nothing is known.
 
     Args:
-        interval: that holds one more run on the public data with a chance of ``level``.
-        relation: how the public data stand to the private ones; None: nobody says.
-        level: the chance wanted.
-        linear: whether the model is; else it is widened by what pairs of a perceptron want, and
-            never narrowed.
+        model: "linear", or which of :data:`NETWORKS`; None: another.
+    """
+    if relation is None or model is None or relation not in HELD.get(model, {}):
+        return {}
+    return SCORES[_CALIBRATED_BY[model]][relation]
+
+
+def quantile(scores: Scores, level: float) -> float | None:
+    """The score Q that one more data set's pair has at most, with a chance of ``level``.
 
     Returns:
-        Shares in [0, 1]; None where nothing is known: no relation, one whose intervals did not
-        hold, or a level that the pairs are too few for.
+        None where there are too few data sets, K of them, for the level: above K/(K + 1).
     """
-    scores = scores_of(relation, linear)
-    return calibrated(interval, scores, level, narrows=linear)
-
-
-def scores_of(relation: Relation | None, linear: bool) -> tuple[float, ...]:
-    """Scores of the pairs that are calibrated on; none where nothing is known."""
-    return () if relation is None else (SCORES if linear else NETWORK_SCORES).get(relation, ())
+    sets = len(scores) + 1
+    weighed = sorted((one, 1 / (sets * len(of))) for of in scores.values() for one in of)
+    summed = 0.0
+    for one, weight in weighed:
+        summed += weight
+        if summed >= level - 1e-9:
+            return one
+    return None
 
 
 def calibrated(
-    interval: tuple[float, float], scores: Sequence[float], level: float, *, narrows: bool
+    interval: tuple[float, float], scores: Scores, level: float
 ) -> tuple[float, float] | None:
-    """An interval widened by what holds ``level`` of other pairs, whose scores these are.
+    """An interval moved outward, or inward, by the quantile of other pairs' scores.
 
     Args:
-        narrows: whether pairs that agreed more than their repeats make it narrower.
+        interval: of a further run on the public data, of :data:`LEVEL`.
 
     Returns:
-        Shares in [0, 1]; None where there are too few pairs for the level.
+        Shares in [0, 1]; None where there are too few data sets for the level.
     """
-    rank = math.ceil((len(scores) + 1) * level)
-    if rank > len(scores):
+    extra = quantile(scores, level)
+    if extra is None:
         return None
-    extra = sorted(scores)[rank - 1]
-    if extra <= 0 and not narrows:
-        return interval
-    low, high = (_odds(end) for end in interval)
-    low, high = low - extra, high + extra
+    low, high = _odds(interval[0]) - extra, _odds(interval[1]) + extra
     if low > high:  # pairs agreed more than their repeats did
         low = high = (low + high) / 2
     return _share(low), _share(high)
 
 
-# Scores of the pairs that are calibrated on, of linear models and of a perceptron of 32 units, by
-# `python experiments/defaults/rehearsals.py --constants`, from rehearsals.jsonl beside it; pairs.py
-# there says how pairs are made. "synthetic" has none: calibrated like the others', its intervals
-# held 36 of 60 pairs of other data sets (rehearsals.md). How hard a data set is next to synthetic
-# data depends on the data set, and five of them say too little of the next one. "same shape" has
-# none either: its intervals, 74.5 points wide at the median, held 49 of 58.
-# fmt: off
-SCORES: dict[Relation, tuple[float, ...]] = {
-    "same source": (
-        -1.833, -1.612, -1.457, -1.4, -1.312, -1.278, -1.235, -1.229, -1.204, -1.109, -1.109, -0.99,
-        -0.836, -0.831, -0.773, -0.732, -0.701, -0.682, -0.673, -0.656, -0.643, -0.635, -0.624,
-        -0.611, -0.61, -0.602, -0.581, -0.575, -0.552, -0.546, -0.541, -0.455, -0.444, -0.435,
-        -0.429, -0.424, -0.402, -0.395, -0.381, -0.36, -0.347, -0.311, -0.3, -0.283, -0.256, -0.244,
-        -0.237, -0.227, -0.214, -0.191, -0.18, -0.104, -0.091, -0.088, -0.088, -0.061, -0.056,
-        0.102, 0.206, 0.57,
-    ),
-    "same task": (
-        -1.969, -1.63, -1.569, -1.457, -1.411, -1.295, -1.239, -1.224, -1.222, -1.171, -1.144,
-        -1.109, -1.061, -1.051, -1.048, -0.974, -0.951, -0.883, -0.834, -0.822, -0.754, -0.64,
-        -0.587, -0.559, -0.537, -0.495, -0.472, -0.422, -0.419, -0.387, -0.384, -0.382, -0.363,
-        -0.341, -0.312, -0.289, -0.278, -0.271, -0.247, -0.245, -0.238, -0.223, -0.219, -0.172,
-        -0.164, -0.136, -0.136, -0.092, -0.045, -0.008, 0.0, 0.0, 0.063, 0.121, 0.31, 0.427, 0.914,
-        0.918, 1.512,
-    ),
+class Held(NamedTuple):
+    """How many pairs' intervals of 90 % held what was achieved, and of how many.
+
+    Args:
+        fresh: whether they are pairs of data sets that nothing is calibrated on; else those that
+            are, every data set left out in turn and its pairs calibrated on the others.
+    """
+
+    held: int
+    of: int
+    fresh: bool = True
+
+
+# From experiments/defaults/rehearsals.md; fresh_pairs.py there has the rule and the fresh pairs,
+# written down before any of them was run.
+HELD: dict[str, dict[Relation, Held]] = {
+    "linear": {
+        "same source": Held(117, 120, fresh=False),
+        "same task": Held(117, 119, fresh=False),
+    },
+    "perceptron": {
+        "same source": Held(117, 120, fresh=False),
+        "same task": Held(117, 119, fresh=False),
+    },
 }
-NETWORK_SCORES: dict[Relation, tuple[float, ...]] = {
-    "same source": (
-        -1.63, -1.488, -1.472, -1.457, -1.437, -1.352, -1.33, -1.312, -1.305, -1.263, -1.153,
-        -1.148, -1.109, -1.096, -1.081, -1.069, -0.961, -0.934, -0.928, -0.812, -0.801, -0.699,
-        -0.675, -0.659, -0.632, -0.626, -0.599, -0.58, -0.574, -0.551, -0.545, -0.497, -0.485,
-        -0.474, -0.473, -0.449, -0.438, -0.425, -0.345, -0.344, -0.339, -0.334, -0.332, -0.327,
-        -0.325, -0.314, -0.287, -0.287, -0.235, -0.227, -0.216, -0.206, -0.202, -0.169, -0.135,
-        -0.102, -0.098, -0.035, -0.013, 0.0,
-    ),
-    "same task": (
-        -2.449, -1.98, -1.672, -1.554, -1.538, -1.496, -1.457, -1.435, -1.312, -1.27, -1.129,
-        -1.115, -1.107, -1.096, -1.054, -1.002, -0.869, -0.832, -0.782, -0.765, -0.714, -0.64,
-        -0.603, -0.535, -0.431, -0.419, -0.39, -0.377, -0.36, -0.349, -0.316, -0.306, -0.294,
-        -0.276, -0.27, -0.255, -0.212, -0.207, -0.204, -0.203, -0.167, -0.154, -0.15, -0.141,
-        -0.128, -0.122, -0.07, -0.029, -0.025, -0.024, 0.0, 0.069, 0.366, 0.417, 0.437, 0.464,
-        0.696, 1.022, 1.567,
-    ),
-}
-# fmt: on
-# How often such intervals of 90 % held what was achieved on pairs of other data sets, which nothing
-# is calibrated on, and how many those were: of linear models, and of a perceptron. That a network's
-# are never narrower than its run's own was decided on these: without it they held 48 and 54. From
-# rehearsals.md, by `python experiments/defaults/rehearsals.py`.
-HELD: dict[Relation, tuple[int, int]] = {"same source": (55, 60), "same task": (53, 60)}
-HELD_BY_NETWORKS: dict[Relation, tuple[int, int]] = {"same source": (54, 60), "same task": (54, 60)}
