@@ -24,8 +24,6 @@ import torch
 from network_sets import LOOKED_AT, task
 from networks import EPSILONS, MODELS, Case
 
-from forethought.planning.tolerance import noise_borne
-
 RESULTS = Path(__file__).with_name("network_paths.csv")
 PATHS = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0)
 HEAD = ["model", "data", "inputs", "epsilon", "unit", "seeds", *map(str, PATHS), "error"]
@@ -83,7 +81,7 @@ def measure(case: Case, epsilon: float, seeds: int, inputs: str) -> Paths:
     found = torch.tensor([[case.accuracy(p, seed) for seed in range(seeds)] for p in plans])
     error = float(found.var(1).mean().sqrt()) / math.sqrt(seeds)
     means = tuple(found.mean(1).tolist())
-    unit = noise_borne(case.fresh(0), case.shape) or math.nan
+    unit = case.noise_borne or math.nan
     return Paths(case.model, case.task.name, inputs, epsilon, unit, seeds, means, error)
 
 
@@ -92,8 +90,7 @@ _INPUTS = ("inputs", "test_inputs")
 
 def norm_planned(model: str, name: str, folder: Path | None) -> float:
     """What the planner takes today."""
-    case = Case(model, *task(name, folder))
-    return noise_borne(case.fresh(0), case.shape) or math.nan
+    return Case(model, *task(name, folder)).noise_borne or math.nan
 
 
 def table(rows: list[Paths], planned: dict[tuple[str, str], float]) -> str:

@@ -6,6 +6,15 @@ at since, and mixture, kddcup99 and cifar10@8 (for perceptrons) took their place
 mushrooms and the blobs had been measured with the first rule; nothing was chosen by them. Of the
 second group phishing, mushrooms and kddcup99 had been looked at with linear models, Fashion-MNIST
 at other sizes; cifar10@8 is other pixels of the records of cifar10@16.
+
+Second version, 2026-11-22 11:48, written down before any of its new sets was run: tables with a
+declared norm are planned by it (images are planned as before, and their held-out sets stay).
+phishing, mushrooms, mixture and kddcup99 had been measured with the first version
+(networks_first_version.md), and the constant was looked for on them, on clusters-50 and on five
+tables that linear models may be looked at on; they are measured AGAIN, and count as looked at. In
+their places: three files and three recipes on which no path of a network had ever been tried.
+Linear models had been measured on all six; rehearsals of a small perceptron, at the planner's path
+alone, on splice, a9a and w8a.
 """
 
 from __future__ import annotations
@@ -28,15 +37,26 @@ LOOKED_AT = {
         "fashion-mnist@28#3000",
         "clusters-50",
         "cifar10@16#3000",
+        "phishing",
+        "mushrooms",
+        "mixture",
+        "kddcup99",
+        "corner",
+        "heavy",
+        "sparse",
+        "ordinal",
+        "correlated",
     ),
     "lenet5": ("mnist@14#3000", "fashion-mnist@14#3000", "cifar10@16#3000"),
     "cnn": ("digits",),
 }
 HELD_OUT = {
-    "mlp": ("phishing", "mushrooms", "mixture", "kddcup99", "cifar10@8#3000"),
+    "mlp": ("splice", "a9a", "w8a", "skewed", "flags", "heavy-4", "cifar10@8#3000"),
     "lenet5": ("fashion-mnist@28#10000", "blobs@12#2000"),
     "cnn": ("blobs@8#2000", "cifar10@8#3000"),
 }
+# Measured as held-out sets with a version before, and looked at since.
+AGAIN = {"mlp": ("phishing", "mushrooms", "mixture", "kddcup99")}
 _TEST = 2_000
 # What a record's colours weigh in grey (ITU-R BT.601).
 _GREY = torch.tensor([0.299, 0.587, 0.114])[:, None, None]

@@ -9,8 +9,8 @@ further while the best is the last one; then the best path clipped flat at 1, an
 batches as large as they then pay. The best of it on the test accuracy, a mean over two seeds, is
 measured again beside the default with fresh ones. Everything is trained by network_runs.py, which
 the tests hold against `forethought.train`. It looks at test data and pays nothing for that: it is a
-yardstick, not a method. Cases that networks.csv holds with as many seeds are kept; networks.md is
-written from it.
+yardstick, not a method. Cases that networks.csv holds with as many seeds are kept; those with fewer
+keep what their search chose, and get the seeds that they lack. networks.md is written from it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ import csv
 import math
 import statistics
 import time
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 
 import torch
 from network_runs import train
-from network_sets import HELD_OUT, task
+from network_sets import AGAIN, HELD_OUT, task
 from sets import Task
 from torch import nn
 
 import forethought as ft
 from forethought.models import build
 from forethought.planning.defaults import default_delta
+from forethought.planning.tolerance import noise_borne, table_radius
 
 RESULTS = Path(__file__).with_name("networks.csv")
 EPSILONS = (0.1, 0.5, 1.0, 3.0, 8.0)
@@ -89,13 +90,18 @@ class Case:
         return ft.Budget(epsilon, default_delta(len(self.task.targets)))
 
     def default(self, epsilon: float) -> ft.Plan:
-        """What the planner makes of sizes, model and budget."""
+        """What the planner makes of sizes, declared norm, model and budget."""
         return ft.plan(
             examples=len(self.task.targets),
             budget=self.budget(epsilon),
             model=self.fresh(0),
-            shape=self.shape,
+            noise_borne=self.noise_borne,
         )
+
+    @property
+    def noise_borne(self) -> float | None:
+        """What the planner takes for this network on such records."""
+        return noise_borne(self.fresh(0), self.shape, table_radius(self.task.norm))
 
     def seconds(self, plan: ft.Plan) -> float:
         """Processor time of one run of the plan, by some of its rounds."""
@@ -152,27 +158,32 @@ class Search:
         return max(self.tried, key=lambda one: one.accuracy)
 
     def _try(self, path: float, clip: float | None, rounds: int) -> Tried:
-        default = self._default
-        momentum = float(dict(default.optimizer.options)["momentum"])
-
-        def steps(rounds: int) -> float:
-            return (rounds - momentum / (1 - momentum)) / (1 - momentum)
-
-        if path == 1 and clip is None and rounds == default.rounds:
-            plan = default
-        else:
-            length = path * default.optimizer.learning_rate * steps(default.rounds)
-            plan = ft.plan(
-                examples=default.examples,
-                budget=self._budget,
-                batch=min(default.examples, round(default.batch * default.rounds / rounds)),
-                rounds=rounds,
-                clip_norm=clip,
-                learning_rate=length / steps(rounds) / (clip or 1.0),
-            )
+        plan = tried_plan(self._default, self._budget, path, clip, rounds)
         found = [self._case.accuracy(plan, seed) for seed in range(CHOOSING)]
         self.tried.append(Tried(path, clip, plan, statistics.mean(found)))
         return self.tried[-1]
+
+
+def tried_plan(
+    default: ft.Plan, budget: ft.Budget, path: float, clip: float | None, rounds: int
+) -> ft.Plan:
+    """So many times the default's path, in other rounds or clipped flat."""
+    if path == 1 and clip is None and rounds == default.rounds:
+        return default
+    momentum = float(dict(default.optimizer.options)["momentum"])
+
+    def steps(rounds: int) -> float:
+        return (rounds - momentum / (1 - momentum)) / (1 - momentum)
+
+    length = path * default.optimizer.learning_rate * steps(default.rounds)
+    return ft.plan(
+        examples=default.examples,
+        budget=budget,
+        batch=min(default.examples, round(default.batch * default.rounds / rounds)),
+        rounds=rounds,
+        clip_norm=clip,
+        learning_rate=length / steps(rounds) / (clip or 1.0),
+    )
 
 
 def compare(case: Case, epsilon: float, seeds: int) -> Row:
@@ -181,9 +192,7 @@ def compare(case: Case, epsilon: float, seeds: int) -> Row:
     search = Search(case, plan, case.budget(epsilon))
     chosen = search.best()
     best = chosen.plan
-    fresh = range(FRESH, FRESH + seeds)
-    own = [case.accuracy(plan, seed) for seed in fresh]
-    others = own if best is plan else [case.accuracy(best, seed) for seed in fresh]
+    own, others = measured(case, plan, best, range(FRESH, FRESH + seeds))
     gaps = [other - mine for other, mine in zip(others, own, strict=True)]
     return Row(
         case.model,
@@ -209,10 +218,61 @@ def compare(case: Case, epsilon: float, seeds: int) -> Row:
     )
 
 
+def measured(
+    case: Case, default: ft.Plan, best: ft.Plan, seeds: range
+) -> tuple[list[float], list[float]]:
+    """Accuracies of both plans."""
+    own = [case.accuracy(default, seed) for seed in seeds]
+    return own, own if best is default else [case.accuracy(best, seed) for seed in seeds]
+
+
+def with_more_seeds(case: Case, row: Row, seeds: int) -> Row:
+    """The row with the fresh seeds that it lacks, means and deviations of all of them together.
+
+    Raises:
+        ValueError: the planner's default is no longer the one that the row was measured with.
+    """
+    plan, budget = case.default(row.epsilon), case.budget(row.epsilon)
+    if f"{plan.optimizer.learning_rate:.6g}" != f"{row.step_size:.6g}":
+        raise ValueError(
+            f"{row.model} on {row.data} at ε = {row.epsilon:g} was measured with step size "
+            f"{row.step_size:g}, the default is {plan.optimizer.learning_rate:g} now: drop its "
+            "line from networks.csv, and it is searched again"
+        )
+    clip = None if row.best_clip == "automatic" else float(row.best_clip)
+    best = tried_plan(plan, budget, row.best_path, clip, row.best_rounds)
+    own, others = measured(case, plan, best, range(FRESH + row.seeds, FRESH + seeds))
+    gaps = [other - mine for other, mine in zip(others, own, strict=True)]
+    default, spread = pooled(row.seeds, row.default, row.spread, own)
+    behind, deviation = pooled(row.seeds, row.behind, row.error * math.sqrt(row.seeds), gaps)
+    return replace(
+        row,
+        default=default,
+        spread=spread,
+        best=default + behind,
+        behind=behind,
+        error=deviation / math.sqrt(seeds),
+        seeds=seeds,
+    )
+
+
+def pooled(count: int, mean: float, deviation: float, more: list[float]) -> tuple[float, float]:
+    """Mean and standard deviation of so many numbers, of which those are known, and some more."""
+    total = count + len(more)
+    whole = (count * mean + math.fsum(more)) / total
+    squares = (count - 1) * deviation**2 + count * (mean - whole) ** 2
+    squares += math.fsum((value - whole) ** 2 for value in more)
+    return whole, math.sqrt(squares / (total - 1))
+
+
 def table(rows: list[Row]) -> str:
     """The result as markdown."""
-    title = "# Networks, held out: the default beside the best of a search"
-    return f"{title}\n\n{summary(rows)}\n\n{lines(rows)}\n"
+    parts = ["# Networks: the default beside the best of a search\n"]
+    for title, sets in (("Held out", HELD_OUT), ("Looked at since the first version", AGAIN)):
+        own = [row for row in rows if row.data in sets.get(row.model, ())]
+        if own:
+            parts.append(f"## {title}\n\n{summary(own)}\n\n{lines(own)}\n")
+    return "\n".join(parts)
 
 
 def lines(rows: list[Row]) -> str:
@@ -270,7 +330,7 @@ def keep(new: Row) -> None:
     known = {(r.model, r.data, r.epsilon): r for r in (*saved(), new)}
     rows = sorted(
         known.values(),
-        key=lambda r: (MODELS.index(r.model), HELD_OUT[r.model].index(r.data), r.epsilon),
+        key=lambda r: (MODELS.index(r.model), names(r.model).index(r.data), r.epsilon),
     )
     with RESULTS.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -279,6 +339,11 @@ def keep(new: Row) -> None:
             [f"{v:.6g}" if isinstance(v, float) else v for v in astuple(r)] for r in rows
         )
     write(rows)
+
+
+def names(model: str) -> tuple[str, ...]:
+    """The data sets that a model is measured on."""
+    return HELD_OUT[model] + AGAIN.get(model, ())
 
 
 def write(rows: list[Row]) -> None:
@@ -301,11 +366,11 @@ def main() -> None:
     if args.write:
         write(saved())
         return
-    known = {(r.model, r.data, r.epsilon) for r in saved() if r.seeds >= (args.seeds or 0)}
+    known = {(r.model, r.data, r.epsilon): r for r in saved()}
     hours = 0.0
     for model in args.models:
         seeds = args.seeds or SEEDS[model]
-        for name in HELD_OUT[model]:
+        for name in names(model):
             for epsilon in args.epsilon:
                 if name not in (args.only or (name,)):
                     continue
@@ -313,9 +378,15 @@ def main() -> None:
                     case = Case(model, *task(name, args.data))
                     runs = TRIED * CHOOSING + 2 * seeds
                     hours += runs * case.seconds(case.default(epsilon)) / 3600
-                elif (model, name, epsilon) not in known:
+                    continue
+                row = known.get((model, name, epsilon))
+                if row is None or row.seeds < (args.seeds or 0):
                     start = time.process_time()
-                    found = compare(Case(model, *task(name, args.data)), epsilon, seeds)
+                    case = Case(model, *task(name, args.data))
+                    if row is None:
+                        found = compare(case, epsilon, seeds)
+                    else:
+                        found = with_more_seeds(case, row, seeds)
                     keep(found)
                     spent = time.process_time() - start
                     print(lines([found]).splitlines()[-1], f"{spent:.0f} s", flush=True)

@@ -69,27 +69,31 @@ class Loaded:
         asked = self.request.job.plan_request(
             self.examples, self.parameters, self.features, self.persons
         )
-        norm = self.dataset.feature_norm
         if self.request.job.model.name != "linear":
             return asked.with_(noise_borne=self.noise_borne)
         scaled = self.request.job.data.standardise is not None
         fixed = self.dataset.fixed_features is not None and not scaled
         asked = asked.with_(features=math.prod(self.dataset.shape), image_features=fixed)
-        if norm is None or asked.feature_norm:
+        norm = self._standardised_norm or self.dataset.feature_norm
+        if self.dataset.feature_norm is None or asked.feature_norm:
             return asked
-        # A standardised feature is about 1, whatever it was before.
-        if self.request.job.data.standardise is not None:
-            norm = math.sqrt(math.prod(self.dataset.shape))
         return asked.with_(feature_norm=norm, feature_norm_known=True)
+
+    @property
+    def _standardised_norm(self) -> float | None:
+        """Usual norm of a standardised record, around any mean: a feature is about 1."""
+        scaled = self.request.job.data.standardise is not None
+        return math.sqrt(math.prod(self.dataset.shape)) if scaled else None
 
     @property
     def noise_borne(self) -> float | None:
         """Norm of noise that the weights of a network bear; None: linear, or not to be tried."""
-        from forethought.planning.tolerance import noise_borne
+        from forethought.planning.tolerance import noise_borne, table_radius
 
         if self.request.job.model.name == "linear":
             return None
-        return noise_borne(self.model, self.dataset.shape)
+        radius = self._standardised_norm or table_radius(self.dataset.feature_norm)
+        return noise_borne(self.model, self.dataset.shape, radius)
 
     @property
     def data(self) -> tuple[Any, Any] | PersonRows:

@@ -8,7 +8,7 @@ from typing import Any
 from forethought.assumed import is_linear, linear_layer, module_of, trained_parameters
 from forethought.checks import whole
 from forethought.planning.limits import PlanError
-from forethought.planning.tolerance import noise_borne
+from forethought.planning.tolerance import noise_borne, table_radius
 
 
 def _sizes(shape: object) -> tuple[int, ...]:
@@ -56,7 +56,8 @@ def opened(keywords: Mapping[str, Any]) -> dict[str, Any]:
             if getattr(data, "fixed_features", None) is not None:
                 found.setdefault("image_features", True)
         if shape is not None and not is_linear(model):
-            found.setdefault("noise_borne", noise_borne(model, _sizes(shape)))
+            radius = table_radius(getattr(data, "feature_norm", None))
+            found.setdefault("noise_borne", noise_borne(model, _sizes(shape), radius))
         layer = linear_layer(model)
         if layer is not None:
             found.setdefault("features", layer.in_features)

@@ -109,7 +109,8 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
             beside their means. Default: taken from ``data``.
         noise_borne: norm of noise that the weights of a network bear, from which its step size
             follows. Default: found out on synthetic inputs, where ``model`` and ``data``, or
-            ``shape``, are given; see :mod:`forethought.planning.tolerance`.
+            ``shape``, are given, of the norm that ``data`` declares for rows of a table; see
+            :mod:`forethought.planning.tolerance`.
         data: a :class:`forethought.data.Dataset` in place of ``examples``: its training records
             are counted, and what loading read of them is named in the plan.
         model: a torch module, or a function that builds one, in place of ``parameters``.

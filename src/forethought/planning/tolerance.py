@@ -11,7 +11,10 @@ which such networks are told apart; they bear :data:`BOUNDED_SPREAD`. The best s
 data set to data set; both constants keep the worst of those that may be looked at nearest to its
 best (experiments/defaults/network_paths.py).
 
-Nothing is read of the data but the shape of a record. Written without torch, as all of planning is.
+Tables come in any units, and two layers bear half the noise where features are four times as large:
+where a table's owner declared a norm, the synthetic inputs lie :data:`RADIUS` of it from their
+mean. Nothing is read of the data but that and the shape of a record. Written without torch, as all
+of planning is.
 """
 
 from __future__ import annotations
@@ -22,11 +25,15 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from forethought.data import synthetic
 
 SPREAD, BOUNDED_SPREAD = 1.8, 1.2
+# How far a table's records lie from their mean, in units of the norm that their owner declared: 0.2
+# to 1, half at the middle, on the sets that may be looked at.
+RADIUS = 0.5
 # Larger models are not copied and tried.
 MOST_PARAMETERS = 2_000_000
 _INPUTS, _DRAWS = 32, 4
@@ -37,24 +44,42 @@ _USUAL = 6.0
 _LEAST, _MOST, _STEP = math.log(1e-4), math.log(10.0), 0.02
 
 
-def noise_borne(model: Any, shape: tuple[int, ...]) -> float | None:
+def noise_borne(model: Any, shape: tuple[int, ...], radius: float | None = None) -> float | None:
     """The norm of noise that a network's weights bear, to two digits; None: it cannot be tried.
 
     Args:
         model: a torch module; it is copied, not changed.
         shape: of one record: (features,) or (channels, height, width) of floating-point numbers.
+        radius: how far a table's records usually lie from their mean, see :func:`table_radius`;
+            images are pixels in [0, 1], whatever it is. None: unknown, features are of order one.
     """
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if len(shape) not in (1, 3) or not 0 < trained <= MOST_PARAMETERS:
         return None
     try:
-        spread = _spread_of(copy.deepcopy(model).eval(), shape)
-        found = _solved(spread)
+        records: NDArray[np.float32] = synthetic.like(shape, 10, _INPUTS, seed=0).train.inputs
+        found = _solved(_spread_of(copy.deepcopy(model).eval(), records))
+        if found is None or found > _USUAL * trained**-0.25:
+            return None
+        if radius is not None and len(shape) == 1:
+            scaled = records * np.float32(radius / _radius(records))
+            found = _solved(_spread_of(copy.deepcopy(model).eval(), scaled))
     except Exception:  # a model of one's own can do anything with inputs that it was not made for
         return None
-    if found is None or found > _USUAL * trained**-0.25:
-        return None
-    return float(f"{found * math.sqrt(trained):.2g}")
+    return None if found is None else float(f"{found * math.sqrt(trained):.2g}")
+
+
+def table_radius(feature_norm: float | None) -> float | None:
+    """How far records usually lie from their mean: :data:`RADIUS` of the norm that is declared.
+
+    Args:
+        feature_norm: usual norm of a record's features, declared; None: unknown.
+    """
+    return None if feature_norm is None else RADIUS * feature_norm
+
+
+def _radius(records: NDArray[np.float32]) -> float:
+    return math.sqrt(float(records.var(0, dtype=np.float64, ddof=1).sum()))
 
 
 def _solved(spread: Callable[[float], float]) -> float | None:
@@ -75,13 +100,12 @@ def _solved(spread: Callable[[float], float]) -> float | None:
     return math.exp(float(brentq(excess, _LEAST, _MOST, xtol=_STEP)))
 
 
-def _spread_of(model: Any, shape: tuple[int, ...]) -> Callable[[float], float]:
+def _spread_of(model: Any, records: NDArray[np.float32]) -> Callable[[float], float]:
     """Log deviation of the noise → root mean square of what it does to scores, input by input."""
     weights = [p for p in model.parameters() if p.requires_grad]
     for p in model.parameters():
         p.requires_grad_(requires_grad=False)
     start = [p.clone() for p in weights]
-    records = synthetic.like(shape, 10, _INPUTS, seed=0).train.inputs
     inputs = weights[0].new_tensor(records)
     before = model(inputs).flatten(1)
 
