@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ from forethought.cli import app
 from forethought.data import load
 from forethought.jobs.load import load_job
 from forethought.jobs.request import from_file
+from forethought.models import build
+from forethought.planning.tolerance import noise_borne
 
 READ = ("classes are those found", "classes or values", "highest index")
 
@@ -119,3 +122,24 @@ def test_a_declared_feature_norm_is_planned_with(tmp_path: Path) -> None:
     assert plan("linear", "centre = false").preparation is None
     # It says nothing of a network.
     assert plan("mlp", "feature_norm = 32.0").optimizer == plan("mlp", "").optimizer
+
+
+def test_a_network_on_a_table_is_planned_by_its_units(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    text = "[data]\nsource='breast-cancer'\n{}\n[budget]\nepsilon = 3.0\n[model]\nname = 'mlp'\n"
+
+    def borne(standardise: str) -> float | None:
+        job.write_text(text.format(standardise))
+        loaded = load_job(from_file(job))
+        asked = loaded.plan_request()
+        assert asked.noise_borne is not None and asked.feature_norm is None
+        return asked.noise_borne
+
+    model = build("mlp", inputs=(30,), classes=2)
+    declared = load("breast-cancer").feature_norm
+    assert declared == pytest.approx(math.sqrt(10))
+    # A network's own initial weights hardly matter.
+    assert borne("") == pytest.approx(noise_borne(model, (30,), declared / 2), rel=0.06)
+    scaled = noise_borne(model, (30,), math.sqrt(30))
+    assert borne("standardise = [0.3, 2]") == pytest.approx(scaled, rel=0.06)
+    assert borne("") != pytest.approx(scaled, rel=0.3)

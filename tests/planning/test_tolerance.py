@@ -10,7 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import forethought as ft  # noqa: E402
-from forethought.data import synthetic  # noqa: E402
+from forethought.data import Dataset, synthetic  # noqa: E402
+from forethought.data.dataset import Split  # noqa: E402
 from forethought.models import build  # noqa: E402
 from forethought.planning import defaults, tolerance  # noqa: E402
 from forethought.planning.tolerance import noise_borne  # noqa: E402
@@ -135,3 +136,51 @@ def test_a_model_and_a_shape_are_enough() -> None:
         noise_borne=noise_borne(model, (1, 8, 8)),
     )
     assert plan == same
+
+
+def test_a_tables_units_change_the_noise_that_two_layers_bear() -> None:
+    # √h s² times the distance of two records: half the noise where that is four times as large.
+    model = zeros(nn.Linear(30, 400, bias=False), nn.Linear(400, 4, bias=False))
+    bare, *scaled = (noise_borne(model, (30,), r) for r in (None, 0.5, 2.0, 8.0))
+    assert bare is not None and None not in scaled
+    assert scaled[0] / scaled[1] == pytest.approx(2, rel=0.05)
+    assert scaled[1] / scaled[2] == pytest.approx(2, rel=0.05)
+    deviation = math.sqrt(tolerance.SPREAD / (math.sqrt(400) * 2.0))
+    assert scaled[1] == pytest.approx(deviation * math.sqrt(34 * 400), rel=0.1)
+    assert noise_borne(model, (30,), radius((30,))) == bare
+
+
+def test_images_are_pixels_whatever_norm_is_declared() -> None:
+    model = build("mlp", inputs=(1, 8, 8), classes=10, seed=0)
+    assert noise_borne(model, (1, 8, 8), 100.0) == noise_borne(model, (1, 8, 8))
+
+
+class Faint(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / 30
+
+
+def test_what_hides_noise_is_not_planned_by_a_large_radius_either() -> None:
+    hidden = nn.Sequential(nn.Linear(30, 200), Faint())
+    assert noise_borne(hidden, (30,)) is None
+    assert noise_borne(hidden, (30,), 30.0) is None
+
+
+@pytest.mark.parametrize("norm", [None, 2.0, 20.0])
+def test_a_network_on_a_table_is_planned_by_the_declared_norm(norm: float | None) -> None:
+    random = np.random.default_rng(0)
+    rows = Split(random.standard_normal((300, 9)).astype(np.float32), np.arange(300) % 2)
+    data = Dataset("rows", rows, rows, 2, feature_norm=norm)
+    model = build("mlp", inputs=(9,), classes=2, seed=0)
+    half = None if norm is None else norm / 2
+    borne = noise_borne(model, (9,), half)
+    budget = ft.Budget(1.0, 1e-5)
+    found = ft.plan(data=data, model=model, budget=budget)
+    asked = ft.plan(
+        examples=300,
+        parameters=sum(p.numel() for p in model.parameters()),
+        budget=budget,
+        noise_borne=borne,
+    )
+    assert found.optimizer == asked.optimizer and found.mechanism == asked.mechanism
+    assert found.hyperparameters == asked.hyperparameters  # declared, and not looked at
