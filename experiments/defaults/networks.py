@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 from network_runs import train
-from network_sets import AGAIN, HELD_OUT, task
+from network_sets import AGAIN, HELD_OUT, NEW, task
 from sets import Task
 from torch import nn
 
@@ -269,10 +269,18 @@ def table(rows: list[Row]) -> str:
     """The result as markdown."""
     parts = ["# Networks: the default beside the best of a search\n"]
     for title, sets in (("Held out", HELD_OUT), ("Looked at since the first version", AGAIN)):
-        own = [row for row in rows if row.data in sets.get(row.model, ())]
+        own = of(rows, sets)
         if own:
-            parts.append(f"## {title}\n\n{summary(own)}\n\n{lines(own)}\n")
+            parts.append(f"## {title}\n\n{summary(own)}\n")
+            if sets is HELD_OUT and of(rows, NEW):
+                parts.append(f"Of these, on the new sets: {summary(of(rows, NEW))}\n")
+            parts.append(f"{lines(own)}\n")
     return "\n".join(parts)
+
+
+def of(rows: list[Row], sets: dict[str, tuple[str, ...]]) -> list[Row]:
+    """The cases on these data sets."""
+    return [row for row in rows if row.data in sets.get(row.model, ())]
 
 
 def lines(rows: list[Row]) -> str:
