@@ -7,7 +7,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from forethought.data import DataError, features
+from forethought.data import DataError, features, handwriting
+from forethought.data import pen_strokes as drawings
 from forethought.data.deskewing import deskewed
 from forethought.data.handwriting import POWER, RIDGE, evening
 from forethought.data.pen_strokes import pen_strokes
@@ -18,7 +19,7 @@ from forethought.data.scattering import group_normalised, scatter
 def few_drawings(tmp_path, monkeypatch):
     """Constants from fewer drawings, and nothing kept outside the test."""
     monkeypatch.setenv("FORETHOUGHT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("forethought.data.handwriting.pen_strokes", lambda h, w: DRAWINGS)
+    monkeypatch.setattr(drawings, "pen_strokes", lambda h, w: DRAWINGS)
     evening.cache_clear()
     yield
     evening.cache_clear()
@@ -122,10 +123,34 @@ def test_cached_features_are_the_computed_ones():
     np.testing.assert_array_equal(features.features_of(images, "handwriting"), first)
 
 
+def test_constants_are_computed_once_and_kept_bit_for_bit(monkeypatch):
+    first = evening(28, 28)
+    runs = []
+    computed = handwriting._computed
+    monkeypatch.setattr(
+        handwriting, "_computed", lambda *size: runs.append(size) or computed(*size)
+    )
+    for expected_runs, variable in ((0, None), (1, "off")):
+        if variable:
+            monkeypatch.setenv("FORETHOUGHT_CACHE", variable)
+        evening.cache_clear()
+        again = evening(28, 28)
+        assert len(runs) == expected_runs
+        for one, other in zip(first, again, strict=True):
+            assert torch.equal(one, other) and one.stride() == other.stride()
+
+
+def test_other_code_or_torch_has_other_constants(monkeypatch):
+    path = handwriting._path_of(28, 28)
+    assert path == handwriting._path_of(28, 28) != handwriting._path_of(28, 32)
+    monkeypatch.setattr(torch, "__version__", "another")
+    assert path != handwriting._path_of(28, 28)
+
+
 @pytest.mark.slow
 def test_the_numbers_are_those_that_the_jobs_were_run_with(monkeypatch):
     # Other constants are other features: they want another kind in `features.EXTRACTORS`.
-    monkeypatch.setattr("forethought.data.handwriting.pen_strokes", pen_strokes)
+    monkeypatch.setattr(drawings, "pen_strokes", pen_strokes)
     found = features.features_of(pen_strokes(28, 28, images=2, seed=3), "handwriting")
     assert features.EXTRACTORS["handwriting"].kind == "handwriting/1"
     expected = [

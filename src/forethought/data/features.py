@@ -7,10 +7,6 @@ import hashlib
 import math
 import os
 import secrets
-import struct
-import sys
-import tempfile
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from forethought.caveats import Caveat
 from forethought.data import deep_patches
+from forethought.data.cache_files import cache_folder, keep_array, kept_array
 from forethought.data.dataset import DataError, Dataset, Split
 from forethought.data.decorrelation import POWER, RIDGE, SEED, decorrelated
 from forethought.data.deep_patches import deep_patch_features
@@ -33,10 +30,7 @@ from forethought.data.scattering import channels, group_normalised, scatter
 
 SCALES, ANGLES = 2, 8
 GROUP = 3  # channels normalised together: 27 groups for each plane of the image
-CACHE_VARIABLE = "FORETHOUGHT_CACHE"
 PRIVATE, _KEY, _KEY_BYTES = "private", "key", 32
-_TRAILER = struct.Struct("<4sI")  # marks the end of a whole file; then a CRC-32 of what is before
-_MARK = b"end\n"
 
 Shape = tuple[int, ...]
 
@@ -162,25 +156,6 @@ EXTRACTORS = {
 }
 
 
-def cache_folder() -> Path | None:
-    """Where features are kept: FORETHOUGHT_CACHE, or the user's cache folder of the platform.
-
-    None when FORETHOUGHT_CACHE is ``off``.
-    """
-    chosen = os.environ.get(CACHE_VARIABLE)
-    if chosen and chosen.lower() == "off":
-        return None
-    if chosen:
-        return Path(chosen).expanduser()
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "forethought"
-
-
 def best_features(shape: Shape) -> str | None:
     """Which features ``"auto"`` takes for images of this shape; None: the data stay as they are.
 
@@ -246,6 +221,7 @@ def with_features(dataset: Dataset, name: str) -> Dataset:
         (*dataset.caveats, *((extractor.caveat,) if cache_folder() is not None else ())),
         feature_norm=extractor.usual_norm(extractor.shape(shape)),
         fixed_features=name,
+        image_shape=tuple(shape[1:]),
     )
 
 
@@ -310,7 +286,7 @@ def cached(images: NDArray[np.float32], name: str = "scattering") -> NDArray[np.
         return known
     features = extractor.compute(torch.from_numpy(images)).numpy()
     if path is not None:
-        _store(path, _halved(features) if extractor.halved else features)
+        keep_array(path, _halved(features) if extractor.halved else features)
     return features
 
 
@@ -358,33 +334,5 @@ def _cache_key(folder: Path) -> bytes | None:
 
 
 def _load(path: Path, extractor: Extractor, shape: Shape) -> NDArray[np.float32] | None:
-    try:
-        with path.open("rb") as file:
-            features = np.lib.format.read_array(file, allow_pickle=False)
-            mark, checksum = _TRAILER.unpack(file.read())  # refuses another length
-    except (OSError, ValueError, EOFError, struct.error):
-        return None
-    dtype = np.uint16 if extractor.halved else np.float32
-    if mark != _MARK or features.dtype != dtype or features.shape != shape:
-        return None
-    if zlib.crc32(features.data) != checksum:
-        return None
-    return _widened(features) if extractor.halved else features
-
-
-def _store(path: Path, features: NDArray[np.float32] | NDArray[np.uint16]) -> None:
-    """Write next to the target and rename: no reader ever sees half a file."""
-    try:
-        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".partial")
-    except OSError:
-        return
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.lib.format.write_array(file, features, allow_pickle=False)
-            file.write(_TRAILER.pack(_MARK, zlib.crc32(features.data)))
-        Path(partial).replace(path)
-    except OSError:
-        Path(partial).unlink(missing_ok=True)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
+    features = kept_array(path, np.uint16 if extractor.halved else np.float32, shape)
+    return _widened(features) if features is not None and extractor.halved else features

@@ -14,12 +14,16 @@ taken for their mean, the tail.
 
 from __future__ import annotations
 
+import hashlib
 from functools import lru_cache
+from pathlib import Path
 
+import numpy as np
 import torch
 
+from forethought.data import deskewing, pen_strokes, scattering
+from forethought.data.cache_files import cache_folder, keep_array, kept_array
 from forethought.data.deskewing import deskewed
-from forethought.data.pen_strokes import pen_strokes
 from forethought.data.scattering import channels, group_normalised, scatter
 
 SCALES, ANGLES = 2, 8
@@ -61,10 +65,41 @@ def handwriting_features(images: torch.Tensor) -> torch.Tensor:
 def evening(height: int, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Of the drawings' features: mean (d,), directions (d, 256), and what is added along them.
 
-    A direction's part is multiplied by 1 + factor. Subspace iteration from a fixed start, so that
-    the same machine gives the same numbers.
+    A direction's part is multiplied by 1 + factor. Kept in the cache folder, under a name that
+    changes with the code that makes them and with torch's version: bit for bit what is computed.
     """
-    features = _scattered(torch.from_numpy(pen_strokes(height, width))).flatten(1)
+    path = _path_of(height, width)
+    known = None if path is None else kept_array(path, np.float32)
+    if known is None:
+        mean, directions, factors = _computed(height, width)
+        known = np.zeros((len(mean) + 1, len(factors) + 1), np.float32)
+        known[:-1, 0], known[:-1, 1:], known[-1, 1:] = mean, directions, factors
+        if path is not None:
+            keep_array(path, known)
+    parts = known[:-1, 0], known[:-1, 1:], known[-1, 1:]
+    # Laid out as computed: products of what lies otherwise differ in their last bits.
+    mean, directions, factors = (torch.from_numpy(np.ascontiguousarray(part)) for part in parts)
+    return mean, directions, factors
+
+
+def _path_of(height: int, width: int) -> Path | None:
+    folder = cache_folder()
+    if folder is None:
+        return None
+    digest = hashlib.sha256(f"{torch.__version__} {np.__version__}".encode())
+    try:
+        (folder / "constants").mkdir(parents=True, exist_ok=True, mode=0o700)
+        for source in (__file__, deskewing.__file__, pen_strokes.__file__, scattering.__file__):
+            digest.update(Path(source).read_bytes())
+    except OSError:
+        return None
+    name = f"handwriting-{height}x{width}-{digest.hexdigest()[:16]}.npy"
+    return folder / "constants" / name
+
+
+def _computed(height: int, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Subspace iteration from a fixed start, so that the same machine gives the same numbers."""
+    features = _scattered(torch.from_numpy(pen_strokes.pen_strokes(height, width))).flatten(1)
     mean = features.double().mean(0).float()
     features -= mean
     images, size = features.shape
