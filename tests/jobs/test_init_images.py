@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import forethought as ft
 from forethought.cli import app
 from forethought.data import DataError, features_of, load
 from forethought.jobs import onnx_export
+from forethought.jobs.card import ModelCard
 from forethought.jobs.init_images import holds_arrays, job_for_arrays
 from forethought.jobs.job import Job
 from forethought.jobs.load import load_job
@@ -172,10 +174,22 @@ def test_predict_turns_images_into_features(run, tmp_path, form):
     expected = ft.load(run).predict_proba(features_of(pixels, "patches"))
     np.testing.assert_allclose(found[:, 1:], expected, atol=1e-6)
     assert out.read_text().startswith("prediction,probability_0,probability_1")
-    np.save(tmp_path / "wrong.npy", BYTES[:, :5, :5])
-    result = CliRunner().invoke(app, ["predict", str(run), str(tmp_path / "wrong.npy")])
-    assert result.exit_code != 0
-    assert "12 to 96 pixels" in str(result.exception or result.output)
+    bytes_ = new.transpose(0, 3, 1, 2)
+    np.testing.assert_allclose(ft.load(run).predict_proba(bytes_), expected, atol=1e-6)
+    for side in (5, 40):  # of 40 × 40 pixels there are features of the same shape
+        np.save(tmp_path / "wrong.npy", np.zeros((2, side, side, 3), np.uint8))
+        result = CliRunner().invoke(app, ["predict", str(run), str(tmp_path / "wrong.npy")])
+        assert result.exit_code != 0
+        assert "as in training" in str(result.exception or result.output)
+
+
+def test_a_card_of_an_earlier_version_has_no_images(run, tmp_path):
+    card = ModelCard.load(run / "model.json")
+    assert card.images == BYTES.transpose(0, 3, 1, 2).shape[1:]
+    older = json.loads((run / "model.json").read_text())
+    del older["images"]
+    (tmp_path / "model.json").write_text(json.dumps(older))
+    assert ModelCard.load(tmp_path / "model.json") == replace(card, images=None)
 
 
 @pytest.mark.slow

@@ -72,6 +72,7 @@ class Dataset:
         feature_norm: usual norm of a record's features, as far as it follows from declarations or
             from how the features are made, and from no record; None: unknown.
         fixed_features: what images were replaced by, such as ``"scattering"``; None: nothing.
+        image_shape: of each image that was replaced, (channels, height, width).
     """
 
     name: str
@@ -86,6 +87,7 @@ class Dataset:
     records_per_person: int = 1
     feature_norm: float | None = None
     fixed_features: str | None = None
+    image_shape: tuple[int, ...] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:

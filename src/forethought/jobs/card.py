@@ -27,6 +27,7 @@ _KEYS = {
     "standardise",
     "encoder",
     "multilabel",
+    "images",
 }
 
 
@@ -42,6 +43,7 @@ class ModelCard:
             this one that holds what was released for it; None: neither.
         encoder: how a row of a table becomes features; None: the data was no table.
         multilabel: whether ``classes`` counts labels, of which a record has several or none.
+        images: shape of one image that features are made of; None: no features, or an older card.
     """
 
     name: str
@@ -52,6 +54,7 @@ class ModelCard:
     standardise: tuple[float, float] | str | None = None
     encoder: Encoder | None = None
     multilabel: bool = False
+    images: tuple[int, ...] | None = None
 
     def to_json(self) -> str:
         """One JSON object; plain values only, nothing that runs."""
@@ -66,6 +69,8 @@ class ModelCard:
             "encoder": None if self.encoder is None else self.encoder.to_dict(),
             "multilabel": self.multilabel,
         }
+        if self.images is not None:
+            values["images"] = list(self.images)
         return json.dumps(values, indent=1, ensure_ascii=False) + "\n"
 
     @classmethod
@@ -76,7 +81,8 @@ class ModelCard:
             JobError: no such file, or damaged; says what to do.
         """
         try:
-            values = {"multilabel": False, **json.loads(path.read_text(encoding="utf-8"))}
+            read = json.loads(path.read_text(encoding="utf-8"))
+            values = {"multilabel": False, "images": None, **read}
             exact_keys(
                 str(path),
                 values,
@@ -105,4 +111,5 @@ class ModelCard:
             tuple(scaled) if isinstance(scaled, list) else scaled,
             encoder,
             values["multilabel"],
+            None if values["images"] is None else tuple(values["images"]),
         )

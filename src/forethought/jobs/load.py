@@ -180,6 +180,7 @@ class Loaded:
             PREPARED if isinstance(job.data.standardise, str) else job.data.standardise,
             data.encoder,
             data.multilabel,
+            data.image_shape,
         )
 
     def with_caveats(self, plan: Plan) -> Plan:

@@ -156,8 +156,18 @@ class Predictor:
         return self._encoded(_frame_of(records, self._encoder()), "the records", 0)
 
     def _array(self, records: object) -> NDArray[np.float32]:
-        found = np.asarray(records, dtype=np.float32)
+        given = np.asarray(records)
+        found = given.astype(np.float32, copy=False)
+        if given.dtype == np.uint8 and len(self.card.inputs) == 3:  # bytes are pixels
+            found = found / np.float32(255)
         if self.card.features is not None and found.shape[1:] != self.card.inputs:
+            # Of other images there may be features of the very same shape.
+            if self.card.images is not None and found.shape[1:] != self.card.images:
+                raise DataError.unexpected(
+                    "the records",
+                    f"images of shape {found.shape[1:]}",
+                    f"{self.card.images}, as in training",
+                )
             found = features_of(found, self.card.features)
         if found.shape[1:] != self.card.inputs:
             raise DataError.unexpected(
