@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import random
+import re
 import statistics
 import sys
 from pathlib import Path
@@ -108,6 +109,17 @@ def test_the_page_has_the_summaries_of_the_rows(networks: ModuleType) -> None:
             if float(row["behind"]) > 1.5:
                 name = f"{row['model']} on {row['data']} at ε = {float(row['epsilon']):g}: "
                 assert name + f"{float(row['behind']):.2f} ± {float(row['error']):.2f}" in page
+
+
+def test_the_page_has_the_means_in_other_units() -> None:
+    page = words(ROOT / "docs" / "defaults.md")
+    (mean,) = (
+        line.strip("| ").split(" | ")
+        for line in (KEPT / "network_units.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith("| mean")
+    )
+    for told, untold in zip(mean[-6:-3], mean[-3:], strict=True):
+        assert re.search(rf"{told} % [^%]*\({untold} %", page), (told, untold)
 
 
 def test_no_set_is_held_out_and_looked_at(networks: ModuleType) -> None:
