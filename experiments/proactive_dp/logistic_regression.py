@@ -135,7 +135,9 @@ def main() -> None:
     parser.add_argument("--set", choices=SETS, default="phishing")
     parser.add_argument("--problems", nargs="+", help="names, such as 'plain convex'; all of them")
     parser.add_argument(
-        "--one-by-one", action="store_true", help="each run by the library's trainer"
+        "--one-by-one",
+        action="store_true",
+        help="each by the trainer; where kept, give another --out",
     )
     parser.add_argument("--out", type=Path, help="runs/proactive_dp/logistic_regression_SET")
     arguments = parser.parse_args()
