@@ -32,7 +32,7 @@ from forethought.data import synthetic
 
 SPREAD, BOUNDED_SPREAD = 1.8, 1.2
 # How far a table's records lie from their mean, in units of the norm that their owner declared: 0.2
-# to 1, half at the middle, on the sets that may be looked at.
+# to 1 on the sets that may be looked at, where paths for half of it are nearest to the best.
 RADIUS = 0.5
 # Larger models are not copied and tried.
 MOST_PARAMETERS = 2_000_000
