@@ -20,6 +20,7 @@ import forethought as ft
 from forethought.data.deep_patches import deep_patch_features
 from forethought.data.patches import patch_features
 from forethought.data.scattering import scatter
+from forethought.data.shifted_patches import shifted_patch_features
 from forethought.models import build
 
 COLOUR, ROUNDS = 50_000, 30  # CIFAR-10, and the rounds of its job
@@ -42,6 +43,8 @@ def main() -> None:
     for chunk in (1, 8, 32):
         spent = least(partial(deep_patch_features, colour, chunk=chunk), repeats)
         print(f"| deep patches | {chunk} | {spent / images * COLOUR:.0f} |", flush=True)
+    spent = least(partial(shifted_patch_features, colour), repeats)
+    print(f"| shifted patches | 64 | {spent / images * COLOUR:.0f} |", flush=True)
     for chunk in (4, 8, 16, 64):
         spent = least(partial(scatter, colour, chunk=chunk), repeats)
         print(f"| scattering, planes | {chunk} | {spent / images * COLOUR:.0f} |", flush=True)

@@ -135,6 +135,7 @@ COMMANDS = (
     Command("patches/run.py", ("measure",), resumes=True, kept="patches/results.csv"),
     Command("patches/variants.py", (), minutes=3),
     untimed("patches/further.py", "patches/further.csv", minutes=20),
+    untimed("patches/shifts.py", "patches/shifts.csv", minutes=20),
     untimed("patches/recipe.py", "patches/recipe.csv", minutes=10),
     untimed("patches/choices.py", "patches/choices.csv", minutes=60),
     Command("patches/image_defaults.py", (), resumes=True, kept="patches/image_defaults.csv"),

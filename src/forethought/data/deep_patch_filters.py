@@ -12,14 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from forethought.data import deep_patches
 from forethought.data.dead_leaves import dead_leaves
 from forethought.data.deep_patches import (
     BLOCKS,
     COMPONENTS,
-    Components,
     Constants,
-    Filters,
     cell_maps,
     cell_patches,
     first_filters,
@@ -35,6 +32,7 @@ from forethought.data.patch_filters import (
     counted_filters,
     image_filters,
 )
+from forethought.data.whole_filters import STANDARD, Components, Filters
 
 SECOND_FILTERS, HALF_FILTERS = 512, 256
 _PART = 25  # images at a time
@@ -47,9 +45,9 @@ def learn(channels: int) -> Constants:
     parts = torch.split(images, _PART)
     first = first_filters(channels)
     half = Filters(*counted_filters(image_filters(halved(images), HALF_FILTERS)))
-    fine = (pooled(part, first, fine=True)[1].flatten(0, 1) for part in parts)
+    fine = (pooled(part, first)[1].flatten(0, 1) for part in parts)
     cells = leading_components((standard_counts(part) for part in fine), COMPONENTS)
-    maps = torch.cat([cell_maps(pooled(part, first, fine=True)[1], cells) for part in parts])
+    maps = torch.cat([cell_maps(pooled(part, first)[1], cells) for part in parts])
     random = torch.Generator().manual_seed(SEED)
     sampled = []
     for part in torch.split(maps, _PART):
@@ -86,7 +84,7 @@ def leading_components(parts: Iterable[torch.Tensor], count: int) -> Components:
         total = total + flat.sum(0, dtype=torch.float64)
         products = products + (flat.T @ flat).double()
     means = total / rows
-    covariance = (products / rows - torch.outer(means, means)) / deep_patches.STANDARD**2
+    covariance = (products / rows - torch.outer(means, means)) / STANDARD**2
     values, vectors = torch.linalg.eigh(covariance)
     values, vectors = values.flip(0)[:count], vectors.flip(1)[:, :count]
     filters = (vectors * (values.clamp_min(0) + CHANNEL_RIDGE) ** -0.5).T

@@ -13,17 +13,17 @@ or double precision holds exactly, and everything else is one correctly rounded 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from forethought.data import patches
-from forethought.data.patches import GRID, MOST, normalised_patches
+from forethought.data.patches import GRID, MOST, normalised_patches, windows
+from forethought.data.whole_filters import STANDARD, Components, Filters
 
 LEAST = 20  # pixels a side: at half the size the windows want some patches each
 FINE, CELLS, COMPONENTS = 9, 2, 128  # the second layer's grid, a patch's cells a side, and channels
@@ -31,49 +31,14 @@ BLOCKS = {"first": 512, "half": 256, "second": 512}  # channels of each
 CHANNELS = sum(BLOCKS.values())
 WEIGHTS = {"first": 1.0, "half": 0.7, "second": 1.4}  # of their norms, to one another
 WAVES = (1.0, 0.8, 0.6, 0.4)  # what is kept of the grid's cosines, from the slowest
+Place = tuple[int, int]  # pixels down and across
+STILL: tuple[Place, ...] = ((0, 0),)
 _STEP, _UNIT, _THRESHOLD, _LARGEST = 32, 64, 0.5, 4095.0  # as in patches
+_PIECE = 256  # filters at a time
 _ROOT = 8  # a root of pooled responses is counted in eighths
-STANDARD = 16  # a standardised root in 1/16, to ±127
 _FINISHED = 256  # a component in 1/256
 _SMOOTHED = 64  # a weight of neighbouring windows in 1/64
 _CONTRAST = 0.1  # added to a second patch's mean square
-
-
-@dataclass(frozen=True, eq=False)
-class Filters:
-    """Linear filters in whole numbers: filter k counts in 2^−exponents[k].
-
-    Args:
-        filters: int8, (count, size). exponents: int8, (count,).
-    """
-
-    filters: NDArray[np.int8]
-    exponents: NDArray[np.int8]
-
-    @lru_cache(maxsize=32)  # noqa: B019 (there are six, bundled, of grey and of colour)
-    def times(self, unit: float) -> torch.Tensor:
-        """The filters times a power of two, float32, (size, count): products stay exact."""
-        scaled = self.filters * (unit * np.exp2(-self.exponents.astype(np.float64)))[:, None]
-        return torch.from_numpy(scaled.astype(np.float32)).T.contiguous()
-
-
-@dataclass(frozen=True)
-class Components:
-    """Leading components of standardised roots, decorrelated.
-
-    Args:
-        filters: one for each component, over the channels.
-        offsets: int32, (components,): what they give for the mean of the channels, to be taken off.
-    """
-
-    filters: Filters
-    offsets: NDArray[np.int32]
-
-    def of(self, counts: torch.Tensor, unit: float) -> torch.Tensor:
-        """Components of counts (…, channels), in whole numbers of 1/unit; (…, components)."""
-        scales = unit / STANDARD * np.exp2(-self.filters.exponents.astype(np.float64))
-        offsets = torch.from_numpy((self.offsets * scales).astype(np.float32))
-        return (counts @ self.filters.times(unit / STANDARD)).sub_(offsets).round_()
 
 
 @dataclass(frozen=True)
@@ -107,29 +72,45 @@ def constants(channels: int) -> Constants:
         )
 
 
-def deep_patch_features(images: torch.Tensor, *, chunk: int = 8) -> torch.Tensor:
+def deep_patch_features(
+    images: torch.Tensor,
+    *,
+    chunk: int = 64,
+    places: Sequence[Place] = STILL,
+    evened_out: Callable[[int], Mapping[str, Components]] | None = None,
+) -> torch.Tensor:
     """Deep patch features of every image by itself.
 
     Args:
         images: float32, (N, 1 or 3, H, W) in [0, 1], 20 to 96 pixels a side; values are rounded
             to 1/255.
         chunk: images at a time. It bounds memory and changes nothing else, not a bit.
+        places: how far all windows are moved, in pixels down and across: each sees what an image
+            moved the other way shows, and its mirror image moved so too. Standardised responses
+            are averaged over them.
+        evened_out: other components of each block, for grey (1) or colour (3) images.
 
     Returns:
         float32, (N, 1280, 4, 4), each image of norm 1 less what truncation to eight bits takes.
 
     Raises:
-        ValueError: another shape.
+        ValueError: another shape, or no place.
     """
+    if not places:
+        raise ValueError("places is empty: give at least one place, such as (0, 0)")
     if not suits(tuple(images.shape)):
         raise ValueError(
             f"deep patch features take images (N, 1 or 3, H, W) of {LEAST} to {MOST} pixels a "
             f"side, not shape {tuple(images.shape)}: resize them first"
         )
+    channels = images.shape[1]
+    known = components(channels) if evened_out is None else evened_out(channels)
     out = torch.empty(len(images), CHANNELS, GRID, GRID)
     with patches.exact_products():
         for start in range(0, len(images), chunk):
-            out[start : start + chunk] = combined(blocks_of(images[start : start + chunk]))
+            out[start : start + chunk] = combined(
+                blocks_of(images[start : start + chunk], places, known)
+            )
     return out
 
 
@@ -138,17 +119,41 @@ def suits(shape: tuple[int, ...]) -> bool:
     return patches.suits(shape) and min(shape[2:]) >= LEAST
 
 
-def blocks_of(images: torch.Tensor) -> dict[str, torch.Tensor]:
+def components(channels: int) -> dict[str, Components]:
+    """Leading components of every block, for grey (1) or colour (3) images."""
+    known = constants(channels)
+    return {"first": known.first, "half": known.half, "second": known.second}
+
+
+def blocks_of(
+    images: torch.Tensor,
+    places: Sequence[Place] = STILL,
+    known: Mapping[str, Components] | None = None,
+) -> dict[str, torch.Tensor]:
     """Components of every block, in whole numbers, float32, (N, 16, ``BLOCKS[name]``)."""
-    known, first = constants(images.shape[1]), first_filters(images.shape[1])
-    coarse, fine = pooled(images, first, fine=True)
-    half, _ = pooled(halved(images), known.half_filters)
-    second = second_pooled(cell_maps(fine, known.cells), known.second_filters)
+    known = components(images.shape[1]) if known is None else known
     return {
-        "first": known.first.of(standard_counts(coarse), _FINISHED),
-        "half": known.half.of(standard_counts(half), _FINISHED),
-        "second": known.second.of(standard_counts(second), _FINISHED),
+        name: known[name].of(sums.div_(len(places)).round_(), _FINISHED)
+        for name, sums in counts_of(images, places).items()
     }
+
+
+def counts_of(images: torch.Tensor, places: Sequence[Place]) -> dict[str, torch.Tensor]:
+    """Standardised roots of every block, summed over places; float32, (N, 16, channels)."""
+    known, filters = constants(images.shape[1]), first_filters(images.shape[1])
+    # At half the size a place is half as far, towards where it was: whole pixels.
+    near = [(int(down / 2), int(across / 2)) for down, across in places]
+    found: dict[str, list[torch.Tensor]] = {name: [] for name in BLOCKS}
+    # One image at a time, in memory that is used again: it stays in the processor's cache.
+    fine = torch.empty(len(places), 2, FINE * FINE, 2 * len(filters.filters))
+    for one in images[:, None]:
+        first = pooled_at(one, filters, places, fine)
+        half = pooled_at(halved(one), known.half_filters, near)
+        maps = torch.cat([cell_maps(cells, known.cells) for cells in fine[:, None]])
+        second = second_pooled(maps, known.second_filters)
+        for name, pools in (("first", first), ("half", half), ("second", second)):
+            found[name].append(standardise_(pools).sum(0))
+    return {name: torch.stack(sums) for name, sums in found.items()}
 
 
 def combined(
@@ -193,6 +198,21 @@ def first_filters(channels: int) -> Filters:
     return Filters(known.filters, known.exponents)
 
 
+@lru_cache(maxsize=8)
+def _pieces(filters: Filters, channels: int) -> tuple[tuple[Filters, Filters], ...]:
+    """Some filters at a time, and mirrored: their responses stay in the processor's cache."""
+    count, side = len(filters.filters), patches.PATCH
+    mirrored = filters.filters.reshape(count, channels, side, side)[..., ::-1]
+    views = filters.filters, np.ascontiguousarray(mirrored).reshape(count, -1)
+    return tuple(
+        (
+            Filters(views[0][at : at + _PIECE], filters.exponents[at : at + _PIECE]),
+            Filters(views[1][at : at + _PIECE], filters.exponents[at : at + _PIECE]),
+        )
+        for at in range(0, count, _PIECE)
+    )
+
+
 def halved(images: torch.Tensor) -> torch.Tensor:
     """Means of 2 × 2 pixels, rounded to 1/255; an odd last row or column is left out."""
     pixels = (images.float() * 255).round_().clamp_(0, 255)
@@ -203,59 +223,113 @@ def halved(images: torch.Tensor) -> torch.Tensor:
     return ((total + 2) / 4).floor_() / 255
 
 
-def pooled(
-    images: torch.Tensor, filters: Filters, fine: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
+def pooled(images: torch.Tensor, filters: Filters) -> tuple[torch.Tensor, torch.Tensor]:
     """Pooled responses to the filters and to their negatives, in whole numbers.
 
     Returns:
         Over the coarse grid, image and mirror image together, (N, 16, 2 · filters); and over the
-        fine grid the two apart, (N, 2, 81, 2 · filters), empty unless ``fine``.
+        fine grid the two apart, (N, 2, 81, 2 · filters).
     """
-    C = images.shape[1]
-    found = normalised_patches(images)
-    N, H, W = found.shape[:3]
-    found = found.flatten(1, 2)
-    weights = filters.times(_UNIT / _STEP)
-    size, count = weights.shape
-    side = patches.PATCH
-    # A mirror image's responses are the image's own to mirrored filters, mirrored.
-    mirrored = weights.view(C, side, side, count).flip(2).reshape(size, count)
-    coarse = torch.zeros(N, GRID * GRID, 2 * count)
-    cells = torch.empty(N if fine else 0, 2, FINE * FINE, 2 * count)
-    # One image at a time, in memory that is used again: it stays in the processor's cache.
-    kept, size = torch.empty(2, H, W, count)
-    for at in range(N):
-        for mirror, seen in enumerate((weights, mirrored)):
-            _respond(found[at], seen, kept, size)
-            coarse[at] += _windowed(kept, size, GRID, mirror=bool(mirror))
-            if fine:
-                cells[at, mirror] = _windowed(kept, size, FINE, mirror=bool(mirror))
-    return coarse, cells
+    fine = torch.empty(len(images), 2, FINE * FINE, 2 * len(filters.filters))
+    coarse = [
+        pooled_at(one, filters, STILL, cells)
+        for one, cells in zip(images[:, None], fine[:, None], strict=True)
+    ]
+    return torch.cat(coarse), fine
 
 
-def _respond(
-    found: torch.Tensor, weights: torch.Tensor, kept: torch.Tensor, size: torch.Tensor
-) -> None:
+def pooled_at(
+    image: torch.Tensor,
+    filters: Filters,
+    places: Sequence[Place],
+    fine: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Pooled responses of one image, (1, channels, H, W), with its windows at several places.
+
+    Args:
+        fine: (places, 2, 81, 2 · filters), where what the fine grid has is written to.
+
+    Returns:
+        What the coarse grid has, image and mirror image together, (places, 16, 2 · filters).
+    """
+    found = normalised_patches(image)[0]
+    H, W, _ = found.shape
+    seen, count = found.flatten(0, 1), len(filters.filters)
+    grids = (GRID,) if fine is None else (GRID, FINE)
+    coarse = torch.zeros(len(places), 2, GRID, GRID, count)
+    cells = None if fine is None else fine.view(len(places), 2, FINE, FINE, 2, count)
+    both = torch.empty(2, H, W, min(count, _PIECE))
+    for piece, views in enumerate(_pieces(filters, image.shape[1])):
+        part = slice(piece * _PIECE, (piece + 1) * _PIECE)
+        for mirror, those in enumerate(views):
+            # A mirror image's responses are the image's own to mirrored filters, mirrored.
+            _respond(seen, those, both.flatten(1, 2))
+            for place, near, far in _in_windows(both, grids, places, bool(mirror)):
+                coarse[place, ..., part] += near
+                if cells is not None:
+                    torch.add(far[1], far[0], out=cells[place, mirror, ..., 0, part])
+                    torch.sub(far[1], far[0], out=cells[place, mirror, ..., 1, part])
+    return _parts(coarse)
+
+
+def _respond(found: torch.Tensor, filters: Filters, both: torch.Tensor) -> None:
     """Responses in 1/64, rounded, less the threshold on either side of zero; and their sizes."""
-    torch.mm(found, weights, out=kept.view(-1, weights.shape[1])).round_()
+    kept, size = both
+    responses = (found @ filters.times(_UNIT / _STEP)).round_()
     limit = _THRESHOLD * _UNIT
-    torch.clamp(kept, -limit, limit, out=size)
-    kept.sub_(size).clamp_(-_LARGEST, _LARGEST)
+    torch.clamp(responses, -limit, limit, out=size)
+    torch.sub(responses, size, out=kept).clamp_(-_LARGEST, _LARGEST)
     torch.abs(kept, out=size)
 
 
-def _windowed(kept: torch.Tensor, size: torch.Tensor, grid: int, *, mirror: bool) -> torch.Tensor:
-    """Positive and negative parts of (H, W, filters) in windows; (grid², 2 · filters).
+def _in_windows(
+    both: torch.Tensor, grids: tuple[int, ...], places: Sequence[Place], mirror: bool
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """Halves of responses and of their sizes, (2, H, W, filters), in the windows of each place.
+
+    Yields:
+        Which place, and (2, grid, grid, filters) for the first and the last grid.
+    """
+    _, H, W, _ = both.shape
+    for down in {down for down, _ in places}:
+        here = [place for place, (moved, _) in enumerate(places) if moved == down]
+        across = tuple(places[place][1] for place in here)
+        rows = _windows_of(H, grids, (down,), False, 1.0) @ both.flatten(2)
+        found = [
+            _windows_of(W, (grid,), across, mirror, 0.5) @ part
+            for grid, part in zip(
+                grids,
+                torch.split(rows.view(2, -1, W, both.shape[-1]), list(grids), 1),
+                strict=True,
+            )
+        ]
+        for at, place in enumerate(here):
+            near, far = (
+                one[:, :, at * grid : (at + 1) * grid]
+                for one, grid in ((found[0], grids[0]), (found[-1], grids[-1]))
+            )
+            yield place, near, far
+
+
+@lru_cache(maxsize=64)
+def _windows_of(
+    positions: int, grids: tuple[int, ...], moved: tuple[int, ...], mirror: bool, weight: float
+) -> torch.Tensor:
+    """Windows of several grids and places, one after another, times a power of two."""
+    found = torch.cat([windows(positions, grid, by) for by in moved for grid in grids])
+    return (found.flip(1) if mirror else found) * weight
+
+
+def _parts(pools: torch.Tensor) -> torch.Tensor:
+    """Positive and negative parts of halves of responses and of sizes, (N, 2, grid, grid, filters).
 
     Sums of parts are at most 4095 · 44² and those of image and mirror image below 2²⁴.
+
+    Returns:
+        (N, grid², 2 · filters).
     """
-    H, W, _ = kept.shape
-    down, across = patches.windows(H, grid), patches.windows(W, grid)
-    if mirror:
-        across = across.flip(0)
-    both, sizes = (across @ (down @ values.flatten(1)).view(grid, W, -1) for values in (kept, size))
-    return torch.cat([sizes + both, sizes - both], -1).mul_(0.5).flatten(0, 1)
+    kept, sizes = pools.unbind(1)
+    return torch.cat([sizes + kept, sizes - kept], -1).flatten(1, 2)
 
 
 def standard_counts(pools: torch.Tensor) -> torch.Tensor:
@@ -264,21 +338,34 @@ def standard_counts(pools: torch.Tensor) -> torch.Tensor:
     Args:
         pools: whole numbers, (N, cells, channels).
     """
-    roots = pools.sqrt().mul_(_ROOT).round_()
-    size = roots[0].numel()
+    return standardise_(pools.clone())
+
+
+def standardise_(pools: torch.Tensor) -> torch.Tensor:
+    """:func:`standard_counts`, in the memory of the pooled responses themselves."""
+    size = pools[0].numel()
+    # The roots' squares are the pooled numbers themselves, but for the rounding. Positive and
+    # negative part together are below 2²⁴ too, and half as many to sum in double precision.
+    pairs = pools.view(len(pools), pools.shape[1], 2, -1).sum(2)
+    square = pairs.sum((1, 2), dtype=torch.float64)[:, None, None] * _ROOT**2
+    # NumPy's roots are rounded correctly. PyTorch's come from a library where there is one: on some
+    # processors it is off by a last bit, and for a root of 0 it takes thirty times as long.
+    np.sqrt(pools.numpy(), out=pools.numpy())
+    roots = pools.mul_(_ROOT).round_()
     # Roots are at most 2¹⁵: sums of at most 81 of them are exact in single precision too.
     total = roots.sum(1).sum(1, dtype=torch.float64)[:, None, None]
-    # The roots' squares are the pooled numbers themselves, but for the rounding. One image at a
-    # time: a copy of all in double precision would leave the processor's cache.
-    square = torch.stack([one.sum(dtype=torch.float64) for one in pools])[:, None, None] * _ROOT**2
     deviation = ((square * size - total**2) / size**2).clamp_min_(1.0).sqrt_()
     roots.sub_((total / size).float()).mul_((STANDARD / deviation).float())
     return roots.round_().clamp_(-127, 127)
 
 
 def cell_maps(fine: torch.Tensor, cells: Components) -> torch.Tensor:
-    """Components of the fine grid's cells, in 1/32; (N, 2, 9, 9, components)."""
-    counts = standard_counts(fine.flatten(0, 1))
+    """Components of the fine grid's cells, in 1/32; (N, 2, 9, 9, components).
+
+    Args:
+        fine: whole numbers, (N, 2, 81, channels): this memory is used.
+    """
+    counts = standardise_(fine.flatten(0, 1))
     found = cells.of(counts, _STEP).clamp_(-_LARGEST, _LARGEST)
     return found.view(len(fine), 2, FINE, FINE, -1)
 
@@ -305,13 +392,11 @@ def second_pooled(maps: torch.Tensor, filters: Filters) -> torch.Tensor:
     Returns:
         (N, 16, 2 · filters).
     """
-    weights = filters.times(_UNIT / _STEP)
-    count = weights.shape[1]
-    total = torch.zeros(len(maps), GRID * GRID, 2 * count)
-    found = cell_patches(maps.flatten(0, 1)).flatten(1, 2)
-    kept, size = torch.empty(2, FINE + 1 - CELLS, FINE + 1 - CELLS, count)
-    for at, one in enumerate(found):
-        _respond(one, weights, kept, size)
-        # The mirror image's map lies as the mirror image does already.
-        total[at // 2] += _windowed(kept, size, GRID, mirror=False)
-    return total
+    side = FINE + 1 - CELLS
+    found = cell_patches(maps.flatten(0, 1)).flatten(0, 2)
+    both = torch.empty(2, len(found), len(filters.filters))
+    _respond(found, filters, both)
+    down = windows(side, GRID) @ both.view(4 * len(maps), side, -1)
+    pools = (windows(side, GRID) * 0.5) @ down.view(-1, GRID, side, both.shape[-1])
+    # The mirror image's map lies as the mirror image does already.
+    return _parts(pools.view(2, len(maps), 2, *pools.shape[1:]).sum(2).transpose(0, 1))

@@ -27,6 +27,7 @@ from forethought.data.handwriting import shape_of as shape_of_handwriting
 from forethought.data.idx import usual_norm_of_pixels
 from forethought.data.patches import CHANNELS, GRID, LEAST, MOST, patch_features, suits
 from forethought.data.scattering import channels, group_normalised, scatter
+from forethought.data.shifted_patches import shifted_patch_features
 
 SCALES, ANGLES = 2, 8
 GROUP = 3  # channels normalised together: 27 groups for each plane of the image
@@ -128,6 +129,20 @@ EXTRACTORS = {
         lambda shape: 1.0,
         halved=True,
     ),
+    "shifted-patches": Extractor(
+        "shifted-patches",
+        "shifted-patches/1",
+        "shifted patch features",
+        f"shifted patches need images (N, 1 or 3, H, W) of {deep_patches.LEAST} to {MOST} pixels "
+        "a side",
+        "inputs replaced by deep patch features, averaged over the image and four shifts of it by "
+        "two pixels and evened out; filters and constants were learnt from synthetic shapes",
+        deep_patches.suits,
+        lambda shape: (shape[0], deep_patches.CHANNELS, GRID, GRID),
+        lambda images: shifted_patch_features(images),
+        lambda shape: 1.0,
+        halved=True,
+    ),
     "deskewed": Extractor(
         "deskewed",
         "deskewed/1",
@@ -198,6 +213,7 @@ def with_features(dataset: Dataset, name: str) -> Dataset:
         name: ``"scattering"``: normalised, decorrelated scattering coefficients, (N, 81·C, H/4,
             W/4); ``"patches"``: :mod:`forethought.data.patches`, (N, 1024, 4, 4);
             ``"deep-patches"``: :mod:`forethought.data.deep_patches`, (N, 1280, 4, 4);
+            ``"shifted-patches"``: those averaged over shifts of the image and evened out;
             ``"handwriting"``: scattering of deskewed grey images, of norm 1, (N, 81, H/4, W/4);
             or ``"deskewed"``: the grey images themselves, set upright and centred.
 

@@ -179,14 +179,19 @@ def _finished(images: torch.Tensor, known: Constants) -> torch.Tensor:
     return single.view(torch.float32).view(-1, CHANNELS, GRID, GRID)
 
 
-@lru_cache(maxsize=8)
-def windows(positions: int, grid: int = GRID) -> torch.Tensor:
-    """Weights (grid, positions) of overlapping triangles, whole numbers."""
-    width = positions / grid
+@lru_cache(maxsize=128)
+def windows(positions: int, grid: int = GRID, moved: int = 0) -> torch.Tensor:
+    """Weights (grid, positions) of overlapping triangles, whole numbers.
+
+    Args:
+        moved: positions that all windows are moved by; what leaves the image is cut off.
+    """
+    width, beyond = positions / grid, abs(moved)
     centres = (np.arange(grid)[:, None] + 0.5) * width - 0.5
-    heights = 1 - np.abs(np.arange(positions) - centres) / width
+    heights = 1 - np.abs(np.arange(-beyond, positions + beyond) - centres) / width
     steps = np.clip(heights, 0, None)
-    whole = np.round(steps * (_WEIGHT - grid) / steps.sum(1).max())
+    largest = steps[:, beyond : beyond + positions].sum(1).max()
+    whole = np.round(steps * (_WEIGHT - grid) / largest)
     # A tie may be rounded one way here and the other way in the mirror image.
-    whole = np.minimum(whole, whole[::-1, ::-1])
-    return torch.from_numpy(whole.astype(np.float32))
+    whole = np.minimum(whole, whole[::-1, ::-1])[:, beyond - moved :][:, :positions]
+    return torch.from_numpy(np.ascontiguousarray(whole, np.float32))

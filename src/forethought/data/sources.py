@@ -42,7 +42,14 @@ _ENDINGS = {
     **dict.fromkeys(("parquet", "pq"), "parquet"),
     **dict.fromkeys(("xlsx", "xlsm", "xlsb", "xls", "ods"), "excel"),
 }
-FIXED = ("scattering", "patches", "deep-patches", "handwriting", "deskewed")
+FIXED = (
+    "scattering",
+    "patches",
+    "deep-patches",
+    "shifted-patches",
+    "handwriting",
+    "deskewed",
+)
 FEATURES = (*FIXED, "auto", "pixels")
 
 
@@ -77,8 +84,9 @@ def load(
         holdout: share of the examples held out as test part, for sources without one of their own;
             0.2 by default, drawn by a hash of each example (:func:`forethought.data.split_off`).
         features: how many there are, declared so that no record decides it; or ``"scattering"``,
-            ``"patches"``, ``"deep-patches"``, ``"handwriting"`` or ``"deskewed"``: images by fixed
-            features of them, computed once and cached (:mod:`forethought.data.features`);
+            ``"patches"``, ``"deep-patches"``, ``"shifted-patches"``, ``"handwriting"`` or
+            ``"deskewed"``: images by fixed features of them, computed once and cached
+            (:mod:`forethought.data.features`);
             ``"auto"``: those that are best for images of this shape, none where the data are no
             images; ``"pixels"``: none.
         test: a file of its own for the test part (csv and svmlight).

@@ -52,7 +52,9 @@ class JobError(ValueError):
 _Float = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 _Int = Annotated[int, Field(strict=True)]
 _Number = _Int | _Float
-_Fixed = Literal["scattering", "patches", "deep-patches", "handwriting", "deskewed"]
+_Fixed = Literal[
+    "scattering", "patches", "deep-patches", "shifted-patches", "handwriting", "deskewed"
+]
 _Features = _Fixed | Literal["auto", "pixels"]
 
 
