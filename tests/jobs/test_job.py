@@ -48,6 +48,11 @@ def test_a_job_keeps_what_it_says() -> None:
         ),
         (
             "epochs = 5",
+            "[about]\ndate = 3",
+            "job, line 13: about.date = 3: input should be a valid",
+        ),
+        (
+            "epochs = 5",
             "batch = 0\nrounds = 0",
             "training.rounds = 0: .*; job, line 12: training.batch = 0:",
         ),

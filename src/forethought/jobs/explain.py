@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 _WANTED = "input should be "  # as pydantic begins
 # The kind of value that was tried, which pydantic puts behind the key as if it were one below it.
-_TRIED = re.compile(r"(constrained-|literal\[|(str|int|float|bool|date|tuple|list|dict)(\[|$))")
+_TRIED = re.compile(r"(constrained-|literal\[|(str|int|float|bool|tuple|list|dict)(\[|$))")
 
 
 def explain_errors(name: str, text: str, rows: Sequence[Any], root: type[BaseModel]) -> str:
