@@ -97,7 +97,7 @@ COMMANDS = (
             *("lenet5-mnist", "alexnet-cifar10"),
         )
     ),
-    Command("defaults/run.py"),
+    untimed("defaults/run.py", "defaults/results.csv", "--full"),
     Command(
         *("defaults/networks.py", (), "--data", True, True, "defaults/networks.csv"), timed=False
     ),
@@ -114,8 +114,8 @@ COMMANDS = (
         untimed(REHEARSALS, "defaults/rehearsals.jsonl", "--fresh", "--model", name, minutes=15)
         for name in ("linear", "mlp", "cnn")
     ),
-    Command("estimators/run.py", minutes=60),
-    Command("hospital/run.py", (), "", minutes=5),
+    untimed("estimators/run.py", "estimators/results.csv", "--full", minutes=60),
+    Command("hospital/run.py", (), "", True, False, "hospital/results.csv", False, minutes=5),
     Command("correlated_noise/run.py", (), minutes=10),
     Command(f"{ADAPTIVE}/run.py", (), "--data-dir"),
     Command(f"{ADAPTIVE}/constants.py", (), "--data-dir", minutes=10),
