@@ -66,11 +66,7 @@ _DERIVED = ("predicted", "interval", "run_interval", "baseline")
 SHARED_POOL = "repeats draw from one pool of records, so they differ less than fresh draws would"
 
 
-_CALLED = {
-    "linear": "linear models",
-    "perceptron": "a small perceptron",
-    "convolutional": "small convolutional networks",
-}
+_CALLED = {"linear": "linear models", "perceptron": "a small perceptron"}
 
 
 def _upgrade_third(values: dict[str, Any]) -> dict[str, Any]:
@@ -106,8 +102,8 @@ class Rehearsal(Stored):
         plan: what was run.
         relation: how the source stands to the private data, as declared; None: nobody said.
         linear: whether the model is one linear layer.
-        network: which kind of network it is, of those that rehearsals were measured with:
-            ``"perceptron"`` or ``"convolutional"``; None: linear, or another kind.
+        network: which kind of network it is: ``"perceptron"``, with weights in linear layers only,
+            or ``"convolutional"``, in convolutions and such; None: linear, or another kind.
     """
 
     SCHEMA: ClassVar[str] = REHEARSAL_SCHEMA
@@ -217,24 +213,13 @@ class Rehearsal(Stored):
         if self.relation is None or self._model is None:
             raise RuntimeError("an interval is offered of a relation and a kind of model")
         sets = len(scores_of(self.relation, self._model))
-        found = HELD[self._model][self.relation]
-        pairs = (
-            "fresh pairs of data sets."
-            if found.fresh
-            else "of these pairs, each calibrated without its own data set; none were fresh."
-        )
+        held, of = HELD[self._model][self.relation]
         return (
             f"So wide it holds with a chance of {self.level:.0%} or more if this pair of data sets "
             f"is like those of {sets} public data sets ({self.relation}: "
-            f"{RESEMBLANCE[self.relation]}){self._borrowed()}. With {_CALLED[self._model]} such "
-            f"intervals of 90 % held {found.held} of {found.of} {pairs} Pairs unlike those may be "
-            "further off."
+            f"{RESEMBLANCE[self.relation]}). With {_CALLED[self._model]} such intervals of 90 % "
+            f"held {held} of {of} fresh pairs of data sets. Pairs unlike those may be further off."
         )
-
-    def _borrowed(self) -> str:
-        if self.network != "convolutional":
-            return ""
-        return " and this network like the perceptron that was rehearsed on them"
 
     def _knows_nothing(self) -> str:
         if self.relation == "synthetic":
