@@ -148,6 +148,12 @@ def test_a_bare_mechanism_needs_a_delta() -> None:
         account(MECHANISM)
 
 
+@pytest.mark.parametrize("wrong", [None, "plan.json", 3.0])
+def test_what_is_no_plan_is_said(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"takes a plan, as forethought\.plan makes one"):
+        account(wrong)
+
+
 def test_a_statement_of_a_mechanism_of_the_first_version_is_read(statement: Statement) -> None:
     def old(values: Any) -> None:
         values["mechanism"]["schema"] = "forethought/mechanism/1"

@@ -253,3 +253,8 @@ def test_noise_so_small_that_a_line_has_no_nodes():
     curve = tradeoff(mechanism)
     spent = exact_epsilon(mechanism, 1e-5).upper
     assert 1e-5 <= curve.delta(spent) <= 2e-5
+
+
+def test_what_is_no_mechanism_is_said():
+    with pytest.raises(TypeError, match=r"takes a Mechanism, such as plan\.mechanism"):
+        tradeoff(None)

@@ -108,3 +108,7 @@ def test_refuses_what_is_no_image() -> None:
         scatter(torch.zeros(1, 1, 4, 28))
     with pytest.raises(ValueError, match="at least 1"):
         scatter(torch.zeros(1, 1, 28, 28), scales=0)
+
+
+def test_no_images_have_no_features() -> None:
+    assert scatter(torch.zeros(0, 3, 28, 28)).shape == (0, 3 * channels(), 7, 7)

@@ -67,11 +67,15 @@ def test_a_utility_graph_replaces_the_noise_objective() -> None:
         ({"limits": {"epsilon": 3, "rounds": 1}}, "least each reaches alone"),
         ({"limits": {"speed": 3}}, ", ".join(OBJECTIVES)),
         ({"clip_norms": [1.0]}, "loss_of_utility"),
+        ({"batches": [0]}, "each of batches must be at least 1, not 0"),
+        ({"batches": ["a"]}, "each of batches must be a whole number"),
+        ({"rounds": 50}, "rounds must be values to try"),
+        ({"noise_multipliers": [0.0]}, "each of noise_multipliers"),
     ],
 )
 def test_what_cannot_be_met_is_explained(options: dict[str, object], message: str) -> None:
-    with pytest.raises((PlanError, ValueError), match=message):
-        pareto(examples=2000, delta=1e-5, **GRID, **options)  # type: ignore[arg-type]
+    with pytest.raises((PlanError, ValueError, TypeError), match=message):
+        pareto(examples=2000, delta=1e-5, **GRID | options)  # type: ignore[arg-type]
 
 
 def test_what_the_request_fixes_every_plan_of_the_front_keeps() -> None:

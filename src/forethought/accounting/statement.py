@@ -299,6 +299,11 @@ def account(
         mechanism = plan_or_mechanism
         if delta is None:
             raise ValueError("a bare mechanism needs delta=, for example 1e-5")
+    elif not isinstance(getattr(plan_or_mechanism, "mechanism", None), Mechanism):
+        raise TypeError(
+            "account takes a plan, as forethought.plan makes one, or a Mechanism, not "
+            f"{type(plan_or_mechanism).__name__}"
+        )
     else:
         mechanism = plan_or_mechanism.mechanism
         delta = plan_or_mechanism.delta if delta is None else delta

@@ -373,6 +373,10 @@ def tradeoff(mechanism: Mechanism, group: int = 1, accuracy: float = 5e-3) -> Tr
     Raises:
         UnsupportedMechanismError: no theorem covers a part of the mechanism.
     """
+    if not isinstance(mechanism, Mechanism):
+        raise TypeError(
+            f"tradeoff takes a Mechanism, such as plan.mechanism, not a {type(mechanism).__name__}"
+        )
     size = whole("group", group)
     if any(part.noise_multiplier == 0 for part in mechanism):
         return from_epsilon_delta(0.0, 1.0)

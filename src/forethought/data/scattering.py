@@ -66,7 +66,7 @@ def scatter(
     out = torch.empty(N * C, channels(scales, angles), *filters.coarse, dtype=torch.float32)
     for start in range(0, N * C, chunk):
         _scatter_planes(planes[start : start + chunk], filters, out[start : start + chunk])
-    return out.reshape(N, -1, *filters.coarse)
+    return out.reshape(N, C * channels(scales, angles), *filters.coarse)
 
 
 def group_normalised(features: torch.Tensor, groups: int, epsilon: float = 1e-5) -> torch.Tensor:

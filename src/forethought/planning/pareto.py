@@ -9,7 +9,7 @@ left at most twenty plans that differ visibly are certified exactly, and only th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought.accounting import exact, gaussian
-from forethought.mechanism import Rounds, real
+from forethought.mechanism import Rounds, real, whole
 from forethought.planning.defaults import EPOCHS_LIMIT
 from forethought.planning.noise_to_signal import gradient_computations, noise_to_signal
 from forethought.planning.plan_request import PlanError, PlanRequest
@@ -124,6 +124,20 @@ class SearchGrid:
     group_sizes: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
+        for name in ("batches", "rounds", "noise_multipliers", "clip_norms", "group_sizes"):
+            values = getattr(self, name)
+            if values is None:
+                continue
+            if not isinstance(values, Iterable):
+                raise TypeError(f"{name} must be values to try, such as [{values!r}]")
+            tried = f"each of {name}"
+            known = tuple(
+                real(tried, value, above=0)
+                if name in ("noise_multipliers", "clip_norms")
+                else whole(tried, value)
+                for value in values
+            )
+            object.__setattr__(self, name, known)
         if self.clip_norms is not None and self.loss_of_utility is None:
             raise ValueError(
                 "clip_norms need loss_of_utility=: without it the clip norm changes no objective"
