@@ -13,13 +13,13 @@ a folder for the blocks of every place by itself, 3.7 gigabytes. ``--smoke``: no
 from __future__ import annotations
 
 import argparse
-import csv
 import tempfile
 from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
 import torch
+from kept_rows import keep, kept
 from numpy.typing import NDArray
 from side_by_side import Run, accuracies, trained
 from variants import COUNT as OTHERS
@@ -105,20 +105,12 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_grad_enabled(False)
     whole = load("cifar10", folder=arguments.data).train
-    rows: list[list[str]] = []
-    if KEPT.exists() and not arguments.smoke:
-        with KEPT.open(newline="") as file:
-            rows = list(csv.reader(file))[1:]
+    done = set() if arguments.smoke else {tuple(row[f] for f in FIELDS[:3]) for row in kept(KEPT)}
 
-    def keep(*row: str) -> None:
-        rows.append(list(row))
+    def finished(*row: str) -> None:
         print(*row, flush=True)
         if not arguments.smoke:
-            with KEPT.open("w", newline="") as file:
-                csv.writer(file, lineterminator="\n").writerows([FIELDS, *rows])
-
-    def missing(*key: str) -> bool:
-        return list(key) not in [row[:3] for row in rows]
+            keep(KEPT, FIELDS, [row])
 
     size, measure = (100, 30) if arguments.smoke else (COUNT, MEASURE)
     targets = torch.from_numpy(whole.targets[:size])
@@ -126,7 +118,7 @@ def main() -> None:
         (f"0 to {size}", name, str(weight))
         for name in SETS
         for weight in (WEIGHTS["second"], 2.0)
-        if missing(f"0 to {size}", name, str(weight))
+        if (f"0 to {size}", name, str(weight)) not in done
     ]
     with tempfile.TemporaryDirectory() as empty:
         folder = Path(empty) if arguments.smoke or not arguments.blocks else arguments.blocks
@@ -134,7 +126,7 @@ def main() -> None:
         for key in wanted:
             assert blocks is not None
             inputs = averaged(blocks, SETS[key[1]], float(key[2]))
-            keep(*key, *measured(inputs, targets, measure))
+            finished(*key, *measured(inputs, targets, measure))
     for first, whole_size, part in ((0, COUNT, MEASURE), (OTHER, OTHERS, OTHERS_MEASURED)):
         size, measure = (100, 30) if arguments.smoke else (whole_size, part)
         images = torch.from_numpy(np.ascontiguousarray(whole.inputs[first : first + size]))
@@ -144,13 +136,13 @@ def main() -> None:
         ):
             label = name if components is None else f"{name}; evened out"
             key = (f"{first} to {first + size}", label, str(WEIGHTS["second"]))
-            if missing(*key):
+            if key not in done:
                 found = [
                     deep_patch_features(part, places=places, evened_out=components)
                     for part in images.split(500)
                 ]
                 inputs = torch.cat([part.flatten(1).bfloat16() for part in found])
-                keep(*key, *measured(inputs, targets, measure))
+                finished(*key, *measured(inputs, targets, measure))
 
 
 if __name__ == "__main__":

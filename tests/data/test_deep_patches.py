@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -11,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.data.test_patches import digest, pictures
+from tests.data.test_patches import digest, on_other_machines, pictures
 
 from forethought.data import DataError, Dataset, Split, deep_patches, features
 from forethought.data.deep_patch_filters import arrays_of, leading_components
@@ -49,25 +46,9 @@ def test_the_bits_are_those_of_every_other_machine(channels):
 
 @pytest.mark.slow
 def test_another_instruction_set_and_other_threads_give_the_same_bits():
-    script = (
-        "import torch; from tests.data.test_deep_patches import *; torch.set_num_threads({});"
-        "print(*(digest(deep_patch_features(pictures(c, 2, SIDE), chunk={})) for c in (1, 3)))"
-    )
-    other = {
-        "ATEN_CPU_CAPABILITY": "default",
-        "ONEDNN_MAX_CPU_ISA": "SSE41",
-        "MKL_CBWR": "COMPATIBLE",
-    }
-    for threads, chunk, variables in ((1, 1, other), (3, 2, {})):
-        run = subprocess.run(
-            [sys.executable, "-c", script.format(threads, chunk)],
-            env={**os.environ, **variables},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=True,
-        )
-        assert run.stdout.split() == [BITS[1], BITS[3]]
+    seen = "deep_patch_features(pictures(c, 2, SIDE), chunk={})"
+    for found in on_other_machines(__name__, seen, (1, 2)):
+        assert found == [BITS[1], BITS[3]]
 
 
 def test_neither_chunks_nor_low_precision_products_nor_a_mirror_change_a_bit():
