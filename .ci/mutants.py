@@ -336,7 +336,7 @@ MUTANTS = [
     Mutant("statement: what it must say left out", ACCOUNTING + "verification.py",
            "    if missing:\n", "    if False:\n", VERIFY),
     Mutant("statement: another plan beside it", ACCOUNTING + "verification.py",
-           "if s.plan not in (plan_digest(", "if s.plan in (plan_digest(", VERIFY),
+           "if s.plan != plan_digest(", "if s.plan == plan_digest(", VERIFY),
     Mutant("statement: entries that do not follow", ACCOUNTING + "statement_reading.py",
            "if value != found[name] or", "if", VERIFY),
     Mutant("statement: seeded noise not mentioned", ACCOUNTING + "assumptions.py",

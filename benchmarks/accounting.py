@@ -18,7 +18,8 @@ from dp_accounting.pld import PLDAccountant
 
 from forethought.accounting import exact
 from forethought.accounting.calibration import noise_multiplier
-from forethought.mechanism import Budget, Mechanism, Poisson, Rounds
+from forethought.mechanism import Budget, Mechanism, Rounds
+from forethought.samplings import Poisson
 
 
 def ours(*rounds: Rounds, group: int = 1) -> Callable[[], float]:

@@ -21,14 +21,16 @@ import torch
 from torch import nn
 
 from forethought.local_updates import Local, LocalUpdates
-from forethought.mechanism import FullBatch, Mechanism, Rounds
+from forethought.mechanism import Mechanism, Rounds
 from forethought.models import build
-from forethought.plans import Clip, Plan
+from forethought.plans import Plan
+from forethought.privacy import Clip
 from forethought.rounds import contributions
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
+from forethought.samplings import FullBatch
 
 SIZE, RATE = 64, 0.01
 

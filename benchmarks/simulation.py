@@ -20,9 +20,10 @@ import numpy as np
 import forethought as ft
 from forethought.exchange.messages import Vector
 from forethought.federated.federation import Federation, Member
-from forethought.federated.simulator import Simulator, Times
+from forethought.federated.simulator import Simulator
 from forethought.federated.trial import run_trials
 from forethought.holders.work import NoTraining, Rehearsed, Work, no_gradients
+from forethought.simulation.times import Times
 
 
 def federation(clients: int, parameters: int, rounds: int, rule: str) -> Federation:

@@ -21,7 +21,7 @@ from torch import nn
 
 import forethought as ft
 from forethought.federated.federation import Federation, Member
-from forethought.federated.simulator import Simulator, Times
+from forethought.federated.simulator import Simulator
 from forethought.holders.in_process import InProcess
 from forethought.holders.trainer import ClientTrainer, Holder, SharedModel
 from forethought.holders.work import Work
@@ -31,6 +31,7 @@ from forethought.rounds.noise import GaussianNoise
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds, Stream
 from forethought.rounds.records import TensorRecords
+from forethought.simulation.times import Times
 from forethought.training.descent import Descent
 
 EXAMPLES = 60

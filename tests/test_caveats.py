@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forethought.caveats import KINDS, ROLES, Caveat, caveat, caveats, of_role
+from forethought.caveat_kinds import KINDS, ROLES
+from forethought.caveats import Caveat, caveat, caveats, of_role
 from forethought.serialisation import plain
 
 

@@ -45,8 +45,6 @@ FORBIDDEN = {
     *("helper", "helpers", "manager", "util", "utils"),
     *("beside", "keeper", "said", "standin", "wish", "wishes"),
 }
-# name → why it may stay.
-NAMES = {"stand_in": "the old option of two commands, which warns"}
 
 
 def names_of(tree: ast.AST) -> Iterator[str]:
@@ -63,9 +61,8 @@ def names_of(tree: ast.AST) -> Iterator[str]:
 
 
 def words(name: str) -> set[str]:
-    """``_lastKeeper_of`` → last, keeper, of; a leading "stand_in" counts as one word."""
-    text = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().replace("stand_in", "standin")
-    return set(text.split("_"))
+    """``_lastKeeper_of`` → last, keeper, of."""
+    return set(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().split("_"))
 
 
 def public_functions(tree: ast.Module) -> Iterator[tuple[str, int]]:
@@ -108,7 +105,7 @@ def test_names_say_what_things_are() -> None:
         f"{path.relative_to(SOURCE)}: {name}"
         for path in FILES
         for name in (path.stem, *names_of(ast.parse(path.read_text(encoding="utf-8"))))
-        if words(name) & FORBIDDEN and name not in NAMES
+        if words(name) & FORBIDDEN
     }
     assert sorted(found) == []
     assert not {path.stem for path in FILES} & {"base", "common", "misc"}

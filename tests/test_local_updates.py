@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from forethought.local_updates import INNER, USUAL, Local, LocalUpdates, imported
-from forethought.mechanism import FullBatch, Mechanism, Rounds
+from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
+from forethought.samplings import FullBatch
 
 
 def own(model: Any, batch: Any) -> Any:

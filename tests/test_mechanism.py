@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -12,17 +11,19 @@ from hypothesis import strategies as st
 
 from forethought.mechanism import (
     Budget,
-    CyclicPoisson,
-    FullBatch,
     Mechanism,
-    Poisson,
-    RandomAllocation,
     Rounds,
-    Shuffled,
     UnsupportedMechanismError,
-    WithoutReplacement,
     reach,
     sensitivity,
+)
+from forethought.samplings import (
+    CyclicPoisson,
+    FullBatch,
+    Poisson,
+    RandomAllocation,
+    Shuffled,
+    WithoutReplacement,
 )
 
 samplings = st.one_of(
@@ -163,27 +164,6 @@ def test_other_schema_versions_and_unknown_keys_are_refused() -> None:
         Mechanism.from_dict(broken)
 
 
-def test_the_former_name_of_count_keeps_working_with_a_deprecation() -> None:
-    with pytest.deprecated_call(match="count"):
-        old = Rounds(1.0, rounds=7, sampling=FullBatch())
-    assert old == Rounds(1.0, 7, FullBatch())
-    with pytest.deprecated_call(match="count"):
-        assert old.rounds == 7
-    assert replace(old, noise_multiplier=2.0) == Rounds(2.0, count=7, sampling=FullBatch())
-    with pytest.raises(TypeError, match="count="):
-        Rounds(1.0, sampling=FullBatch())
-
-
-def test_a_mechanism_of_the_first_version_is_read() -> None:
-    mechanism = Mechanism(Rounds(1.5, 7, Poisson(0.25)), Rounds(2.0, 3, FullBatch(), "group"))
-    old = mechanism.to_dict()
-    old["schema"] = "forethought/mechanism/1"
-    for part in old["rounds"]:
-        part["rounds"] = part.pop("count")
-    assert Mechanism.from_dict(old) == mechanism
-    assert Mechanism.from_dict(old).to_dict()["rounds"][0]["count"] == 7
-
-
 def longest_move(records: int, groups: int, places: int) -> float:
     """By trying every way of dealing so many records out over rounds."""
     if places == 0:
@@ -208,10 +188,10 @@ def test_records_of_a_batch_move_at_most_its_groups(sampling: object, places: in
     assert reach(unknown, "zero-out", 7) == 14
 
 
-def test_groups_are_stored_where_they_are_known_and_go_with_group_clipping() -> None:
+def test_groups_are_stored_and_go_with_group_clipping() -> None:
     known, unknown = Rounds(1.0, 3, Poisson(0.1), "group", groups=4), Rounds(1.0, 3, Poisson(0.1))
-    assert Rounds.from_dict(known.to_dict()) == known
-    assert "groups" not in unknown.to_dict()  # as it was stored before there were any
+    for one in (known, unknown):
+        assert Rounds.from_dict(one.to_dict()) == one
     assert len(Mechanism(known, Rounds(1.0, 3, Poisson(0.1), "group")).rounds) == 2
     with pytest.raises(ValueError, match="goes with clipping='group'"):
         Rounds(1.0, 3, Poisson(0.1), groups=4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,10 +15,6 @@ from hypothesis import strategies as st
 from forethought.serialisation import Stored, build, canonical, digest, plain, write_text
 
 
-def _renamed(values: dict[str, Any]) -> dict[str, Any]:
-    return {"schema": "test/point/2", "left": values["x"], "up": values["y"]}
-
-
 @dataclass(frozen=True)
 class Point(Stored):
     left: float
@@ -27,10 +22,6 @@ class Point(Stored):
 
     SCHEMA: ClassVar[str] = "test/point/2"
     CALLED: ClassVar[str] = "point"
-    UPGRADES: ClassVar[Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
-        "test/point/1": _renamed,
-        "test/point/0": lambda values: {**values, "schema": "test/point/1"},
-    }
 
 
 def test_it_round_trips_through_text_and_files(tmp_path: Path) -> None:
@@ -39,11 +30,6 @@ def test_it_round_trips_through_text_and_files(tmp_path: Path) -> None:
     point.save(tmp_path / "point.json")
     assert Point.load(tmp_path / "point.json") == point
     assert [path.name for path in tmp_path.iterdir()] == ["point.json"]
-
-
-@pytest.mark.parametrize("schema", ["test/point/0", "test/point/1"])
-def test_older_schemas_are_read(schema: str) -> None:
-    assert Point.from_dict({"schema": schema, "x": 1.0, "y": 2.0}) == Point(1.0, 2.0)
 
 
 def test_other_schemas_and_keys_are_refused_by_name(tmp_path: Path) -> None:

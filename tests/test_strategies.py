@@ -7,14 +7,12 @@ import pytest
 
 from forethought.mechanism import (
     Correlated,
-    CyclicPoisson,
-    FullBatch,
     Mechanism,
-    Poisson,
     Rounds,
     UnsupportedMechanismError,
     sensitivity,
 )
+from forethought.samplings import CyclicPoisson, FullBatch, Poisson
 from forethought.strategies import Banded, BufferedToeplitz
 
 BANDED = Banded((1.0, 0.5, 0.375))

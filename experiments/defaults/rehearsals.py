@@ -34,7 +34,8 @@ from forethought.data.dataset import Split
 from forethought.models import build
 from forethought.planning.defaults import default_delta
 from forethought.training.coincidence import CoincidingRecordsError
-from forethought.utility.rehearsal import rehearse, synthetic
+from forethought.utility.rehearsal import rehearse
+from forethought.utility.rehearsal_records import synthetic
 from forethought.utility.resemblance import SCORES
 
 HERE = Path(__file__).parent

@@ -24,14 +24,18 @@ import torch
 
 import forethought as ft
 from forethought.federated.federation import Federation, Member
-from forethought.federated.simulator import Simulator, Times
+from forethought.federated.simulator import Simulator
 from forethought.holders.in_process import InProcess
 from forethought.holders.trainer import Holder, SharedModel
-from forethought.mechanism import Mechanism, Poisson, Rounds
+from forethought.mechanism import Mechanism, Rounds
 from forethought.models import build
-from forethought.plans import Clip, Optimizer, Plan, Schedule
+from forethought.plans import Plan
+from forethought.privacy import Clip
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
+from forethought.samplings import Poisson
+from forethought.simulation.times import Times
+from forethought.use import Optimizer, Schedule
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "proactive_dp"))
 from logistic_regression import EXAMPLES, logistic, problems

@@ -19,7 +19,7 @@ import forethought as ft
 from forethought.data import Dataset, load
 from forethought.data.shares import shares
 from forethought.federated.federation import Federation, Member
-from forethought.federated.simulator import Simulator, Times
+from forethought.federated.simulator import Simulator
 from forethought.federated.statements import client_statement
 from forethought.holders.in_process import InProcess
 from forethought.holders.trainer import Holder, SharedModel
@@ -28,6 +28,7 @@ from forethought.models.activations import TemperedSigmoid
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
+from forethought.simulation.times import Times
 
 EPOCHS = 20
 # δ of the earlier work that the paper takes its ε from (Tramèr and Boneh 2021).

@@ -22,10 +22,12 @@ import numpy as np
 import forethought as ft
 from forethought.federated.delay import Delay
 from forethought.federated.federation import Federation, Member
-from forethought.federated.simulator import Simulator, Times
+from forethought.federated.simulator import Simulator
 from forethought.holders.work import NoTraining, no_gradients
-from forethought.mechanism import Mechanism, Poisson, Rounds
+from forethought.mechanism import Mechanism, Rounds
+from forethought.samplings import Poisson
 from forethought.simulation.speeds import lognormal_speeds, slow_ones
+from forethought.simulation.times import Times
 
 ROUNDS = 39
 HERE = Path(__file__).parent

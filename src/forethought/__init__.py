@@ -9,8 +9,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from forethought import moved as _moved
-
 __version__ = "0.2.0.dev0"
 
 if TYPE_CHECKING:
@@ -46,41 +44,41 @@ if TYPE_CHECKING:
     from forethought.local_updates import Local as Local
     from forethought.mechanism import Budget as Budget
     from forethought.mechanism import Correlated as Correlated
-    from forethought.mechanism import CyclicPoisson as CyclicPoisson
-    from forethought.mechanism import FullBatch as FullBatch
     from forethought.mechanism import Mechanism as Mechanism
-    from forethought.mechanism import Poisson as Poisson
-    from forethought.mechanism import RandomAllocation as RandomAllocation
     from forethought.mechanism import Rounds as Rounds
-    from forethought.mechanism import Shuffled as Shuffled
     from forethought.mechanism import UnsupportedMechanismError as UnsupportedMechanismError
-    from forethought.mechanism import WithoutReplacement as WithoutReplacement
     from forethought.planning.pareto import Front as Front
     from forethought.planning.pareto import pareto as pareto
     from forethought.planning.phase_plans import plan_phases as plan_phases
     from forethought.planning.plan_request import PlanRequest as PlanRequest
     from forethought.planning.search_plans import plan_tuning as plan_tuning
     from forethought.planning.solve import plan as plan
-    from forethought.plans import Averaging as Averaging
-    from forethought.plans import Clip as Clip
-    from forethought.plans import GradientFilter as GradientFilter
-    from forethought.plans import Optimizer as Optimizer
     from forethought.plans import Plan as Plan
-    from forethought.plans import Schedule as Schedule
     from forethought.preparation import Preparation as Preparation
     from forethought.preparing.prepare import Prepared as Prepared
     from forethought.preparing.prepare import prepare as prepare
+    from forethought.privacy import Clip as Clip
     from forethought.rounds.randomness import Seeds as Seeds
+    from forethought.samplings import CyclicPoisson as CyclicPoisson
+    from forethought.samplings import FullBatch as FullBatch
+    from forethought.samplings import Poisson as Poisson
+    from forethought.samplings import RandomAllocation as RandomAllocation
+    from forethought.samplings import Shuffled as Shuffled
+    from forethought.samplings import WithoutReplacement as WithoutReplacement
     from forethought.strategies import Banded as Banded
     from forethought.strategies import BufferedToeplitz as BufferedToeplitz
     from forethought.training.execution import Execution as Execution
     from forethought.training.own_loop import private as private
-    from forethought.training.phases import PhasedRun as PhasedRun
+    from forethought.training.phase_state import PhasedRun as PhasedRun
     from forethought.training.phases import train_until as train_until
     from forethought.training.run import Run as Run
     from forethought.training.run import train as train
     from forethought.training.search import Tuned as Tuned
     from forethought.training.search import tune as tune
+    from forethought.use import Averaging as Averaging
+    from forethought.use import GradientFilter as GradientFilter
+    from forethought.use import Optimizer as Optimizer
+    from forethought.use import Schedule as Schedule
     from forethought.utility.graph import UtilityGraph as UtilityGraph
     from forethought.utility.perturbing import utility_graph as utility_graph
     from forethought.utility.rehearsal import Rehearsal as Rehearsal
@@ -89,25 +87,23 @@ if TYPE_CHECKING:
 # Public name → the file that says it.
 _HOME = {
     **dict.fromkeys(
+        ("Budget", "Correlated", "Mechanism", "Rounds", "UnsupportedMechanismError"), "mechanism"
+    ),
+    **dict.fromkeys(
         (
-            "Budget",
-            "Correlated",
             "CyclicPoisson",
             "FullBatch",
-            "Mechanism",
             "Poisson",
             "RandomAllocation",
-            "Rounds",
             "Shuffled",
-            "UnsupportedMechanismError",
             "WithoutReplacement",
         ),
-        "mechanism",
+        "samplings",
     ),
     **dict.fromkeys(("Banded", "BufferedToeplitz"), "strategies"),
-    **dict.fromkeys(
-        ("Averaging", "Clip", "GradientFilter", "Optimizer", "Plan", "Schedule"), "plans"
-    ),
+    "Plan": "plans",
+    "Clip": "privacy",
+    **dict.fromkeys(("Averaging", "GradientFilter", "Optimizer", "Schedule"), "use"),
     "Local": "local_updates",
     "Preparation": "preparation",
     **dict.fromkeys(("Prepared", "prepare"), "preparing.prepare"),
@@ -134,7 +130,8 @@ _HOME = {
     "Execution": "training.execution",
     "private": "training.own_loop",
     **dict.fromkeys(("Run", "train"), "training.run"),
-    **dict.fromkeys(("PhasedRun", "train_until"), "training.phases"),
+    "PhasedRun": "training.phase_state",
+    "train_until": "training.phases",
     **dict.fromkeys(("Tuned", "tune"), "training.search"),
     "UtilityGraph": "utility.graph",
     "utility_graph": "utility.perturbing",
@@ -144,8 +141,6 @@ _HOME = {
 _ROOMS = ("accounting", "convex", "data", "errors", "estimators", "gradients")
 
 __all__ = ["__version__", *_ROOMS, *sorted(_HOME)]  # noqa: PLE0604 (all strings)
-
-_moved.install()
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from forethought.mechanism import one_of, real, whole
+from forethought.checks import one_of, real, whole
 
 AugmentationKind = Literal["mirror", "flip", "shift", "crop"]
 MOST_COPIES = 1024

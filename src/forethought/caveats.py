@@ -11,10 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from forethought.caveat_kinds import KINDS as KINDS
-from forethought.caveat_kinds import ROLES as ROLES
-from forethought.caveat_kinds import Kind as Kind
-from forethought.caveat_kinds import Role as Role
+from forethought.caveat_kinds import KINDS, ROLES, Kind, Role
 from forethought.serialisation import exact_keys
 
 
@@ -76,14 +73,12 @@ class Caveat:
         return {"code": self.code, "detail": self.detail}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any] | str) -> Caveat:
-        """The inverse of :meth:`to_dict`; a plain sentence, as older files have it, is looked up.
+    def from_dict(cls, values: Mapping[str, Any]) -> Caveat:
+        """The inverse of :meth:`to_dict`.
 
         Raises:
             ValueError: an unknown code or key.
         """
-        if isinstance(values, str):
-            return caveat(values)
         exact_keys("caveat", values, {"code", "detail"})
         return cls(values["code"], values["detail"])
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
 
-from forethought.mechanism import Clipping, whole
+from forethought.checks import whole
+from forethought.mechanism import Clipping
 
 
 @runtime_checkable

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any, ClassVar
 
-from forethought.mechanism import Clipping, real, whole
+from forethought.checks import real, whole
+from forethought.mechanism import Clipping
 from forethought.serialisation import build
 
 _DECAY = {"weight_decay": 0.0}
@@ -115,8 +116,8 @@ class Local:
 class LocalUpdates:
     """A batch is dealt into ``count`` groups, of which each one's weight change is a contribution.
 
-    Records are dealt as for :class:`forethought.privacy.Groups`. One more record changes one whole
-    update, so the sensitivity is that of groups.
+    Records are dealt as for :class:`forethought.contributions.Groups`. One more record changes one
+    whole update, so the sensitivity is that of groups.
 
     Args:
         count: how many groups. local: what runs on each.

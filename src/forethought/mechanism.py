@@ -7,26 +7,22 @@ tensor, and it is the only description of a run from which a guarantee is ever c
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, get_args
 
-from forethought.checks import one_of as one_of
-from forethought.checks import real as real
-from forethought.checks import whole as whole
-from forethought.samplings import SAMPLINGS as SAMPLINGS
-from forethought.samplings import CyclicPoisson as CyclicPoisson
-from forethought.samplings import FullBatch as FullBatch
-from forethought.samplings import Poisson as Poisson
-from forethought.samplings import RandomAllocation as RandomAllocation
-from forethought.samplings import Sampling as Sampling
-from forethought.samplings import Shuffled as Shuffled
-from forethought.samplings import WithoutReplacement as WithoutReplacement
-from forethought.samplings import epoch_length as epoch_length
-from forethought.samplings import expected_batch as expected_batch
+from forethought.checks import one_of, real, whole
+from forethought.samplings import (
+    SAMPLINGS,
+    CyclicPoisson,
+    FullBatch,
+    Sampling,
+    Shuffled,
+    WithoutReplacement,
+    epoch_length,
+)
 from forethought.serialisation import Stored, exact_keys
-from forethought.strategies import STRATEGIES, Banded, Strategy, strategy_from, strategy_values
+from forethought.strategies import STRATEGIES, Strategy, strategy_from, strategy_values
 
 Adjacency = Literal["add-or-remove", "zero-out", "replace-one"]
 Clipping = Literal["example", "group"]
@@ -52,7 +48,7 @@ class Budget:
         object.__setattr__(self, "delta", real("delta", self.delta, above=0, below=1))
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class Rounds:
     """``count`` equal releases of a noised sum of clipped contributions.
 
@@ -65,77 +61,52 @@ class Rounds:
             update (batch clipping is one group).
         groups: how many groups a batch is dealt into, where ``clipping`` is ``"group"``: several
             records of one batch then move at most so many updates. None: unknown, any number.
-        rounds: the former name of ``count``; deprecated.
     """
 
     noise_multiplier: float
     count: int
     sampling: Sampling
     clipping: Clipping = "example"
-    groups: int | None = None
+    groups: int | None = field(default=None, kw_only=True)
 
-    def __init__(
-        self,
-        noise_multiplier: float,
-        count: int | None = None,
-        sampling: Sampling | None = None,
-        clipping: Clipping = "example",
-        *,
-        groups: int | None = None,
-        rounds: int | None = None,
-    ) -> None:
-        if rounds is not None:
-            _warn_renamed()
-            count = rounds
-        if count is None:
-            raise TypeError("Rounds needs count=, the number of releases")
-        if not isinstance(sampling, Sampling):
+    def __post_init__(self) -> None:
+        if not isinstance(self.sampling, Sampling):
             names = ", ".join(f"{kind.__name__}(...)" for kind in SAMPLINGS.values())
-            raise TypeError(f"sampling must be one of {names}, not {sampling!r}")
-        one_of("clipping", clipping, CLIPPINGS)
-        sigma = real("noise_multiplier", noise_multiplier, least=0)
+            raise TypeError(f"sampling must be one of {names}, not {self.sampling!r}")
+        one_of("clipping", self.clipping, CLIPPINGS)
+        sigma = real("noise_multiplier", self.noise_multiplier, least=0)
         object.__setattr__(self, "noise_multiplier", sigma)
-        object.__setattr__(self, "count", whole("count", count, most=10**9))
-        object.__setattr__(self, "sampling", sampling)
-        object.__setattr__(self, "clipping", clipping)
-        if groups is not None and clipping != "group":
-            raise ValueError(
-                f"groups={groups!r} goes with clipping='group', and only with it: drop groups"
-            )
-        settled = None if groups is None else whole("groups", groups)
-        object.__setattr__(self, "groups", settled)
-
-    @property
-    def rounds(self) -> int:
-        """The former name of ``count``; deprecated."""
-        _warn_renamed()
-        return self.count
+        object.__setattr__(self, "count", whole("count", self.count, most=10**9))
+        if self.groups is not None:
+            if self.clipping != "group":
+                raise ValueError(
+                    f"groups={self.groups!r} goes with clipping='group', and only with it: drop "
+                    "groups"
+                )
+            object.__setattr__(self, "groups", whole("groups", self.groups))
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready mapping; :meth:`from_dict` reads it back."""
         sampling = {"kind": self.sampling.kind, **asdict(self.sampling)}
-        values = {
+        return {
             "noise_multiplier": self.noise_multiplier,
             "count": self.count,
             "sampling": sampling,
             "clipping": self.clipping,
+            "groups": self.groups,
         }
-        # As rounds were stored before their number of groups was.
-        return values if self.groups is None else {**values, "groups": self.groups}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Rounds:
-        """The inverse of :meth:`to_dict`; refuses unknown keys. Reads the former "rounds" too."""
-        if "rounds" in values and "count" not in values:
-            values = {("count" if key == "rounds" else key): v for key, v in values.items()}
-        values = {"groups": None, **values}
+        """The inverse of :meth:`to_dict`; refuses unknown keys."""
+        values = dict(values)
         strategy = values.pop("strategy", None)
-        exact_keys("rounds", values, {field.name for field in fields(Rounds)})
+        exact_keys("rounds", values, {one.name for one in fields(Rounds)})
         sampling = dict(values["sampling"])
         kind = sampling.pop("kind", None)
         one_of("sampling kind", kind, tuple(SAMPLINGS))
         chosen = SAMPLINGS[kind]
-        exact_keys(f"sampling {kind!r}", sampling, {field.name for field in fields(chosen)})
+        exact_keys(f"sampling {kind!r}", sampling, {one.name for one in fields(chosen)})
         told = values["noise_multiplier"], values["count"], chosen(**sampling), values["clipping"]
         groups = values["groups"]
         if strategy is None:
@@ -143,7 +114,7 @@ class Rounds:
         return Correlated(*told, strategy_from(strategy), groups=groups)
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class Correlated(Rounds):
     """``count`` releases whose noise is correlated: one mechanism, accounted as a whole.
 
@@ -158,41 +129,23 @@ class Correlated(Rounds):
             multiplier is that of z.
     """
 
-    strategy: Strategy = Banded((1.0,))  # noqa: RUF009 (frozen)
+    strategy: Strategy = None  # type: ignore[assignment]  # refused below
 
-    def __init__(
-        self,
-        noise_multiplier: float,
-        count: int,
-        sampling: Sampling,
-        clipping: Clipping = "example",
-        strategy: Strategy | None = None,
-        *,
-        groups: int | None = None,
-    ) -> None:
-        super().__init__(noise_multiplier, count, sampling, clipping, groups=groups)
-        if not isinstance(strategy, Strategy):
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.strategy, Strategy):
             names = ", ".join(f"{kind.__name__}(...)" for kind in STRATEGIES.values())
-            raise TypeError(f"strategy must be one of {names}, not {strategy!r}")
-        if not isinstance(sampling, CyclicPoisson | FullBatch):
+            raise TypeError(f"strategy must be one of {names}, not {self.strategy!r}")
+        if not isinstance(self.sampling, CyclicPoisson | FullBatch):
             raise UnsupportedMechanismError(
-                f"correlated noise with {type(sampling).__name__} sampling is not supported: a "
-                "record's turns may be next to each other. Use CyclicPoisson(rate, parts) (rate 1: "
-                "every record of a part, in turn) or FullBatch()"
+                f"correlated noise with {type(self.sampling).__name__} sampling is not supported: "
+                "a record's turns may be next to each other. Use CyclicPoisson(rate, parts) (rate "
+                "1: every record of a part, in turn) or FullBatch()"
             )
-        object.__setattr__(self, "strategy", strategy)
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready mapping; :meth:`Rounds.from_dict` reads it back."""
         return {**super().to_dict(), "strategy": strategy_values(self.strategy)}
-
-
-def _warn_renamed() -> None:
-    warnings.warn(
-        "Rounds.rounds is now Rounds.count, and so is the keyword: Rounds(sigma, count=...)",
-        DeprecationWarning,
-        stacklevel=3,
-    )
 
 
 def releases(rounds: Rounds) -> int:
@@ -261,10 +214,6 @@ class Mechanism(Stored):
 
     SCHEMA: ClassVar[str] = SCHEMA
     CALLED: ClassVar[str] = "mechanism"
-    # Version 1 said "rounds" where Rounds.from_dict now reads "count", and still reads "rounds".
-    UPGRADES: ClassVar[Mapping[str, Any]] = {
-        "forethought/mechanism/1": lambda values: {**values, "schema": SCHEMA}
-    }
 
     rounds: tuple[Rounds, ...]
     adjacency: Adjacency

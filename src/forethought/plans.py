@@ -8,29 +8,27 @@ It has two parts: what privacy needs (:mod:`forethought.privacy`) and how the no
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, TypedDict, Unpack
 
 from forethought.assumed import Assumed
-from forethought.augmentation import Augmentation as Augmentation
+from forethought.augmentation import Augmentation
 from forethought.caveats import Caveat, caveats, choice
-from forethought.local_updates import Local as Local
-from forethought.local_updates import LocalUpdates as LocalUpdates
-from forethought.mechanism import Budget, Mechanism, Rounds, Sampling
-from forethought.mechanism import expected_batch as expected_batch
-from forethought.preparation import Preparation as Preparation
-from forethought.privacy import Clip as Clip
-from forethought.privacy import ClipRule as ClipRule
-from forethought.privacy import Contribution, Examples, Groups, NoiseKind, Privacy, Round
+from forethought.contributions import Contribution, Examples, Groups
+from forethought.local_updates import Local, LocalUpdates
+from forethought.mechanism import Budget, Mechanism, Rounds
+from forethought.preparation import Preparation
+from forethought.privacy import Clip, NoiseKind, Privacy, Round
+from forethought.samplings import Sampling, expected_batch
 from forethought.serialisation import Stored, plain
-from forethought.use import Averaging as Averaging
-from forethought.use import AveragingKind as AveragingKind
-from forethought.use import GradientFilter as GradientFilter
-from forethought.use import Optimizer as Optimizer
-from forethought.use import Schedule as Schedule
-from forethought.use import ScheduleKind as ScheduleKind
-from forethought.use import Use
+from forethought.use import (
+    Averaging,
+    GradientFilter,
+    Optimizer,
+    Schedule,
+    Use,
+)
 
 PLAN_SCHEMA = "forethought/plan/2"
 DECLARED = Caveat("declared")
@@ -52,33 +50,6 @@ class Parts(TypedDict, total=False):
     averaging: Averaging
     assumed: Assumed | None
     gradient_filter: GradientFilter | None
-
-
-def _upgrade(values: dict[str, Any]) -> dict[str, Any]:
-    # Version 1 was flat, and said groups: null for clipped examples.
-    names = {field.name for field in fields(Privacy)} - {
-        "contribution",
-        "noise",
-        "preparation",
-        "records_per_person",
-        "augmentation",
-    }
-    of_use = {field.name for field in fields(Use)} - {"assumed", "gradient_filter"}
-    own = {"hyperparameters", "not_covered", "reasons"}
-    missing = ({"groups"} | names | of_use | own) - set(values)
-    if missing:
-        raise ValueError(f"plan: missing {sorted(missing)}")
-    groups = values["groups"]
-    contribution = {"kind": "examples"} if groups is None else {"kind": "groups", "count": groups}
-    privacy = {name: values[name] for name in names}
-    known = names | of_use | own | {"groups", "schema"}
-    return {
-        "schema": PLAN_SCHEMA,
-        "privacy": {**privacy, "contribution": contribution, "noise": "gaussian"},
-        "use": {name: values[name] for name in of_use},
-        **{name: values[name] for name in own},
-        **{name: value for name, value in values.items() if name not in known},
-    }
 
 
 @dataclass(frozen=True, init=False)
@@ -103,7 +74,6 @@ class Plan(Stored):
 
     SCHEMA: ClassVar[str] = PLAN_SCHEMA
     CALLED: ClassVar[str] = "plan"
-    UPGRADES: ClassVar[Mapping[str, Any]] = {"forethought/plan/1": _upgrade}
 
     privacy: Privacy
     use: Use
@@ -348,12 +318,10 @@ class Plan(Stored):
     def _restore(cls, values: dict[str, Any]) -> Plan:
         privacy, use = Privacy.from_dict(values["privacy"]), Use.from_dict(values["use"])
         plan = cls.__new__(cls)
-        # Plans of earlier versions hold sentences.
-        chosen = values["hyperparameters"]
         plan._set(
             privacy,
             use,
-            chosen if isinstance(chosen, str) else Caveat.from_dict(chosen),
+            Caveat.from_dict(values["hyperparameters"]),
             map(Caveat.from_dict, values["not_covered"]),
             values["reasons"],
         )

@@ -8,12 +8,13 @@ them. What a later one asks may depend on what an earlier one released.
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 from itertools import groupby
 from typing import ClassVar, Literal, get_args
 
-from forethought.mechanism import Clipping, FullBatch, Mechanism, Rounds, one_of, real, whole
+from forethought.checks import one_of, real, whole
+from forethought.mechanism import Clipping, Mechanism, Rounds
+from forethought.samplings import FullBatch
 
 Statistic = Literal["moments", "quantiles", "classes", "means", "norms"]
 STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
@@ -212,21 +213,6 @@ class Preparation:
         """
         alike = groupby(self.sigma(name) for name in self.statistics)
         return tuple(Rounds(sigma, len(list(those)), FullBatch()) for sigma, those in alike)
-
-    def rounds(self) -> Rounds:
-        """Deprecated: :meth:`parts`, since not all releases have the same noise.
-
-        Raises:
-            ValueError: several noises, or no noise multiplier yet.
-        """
-        warnings.warn(
-            "Preparation.rounds() is now parts(), a tuple: releases may differ in their noise",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        if len(self.parts()) > 1:
-            raise ValueError("these releases have different noise: call parts()")
-        return self.parts()[0]
 
     def before(self, mechanism: Mechanism) -> Mechanism:
         """The releases, then a mechanism."""

@@ -14,26 +14,13 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, Literal, get_args
 
-from forethought.augmentation import Augmentation as Augmentation
-from forethought.contributions import Contribution as Contribution
-from forethought.contributions import Examples as Examples
-from forethought.contributions import Groups as Groups
-from forethought.contributions import LinearExamples as LinearExamples
-from forethought.contributions import Persons as Persons
+from forethought.augmentation import Augmentation
+from forethought.checks import one_of, real, whole
+from forethought.contributions import Contribution, Examples, Groups, LinearExamples, Persons
 from forethought.local_updates import LocalUpdates
-from forethought.mechanism import (
-    Budget,
-    Correlated,
-    Mechanism,
-    Rounds,
-    Sampling,
-    UnsupportedMechanismError,
-    expected_batch,
-    one_of,
-    real,
-    whole,
-)
+from forethought.mechanism import Budget, Correlated, Mechanism, Rounds, UnsupportedMechanismError
 from forethought.preparation import Preparation, Statistics
+from forethought.samplings import Sampling, expected_batch
 from forethought.serialisation import build, exact_keys, plain
 from forethought.strategies import Strategy
 
@@ -380,29 +367,20 @@ class Privacy:
         values = {field.name: plain(getattr(self, field.name)) for field in fields(self)}
         shares = self.clip.shares
         values["clip"]["shares"] = None if shares is None else dict(shares)
-        if self.clip.final is None:  # as plans were before there was any
-            del values["clip"]["final"]
         values["contribution"] = {"kind": self.contribution.kind, **values["contribution"]}
-        if self.preparation is None:  # as plans were before there was any
-            del values["preparation"]
-        if self.records_per_person == 1:  # likewise
-            del values["records_per_person"]
-        if self.augmentation is None:
-            del values["augmentation"]
         return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Privacy:
         """The inverse of :meth:`to_dict`; refuses unknown keys and kinds."""
-        absent = {"preparation": None, "records_per_person": 1, "augmentation": None}
-        known = {**absent, **values}
+        known = dict(values)
         exact_keys("privacy", known, {field.name for field in fields(cls)})
         if known["preparation"] is not None:
             known["preparation"] = build(Preparation, known["preparation"])
         if known["augmentation"] is not None:
             known["augmentation"] = build(Augmentation, known["augmentation"])
         known["mechanism"] = Mechanism.from_dict(known["mechanism"])
-        known["clip"] = build(Clip, {"final": None, **known["clip"]})
+        known["clip"] = build(Clip, known["clip"])
         contribution = dict(known["contribution"])
         kind = contribution.pop("kind", None)
         one_of("contribution", kind, tuple(CONTRIBUTIONS))

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -125,9 +125,6 @@ class Stored:
     SCHEMA: ClassVar[str]
     #: The value in words, for errors: "plan".
     CALLED: ClassVar[str]
-    #: Older schema → the values of a file in it, brought to the next schema (which may be older
-    #: than :attr:`SCHEMA` too); the result's "schema" says which.
-    UPGRADES: ClassVar[Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {}
 
     def _values(self) -> dict[str, Any]:
         """The JSON object without its schema."""
@@ -151,7 +148,7 @@ class Stored:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of :meth:`to_dict`; also reads the older schemas it knows.
+        """The inverse of :meth:`to_dict`.
 
         Raises:
             TypeError: no mapping. ValueError: another schema version, an unknown or a missing key.
@@ -161,15 +158,11 @@ class Stored:
                 f"not a {cls.CALLED}: expected a JSON object, not {type(values).__name__}"
             )
         known = dict(values)
-        while (schema := known.get("schema")) != cls.SCHEMA:
-            if not isinstance(schema, str) or schema not in cls.UPGRADES:
-                older = "".join(f", or {name!r}" for name in cls.UPGRADES)
-                raise ValueError(
-                    f"not a {cls.CALLED} this version can read: schema {schema!r}, expected "
-                    f"{cls.SCHEMA!r}{older}"
-                )
-            known = cls.UPGRADES[schema](known)
-        del known["schema"]
+        if (schema := known.pop("schema", None)) != cls.SCHEMA:
+            raise ValueError(
+                f"not a {cls.CALLED} this version can read: schema {schema!r}, expected "
+                f"{cls.SCHEMA!r}"
+            )
         exact_keys(cls.CALLED, known, cls._keys())
         return cls._restore(known)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from forethought.assumed import Assumed
-from forethought.mechanism import one_of, real, whole
+from forethought.checks import one_of, real, whole
 from forethought.serialisation import build, exact_keys, plain
 
 ScheduleKind = Literal["constant", "inverse", "inverse-sqrt", "cosine", "drops"]
@@ -202,23 +202,20 @@ class Use:
         """A JSON-ready mapping; :meth:`from_dict` reads it back."""
         values: dict[str, Any] = plain({name: getattr(self, name) for name in _PARTS})
         values["optimizer"]["options"] = plain(dict(self.optimizer.options))
-        for name in _LATER:
-            if getattr(self, name) is not None:
-                values[name] = plain(getattr(self, name))
         return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Use:
         """The inverse of :meth:`to_dict`; refuses unknown keys."""
-        # Plans of earlier versions, and those that need none, do not have the later ones.
-        parts = {**_PARTS, **{name: kind for name, kind in _LATER.items() if name in values}}
-        exact_keys("use", values, parts)
-        return cls(**{name: build(kind, values[name]) for name, kind in parts.items()})
+        exact_keys("use", values, _PARTS)
+        parts = {name: part for name, part in values.items() if part is not None}
+        return cls(**{name: build(_PARTS[name], part) for name, part in parts.items()})
 
 
 _PARTS: dict[str, type[Any]] = {
     "optimizer": Optimizer,
     "schedule": Schedule,
     "averaging": Averaging,
+    "assumed": Assumed,
+    "gradient_filter": GradientFilter,
 }
-_LATER: dict[str, type[Any]] = {"assumed": Assumed, "gradient_filter": GradientFilter}

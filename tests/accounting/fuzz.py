@@ -20,16 +20,8 @@ import numpy as np
 from forethought.accounting import exact
 from forethought.accounting.limits import gaussian_epsilon
 from forethought.accounting.pld.pairs import parts, unsampled_distance
-from forethought.mechanism import (
-    ADJACENCIES,
-    CyclicPoisson,
-    FullBatch,
-    Mechanism,
-    Poisson,
-    Rounds,
-    Shuffled,
-    WithoutReplacement,
-)
+from forethought.mechanism import ADJACENCIES, Mechanism, Rounds
+from forethought.samplings import CyclicPoisson, FullBatch, Poisson, Shuffled, WithoutReplacement
 
 # Processor seconds; the goal is 2, the rest is for slow and busy machines.
 LIMIT = 10.0

@@ -15,7 +15,8 @@ from fractions import Fraction
 import numpy as np
 from scipy.stats import norm
 
-from forethought.mechanism import CyclicPoisson, FullBatch, Mechanism, Poisson, Shuffled
+from forethought.mechanism import Mechanism
+from forethought.samplings import CyclicPoisson, FullBatch, Poisson, Shuffled
 
 
 @dataclass(frozen=True)

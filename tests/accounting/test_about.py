@@ -13,8 +13,9 @@ from forethought import signing
 from forethought.accounting.about import About
 from forethought.accounting.statement import Statement, StatementError, account, json_schema
 from forethought.accounting.verification import check
-from forethought.mechanism import Mechanism, Poisson, Rounds
+from forethought.mechanism import Mechanism, Rounds
 from forethought.report.page import statement_page
+from forethought.samplings import Poisson
 
 HASH = "sha256:" + "ab" * 32
 SAID = About("Ward 3", "2026-03-01", "early cultures", "Dr A. Example", HASH)

@@ -12,14 +12,13 @@ import forethought as ft
 from forethought.accounting.accountants import ACCOUNTANTS, batches_known
 from forethought.accounting.assumptions import Randomness, required
 from forethought.accounting.statement import account
-from forethought.caveats import KINDS
-from forethought.mechanism import (
+from forethought.caveat_kinds import KINDS
+from forethought.mechanism import Mechanism, Rounds
+from forethought.samplings import (
     CyclicPoisson,
     FullBatch,
-    Mechanism,
     Poisson,
     RandomAllocation,
-    Rounds,
     Shuffled,
     WithoutReplacement,
 )

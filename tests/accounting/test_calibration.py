@@ -7,16 +7,8 @@ import pytest
 from forethought.accounting import calibration
 from forethought.accounting.calibration import calibrate, noise_multiplier
 from forethought.accounting.exact import epsilon, estimate
-from forethought.mechanism import (
-    Budget,
-    FullBatch,
-    Mechanism,
-    Poisson,
-    Rounds,
-    Shuffled,
-    UnsupportedMechanismError,
-    WithoutReplacement,
-)
+from forethought.mechanism import Budget, Mechanism, Rounds, UnsupportedMechanismError
+from forethought.samplings import FullBatch, Poisson, Shuffled, WithoutReplacement
 
 
 def _close(mechanism: Mechanism, budget: Budget) -> None:

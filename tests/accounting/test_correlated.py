@@ -15,15 +15,8 @@ from forethought.accounting.renyi.curves import rdp, zcdp
 from forethought.accounting.statement import account
 from forethought.accounting.strong_adversary import KnownHits
 from forethought.accounting.verification import verify
-from forethought.mechanism import (
-    Correlated,
-    CyclicPoisson,
-    FullBatch,
-    Mechanism,
-    Poisson,
-    Rounds,
-    UnsupportedMechanismError,
-)
+from forethought.mechanism import Correlated, Mechanism, Rounds, UnsupportedMechanismError
+from forethought.samplings import CyclicPoisson, FullBatch, Poisson
 from forethought.strategies import Banded, BufferedToeplitz, Strategy
 
 BANDED = Banded((1.0, 0.5, 0.375))

@@ -19,14 +19,16 @@ from forethought.accounting.pld import pairs
 from forethought.mechanism import (
     ADJACENCIES,
     CLIPPINGS,
+    Mechanism,
+    Rounds,
+    UnsupportedMechanismError,
+)
+from forethought.samplings import (
     CyclicPoisson,
     FullBatch,
-    Mechanism,
     Poisson,
     RandomAllocation,
-    Rounds,
     Shuffled,
-    UnsupportedMechanismError,
     WithoutReplacement,
 )
 

@@ -13,15 +13,8 @@ from forethought.accounting import adaptive, exact
 from forethought.accounting.gaussian import gaussian_delta, gaussian_mu
 from forethought.accounting.gaussian_filter import GaussianFilter
 from forethought.accounting.renyi.filter import BudgetExceededError, RenyiFilter, best_order
-from forethought.mechanism import (
-    Budget,
-    FullBatch,
-    Mechanism,
-    Poisson,
-    Rounds,
-    Shuffled,
-    UnsupportedMechanismError,
-)
+from forethought.mechanism import Budget, Mechanism, Rounds, UnsupportedMechanismError
+from forethought.samplings import FullBatch, Poisson, Shuffled
 
 BUDGET = Budget(2.0, 1e-6)
 ONE = Rounds(20.0, 1, FullBatch())

@@ -18,14 +18,8 @@ from forethought.accounting.limits import (
 )
 from forethought.accounting.pld.pair import Pair
 from forethought.accounting.pld.pairs import unsampled_distance
-from forethought.mechanism import (
-    FullBatch,
-    Mechanism,
-    Poisson,
-    Rounds,
-    Shuffled,
-    WithoutReplacement,
-)
+from forethought.mechanism import Mechanism, Rounds
+from forethought.samplings import FullBatch, Poisson, Shuffled, WithoutReplacement
 
 
 def _true_delta(distance: float, epsilon: float) -> float:

@@ -12,7 +12,8 @@ from forethought.accounting.adaptive import search_epsilon
 from forethought.accounting.profile_selection import best_of_epsilon
 from forethought.accounting.renyi.curves import rdp
 from forethought.accounting.renyi.selection import NegativeBinomialTrials, PoissonTrials, best_of
-from forethought.mechanism import FullBatch, Mechanism, Poisson, Rounds
+from forethought.mechanism import Mechanism, Rounds
+from forethought.samplings import FullBatch, Poisson
 
 TRIALS = [
     NegativeBinomialTrials(0.1, 1.0),

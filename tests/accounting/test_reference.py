@@ -12,15 +12,8 @@ from dp_accounting.pld import privacy_loss_distribution as oracle
 from forethought.accounting.calibration import noise_multiplier
 from forethought.accounting.exact import epsilon
 from forethought.accounting.pld import transform
-from forethought.mechanism import (
-    Budget,
-    FullBatch,
-    Mechanism,
-    Poisson,
-    Rounds,
-    Shuffled,
-    WithoutReplacement,
-)
+from forethought.mechanism import Budget, Mechanism, Rounds
+from forethought.samplings import FullBatch, Poisson, Shuffled, WithoutReplacement
 
 REFERENCE = json.loads((Path(__file__).parent / "reference.json").read_text())
 

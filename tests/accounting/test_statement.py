@@ -152,18 +152,3 @@ def test_a_bare_mechanism_needs_a_delta() -> None:
 def test_what_is_no_plan_is_said(wrong: Any) -> None:
     with pytest.raises(TypeError, match=r"takes a plan, as forethought\.plan makes one"):
         account(wrong)
-
-
-def test_a_statement_of_a_mechanism_of_the_first_version_is_read(statement: Statement) -> None:
-    def old(values: Any) -> None:
-        values["mechanism"]["schema"] = "forethought/mechanism/1"
-        for part in values["mechanism"]["rounds"]:
-            part["rounds"] = part.pop("count")
-
-    def forged(values: Any) -> None:
-        old(values)
-        values["rounds"] -= 1
-
-    assert Statement.from_json(edited(statement, old)) == statement
-    with pytest.raises(StatementError, match="edited"):
-        Statement.from_json(edited(statement, forged))

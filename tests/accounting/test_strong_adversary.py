@@ -6,7 +6,8 @@ import pytest
 from forethought.accounting.exact import epsilon as exact_epsilon
 from forethought.accounting.gaussian import gaussian_epsilon
 from forethought.accounting.strong_adversary import StrongAdversary, paper_occupancy
-from forethought.mechanism import Mechanism, Poisson, Rounds, UnsupportedMechanismError
+from forethought.mechanism import Mechanism, Rounds, UnsupportedMechanismError
+from forethought.samplings import Poisson
 
 ERRATUM = StrongAdversary(60000, 20, 16.0, groups=256, sampling="subsampling")
 

@@ -14,7 +14,8 @@ from forethought.accounting.statement import Statement, StatementError, account
 from forethought.accounting.summed import AGGREGATE, NETWORK, SECURE_AGGREGATION
 from forethought.accounting.verification import verify
 from forethought.caveats import Caveat
-from forethought.mechanism import FullBatch, Mechanism, Poisson, Rounds
+from forethought.mechanism import Mechanism, Rounds
+from forethought.samplings import FullBatch, Poisson
 
 DELTA = 1e-5
 MECHANISM = Mechanism(Rounds(2.42, 120, Poisson(0.1)))

@@ -23,7 +23,8 @@ from forethought.accounting.tradeoff import (
     through,
     tradeoff,
 )
-from forethought.mechanism import FullBatch, Mechanism, Poisson, Rounds, WithoutReplacement
+from forethought.mechanism import Mechanism, Rounds
+from forethought.samplings import FullBatch, Poisson, WithoutReplacement
 
 ALPHA = np.linspace(0, 1, 101)
 

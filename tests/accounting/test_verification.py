@@ -20,8 +20,9 @@ from forethought.accounting.renyi.selection import NegativeBinomialTrials
 from forethought.accounting.statement import Statement, StatementError, account
 from forethought.accounting.verification import CHECKS, check, verify
 from forethought.caveats import Caveat
-from forethought.mechanism import Budget, FullBatch, Mechanism, Poisson, Rounds, Shuffled
+from forethought.mechanism import Budget, Mechanism, Rounds
 from forethought.plans import Plan
+from forethought.samplings import FullBatch, Poisson, Shuffled
 from forethought.serialisation import digest
 
 DELTA = 1e-5

@@ -19,8 +19,8 @@ from forethought.auditing import (
 )
 from forethought.auditing.effort import EFFORTS, effort
 from forethought.auditing.verdict import Finding
-from forethought.mechanism import Sampling
 from forethought.plans import Plan
+from forethought.samplings import Sampling
 
 QUICK, LEVEL = EFFORTS["quick"], 1e-6
 

@@ -12,8 +12,9 @@ from forethought.auditing import self_test
 from forethought.auditing.audit import gather
 from forethought.auditing.participation import proportional
 from forethought.local_updates import INNER, Local
-from forethought.mechanism import Mechanism, Rounds, Shuffled, WithoutReplacement
+from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
+from forethought.samplings import Shuffled, WithoutReplacement
 
 FALSE_ALARM = 1e-6
 EXAMPLES = 600

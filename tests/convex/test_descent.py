@@ -11,9 +11,10 @@ import torch
 
 import forethought as ft
 from forethought import convex
+from forethought.contributions import LinearExamples
 from forethought.convex.rows import bounded_records
 from forethought.errors import RoundError, TranscriptError
-from forethought.privacy import Clip, LinearExamples, Privacy
+from forethought.privacy import Clip, Privacy
 from forethought.rounds.linear import LinearModel
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets

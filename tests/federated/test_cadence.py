@@ -12,9 +12,10 @@ from forethought.exchange.messages import Join, Update
 from forethought.exchange.storing import LedgerState
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import FederationError
-from forethought.federated.simulator import Simulated, Simulator, Times
+from forethought.federated.simulator import Simulated, Simulator
 from forethought.federated.statements import client_statement
 from forethought.holders.work import NoTraining, no_gradients
+from forethought.simulation.times import Times
 
 from .machines import D, federation, from_server, model, of, sent, vector
 

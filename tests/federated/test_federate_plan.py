@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 import forethought as ft
 from forethought.cli import app
 from forethought.federated.federation import Federation, Member
-from forethought.federated.simulator import Times
 from forethought.planning.federated import megabytes, predict, predicted_seconds
 from forethought.simulation.speeds import Way
+from forethought.simulation.times import Times
 
 JOB = """
 [data]

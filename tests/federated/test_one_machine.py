@@ -12,12 +12,13 @@ from torch import nn
 import forethought as ft
 from forethought.federated.federation import Federation, Member
 from forethought.federated.reporting import ReportedAverage
-from forethought.federated.simulator import Simulator, Times
+from forethought.federated.simulator import Simulator
 from forethought.holders.in_process import InProcess
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.rounds.losses import default_loss
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
+from forethought.simulation.times import Times
 
 ROUNDS = 12
 

@@ -26,19 +26,21 @@ from forethought.federated.secure_aggregation.shared_noise import secured
 from forethought.federated.secure_training import train_securely
 from forethought.federated.server_optimizers import moved
 from forethought.federated.simulate import SimulatedRun, simulate
-from forethought.federated.simulator import Times
 from forethought.federated.statements import client_statement
 from forethought.federated.synchronous import cohort_of
 from forethought.holders.trainer import Holder, SharedModel
-from forethought.mechanism import Mechanism, Poisson, Rounds
-from forethought.plans import Averaging, Plan
+from forethought.mechanism import Mechanism, Rounds
+from forethought.plans import Plan
 from forethought.rounds.grid import add_grid_noise
 from forethought.rounds.grid_step import grid
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
+from forethought.samplings import Poisson
+from forethought.simulation.times import Times
 from forethought.training.step_sizes import step_sizes
+from forethought.use import Averaging
 
 CLIENTS, ROUNDS, RECORDS = 6, 4, 40
 SETTINGS = SecureAggregation(CLIENTS, dropouts=1, colluders=1)

@@ -16,10 +16,10 @@ from torch import nn
 import forethought as ft
 from forethought.federated.federation import Federation, Member
 from forethought.federated.simulate import rehearsed, simulate, synchronous_seconds
-from forethought.federated.simulator import SimulationError, Times
 from forethought.holders.trainer import SharedModel
 from forethought.rounds.randomness import Seeds
 from forethought.simulation.speeds import Outage, Way, slow_ones
+from forethought.simulation.times import SimulationError, Times
 from forethought.training.checkpoint import CheckpointError
 from forethought.training.folder import RunFolderExistsError
 

@@ -23,10 +23,12 @@ from forethought.federated.statements import (
     overview,
     shared,
 )
-from forethought.mechanism import Mechanism, Poisson, Rounds
-from forethought.plans import Clip, Optimizer, Plan
+from forethought.mechanism import Mechanism, Rounds
+from forethought.plans import Plan
+from forethought.privacy import Clip
 from forethought.rounds.transcript import Transcript, TranscriptError
-from forethought.use import Use
+from forethought.samplings import Poisson
+from forethought.use import Optimizer, Use
 
 DELTA, SIZE = 1e-5, 1000
 

@@ -11,9 +11,10 @@ from forethought.exchange import events as on
 from forethought.exchange.messages import Update
 from forethought.exchange.storing import LedgerState
 from forethought.federated.client import ClientMachine
-from forethought.federated.faults import CALM, Faults, Kinds, Tally, ViolationError
+from forethought.federated.faults import CALM, Faults, Kinds, Tally
 from forethought.federated.server import MARK, ServerMachine
 from forethought.federated.trial import Trial, run_trials
+from forethought.simulation.violation import ViolationError
 
 SEEDS = 200
 

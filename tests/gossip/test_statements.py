@@ -11,6 +11,7 @@ from test_decentralised import information
 from workers import gossip, plan
 
 import forethought as ft
+from forethought.accounting.parallel import disjoint
 from forethought.accounting.statement import Statement, StatementError
 from forethought.accounting.verification import verify
 from forethought.gossip import events as on
@@ -21,14 +22,13 @@ from forethought.gossip.gossip import GossipError, Member
 from forethought.gossip.machines import worker as machine_of
 from forethought.gossip.statements import (
     as_in_the_paper,
-    disjoint,
     network_gains,
     outsider_gain,
     overview,
     shared,
     worker_statement,
 )
-from forethought.plans import Clip
+from forethought.privacy import Clip
 from forethought.rounds.transcript import Transcript, TranscriptError
 
 ROUNDS = 6

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from forethought.gradients import clipping
-from forethought.plans import Clip
+from forethought.privacy import Clip
 
 
 def table(*rows: list[float]) -> clipping.Norms:

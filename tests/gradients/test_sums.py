@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from forethought.gradients import clipped_sum, clipping, rounding, sums
+from forethought.gradients.ghost import OneHot
 from forethought.gradients.patches import Convolved, Window
 from forethought.gradients.precision import Measured
 from forethought.gradients.rounding import CHARGE
 from forethought.gradients.sums import clip_and_sum
-from forethought.gradients.terms import BoundedTerm, Dense, OneHot, Outer, Term, bounded, mass_of
+from forethought.gradients.terms import BoundedTerm, Dense, Outer, Term, bounded, mass_of
 
 B = 5
 

@@ -16,9 +16,12 @@ import forethought as ft
 from forethought.accounting.renyi.selection import NegativeBinomialTrials
 from forethought.accounting.statement import StatementError
 from forethought.jobs.account import verified
-from forethought.mechanism import Budget, Mechanism, Poisson, Rounds
+from forethought.mechanism import Budget, Mechanism, Rounds
 from forethought.planning.phase_plans import next_by_shortfall, plan_phases
-from forethought.plans import Clip, Optimizer, Plan
+from forethought.plans import Plan
+from forethought.privacy import Clip
+from forethought.samplings import Poisson
+from forethought.use import Optimizer
 
 EXAMPLES = 200
 

@@ -12,6 +12,7 @@ import pytest
 
 from forethought.accounting.statement import Statement
 from forethought.accounting.verification import verify
+from forethought.contributions import Persons
 from forethought.jobs import federate_network as network
 from forethought.jobs import gossip_peer
 from forethought.jobs.federate import Federated, agreed, federation_of, simulate_job
@@ -19,7 +20,6 @@ from forethought.jobs.gossip import gossip_of, simulate_gossip
 from forethought.jobs.job import Job, JobError
 from forethought.jobs.members import count_of
 from forethought.jobs.request import Request, from_file
-from forethought.privacy import Persons
 
 JOB = """
 [data]

@@ -165,11 +165,3 @@ def test_what_is_written_as_toml_reads_back(tables: dict[str, dict[str, object]]
 
 def test_a_request_without_a_file_has_no_text() -> None:
     assert Request("", "", Job.parse(JOB)).released_text() == ""
-
-
-def test_the_old_name_of_the_public_proxy_still_works(job: Path) -> None:
-    arguments = ["plan", str(job), "--rehearse", "--repeats", "2", "--json"]
-    with pytest.warns(FutureWarning, match="now called --public-proxy"):
-        result = CliRunner().invoke(app, [*arguments, "--stand-in", "synthetic"])
-    assert result.exit_code == 0, result.output
-    assert len(json.loads(result.output)["rehearsal"]["accuracies"]) == 2

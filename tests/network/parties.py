@@ -28,11 +28,14 @@ from forethought.exchange.storage import FolderStorage
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Federation, Member
 from forethought.federated.server import ServerMachine
-from forethought.mechanism import Mechanism, Poisson, Rounds
+from forethought.mechanism import Mechanism, Rounds
 from forethought.network.client import FederationClient
 from forethought.network.driving import ClientDriver, ServerDriver
 from forethought.network.server import FederationServer
-from forethought.plans import Clip, Optimizer, Plan, Schedule
+from forethought.plans import Plan
+from forethought.privacy import Clip
+from forethought.samplings import Poisson
+from forethought.use import Optimizer, Schedule
 
 ROSTER = "roster.json"
 

@@ -31,9 +31,12 @@ from forethought.exchange.storage import MemoryStorage
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Federation, Member
 from forethought.federated.server import ServerMachine
-from forethought.mechanism import Mechanism, Poisson, Rounds
+from forethought.mechanism import Mechanism, Rounds
 from forethought.network.driving import ClientDriver, ServerDriver
-from forethought.plans import Clip, Optimizer, Plan, Schedule
+from forethought.plans import Plan
+from forethought.privacy import Clip
+from forethought.samplings import Poisson
+from forethought.use import Optimizer, Schedule
 
 D, ROUNDS = 6, 3
 KEYS = {

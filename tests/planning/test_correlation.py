@@ -12,12 +12,13 @@ from scipy.linalg import toeplitz
 import forethought as ft
 from forethought.accounting.correlated import sensitivity_over_turns
 from forethought.jobs.job import Job
-from forethought.mechanism import Correlated, CyclicPoisson
+from forethought.mechanism import Correlated
 from forethought.planning import correlation
 from forethought.planning.neighbours import neighbours
 from forethought.planning.noise_to_signal import noise_to_signal
 from forethought.planning.phase_plans import next_phase
 from forethought.planning.solve import PlanError
+from forethought.samplings import CyclicPoisson
 from forethought.strategies import Banded, BufferedToeplitz, Strategy
 
 BUDGET = ft.Budget(2.0, 1e-5)

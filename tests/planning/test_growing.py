@@ -7,7 +7,7 @@ import pytest
 import forethought as ft
 from forethought.accounting.statement import account
 from forethought.planning.growing import growing
-from forethought.planning.plan_request import PlanError
+from forethought.planning.limits import PlanError
 
 
 def base(**more: object) -> ft.Plan:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 import forethought as ft
 from forethought.accounting import exact
+from forethought.contributions import Persons
 from forethought.planning.neighbours import neighbours
 from forethought.planning.noise_to_signal import noise_to_signal
 from forethought.planning.pareto import pareto
-from forethought.privacy import Persons
 
 
 @settings(max_examples=12, deadline=None)

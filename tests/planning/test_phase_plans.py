@@ -8,11 +8,11 @@ import pytest
 
 from forethought.accounting import exact
 from forethought.accounting.renyi.filter import RenyiFilter
-from forethought.mechanism import Budget, FullBatch, Mechanism, Poisson, Rounds
+from forethought.mechanism import Budget, Mechanism, Rounds
 from forethought.planning.phase_plans import next_by_shortfall, next_phase, plan_phases, resized
 from forethought.planning.solve import PlanError
 from forethought.planning.solve import plan as solve
-from forethought.plans import expected_batch
+from forethought.samplings import FullBatch, Poisson, expected_batch
 from forethought.training.progress import Progress
 
 N = 5000

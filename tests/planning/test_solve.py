@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import forethought as ft
-from forethought.planning.plan_request import PlanError, PlanKeywords, PlanRequest
+from forethought.planning.limits import PlanError
+from forethought.planning.plan_keywords import PlanKeywords
+from forethought.planning.plan_request import PlanRequest
 
 BUDGET = ft.Budget(1.0, 1e-5)
 

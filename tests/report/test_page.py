@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 import forethought as ft
-from forethought.mechanism import Mechanism, Poisson, Rounds
+from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
 from forethought.report import charts
 from forethought.report.page import report_page, statement_page, write_pages
+from forethought.samplings import Poisson
 from forethought.training.results import measured
 from forethought.training.summary import RunSummary
 

@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forethought.mechanism import FullBatch, Mechanism, Rounds
+from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
 from forethought.report.utility_figures import _edges, draw_utility
+from forethought.samplings import FullBatch
 from forethought.utility.graph import UtilityGraph
 
 

@@ -13,11 +13,12 @@ from scipy import stats
 from torch import nn
 
 from forethought.augmentation import Augmentation
+from forethought.contributions import Persons
 from forethought.gradients import clipped_sum
 from forethought.gradients.clipping import flat
-from forethought.mechanism import FullBatch, Mechanism, Poisson, Rounds
-from forethought.plans import Clip, Plan
-from forethought.privacy import Persons
+from forethought.mechanism import Mechanism, Rounds
+from forethought.plans import Plan
+from forethought.privacy import Clip
 from forethought.rounds.augmenting import _uniform, augmented, require_images
 from forethought.rounds.contributions import share_of
 from forethought.rounds.losses import check_loss, cross_entropy
@@ -25,6 +26,7 @@ from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.rounds.team import Team
+from forethought.samplings import FullBatch, Poisson
 from forethought.training.persons import PerPerson, person_loss
 
 FALSE_ALARM = 1e-6

@@ -11,14 +11,16 @@ import torch
 from scipy.linalg import toeplitz
 
 import forethought as ft
-from forethought.mechanism import Correlated, CyclicPoisson, FullBatch, Mechanism, Rounds
-from forethought.plans import Clip, Plan
+from forethought.mechanism import Correlated, Mechanism, Rounds
+from forethought.plans import Plan
+from forethought.privacy import Clip
 from forethought.rounds.correlated_noise import CorrelatedNoise
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds, Stream
 from forethought.rounds.records import TensorRecords
 from forethought.rounds.transcript import TranscriptError
+from forethought.samplings import CyclicPoisson, FullBatch
 from forethought.strategies import Banded, BufferedToeplitz, Strategy
 
 BANDED = Banded((1.0, 0.5, 0.375, 0.1))

@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from forethought.rounds.grid import (
-    STEPS,
     _accepted_far,
     add_grid_noise,
     bernoulli_exp,
     discrete_gaussian,
     discrete_laplace,
-    grid,
 )
+from forethought.rounds.grid_step import STEPS, grid
 from forethought.rounds.randomness import Stream
 
 FALSE_ALARM = 1e-6

@@ -16,23 +16,23 @@ from torch.nn import functional as F
 from forethought.gradients.rounding import CHARGE
 from forethought.local.known import separable
 from forethought.local_updates import INNER, Local, LocalUpdates
-from forethought.mechanism import (
-    CyclicPoisson,
-    FullBatch,
-    Mechanism,
-    Poisson,
-    RandomAllocation,
-    Rounds,
-    Sampling,
-    Shuffled,
-    WithoutReplacement,
-)
-from forethought.plans import Clip, Plan
+from forethought.mechanism import Mechanism, Rounds
+from forethought.plans import Plan
+from forethought.privacy import Clip
 from forethought.rounds import contributions, local_contributions
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
+from forethought.samplings import (
+    CyclicPoisson,
+    FullBatch,
+    Poisson,
+    RandomAllocation,
+    Sampling,
+    Shuffled,
+    WithoutReplacement,
+)
 
 EXAMPLES, GROUPS = 30, 5
 MODULES = {

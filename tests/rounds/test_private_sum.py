@@ -14,15 +14,16 @@ from scipy import stats
 from torch import nn
 
 from forethought.gradients.rounding import CHARGE
-from forethought.mechanism import FullBatch, Mechanism, Poisson, Rounds, Sampling
-from forethought.plans import Clip, Plan
-from forethought.privacy import Round
+from forethought.mechanism import Mechanism, Rounds
+from forethought.plans import Plan
+from forethought.privacy import Clip, Round
 from forethought.rounds.losses import cross_entropy, squared_error
 from forethought.rounds.noise import GaussianNoise
 from forethought.rounds.private_sum import NoisedSum, PrivateRounds, PrivateSum, RoundError
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.rounds.transcript import TranscriptError
+from forethought.samplings import FullBatch, Poisson, Sampling
 
 FALSE_ALARM = 1e-6
 EXAMPLES = 24

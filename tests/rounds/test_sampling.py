@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from forethought.mechanism import (
+from forethought.rounds.randomness import Stream
+from forethought.rounds.sampling import assign_groups, poisson_count, sampler, uniform_subset
+from forethought.samplings import (
     CyclicPoisson,
     FullBatch,
     Poisson,
@@ -15,8 +17,6 @@ from forethought.mechanism import (
     Shuffled,
     WithoutReplacement,
 )
-from forethought.rounds.randomness import Stream
-from forethought.rounds.sampling import assign_groups, poisson_count, sampler, uniform_subset
 
 FALSE_ALARM = 1e-6
 

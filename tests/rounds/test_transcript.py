@@ -6,17 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forethought.mechanism import (
-    FullBatch,
-    Mechanism,
-    Poisson,
-    Rounds,
-    Shuffled,
-    WithoutReplacement,
-)
-from forethought.plans import Clip
-from forethought.privacy import Examples, Groups, Privacy
+from forethought.contributions import Examples, Groups
+from forethought.mechanism import Mechanism, Rounds
+from forethought.privacy import Clip, Privacy
 from forethought.rounds.transcript import COUNTS, GRADIENTS, Transcript, TranscriptError
+from forethought.samplings import FullBatch, Poisson, Shuffled, WithoutReplacement
 
 N = 12
 samplings = st.sampled_from([Poisson(0.3), WithoutReplacement(4, N), Shuffled(5, N), FullBatch()])

@@ -22,11 +22,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from forethought.mechanism import Mechanism, Poisson, Rounds, Shuffled, WithoutReplacement
-from forethought.plans import Averaging, Clip, Optimizer, Plan, Schedule
+from forethought.mechanism import Mechanism, Rounds
+from forethought.plans import Plan
+from forethought.privacy import Clip
+from forethought.samplings import Poisson, Shuffled, WithoutReplacement
 from forethought.training.checkpoint import Checkpoint
 from forethought.training.metrics import Event
 from forethought.training.run import train
+from forethought.use import Averaging, Optimizer, Schedule
 
 EXAMPLES, ROUNDS = 150, 40
 

@@ -17,15 +17,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from forethought.mechanism import Mechanism, Poisson, Rounds, Shuffled, WithoutReplacement
-from forethought.plans import Plan, Schedule
+from forethought.mechanism import Mechanism, Rounds
+from forethought.plans import Plan
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
+from forethought.samplings import Poisson, Shuffled, WithoutReplacement
 from forethought.training import loop as loops
 from forethought.training.descent import Descent
 from forethought.training.loop import Loop
+from forethought.use import Schedule
 
 EXAMPLES = 60_000
 

@@ -11,10 +11,12 @@ from scipy import stats
 from torch import nn
 
 import forethought as ft
-from forethought.mechanism import FullBatch, Mechanism, Rounds
-from forethought.plans import Optimizer, Plan
+from forethought.mechanism import Mechanism, Rounds
+from forethought.plans import Plan
+from forethought.samplings import FullBatch
 from forethought.training.adam_bc import AdamBC
 from forethought.training.optimizers import make_optimizer
+from forethought.use import Optimizer
 
 FALSE_ALARM = 1e-6
 

@@ -13,11 +13,12 @@ from torch import nn
 
 import forethought as ft
 from forethought.holders.trainer import ClientTrainer, Holder, SharedModel
-from forethought.mechanism import Mechanism, Poisson, Rounds
+from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
+from forethought.samplings import Poisson
 from forethought.training.interruption import Interrupted
 from forethought.training.metrics import Event
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from forethought.plans import Averaging
 from forethought.training.averaging import IterateAverage
+from forethought.use import Averaging
 
 
 def run(averaging: Averaging, rounds: int) -> tuple[float, list[float]]:

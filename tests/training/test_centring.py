@@ -202,11 +202,6 @@ def test_the_norms_noise_is_twice_the_means_and_both_cost_what_is_planned() -> N
     found = ft.prepare(planned(), (corner().train.inputs, corner().train.targets))
     noises = [one.noise_multiplier for one in found.transcript.releases()]
     assert noises == [first.noise_multiplier, second.noise_multiplier]
-    with pytest.warns(DeprecationWarning), pytest.raises(ValueError, match="different noise"):
-        asked.rounds()
-    alone = Preparation(("means",), features=4, reach=3.0, noise_multiplier=7.0)
-    with pytest.warns(DeprecationWarning):
-        assert (alone.rounds(),) == alone.parts()
     with pytest.raises(ValueError, match='"means" before'):
         Preparation(("norms", "means"), features=4, reach=3.0)
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from forethought.plans import Optimizer
 from forethought.training import checkpoint as checkpoints
 from forethought.training.adam_bc import AdamBC
 from forethought.training.checkpoint import (
@@ -18,6 +17,7 @@ from forethought.training.checkpoint import (
     restore_optimizer,
 )
 from forethought.training.optimizers import NAMES, make_optimizer
+from forethought.use import Optimizer
 
 
 def test_a_checkpoint_reads_back_exactly_and_is_private(tmp_path: Path) -> None:

@@ -19,16 +19,18 @@ from forethought.accounting.statement import account
 from forethought.holders.error import HolderError
 from forethought.holders.trainer import Holder
 from forethought.jobs.job import Job
-from forethought.mechanism import Correlated, CyclicPoisson, FullBatch, Mechanism, Poisson, Rounds
-from forethought.plans import Optimizer, Plan
+from forethought.mechanism import Correlated, Mechanism, Rounds
+from forethought.plans import Plan
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
+from forethought.samplings import CyclicPoisson, FullBatch, Poisson
 from forethought.training.descent import descent_of
 from forethought.training.filters import Kalman, LowPass, MeanFilter, make_filter
 from forethought.training.interruption import Interrupted
 from forethought.training.metrics import Event
+from forethought.use import Optimizer
 
 FALSE_ALARM = 1e-6
 EXAMPLES = 40

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import forethought as ft
-from forethought.plans import Optimizer
 from forethought.training.optimizers import NAMES, make_optimizer
+from forethought.use import Optimizer
 
 
 class Mine(torch.optim.SGD):

@@ -13,6 +13,7 @@ from torch import nn
 
 import forethought as ft
 from forethought.accounting.renyi.selection import NegativeBinomialTrials
+from forethought.contributions import Persons
 from forethought.data import DataError, TableSchema, load
 from forethought.data.dataset import Split
 from forethought.data.persons import EMPTY, by_person
@@ -23,7 +24,6 @@ from forethought.jobs.load import load_job
 from forethought.jobs.request import Request
 from forethought.jobs.train import prepare, run
 from forethought.planning.search_plans import plan_tuning
-from forethought.privacy import Persons
 from forethought.rounds.losses import cross_entropy
 from forethought.training.persons import PerPerson, PersonLoss, person_loss
 from forethought.training.phases import train_until

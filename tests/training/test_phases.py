@@ -19,18 +19,20 @@ import forethought as ft
 from forethought.accounting.renyi.filter import RenyiFilter
 from forethought.accounting.statement import Statement, StatementError
 from forethought.accounting.verification import verify
-from forethought.mechanism import Budget, Mechanism, Poisson, Rounds
+from forethought.mechanism import Budget, Mechanism, Rounds
 from forethought.planning.phase_plans import next_by_shortfall, plan_phases
 from forethought.planning.solve import plan as solve
 from forethought.plans import Plan
 from forethought.rounds.randomness import Seeds
+from forethought.samplings import Poisson
 from forethought.serialisation import digest
 from forethought.training.checkpoint import CheckpointError
 from forethought.training.checkpointer import Checkpointer
 from forethought.training.folder import RunFolder, RunFolderExistsError
 from forethought.training.interruption import Interrupted
 from forethought.training.metrics import Event
-from forethought.training.phases import PhasedRun, train_until
+from forethought.training.phase_state import PhasedRun
+from forethought.training.phases import train_until
 from forethought.training.progress import Progress
 from forethought.training.run import train
 

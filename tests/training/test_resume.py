@@ -16,8 +16,10 @@ import pytest
 import torch
 from torch import nn
 
-from forethought.mechanism import Mechanism, Poisson, Rounds
-from forethought.plans import Clip, Plan
+from forethought.mechanism import Mechanism, Rounds
+from forethought.plans import Plan
+from forethought.privacy import Clip
+from forethought.samplings import Poisson
 from forethought.training.checkpoint import Checkpoint, CheckpointError, ReleasedRounds
 from forethought.training.interruption import Interrupted
 from forethought.training.metrics import Event

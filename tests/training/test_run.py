@@ -16,23 +16,24 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
 from forethought.gradients import BatchDims
-from forethought.mechanism import (
+from forethought.mechanism import Mechanism, Rounds
+from forethought.plans import Plan
+from forethought.privacy import Clip
+from forethought.rounds.noise import GaussianNoise
+from forethought.samplings import (
     CyclicPoisson,
     FullBatch,
-    Mechanism,
     Poisson,
     RandomAllocation,
-    Rounds,
     Sampling,
     Shuffled,
     WithoutReplacement,
 )
-from forethought.plans import Averaging, Clip, Optimizer, Plan, Schedule
-from forethought.rounds.noise import GaussianNoise
 from forethought.training.folder import RunFolder, RunFolderExistsError
 from forethought.training.interruption import Interrupted
 from forethought.training.metrics import Event
 from forethought.training.run import train
+from forethought.use import Averaging, Optimizer, Schedule
 
 EXAMPLES = 200
 

@@ -18,14 +18,16 @@ from forethought.accounting.adaptive import search_epsilon
 from forethought.accounting.renyi.selection import NegativeBinomialTrials, PoissonTrials
 from forethought.accounting.statement import Statement, StatementError
 from forethought.accounting.verification import verify
-from forethought.mechanism import Budget, Mechanism, Poisson, Rounds
+from forethought.mechanism import Budget, Mechanism, Rounds
 from forethought.planning.search_plans import plan_tuning
-from forethought.plans import Averaging, Optimizer, Plan
+from forethought.plans import Plan
 from forethought.rounds.transcript import Transcript
+from forethought.samplings import Poisson
 from forethought.serialisation import digest
 from forethought.training.folder import RunFolderExistsError
 from forethought.training.run import Run, Task, train
 from forethought.training.search import Tuned, tune
+from forethought.use import Averaging, Optimizer
 
 TRIALS = NegativeBinomialTrials.of_mean(6, shape=0)
 

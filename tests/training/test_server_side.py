@@ -10,11 +10,14 @@ import torch
 from torch import nn
 
 import forethought as ft
-from forethought.mechanism import FullBatch, Mechanism, Rounds
+from forethought.mechanism import Mechanism, Rounds
 from forethought.planning.solve import PlanError
-from forethought.plans import Averaging, Clip, Optimizer, Plan, Schedule
+from forethought.plans import Plan
+from forethought.privacy import Clip
+from forethought.samplings import FullBatch
 from forethought.training.optimizers import make_optimizer
 from forethought.training.yogi import Yogi
+from forethought.use import Averaging, Optimizer, Schedule
 
 
 def data(examples: int = 60) -> tuple[torch.Tensor, torch.Tensor]:

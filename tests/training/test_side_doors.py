@@ -20,13 +20,14 @@ import torch
 from torch import nn
 
 import forethought as ft
-from forethought.mechanism import Mechanism, Poisson, Rounds
-from forethought.plans import Clip, Optimizer, Plan
-from forethought.privacy import Privacy, Round
+from forethought.mechanism import Mechanism, Rounds
+from forethought.plans import Plan
+from forethought.privacy import Clip, Privacy, Round
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.rounds.transcript import Transcript, TranscriptError
+from forethought.samplings import Poisson
 from forethought.training import checkpoint as checkpoints
 from forethought.training.checkpoint import Checkpoint, CheckpointError, ReleasedRounds
 from forethought.training.coincidence import CoincidingRecordsError
@@ -37,6 +38,7 @@ from forethought.training.keys import Keys, wipe
 from forethought.training.lock import RunFolderBusyError, locked
 from forethought.training.metrics import Event
 from forethought.training.run import train
+from forethought.use import Optimizer
 
 EXAMPLES = 60
 

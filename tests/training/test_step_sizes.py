@@ -4,9 +4,11 @@ import math
 
 import pytest
 
-from forethought.mechanism import FullBatch, Mechanism, Poisson, Rounds
-from forethought.plans import Optimizer, Plan, Schedule
+from forethought.mechanism import Mechanism, Rounds
+from forethought.plans import Plan
+from forethought.samplings import FullBatch, Poisson
 from forethought.training.step_sizes import step_sizes
+from forethought.use import Optimizer, Schedule
 
 
 def plan(schedule: Schedule, rounds: int = 100) -> Plan:

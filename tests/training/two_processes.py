@@ -21,8 +21,10 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from forethought.augmentation import Augmentation
-from forethought.mechanism import FullBatch, Mechanism, Poisson, Rounds, Shuffled
-from forethought.plans import Clip, Plan
+from forethought.mechanism import Mechanism, Rounds
+from forethought.plans import Plan
+from forethought.privacy import Clip
+from forethought.samplings import FullBatch, Poisson, Shuffled
 from forethought.training.interruption import Interrupted
 from forethought.training.metrics import Event
 from forethought.training.run import train

@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forethought.mechanism import FullBatch, Mechanism, Rounds
+from forethought.mechanism import Mechanism, Rounds
 from forethought.planning.solve import plan
-from forethought.plans import Averaging, Clip, Optimizer, Plan
+from forethought.plans import Plan
+from forethought.privacy import Clip
+from forethought.samplings import FullBatch
+from forethought.use import Averaging, Optimizer
 from forethought.utility.graph import LEAKS, UtilityGraph
 
 TRAINING = Plan(

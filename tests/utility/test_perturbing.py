@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from forethought.data import Dataset, Split
 from forethought.models import build
-from forethought.plans import Optimizer
+from forethought.use import Optimizer
 from forethought.utility import perturbing
 from forethought.utility.graph import LEAKS
 from forethought.utility.perturbing import utility_graph

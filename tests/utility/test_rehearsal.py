@@ -18,7 +18,8 @@ from forethought.data.synthetic import clusters, like
 from forethought.models import build
 from forethought.training.run import Run
 from forethought.utility import rehearsal, rehearsal_records
-from forethought.utility.rehearsal import Rehearsal, rehearse, synthetic
+from forethought.utility.rehearsal import Rehearsal, rehearse
+from forethought.utility.rehearsal_records import synthetic
 
 
 def small_plan(examples: int = 200, sigma: float = 1.0) -> ft.Plan:
@@ -182,33 +183,10 @@ def test_it_says_what_the_interval_covers_and_what_not(tmp_path: Path) -> None:
     assert values["predicted"] == pytest.approx(0.7)
     assert values["interval"] == [0.0, 1.0] and values["relation"] is None
     assert values["run_interval"] == list(found.run_interval)
-    # As version 1 stored it.
-    old = {
-        k: v
-        for k, v in values.items()
-        if k not in ("relation", "run_interval", "linear", "network")
-    }
-    old |= {"schema": "forethought/rehearsal/1", "not_covered": "how the data differ"}
-    assert Rehearsal.from_dict(old) == found
-    # Version 2 did not say which model it was, version 3 not which network.
-    third = {k: v for k, v in values.items() if k != "network"}
-    third["schema"] = "forethought/rehearsal/3"
-    assert Rehearsal.from_dict(third) == found
-    second = {k: v for k, v in third.items() if k != "linear"}
-    second["schema"] = "forethought/rehearsal/2"
-    assert Rehearsal.from_dict(second) == found
     with pytest.raises(ValueError, match="schema"):
         Rehearsal.from_dict({**values, "schema": "other"})
     with pytest.raises(ValueError, match="unknown"):
         Rehearsal.from_dict({**values, "more": 1})
-
-
-def test_a_name_that_is_gone_says_what_took_its_place() -> None:
-    with pytest.warns(DeprecationWarning, match=r"Rehearsal\.interval"):
-        said = rehearsal.NOT_COVERED
-    assert "the private data differ" in said
-    with pytest.raises(AttributeError, match="NOT_HERE"):
-        _ = rehearsal.NOT_HERE
 
 
 def test_the_callers_random_state_is_left_alone() -> None:

@@ -36,17 +36,8 @@ from forethought.accounting.summed import (
     secure_interval,
 )
 from forethought.caveats import Caveat
-from forethought.mechanism import (
-    Adjacency,
-    Correlated,
-    CyclicPoisson,
-    FullBatch,
-    Mechanism,
-    Rounds,
-    Shuffled,
-    epoch_length,
-    releases,
-)
+from forethought.mechanism import Adjacency, Correlated, Mechanism, Rounds, releases
+from forethought.samplings import CyclicPoisson, FullBatch, Shuffled, epoch_length
 
 EXACT, KNOWN_BATCHES = "exact", "known-batches"
 

@@ -29,15 +29,9 @@ from forethought.accounting.renyi.selection import (
     best_of,
 )
 from forethought.caveats import Caveat
-from forethought.mechanism import (
-    Budget,
-    FullBatch,
-    Mechanism,
-    Rounds,
-    Shuffled,
-    UnsupportedMechanismError,
-    real,
-)
+from forethought.checks import real
+from forethought.mechanism import Budget, Mechanism, Rounds, UnsupportedMechanismError
+from forethought.samplings import FullBatch, Shuffled
 from forethought.serialisation import exact_keys
 
 SELECTION, FILTER, GAUSSIAN_FILTER = "selection", "renyi-filter", "gaussian-filter"

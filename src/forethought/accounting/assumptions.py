@@ -11,7 +11,8 @@ from typing import Any
 
 from forethought.accounting.accountants import ACCOUNTANTS, Accountant, amplified
 from forethought.caveats import Caveat
-from forethought.mechanism import Correlated, FullBatch, Mechanism
+from forethought.mechanism import Correlated, Mechanism
+from forethought.samplings import FullBatch
 from forethought.serialisation import build
 
 

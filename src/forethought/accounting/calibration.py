@@ -6,16 +6,9 @@ import math
 from collections.abc import Callable
 
 from forethought.accounting.exact import epsilon, estimate
-from forethought.mechanism import (
-    Adjacency,
-    Budget,
-    Clipping,
-    Correlated,
-    Mechanism,
-    Rounds,
-    Sampling,
-    real,
-)
+from forethought.checks import real
+from forethought.mechanism import Adjacency, Budget, Clipping, Correlated, Mechanism, Rounds
+from forethought.samplings import Sampling
 from forethought.strategies import Strategy
 
 # How often an estimate is asked where it meets the budget, and how often it is then corrected.

@@ -17,7 +17,8 @@ import numpy as np
 
 from forethought.accounting.limits import Bounds
 from forethought.accounting.pld.privacy_loss import Curve
-from forethought.mechanism import Mechanism, RandomAllocation
+from forethought.mechanism import Mechanism
+from forethought.samplings import RandomAllocation
 
 Curves = Sequence[tuple[Curve, Curve]]
 _LEVELS = 64

@@ -29,14 +29,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from forethought.mechanism import (
-    Correlated,
-    CyclicPoisson,
-    FullBatch,
-    Mechanism,
-    Rounds,
-    UnsupportedMechanismError,
-)
+from forethought.mechanism import Correlated, Mechanism, Rounds, UnsupportedMechanismError
+from forethought.samplings import CyclicPoisson, FullBatch
 from forethought.strategies import Strategy
 
 EPS = float(np.finfo(float).eps)

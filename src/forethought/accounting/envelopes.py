@@ -13,7 +13,7 @@ from scipy.special import ndtr
 
 from forethought.accounting.gaussian import gaussian_delta_above
 from forethought.accounting.tradeoff import Array, TradeOff, gaussian, gaussian_curve
-from forethought.mechanism import real
+from forethought.checks import real
 
 
 def upper_envelope(mass: float, mu: float) -> TradeOff:

@@ -42,7 +42,8 @@ from forethought.accounting.pld.privacy_loss import Curve, Profile
 from forethought.accounting.pld.profiles import Stack
 from forethought.accounting.pld.search import Search
 from forethought.accounting.pld.told import Told
-from forethought.mechanism import Mechanism, UnsupportedMechanismError, real, whole
+from forethought.checks import real, whole
+from forethought.mechanism import Mechanism, UnsupportedMechanismError
 
 _COARSE = 0.03
 _LARGEST_DISTANCE = 1e100

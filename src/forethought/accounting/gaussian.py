@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_ndtr
 
-from forethought.mechanism import real
+from forethought.checks import real
 
 Array = NDArray[np.float64]
 

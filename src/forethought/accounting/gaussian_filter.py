@@ -24,15 +24,8 @@ from typing import Any
 from forethought.accounting.gaussian import gaussian_mu
 from forethought.accounting.renyi.curves import zcdp
 from forethought.accounting.renyi.filter import BudgetExceededError
-from forethought.mechanism import (
-    ADJACENCIES,
-    Adjacency,
-    Budget,
-    Mechanism,
-    Rounds,
-    one_of,
-    real,
-)
+from forethought.checks import one_of, real
+from forethought.mechanism import ADJACENCIES, Adjacency, Budget, Mechanism, Rounds
 from forethought.serialisation import exact_keys
 
 GAUSSIAN_FILTER_SCHEMA = "forethought/gaussian-filter/1"

@@ -16,7 +16,8 @@ from operator import add
 from forethought.accounting.assumptions import Randomness
 from forethought.accounting.statement import Statement, StatementError, account
 from forethought.caveats import Caveat
-from forethought.mechanism import Mechanism, whole
+from forethought.checks import whole
+from forethought.mechanism import Mechanism
 
 # So many choices of holders that share a person are composed; more are bounded by all of them.
 MOST_CHOICES = 500

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol
 
-from forethought.mechanism import FullBatch, Mechanism, real, whole
+from forethought.checks import real, whole
+from forethought.mechanism import Mechanism
 from forethought.preparation import NAMES
+from forethought.samplings import FullBatch
 from forethought.serialisation import exact_keys
 
 # Noise of several releases in one round, joined to one, may differ in the last digits.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -25,7 +24,8 @@ from forethought.accounting.attack import bounded
 from forethought.accounting.interval import Interval
 from forethought.accounting.releases import STOPPED, Release, Released, difference, listed
 from forethought.caveats import Caveat, caveats, choice, of_role
-from forethought.mechanism import Adjacency, Mechanism, real, whole
+from forethought.checks import real, whole
+from forethought.mechanism import Adjacency, Mechanism
 from forethought.serialisation import digest, exact_keys, plain, write_text
 from forethought.signing import Signature
 
@@ -358,16 +358,6 @@ def registered(accountant: Mapping[str, Any]) -> Accountant:
     way = ACCOUNTANTS[kind]
     exact_keys(f"accountant {kind!r}", accountant, {"kind", *way.details})
     return way
-
-
-def __getattr__(name: str) -> Any:
-    if name != "verify":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from forethought.accounting import verification
-
-    home = verification.__name__
-    warnings.warn(f"{__name__}.verify has moved to {home}", DeprecationWarning, stacklevel=2)
-    return verification.verify
 
 
 # What a plan and the statement of its run may differ in; these are compared one by one.

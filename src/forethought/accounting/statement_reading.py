@@ -18,7 +18,8 @@ from forethought.accounting.statement import (
     registered,
 )
 from forethought.caveats import Caveat
-from forethought.mechanism import Mechanism, real, whole
+from forethought.checks import real, whole
+from forethought.mechanism import Mechanism
 from forethought.serialisation import digest, exact_keys, parse
 from forethought.signing import Signature
 
@@ -74,8 +75,7 @@ def _statement(values: Any) -> Statement:
         signature=None if signature is None else Signature.from_dict(signature),
         about=About.from_dict(content["about"]) if "about" in content else None,
     )
-    # A mechanism of an older version says the same in other words: it is compared as it was read.
-    _same_content(statement.content(), {**content, "mechanism": statement.mechanism.to_dict()})
+    _same_content(statement.content(), content)
     return statement
 
 

@@ -7,7 +7,8 @@ import re
 from typing import TYPE_CHECKING
 
 from forethought.accounting.releases import rows
-from forethought.mechanism import Correlated, FullBatch, Rounds, Sampling
+from forethought.mechanism import Correlated, Rounds
+from forethought.samplings import FullBatch, Sampling
 from forethought.strategies import Banded
 
 if TYPE_CHECKING:

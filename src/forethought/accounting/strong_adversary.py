@@ -37,20 +37,20 @@ from forethought.accounting.tradeoff import (
     gaussian,
     gaussian_mixture,
 )
+from forethought.checks import one_of, real, whole
 from forethought.mechanism import (
     Adjacency,
+    Rounds,
+    UnsupportedMechanismError,
+    releases,
+    sensitivity,
+)
+from forethought.samplings import (
     CyclicPoisson,
     Poisson,
     RandomAllocation,
-    Rounds,
     Shuffled,
-    UnsupportedMechanismError,
     WithoutReplacement,
-    one_of,
-    real,
-    releases,
-    sensitivity,
-    whole,
 )
 
 Array = NDArray[np.float64]

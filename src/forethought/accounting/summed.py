@@ -25,7 +25,8 @@ from forethought.accounting.discrete_gaussian import (
 )
 from forethought.accounting.interval import Interval
 from forethought.caveats import Caveat
-from forethought.mechanism import Correlated, Mechanism, real, whole
+from forethought.checks import real, whole
+from forethought.mechanism import Correlated, Mechanism
 from forethought.samplings import epoch_length
 
 AGGREGATE, SECURE_AGGREGATION, NETWORK = "aggregate", "secure-aggregation", "network"

@@ -11,10 +11,9 @@ envelopes van Dijk et al., "Generalizing DP-SGD with Shuffling and Batch Clippin
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,7 +31,8 @@ from forethought.accounting.pld.piecewise import (
     half_below,
     repeated,
 )
-from forethought.mechanism import Mechanism, real, whole
+from forethought.checks import real, whole
+from forethought.mechanism import Mechanism
 
 Array = NDArray[np.float64]
 
@@ -397,13 +397,3 @@ def tradeoff(mechanism: Mechanism, group: int = 1, accuracy: float = 5e-3) -> Tr
     deltas = np.max([above.deltas(epsilons) for above in uppers], axis=0)
     joined = from_points(epsilons, deltas)
     return replace(maximum(joined, unamplified), floor=unamplified.floor)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in ("lower_envelope", "upper_envelope"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from forethought.accounting import envelopes
-
-    home = envelopes.__name__
-    warnings.warn(f"{__name__}.{name} has moved to {home}", DeprecationWarning, stacklevel=2)
-    return getattr(envelopes, name)

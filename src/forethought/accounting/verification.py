@@ -6,9 +6,8 @@ when it was recomputed, or says why nobody can recompute it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from forethought import __version__, signing
 from forethought.accounting import exact
@@ -59,7 +58,6 @@ class _Case:
     epsilon: Interval
     attack: Attack
     plan: Accounted | None
-    plan_values: Mapping[str, Any] | None
     model: str | None = None
 
     @property
@@ -85,14 +83,12 @@ def verify(statement: Statement, plan: Accounted | None = None) -> Statement:
 def check(
     statement: Statement,
     plan: Accounted | None = None,
-    plan_values: Mapping[str, Any] | None = None,
     model: str | None = None,
 ) -> Verification:
     """Recompute a statement, and say entry by entry what could be recomputed.
 
     Args:
         plan: the plan that is said to have been run, if it is at hand.
-        plan_values: its JSON object as it was stored; None takes it from ``plan``.
         model: hash of the model file beside it (``sha256:…``).
 
     Raises:
@@ -103,9 +99,7 @@ def check(
         epsilon, attack = bounded(
             way, statement.mechanism, statement.delta, statement.group, statement.accountant
         )
-        if plan is not None and plan_values is None:
-            plan_values = plan.to_dict()
-        case = _Case(statement, epsilon, attack, plan, plan_values, model)
+        case = _Case(statement, epsilon, attack, plan, model)
         found = {name: look(case) for name, look in CHECKS.items()}
     except UnsupportedMechanismError as error:
         raise StatementError(f"no theorem covers the stated mechanism: {error}") from error
@@ -307,12 +301,11 @@ def _clip_norm(case: _Case) -> str | None:
 
 def _plan(case: _Case) -> str | None:
     s = case.claimed
-    if case.plan is None or case.plan_values is None:
+    if case.plan is None:
         return "no plan.json beside it"
     if s.plan is None:
         raise StatementError("the statement names no plan, but there is a plan.json beside it")
-    # A stored plan of an older version says the same in the words of its time.
-    if s.plan not in (plan_digest(case.plan_values), plan_digest(case.plan.to_dict())):
+    if s.plan != plan_digest(case.plan.to_dict()):
         raise StatementError(
             "the plan.json beside the statement is not the plan that was run: its hash differs"
         )

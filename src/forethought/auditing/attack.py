@@ -36,8 +36,9 @@ from forethought.auditing.planted import PlantedRecords, observe
 from forethought.auditing.scores import log_likelihood_ratio
 from forethought.auditing.tactics import Tactics, tactics
 from forethought.auditing.verdict import AttackSummary, Finding
-from forethought.mechanism import Mechanism, WithoutReplacement
+from forethought.mechanism import Mechanism
 from forethought.plans import Plan
+from forethought.samplings import WithoutReplacement
 
 Array = NDArray[np.float64]
 

@@ -21,9 +21,9 @@ from forethought.auditing.noise import noise, noise_on_model
 from forethought.auditing.participation import participation
 from forethought.auditing.sensitivity import model_sensitivity, planted_sensitivity
 from forethought.auditing.verdict import FOR_THE_OPERATOR, Audit, Finding
-from forethought.mechanism import real
+from forethought.checks import real
+from forethought.contributions import Examples, Persons
 from forethought.plans import Plan
-from forethought.privacy import Examples, Persons
 from forethought.rounds.losses import Loss, default_loss
 from forethought.rounds.records import as_records
 from forethought.training.datasets import opened, usual_loss

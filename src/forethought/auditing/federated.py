@@ -19,16 +19,19 @@ from forethought.auditing.noise import scales
 from forethought.auditing.planted import PlantedRecords
 from forethought.auditing.scores import log_likelihood_ratio
 from forethought.auditing.verdict import Finding
+from forethought.checks import whole
 from forethought.exchange.events import Received
 from forethought.exchange.messages import Update
 from forethought.federated.federation import Federation, Member
-from forethought.federated.simulator import Simulator, Times
+from forethought.federated.simulator import Simulator
 from forethought.holders.in_process import InProcess
 from forethought.holders.trainer import Holder, SharedModel
-from forethought.mechanism import WithoutReplacement, whole
-from forethought.plans import Averaging, Plan
+from forethought.plans import Plan
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
+from forethought.samplings import WithoutReplacement
+from forethought.simulation.times import Times
+from forethought.use import Averaging
 
 Array = NDArray[np.float64]
 

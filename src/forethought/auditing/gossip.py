@@ -25,11 +25,11 @@ from forethought.gossip.simulator import Simulator
 from forethought.gossip.worker import Effects, Machine
 from forethought.holders.in_process import InProcess
 from forethought.holders.trainer import Holder, SharedModel
-from forethought.plans import Averaging, Optimizer, Plan
+from forethought.plans import Plan
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
 from forethought.simulation.times import Times
-from forethought.use import Use
+from forethought.use import Averaging, Optimizer, Use
 
 
 def audit_worker(

@@ -19,16 +19,16 @@ from forethought.auditing import sampling_tests
 from forethought.auditing.effort import Effort, evenly, scaled, with_parts
 from forethought.auditing.planted import PlantedRecords, divisors, observe
 from forethought.auditing.verdict import Finding, certain
-from forethought.mechanism import (
+from forethought.mechanism import Rounds
+from forethought.plans import Plan
+from forethought.samplings import (
     CyclicPoisson,
     FullBatch,
     RandomAllocation,
-    Rounds,
     Sampling,
     Shuffled,
     expected_batch,
 )
-from forethought.plans import Plan
 
 Indices = NDArray[np.int64]
 

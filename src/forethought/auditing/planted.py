@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
-from forethought.mechanism import expected_batch
-from forethought.plans import Averaging, Optimizer, Plan, Schedule
+from forethought.plans import Plan
+from forethought.samplings import expected_batch
 from forethought.training.run import Run, train
-from forethought.use import Use
+from forethought.use import Averaging, Optimizer, Schedule, Use
 
 Watch = Callable[[list[torch.Tensor]], None]
 _WATCHING: ContextVar[Watch | None] = ContextVar("watching", default=None)

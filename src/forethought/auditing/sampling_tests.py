@@ -11,7 +11,7 @@ from scipy.special import ndtri
 
 from forethought.auditing import exact_tests as exact
 from forethought.auditing.verdict import Finding, certain, smallest
-from forethought.mechanism import (
+from forethought.samplings import (
     CyclicPoisson,
     FullBatch,
     Poisson,

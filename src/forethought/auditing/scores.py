@@ -17,14 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought.auditing.whitening import applied, correlated
-from forethought.mechanism import (
-    Correlated,
+from forethought.mechanism import Correlated, Mechanism, Rounds
+from forethought.samplings import (
     CyclicPoisson,
     FullBatch,
-    Mechanism,
     Poisson,
     RandomAllocation,
-    Rounds,
     Shuffled,
     WithoutReplacement,
 )

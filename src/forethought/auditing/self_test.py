@@ -20,21 +20,19 @@ from forethought.auditing.local_faults import LOCAL_FAULTS
 from forethought.auditing.turn_faults import TURN_FAULTS
 from forethought.auditing.verdict import Audit
 from forethought.local_updates import Local
-from forethought.mechanism import (
-    Clipping,
-    Correlated,
+from forethought.mechanism import Clipping, Correlated, Mechanism, Rounds
+from forethought.plans import Plan
+from forethought.privacy import Clip
+from forethought.rounds.private_sum import RoundError
+from forethought.samplings import (
     CyclicPoisson,
     FullBatch,
-    Mechanism,
     Poisson,
     RandomAllocation,
-    Rounds,
     Sampling,
     Shuffled,
     WithoutReplacement,
 )
-from forethought.plans import Clip, Plan
-from forethought.rounds.private_sum import RoundError
 from forethought.strategies import Banded
 
 CANARIES, RATE, ROUNDS, DELTA = 2_000, 0.1, 100, 1e-5

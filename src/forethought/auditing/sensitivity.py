@@ -26,11 +26,14 @@ from forethought.auditing.effort import Effort
 from forethought.auditing.module_state import changes, state_of
 from forethought.auditing.planted import PlantedRecords, divisors, observe, recorded_plan, watching
 from forethought.auditing.verdict import Finding, certain
-from forethought.mechanism import FullBatch, Mechanism, Rounds, expected_batch
-from forethought.plans import Averaging, Clip, Plan
+from forethought.mechanism import Mechanism, Rounds
+from forethought.plans import Plan
+from forethought.privacy import Clip
 from forethought.rounds.losses import Loss
 from forethought.rounds.records import Records
+from forethought.samplings import FullBatch, expected_batch
 from forethought.training.run import train
+from forethought.use import Averaging
 
 Array = NDArray[np.float64]
 

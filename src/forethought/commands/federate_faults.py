@@ -19,9 +19,9 @@ def faults(
     quiet: Quiet = False,
 ) -> None:
     """Try the federation's machines against crashes, lost messages, backups and jumping clocks."""
-    from forethought.federated.faults import ViolationError
     from forethought.federated.trial import run_trials
     from forethought.report.terminal import counting
+    from forethought.simulation.violation import ViolationError
 
     console = console_for(quiet or as_json)
     start = time.process_time()

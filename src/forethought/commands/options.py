@@ -6,7 +6,6 @@ import errno
 import json
 import re
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -56,21 +55,10 @@ PublicProxy = Annotated[
     str | None,
     typer.Option(help="Public data set in place of the job's own, or 'synthetic'."),
 ]
-OldPublicProxy = Annotated[str | None, typer.Option("--stand-in", hidden=True)]
 
 
 class UsageError(ValueError):
     """A combination of arguments that makes no sense; the message says what to give."""
-
-
-def chosen_proxy(given: str | None, old: str | None) -> str | None:
-    """The public proxy; its option was once called --stand-in."""
-    if old is None:
-        return given
-    warnings.warn("--stand-in is now called --public-proxy", FutureWarning, stacklevel=2)
-    if given is not None:
-        raise UsageError("--stand-in is the old name of --public-proxy: drop it")
-    return old
 
 
 def console_for(quiet: bool) -> Console:

@@ -19,7 +19,6 @@ from forethought.commands.options import (
     JobFile,
     Json,
     NoiseMultiplier,
-    OldPublicProxy,
     PublicProxy,
     Quiet,
     RecordCount,
@@ -27,7 +26,6 @@ from forethought.commands.options import (
     RoundCount,
     SamplingKind,
     UsageError,
-    chosen_proxy,
     console_for,
     print_json,
     show_advice,
@@ -78,7 +76,6 @@ def plan(
         bool, typer.Option("--rehearse", help="Run the plan on a public proxy; predict accuracy.")
     ] = False,
     public_proxy: PublicProxy = None,
-    stand_in: OldPublicProxy = None,
     relation: Annotated[
         str | None,
         typer.Option(
@@ -103,20 +100,18 @@ def plan(
     from forethought.report import terminal
     from forethought.report.plan_figures import draw_plan
 
-    has_proxy = public_proxy is not None or stand_in is not None
     for name, given, goes_with in (
         ("--max-epsilon", max_epsilon is not None, pareto or "--pareto"),
         ("--max-rounds", max_rounds is not None, pareto or "--pareto"),
         ("--max-gradients", max_gradients is not None, pareto or "--pareto"),
         ("--weight", bool(weight), pareto or "--pareto"),
         ("--public-proxy", public_proxy is not None, rehearse or "--rehearse"),
-        ("--relation", relation is not None, has_proxy or "--public-proxy"),
+        ("--relation", relation is not None, public_proxy is not None or "--public-proxy"),
     ):
         if given and isinstance(goes_with, str):
             raise UsageError(f"{name} goes with {goes_with}: add that, or drop it")
     if (job_file is None) == (examples is None):
         raise UsageError("give a job file, or --examples and what is known (see --help)")
-    proxy = chosen_proxy(public_proxy, stand_in)
     console = console_for(quiet or as_json)
     flags: dict[str, Any] = {
         "epsilon": epsilon,
@@ -168,7 +163,9 @@ def plan(
         if loaded is None:
             raise UsageError("--rehearse needs a job file: it trains the job's model")
         with terminal.counting(console, "Rehearsing", repeats) as progress:
-            rehearsal = rehearse_job(loaded, chosen, proxy, repeats, data_dir, progress, relation)
+            rehearsal = rehearse_job(
+                loaded, chosen, public_proxy, repeats, data_dir, progress, relation
+            )
     if as_json:
         print_json(jobs.plan_report(chosen, alternatives, front, rehearsal))
     else:

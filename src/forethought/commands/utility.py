@@ -13,11 +13,9 @@ from forethought.commands.options import (
     Figures,
     JobFile,
     Json,
-    OldPublicProxy,
     PublicProxy,
     Quiet,
     UsageError,
-    chosen_proxy,
     console_for,
     print_json,
 )
@@ -28,7 +26,6 @@ EPILOG = "Example: forethought utility job.toml --public-proxy fashion-mnist --s
 def utility(
     job_file: JobFile,
     public_proxy: PublicProxy = None,
-    stand_in: OldPublicProxy = None,
     leaks: Annotated[
         str | None, typer.Option(help="'accept' allows the job's own, private data.")
     ] = None,
@@ -64,7 +61,6 @@ def utility(
 
     loaded = load_job(from_file(job_file or Path()), data_dir)
     loaded.require_rows("a utility graph")
-    proxy = chosen_proxy(public_proxy, stand_in)
     console = console_for(quiet or as_json)
     settings: dict[str, Any] = {"draws": draws, "batch": batch, "epochs": epochs}
     scale: float | str = noise_scale
@@ -77,7 +73,7 @@ def utility(
         raise UsageError(f"--leaks knows only 'accept', not {leaks!r}")
     with terminal.counting(console, "Measuring", 0) as progress:
         graph = utility_of(
-            loaded, proxy, settings, data_dir, leaks=leaks is not None, progress=progress
+            loaded, public_proxy, settings, data_dir, leaks=leaks is not None, progress=progress
         )
     if save is not None:
         graph.save(save)

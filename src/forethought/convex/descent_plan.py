@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from forethought.caveats import Caveat, caveats, choice
+from forethought.checks import real, whole
 from forethought.convex.problems import Problem, problem_from_dict
-from forethought.mechanism import Budget, Mechanism, real, whole
+from forethought.mechanism import Budget, Mechanism
 from forethought.preparation import Preparation
 from forethought.privacy import NoiseKind, Privacy, Round
 from forethought.serialisation import Stored, plain

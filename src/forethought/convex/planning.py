@@ -9,22 +9,16 @@ from dataclasses import replace
 from forethought.accounting import exact
 from forethought.accounting.gaussian import gaussian_mu
 from forethought.caveats import Caveat
+from forethought.checks import real, whole
+from forethought.contributions import LinearExamples
 from forethought.convex.descent_plan import DescentPlan
 from forethought.convex.problems import PROBLEMS, Problem
 from forethought.convex.recipe import Recipe, recipe
 from forethought.convex.schedules import MOST_ROUNDS, Horizon, Schedule, horizon
-from forethought.mechanism import (
-    Adjacency,
-    Budget,
-    FullBatch,
-    Mechanism,
-    Rounds,
-    real,
-    sensitivity,
-    whole,
-)
+from forethought.mechanism import Adjacency, Budget, Mechanism, Rounds, sensitivity
 from forethought.preparation import Preparation
-from forethought.privacy import LEAST_NOISE, Clip, LinearExamples, NoiseKind, Privacy
+from forethought.privacy import LEAST_NOISE, Clip, NoiseKind, Privacy
+from forethought.samplings import FullBatch
 
 # Share of the budget's μ² that a preparation is given.
 PREPARATION = 0.1

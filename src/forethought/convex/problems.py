@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from forethought.mechanism import one_of, real, whole
+from forethought.checks import one_of, real, whole
 from forethought.serialisation import build, plain
 
 

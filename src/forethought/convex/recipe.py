@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from scipy.optimize import minimize_scalar
 
+from forethought.checks import whole
 from forethought.convex.problems import Problem
-from forethought.mechanism import whole
 
 MOST = 2_000
 

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from forethought.checks import one_of
 from forethought.convex.problems import Problem
-from forethought.mechanism import one_of
 from forethought.rounds.linear import LinearRecords
 
 Above = Literal["clip", "refuse"]

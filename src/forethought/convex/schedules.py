@@ -12,8 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from forethought.accounting.gaussian import gaussian_epsilon, gaussian_mu
+from forethought.checks import real, whole
 from forethought.convex.problems import Problem
-from forethought.mechanism import Budget, real, whole
+from forethought.mechanism import Budget
 from forethought.published.adaptive_noise import (
     convex_sigma,
     nonconvex_sigma,

@@ -23,6 +23,8 @@ from forethought.accounting.gaussian import gaussian_mu
 from forethought.accounting.gaussian_filter import GaussianFilter
 from forethought.accounting.statement import account
 from forethought.caveats import Caveat
+from forethought.checks import real, whole
+from forethought.contributions import LinearExamples
 from forethought.convex.descent import (
     Descended,
     Path,
@@ -35,21 +37,13 @@ from forethought.convex.descent_plan import DescentPlan
 from forethought.convex.problems import Problem
 from forethought.convex.rows import Above, Bounded, bounded_records
 from forethought.gradients.clipping import flat
-from forethought.mechanism import (
-    Adjacency,
-    Budget,
-    FullBatch,
-    Mechanism,
-    Rounds,
-    real,
-    sensitivity,
-    whole,
-)
-from forethought.privacy import LEAST_NOISE, Clip, LinearExamples, Privacy
+from forethought.mechanism import Adjacency, Budget, Mechanism, Rounds, sensitivity
+from forethought.privacy import LEAST_NOISE, Clip, Privacy
 from forethought.rounds.linear import LinearModel, Slope, linear_sums
 from forethought.rounds.private_sum import NoisedSum, PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.transcript import Transcript
+from forethought.samplings import FullBatch
 
 # Weight of the newest estimate of the squared norm.
 NEWEST = 0.3

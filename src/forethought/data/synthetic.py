@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
+from forethought.checks import real, whole
 from forethought.data.dataset import Dataset, Split
-from forethought.mechanism import real, whole
 
 # Prototypes a class of images has; a linear model then errs as often as on real digits (3 to 8 %).
 PROTOTYPES = 2

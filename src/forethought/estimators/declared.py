@@ -12,7 +12,8 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 
 from forethought.caveats import Caveat
-from forethought.mechanism import Adjacency, Budget, one_of, real
+from forethought.checks import one_of, real
+from forethought.mechanism import Adjacency, Budget
 from forethought.planning.defaults import default_delta
 from forethought.rounds.randomness import Seeds
 

@@ -13,12 +13,13 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from forethought import convex
 from forethought.caveats import Caveat
+from forethought.checks import real
 from forethought.convex.problems import Problem
 from forethought.estimators import declared
 from forethought.estimators.callers import circumstances
 from forethought.estimators.estimator import PrivateEstimator
 from forethought.estimators.radius import Ball
-from forethought.mechanism import Adjacency, Budget, real
+from forethought.mechanism import Adjacency, Budget
 
 _FLOATS = (np.float64, np.float32)
 # Linear regression: where residuals, in units of half the targets' range, begin to count by their

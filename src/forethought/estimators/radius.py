@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from forethought.accounting.gaussian import gaussian_mu
 from forethought.convex.recipe import signal
-from forethought.mechanism import Adjacency, Budget, FullBatch, Rounds, sensitivity
+from forethought.mechanism import Adjacency, Budget, Rounds, sensitivity
+from forethought.samplings import FullBatch
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from forethought.federated.client import ClientMachine
 from forethought.federated.delay import Delay
 from forethought.federated.federation import Federation, Member
 from forethought.federated.server import ServerMachine
-from forethought.mechanism import Mechanism, Poisson, Rounds
-from forethought.plans import Optimizer, Plan
-from forethought.simulation.violation import ViolationError as ViolationError
+from forethought.mechanism import Mechanism, Rounds
+from forethought.plans import Plan
+from forethought.samplings import Poisson
+from forethought.use import Optimizer
 
 # Length of a trial's vectors.
 PARAMETERS = 3

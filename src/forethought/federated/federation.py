@@ -14,11 +14,12 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar, Literal, get_args
 
+from forethought.checks import one_of, real, whole
 from forethought.federated.delay import Delay, Permissible
-from forethought.mechanism import one_of, real, whole
-from forethought.plans import Averaging, Plan
+from forethought.plans import Plan
 from forethought.serialisation import Stored, build, canonical
 from forethought.training.step_sizes import step_sizes
+from forethought.use import Averaging
 
 Rule = Literal["synchronous", "asynchronous", "published"]
 Exchanged = Literal["weights", "gradients"]

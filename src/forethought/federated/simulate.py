@@ -21,7 +21,7 @@ from forethought.federated.federation import Federation, FederationError
 from forethought.federated.reporting import ReportedAverage
 from forethought.federated.secure_checkpoint import STATE
 from forethought.federated.secure_training import train_securely
-from forethought.federated.simulator import Simulated, Simulator, Times
+from forethought.federated.simulator import Simulated, Simulator
 from forethought.federated.statements import client_statement
 from forethought.gradients import check_model
 from forethought.holders.begun import begun
@@ -35,6 +35,7 @@ from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import Records, as_records, blank
 from forethought.rounds.transcript import Transcript
 from forethought.serialisation import plain
+from forethought.simulation.times import Times
 from forethought.training.fit import require_fit
 from forethought.training.keys import KEYS, wipe
 from forethought.training.lock import locked

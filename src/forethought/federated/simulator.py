@@ -23,9 +23,7 @@ from forethought.federated.server import Average, ServerMachine
 from forethought.holders.work import Trainers, Work
 from forethought.simulation.clock import Agenda
 from forethought.simulation.speeds import LogNormal
-from forethought.simulation.times import OVERHEAD as OVERHEAD
-from forethought.simulation.times import SimulationError as SimulationError
-from forethought.simulation.times import Times as Times
+from forethought.simulation.times import OVERHEAD, SimulationError, Times
 
 _TO_SERVER, _TO_CLIENT, _COMPUTED, _WAKE, _WAKE_SERVER, _ON, _OFF = range(7)
 # What comes before _WAKE_SERVER does not reach a client that is away.

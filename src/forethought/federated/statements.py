@@ -27,9 +27,9 @@ from forethought.accounting.assumptions import Randomness
 from forethought.accounting.statement import Statement, StatementError, account
 from forethought.accounting.summed import AGGREGATE, SECURE_AGGREGATION
 from forethought.caveats import Caveat
+from forethought.checks import one_of, whole
 from forethought.federated.federation import Federation, FederationError
 from forethought.federated.secure_aggregation.settings import SecureAggregation
-from forethought.mechanism import one_of, whole
 from forethought.plans import Plan
 from forethought.rounds.grid_step import grid
 from forethought.rounds.transcript import Transcript

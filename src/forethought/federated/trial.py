@@ -29,16 +29,10 @@ from forethought.exchange.messages import SERVER, Acknowledgement, Update
 from forethought.exchange.storage import CrashError, MemoryStorage
 from forethought.exchange.storing import Accepted, Entry
 from forethought.exchange.unsigned import UnsignedEndpoint
-from forethought.federated.faults import (
-    PARAMETERS,
-    Faults,
-    Kinds,
-    Tally,
-    ViolationError,
-    trial_federation,
-)
+from forethought.federated.faults import PARAMETERS, Faults, Kinds, Tally, trial_federation
 from forethought.federated.server import ServerMachine
 from forethought.simulation.clock import Agenda
+from forethought.simulation.violation import ViolationError
 
 # Virtual seconds after which nothing more goes wrong, and the most that may happen in a trial.
 QUIET, MOST_EVENTS = 60.0, 20_000

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from forethought.exchange.events import Send
 from forethought.exchange.messages import Vector
 from forethought.exchange.storing import LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.count import moved
-from forethought.gossip.events import Received, Send
+from forethought.gossip.events import Received
 from forethought.gossip.gossip import Gossip
 from forethought.gossip.messages import ANSWER, LAST, Hello, Known, Message, Weights
 from forethought.gossip.replicas import Link

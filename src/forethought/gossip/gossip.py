@@ -90,11 +90,6 @@ class Gossip(Stored):
 
     SCHEMA: ClassVar[str] = "forethought/gossip/2"
     CALLED: ClassVar[str] = "gossip"
-    UPGRADES: ClassVar[Mapping[str, Any]] = {
-        "forethought/gossip/1": lambda values: (
-            {**values, "schema": "forethought/gossip/2", "point": "own"}
-        )
-    }
 
     members: tuple[Member, ...]
     plans: tuple[Plan, ...]

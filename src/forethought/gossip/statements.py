@@ -21,7 +21,6 @@ from typing import Any, Literal, get_args
 from forethought.accounting import exact
 from forethought.accounting.assumptions import Randomness
 from forethought.accounting.interval import Interval
-from forethought.accounting.parallel import disjoint as disjoint
 from forethought.accounting.parallel import shared as together
 from forethought.accounting.statement import Statement, account
 from forethought.accounting.summed import AGGREGATE, NETWORK
@@ -30,8 +29,9 @@ from forethought.checks import one_of, whole
 from forethought.gossip import decentralised
 from forethought.gossip.decentralised import NetworkViewError
 from forethought.gossip.gossip import Gossip, GossipError
-from forethought.mechanism import Mechanism, Poisson, Rounds, WithoutReplacement
+from forethought.mechanism import Mechanism, Rounds
 from forethought.rounds.transcript import Transcript
+from forethought.samplings import Poisson, WithoutReplacement
 
 View = Literal["neighbours", "outsider", "network"]
 VIEWS: tuple[View, ...] = get_args(View)

@@ -19,10 +19,11 @@ from collections import deque
 
 import numpy as np
 
+from forethought.exchange.events import Send
 from forethought.exchange.messages import Vector
 from forethought.exchange.storing import LedgerState
 from forethought.gossip import events as on
-from forethought.gossip.events import Received, Send
+from forethought.gossip.events import Received
 from forethought.gossip.gossip import Gossip, GossipError
 from forethought.gossip.messages import Hello, Known, Weights
 from forethought.gossip.worker import Effects, Releases

@@ -35,10 +35,12 @@ from forethought.gossip.graphs import make
 from forethought.gossip.machines import Recorded, replayed
 from forethought.gossip.messages import Weights
 from forethought.gossip.mixing import Mixing
-from forethought.mechanism import Mechanism, Poisson, Rounds
-from forethought.plans import Optimizer, Plan
+from forethought.mechanism import Mechanism, Rounds
+from forethought.plans import Plan
+from forethought.samplings import Poisson
 from forethought.simulation.clock import Agenda
 from forethought.simulation.violation import ViolationError
+from forethought.use import Optimizer
 
 PARAMETERS = 3
 # Virtual seconds after which nothing more goes wrong, and at which all stop.

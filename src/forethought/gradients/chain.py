@@ -22,11 +22,12 @@ from torch.nn.modules import module as modules
 
 from forethought.gradients import boundary, remembered, trees
 from forethought.gradients.clipping import ClippingRule, flat
+from forethought.gradients.ghost import wide
 from forethought.gradients.loss_lanes import loss_in_lanes
 from forethought.gradients.once import Once, clip_and_sum_once, clip_and_sum_once_parts
 from forethought.gradients.place import Unused
 from forethought.gradients.sums import clip_and_sum
-from forethought.gradients.terms import Dense, Outer, Term, wide
+from forethought.gradients.terms import Dense, Outer, Term
 from forethought.gradients.trees import Loss
 
 Known = TypeVar("Known", bound=Callable[..., Any])

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from forethought.checks import real, whole
 from forethought.gradients import chain, clipping, declared, exits, refusals, rules, trees
 from forethought.gradients.batch import Batch
 from forethought.gradients.groups import by_size, group_numbers
 from forethought.gradients.passes import contributions
 from forethought.gradients.sums import clip_and_sum
 from forethought.gradients.trees import Loss
-from forethought.mechanism import real, whole
 
 _ = rules, exits, refusals  # importing them registers what the lanes intercept
 

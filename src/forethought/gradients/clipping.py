@@ -14,8 +14,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from forethought.mechanism import real
-from forethought.plans import Clip
+from forethought.checks import real
+from forethought.privacy import Clip
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def per_layer(shares: Mapping[str, float] | None = None) -> ClippingRule:
 
 
 def rule(clip: Clip) -> ClippingRule:
-    """The function that a plan's :class:`forethought.plans.Clip` names.
+    """The function that a plan's :class:`forethought.privacy.Clip` names.
 
     ``"quantile"`` clips flat; its clipping norm moves between rounds, see :func:`next_clip_norm`.
     """

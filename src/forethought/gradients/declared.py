@@ -17,8 +17,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from forethought.gradients import trees
 from forethought.gradients.derived import vjp_rows
+from forethought.gradients.ghost import wide
 from forethought.gradients.state import State, changes_itself
-from forethought.gradients.terms import Dense, Term, wide
+from forethought.gradients.terms import Dense, Term
 from forethought.gradients.trees import Loss
 
 Dims = int | tuple["Dims", ...] | Mapping[str, "Dims"]

@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from forethought.gradients.boundary import outside
+from forethought.gradients.ghost import OneHot, wide
 from forethought.gradients.place import Slot, combine, slot
-from forethought.gradients.terms import Dense, OneHot, Outer, Term, wide
+from forethought.gradients.terms import Dense, Outer, Term
 
 
 @dataclass(frozen=True, eq=False)

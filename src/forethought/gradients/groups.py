@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from forethought.mechanism import whole
+from forethought.checks import whole
 
 
 def group_numbers(groups: Tensor, size: int, group_count: int | None) -> int:

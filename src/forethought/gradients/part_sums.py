@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from forethought.gradients import clipping
+from forethought.gradients.ghost import OneHot
 from forethought.gradients.rounding import exactly
 from forethought.gradients.sums import Weighed, clip_and_sum, weighed
-from forethought.gradients.terms import Dense, OneHot, Outer, Term
+from forethought.gradients.terms import Dense, Outer, Term
 
 
 def clip_and_sum_parts(

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from forethought.checks import real
 from forethought.gradients import chain, clipping, trees
 from forethought.gradients.batch import Batch
 from forethought.gradients.part_sums import clip_and_sum_parts
 from forethought.gradients.passes import contributions
 from forethought.gradients.terms import Term
 from forethought.gradients.trees import Loss
-from forethought.mechanism import real
 
 Sums = tuple[dict[str, Tensor], Tensor]
 

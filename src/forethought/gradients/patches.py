@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from forethought.gradients.cost import rates
+from forethought.gradients.ghost import wide
 from forethought.gradients.place import Moved
 from forethought.gradients.rounding import (
     SLACK,
@@ -38,7 +39,6 @@ from forethought.gradients.terms import (
     Term,
     bounded,
     mass_of,
-    wide,
     zeroed,
 )
 from forethought.gradients.trees import sum_dtype

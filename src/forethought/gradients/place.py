@@ -14,17 +14,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from forethought.gradients.ghost import joined
 from forethought.gradients.rounding import SLACK, gamma
-from forethought.gradients.terms import (
-    BoundedTerm,
-    Bounds,
-    Dense,
-    Outer,
-    Term,
-    bounded,
-    joined,
-    mass_of,
-)
+from forethought.gradients.terms import BoundedTerm, Bounds, Dense, Outer, Term, bounded, mass_of
 from forethought.gradients.trees import zeros_for
 
 

@@ -7,7 +7,6 @@ A function without a rule needs none: its parameters are then written out for ev
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,27 +38,6 @@ class Use:
     def reduced(self, values: Tensor, role: str) -> Tensor:
         """``values`` (B, *output shape) summed over everything that ``role`` was broadcast to."""
         return sums_to(values, tuple(self.parameters[role].shape))
-
-    @property
-    def batch_dim(self) -> int:
-        """Deprecated: the examples are always in front."""
-        _moved("batch_dim")
-        return 0
-
-    @property
-    def folded(self) -> bool:
-        """Deprecated: one example's entries are always behind the first dimension."""
-        _moved("folded")
-        return True
-
-
-def _moved(name: str) -> None:
-    warnings.warn(
-        f"Use.{name} is no longer needed: the examples are in dimension 0, and the dimensions of "
-        "one example (a batch of one) follow",
-        DeprecationWarning,
-        stacklevel=3,
-    )
 
 
 Gradients = Callable[[Use], Iterator[tuple[str, Term]]]

@@ -19,12 +19,16 @@ import torch
 from torch import Tensor
 
 from forethought.gradients.cost import rates
-from forethought.gradients.ghost import Block as Block
-from forethought.gradients.ghost import Left as Left
-from forethought.gradients.ghost import OneHot as OneHot
-from forethought.gradients.ghost import gram_measures, inner, lengths_of, row_sums
-from forethought.gradients.ghost import joined as joined
-from forethought.gradients.ghost import wide as wide
+from forethought.gradients.ghost import (
+    Block,
+    Left,
+    OneHot,
+    gram_measures,
+    inner,
+    lengths_of,
+    row_sums,
+    wide,
+)
 from forethought.gradients.rounding import (
     SLACK,
     gamma,

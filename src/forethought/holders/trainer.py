@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from safetensors.torch import load, save
 
+from forethought.contributions import Persons
 from forethought.exchange.messages import Vector
 from forethought.holders.error import HolderError
 from forethought.holders.work import Result
 from forethought.plans import Plan
-from forethought.privacy import Persons
 from forethought.rounds.augmenting import require_images
 from forethought.rounds.flat import Layout
 from forethought.rounds.losses import Loss

@@ -13,7 +13,7 @@ from forethought.accounting.statement import Statement, StatementError, account
 from forethought.accounting.verification import Verification, check
 from forethought.jobs.request import Request
 from forethought.plans import Plan
-from forethought.serialisation import parse, write_text
+from forethought.serialisation import write_text
 
 if TYPE_CHECKING:
     from forethought.published.comparison import Row
@@ -90,9 +90,9 @@ def verified(path: Path, public_key: Path | None = None) -> Verification:
         raise ValueError(f"{found} is a plan: there is no statement to verify")
     statement = Statement.load(found)
     planned = found.with_name(PLAN)
-    plan, values, model = None, None, None
+    plan, model = None, None
     if found.name == STATEMENT and planned.is_file():
-        plan, values = Plan.load(planned), parse(planned.read_text(encoding="utf-8"))
+        plan = Plan.load(planned)
     weights = found.with_name(MODEL)
     if found.name == STATEMENT and weights.is_file():
         model = f"sha256:{hashlib.sha256(weights.read_bytes()).hexdigest()}"
@@ -100,7 +100,7 @@ def verified(path: Path, public_key: Path | None = None) -> Verification:
         if statement.signature is None:
             raise StatementError(f"{found} is not signed")
         signing.check(statement.signature, statement.content(), public_key)
-    return check(statement, plan, values, model)
+    return check(statement, plan, model)
 
 
 def sign(path: Path, key: Path) -> Statement:

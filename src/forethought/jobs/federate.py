@@ -16,7 +16,6 @@ from forethought.federated.secure_aggregation.settings import (
     SecureAggregationError,
 )
 from forethought.federated.secure_aggregation.shared_noise import secured
-from forethought.federated.simulator import Times
 from forethought.jobs.federation_section import FederationSection
 from forethought.jobs.holders import holder_plan, named_speeds, reference_plan
 from forethought.jobs.job import Job, JobError
@@ -28,6 +27,7 @@ from forethought.planning import defaults
 from forethought.planning.growing import growing
 from forethought.plans import Plan
 from forethought.simulation.speeds import Way
+from forethought.simulation.times import Times
 
 if TYPE_CHECKING:
     from forethought.data import Dataset

@@ -22,14 +22,16 @@ from pydantic import (
     ValidationError,
 )
 
+from forethought.checks import whole
 from forethought.jobs.about_section import AboutSection
 from forethought.jobs.explain import explain_errors
 from forethought.jobs.federation_section import FederationSection
 from forethought.jobs.gossip_section import GossipSection
-from forethought.mechanism import Budget, whole
+from forethought.mechanism import Budget
 from forethought.planning.limits import LEAST_DELTA, MOST_STEP_SIZE
-from forethought.plans import Averaging, Plan, Schedule
+from forethought.plans import Plan
 from forethought.preparation import Preparation
+from forethought.use import Averaging, Schedule
 
 if TYPE_CHECKING:  # both import torch or scikit-learn, which a job file alone does not need
     from torch import nn

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from forethought.checks import real
+from forethought.contributions import Persons
 from forethought.data.dataset import Split
 from forethought.data.persons import PersonRows, one_row_each
 from forethought.jobs.card import CARD_NAME, PREPARED
 from forethought.jobs.job import JobError
 from forethought.jobs.load import Loaded, load_job
 from forethought.jobs.request import JOB_NAME, Request, overridden
-from forethought.mechanism import real
 from forethought.plans import Plan
-from forethought.privacy import Persons
 
 if TYPE_CHECKING:
     from forethought.training.run import Run

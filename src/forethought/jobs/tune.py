@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forethought.checks import one_of
 from forethought.jobs.job import JobError
 from forethought.jobs.load import load_job
 from forethought.jobs.request import Request, on_pixels
-from forethought.mechanism import one_of
 
 if TYPE_CHECKING:
     from forethought.accounting.renyi.selection import Trials

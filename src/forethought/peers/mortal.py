@@ -37,7 +37,7 @@ from forethought.gossip.mixing import Mixing
 from forethought.gossip.worker import Effects, Machine
 from forethought.holders.trainer import ClientTrainer, SharedModel
 from forethought.holders.work import Result
-from forethought.mechanism import Mechanism, Poisson, Rounds
+from forethought.mechanism import Mechanism, Rounds
 from forethought.peers.driving import Pace, PeersError
 from forethought.peers.launched import Launched
 from forethought.peers.links import Links
@@ -45,10 +45,12 @@ from forethought.peers.pairs import Meeting
 from forethought.peers.roster import PeerRoster
 from forethought.peers.sites import SiteLinks
 from forethought.peers.taking_part import Share, take_part
-from forethought.plans import Optimizer, Plan
+from forethought.plans import Plan
 from forethought.rounds.losses import default_loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import TensorRecords
+from forethought.samplings import Poisson
+from forethought.use import Optimizer
 
 ENGINES = ("torchrun", "sites")
 RECORDS, FEATURES, CLASSES = 24, 4, 2

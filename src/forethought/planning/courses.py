@@ -15,23 +15,19 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, get_args
 
 from forethought.checks import one_of, real
-from forethought.mechanism import (
-    Correlated,
-    FullBatch,
-    Mechanism,
-    Rounds,
-    epoch_length,
-    expected_batch,
-)
+from forethought.mechanism import Correlated, Mechanism, Rounds
 from forethought.planning.limits import PlanError
 from forethought.planning.noise_schedules import FALL, NoiseScheduleName, noise_at
 from forethought.samplings import (
     CyclicPoisson,
+    FullBatch,
     Poisson,
     RandomAllocation,
     Sampling,
     Shuffled,
     WithoutReplacement,
+    epoch_length,
+    expected_batch,
 )
 
 if TYPE_CHECKING:

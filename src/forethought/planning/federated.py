@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 
 from forethought.federated.federation import Federation, Robust
-from forethought.federated.simulator import OVERHEAD, Simulator, Times
+from forethought.federated.simulator import Simulator
 from forethought.federated.statements import client_statement
 from forethought.holders.work import NoTraining, no_gradients
 from forethought.mechanism import Budget
-from forethought.plans import Averaging, expected_batch
+from forethought.samplings import expected_batch
+from forethought.simulation.times import OVERHEAD, Times
+from forethought.use import Averaging
 
 # Updates that a prediction of time simulates at most; longer runs are scaled up from their
 # beginning.

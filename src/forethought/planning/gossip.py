@@ -25,7 +25,7 @@ from forethought.gossip.simulator import Pace, Simulated, Simulator
 from forethought.gossip.statements import as_in_the_paper, worker_statement
 from forethought.holders.work import NoTraining, no_gradients
 from forethought.mechanism import Budget
-from forethought.plans import expected_batch
+from forethought.samplings import expected_batch
 from forethought.simulation.times import OVERHEAD, Times
 
 # Graphs and mixings that are compared with the gossip's own, where the number of workers allows.

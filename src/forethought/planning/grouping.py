@@ -11,11 +11,12 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from forethought.local_updates import Local
-from forethought.mechanism import Mechanism, expected_batch
+from forethought.mechanism import Mechanism
 from forethought.planning import defaults
 from forethought.planning.limits import PlanError
 from forethought.planning.noise_to_signal import noise_to_signal
 from forethought.plans import Plan
+from forethought.samplings import expected_batch
 
 if TYPE_CHECKING:  # which asks what runs inside a group
     from forethought.planning.plan_request import PlanRequest

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forethought.mechanism import Mechanism, Poisson, real, whole
+from forethought.checks import real, whole
+from forethought.mechanism import Mechanism
 from forethought.planning.courses import Course, explain_course
 from forethought.planning.least_noise import least_noise
-from forethought.planning.plan_request import PlanError
+from forethought.planning.limits import PlanError
 from forethought.plans import Plan
+from forethought.samplings import Poisson
 
 
 def growing(plan: Plan, growth: float, multiple: int = 1) -> Plan:

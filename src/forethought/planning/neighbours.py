@@ -7,18 +7,7 @@ from dataclasses import dataclass, replace
 
 from forethought.accounting import exact
 from forethought.accounting.calibration import noise_multiplier
-from forethought.mechanism import (
-    Budget,
-    Clipping,
-    Correlated,
-    CyclicPoisson,
-    FullBatch,
-    Mechanism,
-    Poisson,
-    Rounds,
-    Sampling,
-    expected_batch,
-)
+from forethought.mechanism import Budget, Clipping, Correlated, Mechanism, Rounds
 from forethought.planning import defaults
 from forethought.planning.courses import resized
 from forethought.planning.grouping import GROUPS_AGAINST
@@ -26,6 +15,7 @@ from forethought.planning.least_noise import least_noise
 from forethought.planning.noise_to_signal import gradient_computations, noise_to_signal
 from forethought.planning.solve import GIVEN, STEP_SIZE
 from forethought.plans import Plan
+from forethought.samplings import CyclicPoisson, FullBatch, Poisson, Sampling, expected_batch
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from forethought.mechanism import Correlated, Rounds, expected_batch
+from forethought.mechanism import Correlated, Rounds
 from forethought.planning.correlation import gain
 from forethought.plans import Plan
+from forethought.samplings import expected_batch
 
 
 def noise_to_signal(plan: Plan, parameters: int = 1) -> float:

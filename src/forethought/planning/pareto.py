@@ -18,10 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought.accounting import exact, gaussian
-from forethought.mechanism import Rounds, real, whole
+from forethought.checks import real, whole
+from forethought.mechanism import Rounds
 from forethought.planning.defaults import EPOCHS_LIMIT
+from forethought.planning.limits import PlanError
 from forethought.planning.noise_to_signal import gradient_computations, noise_to_signal
-from forethought.planning.plan_request import PlanError, PlanRequest
+from forethought.planning.plan_request import PlanRequest
 from forethought.planning.solve import plan
 from forethought.plans import Plan
 from forethought.published.clt import approximate_clt_mu

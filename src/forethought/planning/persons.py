@@ -17,11 +17,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, get_args
 
 from forethought.caveats import Caveat
-from forethought.mechanism import UnsupportedMechanismError, one_of, whole
+from forethought.checks import one_of, whole
+from forethought.contributions import Persons
+from forethought.mechanism import UnsupportedMechanismError
 from forethought.planning.limits import PlanError
 from forethought.planning.noise_to_signal import noise_to_signal
 from forethought.plans import Plan
-from forethought.privacy import Persons
 
 if TYPE_CHECKING:
     from forethought.planning.plan_request import PlanRequest

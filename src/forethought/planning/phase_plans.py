@@ -20,23 +20,14 @@ from dataclasses import dataclass
 from forethought.accounting import exact
 from forethought.accounting.calibration import calibrate
 from forethought.accounting.limits import gaussian_delta
-from forethought.mechanism import (
-    Adjacency,
-    Budget,
-    Correlated,
-    FullBatch,
-    Mechanism,
-    Poisson,
-    Rounds,
-    expected_batch,
-    real,
-    whole,
-)
+from forethought.checks import real, whole
+from forethought.mechanism import Adjacency, Budget, Correlated, Mechanism, Rounds
 from forethought.planning.courses import resized
 from forethought.planning.defaults import budget_mu
 from forethought.planning.solve import PlanError
 from forethought.plans import Plan
 from forethought.published.calculators import Phase, phase_calculator
+from forethought.samplings import FullBatch, Poisson, expected_batch
 from forethought.training.progress import Progress
 
 # σ of a phase against that of the one before. With it every phase can be worth twice the one

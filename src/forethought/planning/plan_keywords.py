@@ -12,9 +12,9 @@ from forethought.mechanism import Adjacency, Budget, Clipping
 from forethought.planning.courses import SizeScheduleName
 from forethought.planning.noise_schedules import NoiseScheduleName
 from forethought.planning.persons import PersonAs
-from forethought.plans import Averaging, ClipRule, Schedule
 from forethought.preparation import Preparation
-from forethought.use import GradientFilter
+from forethought.privacy import ClipRule
+from forethought.use import Averaging, GradientFilter, Schedule
 
 if TYPE_CHECKING:  # which reads the keywords
     from forethought.planning.plan_request import RequestedNoise, SamplingName

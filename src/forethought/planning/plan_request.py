@@ -12,39 +12,30 @@ from typing import Any, Literal, Unpack, get_args
 from forethought.assumed import Assumed
 from forethought.augmentation import Augmentation
 from forethought.caveats import Caveat
+from forethought.checks import one_of, real, whole
 from forethought.local_updates import Local
-from forethought.mechanism import (
-    Adjacency,
-    Budget,
-    Clipping,
-    Correlated,
-    CyclicPoisson,
-    FullBatch,
-    Mechanism,
-    Poisson,
-    RandomAllocation,
-    Rounds,
-    Sampling,
-    Shuffled,
-    WithoutReplacement,
-    one_of,
-    real,
-    whole,
-)
+from forethought.mechanism import Adjacency, Budget, Clipping, Correlated, Mechanism, Rounds
 from forethought.planning import adaptive_steps, correlation, defaults, persons
 from forethought.planning.courses import Course, SizeScheduleName, course_of, with_course
 from forethought.planning.given import opened
 from forethought.planning.grouping import NO_FILTER, local_of
-from forethought.planning.limits import LEAST_DELTA, MOST_STEP_SIZE
-from forethought.planning.limits import PlanError as PlanError
+from forethought.planning.limits import LEAST_DELTA, MOST_STEP_SIZE, PlanError
 from forethought.planning.noise_schedules import NoiseScheduleName
 from forethought.planning.persons import PersonAs
-from forethought.planning.plan_keywords import PlanKeywords as PlanKeywords
-from forethought.plans import Averaging, ClipRule, Schedule
+from forethought.planning.plan_keywords import PlanKeywords
 from forethought.preparation import Preparation
-from forethought.privacy import LEAST_NOISE, NOISES, NoiseKind
+from forethought.privacy import LEAST_NOISE, NOISES, ClipRule, NoiseKind
+from forethought.samplings import (
+    CyclicPoisson,
+    FullBatch,
+    Poisson,
+    RandomAllocation,
+    Sampling,
+    Shuffled,
+    WithoutReplacement,
+)
 from forethought.strategies import Strategy
-from forethought.use import GradientFilter
+from forethought.use import Averaging, GradientFilter, Schedule
 
 SamplingName = Literal[
     "poisson",

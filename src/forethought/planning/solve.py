@@ -14,7 +14,8 @@ from typing import Any, Unpack
 from forethought.accounting import exact
 from forethought.accounting.calibration import calibrate
 from forethought.accounting.calibration import noise_multiplier as exact_noise
-from forethought.mechanism import Budget, Mechanism, Poisson, Rounds
+from forethought.augmentation import Augmentation
+from forethought.mechanism import Budget, Mechanism, Rounds
 from forethought.planning import defaults, persons
 from forethought.planning.adaptive_steps import USUAL, adaptive_rate
 from forethought.planning.correlation import gain
@@ -23,20 +24,14 @@ from forethought.planning.grouping import explain, groups_of, local_of
 from forethought.planning.least_noise import least_noise
 from forethought.planning.limits import PlanError
 from forethought.planning.noise_to_signal import noise_to_signal
-from forethought.planning.plan_request import MOST_ROUNDS, PlanKeywords, PlanRequest, SamplingName
+from forethought.planning.plan_keywords import PlanKeywords
+from forethought.planning.plan_request import MOST_ROUNDS, PlanRequest, SamplingName
 from forethought.planning.preparations import roughly, with_centring, with_preparation
-from forethought.plans import (
-    Augmentation,
-    Averaging,
-    Clip,
-    ClipRule,
-    GradientFilter,
-    Optimizer,
-    Plan,
-    Schedule,
-)
+from forethought.plans import Plan
+from forethought.privacy import Clip, ClipRule
+from forethought.samplings import Poisson
 from forethought.strategies import Strategy
-from forethought.use import check_options
+from forethought.use import Averaging, GradientFilter, Optimizer, Schedule, check_options
 
 # In a plan's reasons: whose choice the step size was.
 STEP_SIZE, GIVEN = "step size", "as given"

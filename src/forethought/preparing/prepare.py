@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from forethought.mechanism import FullBatch, Mechanism, Rounds
+from forethought.mechanism import Mechanism, Rounds
 from forethought.preparation import NAMES, Preparation, Statistics
 from forethought.preparing import constants
 from forethought.preparing.constants import Constants
@@ -27,6 +27,7 @@ from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import Records, as_records
 from forethought.rounds.statistics import STATISTIC, unclipped
 from forethought.rounds.transcript import Transcript
+from forethought.samplings import FullBatch
 from forethought.serialisation import Stored, build, plain
 
 

@@ -15,7 +15,9 @@ from functools import cached_property
 
 from forethought.accounting.gaussian import gaussian_epsilon, gaussian_mu
 from forethought.accounting.interval import Interval
-from forethought.mechanism import Budget, FullBatch, Mechanism, Rounds, real, whole
+from forethought.checks import real, whole
+from forethought.mechanism import Budget, Mechanism, Rounds
+from forethought.samplings import FullBatch
 
 
 def nonconvex_sigma(t: int, smoothness: float, gap: float, dimension: int) -> float:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from forethought.mechanism import one_of, real, whole
+from forethought.checks import one_of, real, whole
 from forethought.published.closed_form import (
     ClosedForm,
     SampleSizes,

@@ -15,7 +15,8 @@ from functools import cached_property
 from typing import Any, get_args
 
 from forethought.accounting.calibration import calibrate
-from forethought.mechanism import Budget, one_of, real, whole
+from forethought.checks import one_of, real, whole
+from forethought.mechanism import Budget
 from forethought.published.calculators import (
     Reading,
     RoundsCalculator,

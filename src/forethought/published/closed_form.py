@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from forethought.accounting.interval import Interval
-from forethought.mechanism import Mechanism, Poisson, Rounds, real, whole
+from forethought.checks import real, whole
+from forethought.mechanism import Mechanism, Rounds
+from forethought.samplings import Poisson
 
 
 def closed_form_sigma(epsilon: float, delta: float) -> float:

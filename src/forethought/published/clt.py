@@ -13,17 +13,14 @@ from scipy.special import ndtr
 
 from forethought.accounting.correlated import all_uncorrelated
 from forethought.accounting.gaussian import gaussian_epsilon
-from forethought.mechanism import (
+from forethought.mechanism import Mechanism, Rounds, releases, sensitivity
+from forethought.samplings import (
     CyclicPoisson,
     FullBatch,
-    Mechanism,
     Poisson,
     RandomAllocation,
-    Rounds,
     Shuffled,
     WithoutReplacement,
-    releases,
-    sensitivity,
 )
 
 

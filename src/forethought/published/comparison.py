@@ -10,12 +10,7 @@ from typing import Any, NamedTuple
 from forethought.accounting import exact
 from forethought.accounting.renyi.curves import rdp
 from forethought.accounting.strong_adversary import KnownHits
-from forethought.mechanism import (
-    Mechanism,
-    Poisson,
-    Rounds,
-    UnsupportedMechanismError,
-)
+from forethought.mechanism import Mechanism, Rounds, UnsupportedMechanismError
 from forethought.published.closed_form import (
     SampleSizes,
     closed_form_epsilon,
@@ -23,6 +18,7 @@ from forethought.published.closed_form import (
     theorem_b_4,
 )
 from forethought.published.clt import approximate_clt_epsilon
+from forethought.samplings import Poisson
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from forethought.accounting.interval import Interval
-from forethought.mechanism import Mechanism, Rounds, WithoutReplacement, real, whole
+from forethought.checks import real, whole
+from forethought.mechanism import Mechanism, Rounds
 from forethought.published.closed_form import Condition
+from forethought.samplings import WithoutReplacement
 
 
 @dataclass(frozen=True)

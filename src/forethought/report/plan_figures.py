@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from forethought.accounting.calibration import noise_multiplier
-from forethought.mechanism import Budget, FullBatch, Poisson
+from forethought.mechanism import Budget
 from forethought.planning.pareto import Front
 from forethought.plans import Plan
 from forethought.report.figures import BLUE, GREY, ORANGE, draw_epsilon, new_axes
+from forethought.samplings import FullBatch, Poisson
 
 BATCHES = 12
 

@@ -14,15 +14,15 @@ from rich.table import Table
 from forethought.accounting import exact
 from forethought.accounting.adaptive import PHASES_ALONE, SEARCH_ALONE
 from forethought.accounting.statement import Statement
-from forethought.mechanism import (
+from forethought.contributions import Persons
+from forethought.plans import Plan
+from forethought.samplings import (
     CyclicPoisson,
     FullBatch,
     RandomAllocation,
     Sampling,
     expected_batch,
 )
-from forethought.plans import Plan
-from forethought.privacy import Persons
 
 if TYPE_CHECKING:
     from forethought.accounting.verification import Verification

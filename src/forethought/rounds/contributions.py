@@ -14,12 +14,13 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from forethought.contributions import Contribution, Persons
 from forethought.gradients import BatchDims, ClippingRule, Dense, Term, clipped_sum
 from forethought.gradients.clipping import flat
 from forethought.gradients.declared import placed
 from forethought.gradients.sums import clip_and_sum
 from forethought.gradients.trees import batch_size
-from forethought.privacy import Contribution, Persons, Round
+from forethought.privacy import Round
 from forethought.rounds.augmenting import Draws, augmented
 from forethought.rounds.linear import linear_sums
 from forethought.rounds.losses import Loss

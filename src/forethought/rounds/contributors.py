@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from forethought.contributions import Examples, Groups, LinearExamples, Persons
 from forethought.local_updates import LocalUpdates
 from forethought.preparation import Statistics
-from forethought.privacy import Examples, Groups, LinearExamples, Persons
 from forethought.rounds.contributions import (
     Contributor,
     ExampleGradients,

@@ -25,8 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from forethought.rounds.grid_step import STEPS as STEPS
-from forethought.rounds.grid_step import grid as grid
+from forethought.rounds.grid_step import grid
 
 # Whole numbers up to here are exact in double precision, with noise added.
 LIMIT = float(1 << 51)

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from forethought.contributions import Contribution
 from forethought.gradients import Dense
 from forethought.gradients.sums import clip_and_sum
 from forethought.local.alone import OneByOne
 from forethought.local.stacked import SideBySide, side_by_side
 from forethought.local_updates import LocalUpdates
-from forethought.privacy import Contribution, Round
+from forethought.privacy import Round
 from forethought.rounds.contributions import (
     Batch,
     Contributor,

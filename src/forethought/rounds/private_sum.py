@@ -19,17 +19,19 @@ import numpy as np
 import torch
 from blake3 import blake3
 
+from forethought.contributions import Examples
 from forethought.gradients import BatchDims, ClippingRule
 from forethought.gradients import rule as clipping_rule
 from forethought.gradients.clipping import centred_count_below
 from forethought.mechanism import Correlated
-from forethought.privacy import Examples, Privacy, Round
+from forethought.privacy import Privacy, Round
 from forethought.rounds.clip_norm import next_norm, noised_share
 from forethought.rounds.contributions import Batch, Gradients, accumulate, part_of, share_of
 from forethought.rounds.contributors import CONTRIBUTORS
 from forethought.rounds.correlated_noise import CorrelatedNoise
 from forethought.rounds.flat import Layout
-from forethought.rounds.grid import add_grid_noise, grid
+from forethought.rounds.grid import add_grid_noise
+from forethought.rounds.grid_step import grid
 from forethought.rounds.losses import Loss
 from forethought.rounds.noise import GaussianNoise
 from forethought.rounds.randomness import Secrets, Stream, salted_secret, seed_of

@@ -13,7 +13,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.mechanism import (
+from forethought.privacy import Round
+from forethought.rounds.randomness import Stream
+from forethought.samplings import (
     CyclicPoisson,
     FullBatch,
     Poisson,
@@ -22,8 +24,6 @@ from forethought.mechanism import (
     Shuffled,
     WithoutReplacement,
 )
-from forethought.privacy import Round
-from forethought.rounds.randomness import Stream
 
 # Up to so many records several halvings are drawn at once.
 FEW = 1 << 14

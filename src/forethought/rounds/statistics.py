@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 import torch
 
+from forethought.contributions import Contribution
 from forethought.gradients import Dense
 from forethought.gradients.rounding import CHARGE
 from forethought.gradients.sums import clip_and_sum
-from forethought.privacy import Contribution, Round
+from forethought.privacy import Round
 from forethought.rounds.contributions import Batch, Gradients, accumulate
 from forethought.rounds.randomness import Stream
 from forethought.rounds.records import Records

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
+from forethought.contributions import Examples
 from forethought.gradients.parts import Sums, clipped_sums
-from forethought.privacy import Examples
 from forethought.rounds.private_sum import PrivateSum, RoundError, input_hash
 from forethought.rounds.records import Records, TensorRecords
 from forethought.rounds.sampling import Indices

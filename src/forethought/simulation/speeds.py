@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from forethought.mechanism import real, whole
+from forethought.checks import real, whole
 
 BLOCK = 4096
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from forethought.plans import Averaging
+from forethought.use import Averaging
 
 
 class IterateAverage:

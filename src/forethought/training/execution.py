@@ -7,7 +7,7 @@ from typing import Any, TypedDict, Unpack
 
 import torch
 
-from forethought.mechanism import whole
+from forethought.checks import whole
 from forethought.rounds.randomness import Seeds
 
 

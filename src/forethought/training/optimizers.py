@@ -9,9 +9,9 @@ from importlib import import_module
 
 import torch
 
-from forethought.plans import Optimizer
 from forethought.training.adam_bc import AdamBC
 from forethought.training.yogi import Yogi
+from forethought.use import Optimizer
 
 # Optimizers that evaluate the loss again inside a step would use the data without noise.
 _LOOKS_AT_THE_DATA = {"lbfgs"}

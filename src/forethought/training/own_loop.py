@@ -19,9 +19,9 @@ from blake3 import blake3
 from forethought.accounting.about import About
 from forethought.accounting.statement import Statement, account
 from forethought.caveats import Caveat
-from forethought.plans import Averaging, Plan
+from forethought.contributions import Persons
+from forethought.plans import Plan
 from forethought.preparing.paid import require_prepared
-from forethought.privacy import Persons
 from forethought.rounds.losses import Loss, check_loss, cross_entropy
 from forethought.rounds.private_sum import PrivateRounds, RoundError
 from forethought.rounds.randomness import Secrets, Seeds
@@ -43,6 +43,7 @@ from forethought.training.run import TIME_AND_MEMORY, Run, randomness
 from forethought.training.stated_loss import ArrangedRecords, stated
 from forethought.training.step_sizes import step_sizes
 from forethought.training.together import alone
+from forethought.use import Averaging
 
 OWN_LOOP = Caveat("own-loop")
 FINISHED = "the run is finished"

@@ -15,10 +15,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from forethought.contributions import Persons
 from forethought.data.dataset import DataError
 from forethought.data.persons import EMPTY, PersonRows, by_person
 from forethought.plans import Plan
-from forethought.privacy import Persons
 from forethought.rounds.losses import Loss, cross_entropy, squared_error
 
 

@@ -30,8 +30,9 @@ from forethought.accounting import exact
 from forethought.accounting.about import About
 from forethought.accounting.assumptions import Randomness
 from forethought.accounting.statement import Statement
+from forethought.checks import one_of, real
 from forethought.data import Dataset as LoadedData
-from forethought.mechanism import Mechanism, Rounds, one_of, real
+from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
 from forethought.preparing.paid import require_unprepared
 from forethought.rounds.losses import Loss
@@ -49,9 +50,7 @@ from forethought.training.lock import locked
 from forethought.training.metrics import Event, evaluate
 from forethought.training.other_model import warn_of_another_model
 from forethought.training.persons import arranged
-from forethought.training.phase_state import Ending, PhaseState
-from forethought.training.phase_state import PhasedRun as PhasedRun
-from forethought.training.phase_state import PhaseRecord as PhaseRecord
+from forethought.training.phase_state import Ending, PhasedRun, PhaseRecord, PhaseState
 from forethought.training.progress import NextPhaseRule
 from forethought.training.provenance import remember, trained_before
 from forethought.training.run import Task, opened_task, require_public, run_plan

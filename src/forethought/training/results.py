@@ -19,13 +19,13 @@ from sklearn import metrics
 from forethought.training.measures import (
     MEASURES,
     Answers,
+    Figure,
     chosen_measures,
     classes_of,
     labels_of,
     values_of,
     without_a_model,
 )
-from forethought.training.measures import Figure as Figure
 
 SCHEMA = "forethought/results/1"
 _ROWS = 4096

@@ -33,12 +33,12 @@ from forethought.accounting.releases import SCORE
 from forethought.accounting.renyi.selection import Trials, draw
 from forethought.accounting.statement import Statement, account
 from forethought.caveats import Caveat
+from forethought.checks import one_of, real
+from forethought.contributions import Persons
 from forethought.data import Dataset as LoadedData
 from forethought.data.persons import PersonRows
-from forethought.mechanism import one_of, real
 from forethought.plans import Plan
 from forethought.preparing.paid import require_unprepared
-from forethought.privacy import Persons
 from forethought.rounds.clip_norm import noised_count
 from forethought.rounds.losses import Loss
 from forethought.rounds.randomness import Secrets, Seeds, Stream

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought.caveats import Caveat
-from forethought.mechanism import one_of, real, whole
+from forethought.checks import one_of, real, whole
 from forethought.plans import Plan
 from forethought.serialisation import Stored
 

@@ -18,15 +18,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
+from forethought.checks import one_of, real, whole
 from forethought.data.persons import PersonRows
 from forethought.gradients import trees
-from forethought.mechanism import Mechanism, Poisson, Rounds, one_of, real, whole
+from forethought.mechanism import Mechanism, Rounds
 from forethought.planning.defaults import default_delta
-from forethought.plans import Averaging, Clip, ClipRule, Optimizer, Plan, Schedule
+from forethought.plans import Plan
+from forethought.privacy import Clip, ClipRule
 from forethought.rounds.losses import Loss, correct
 from forethought.rounds.records import as_records
+from forethought.samplings import Poisson
 from forethought.training.datasets import opened
 from forethought.training.run import train
+from forethought.use import Averaging, Optimizer, Schedule
 from forethought.utility.graph import SOURCES, Source, UtilityGraph, increasing
 from forethought.utility.side_by_side import SideBySide, side_by_side
 

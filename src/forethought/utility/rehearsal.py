@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 import statistics
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -23,16 +22,14 @@ from scipy.stats import t as student
 from torch import nn
 
 from forethought.assumed import is_linear
+from forethought.checks import one_of, real, whole
 from forethought.data import Dataset
 from forethought.data.dataset import Split
-from forethought.mechanism import one_of, real, whole
 from forethought.plans import Plan
 from forethought.rounds.losses import Loss
 from forethought.serialisation import Stored, plain
 from forethought.training.run import train
-from forethought.utility.rehearsal_records import PublicProxy as PublicProxy
-from forethought.utility.rehearsal_records import draws, mixed
-from forethought.utility.rehearsal_records import synthetic as synthetic
+from forethought.utility.rehearsal_records import PublicProxy, draws, mixed
 from forethought.utility.resemblance import (
     HELD,
     LEVEL,
@@ -69,23 +66,6 @@ SHARED_POOL = "repeats draw from one pool of records, so they differ less than f
 _CALLED = {"linear": "linear models", "perceptron": "a small perceptron"}
 
 
-def _upgrade_third(values: dict[str, Any]) -> dict[str, Any]:
-    # Version 3 did not say which kind of network it was.
-    return {**values, "schema": REHEARSAL_SCHEMA, "network": None}
-
-
-def _upgrade_second(values: dict[str, Any]) -> dict[str, Any]:
-    # Version 2 did not say whether the model was linear.
-    return {**_upgrade_third(values), "linear": False}
-
-
-def _upgrade_first(values: dict[str, Any]) -> dict[str, Any]:
-    # Version 1 knew one interval, that of a further run on the same data, and no relation.
-    known = {name: value for name, value in values.items() if name != "not_covered"}
-    run = values.get("interval")
-    return {**_upgrade_second(known), "run_interval": run, "interval": [0, 1], "relation": None}
-
-
 @dataclass(frozen=True)
 class Rehearsal(Stored):
     """What a plan achieved on a public proxy, and the accuracy it predicts.
@@ -108,11 +88,6 @@ class Rehearsal(Stored):
 
     SCHEMA: ClassVar[str] = REHEARSAL_SCHEMA
     CALLED: ClassVar[str] = "rehearsal"
-    UPGRADES: ClassVar[Mapping[str, Any]] = {
-        "forethought/rehearsal/1": _upgrade_first,
-        "forethought/rehearsal/2": _upgrade_second,
-        "forethought/rehearsal/3": _upgrade_third,
-    }
 
     accuracies: tuple[float, ...]
     baselines: tuple[float, ...]
@@ -377,18 +352,3 @@ def _check_fit(model: nn.Module, train_part: Split, test_part: Split) -> None:
             f"the rehearsal's data has a class {int(targets.max())}, the model only {width} "
             "outputs: rehearse on data with the private data's classes"
         )
-
-
-def __getattr__(name: str) -> str:
-    if name != "NOT_COVERED":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(
-        f"{__name__}.NOT_COVERED is gone: Rehearsal.interval says how far the private data may "
-        "differ, and Rehearsal.text() what is not known of that",
-        DeprecationWarning,
-        stacklevel=2,
-    )
-    return (
-        "how the private data differ from the rehearsal's data, which can be far more than the "
-        "interval"
-    )

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from forethought.checks import whole
 from forethought.data import Dataset
 from forethought.data.dataset import Split
 from forethought.data.synthetic import like
-from forethought.mechanism import whole
 from forethought.utility.resemblance import Relation
 
 PublicProxy = Dataset | Callable[[int], Dataset]

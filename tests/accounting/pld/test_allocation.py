@@ -14,14 +14,8 @@ from scipy.special import ndtr
 from forethought.accounting.exact import delta, epsilon
 from forethought.accounting.pld.allocation import CUT, Epoch, epoch_laws
 from forethought.accounting.tradeoff import tradeoff
-from forethought.mechanism import (
-    FullBatch,
-    Mechanism,
-    Poisson,
-    RandomAllocation,
-    Rounds,
-    Shuffled,
-)
+from forethought.mechanism import Mechanism, Rounds
+from forethought.samplings import FullBatch, Poisson, RandomAllocation, Shuffled
 
 
 def above(a: float, level: float) -> float:

@@ -10,7 +10,8 @@ import pytest
 from forethought.accounting import exact
 from forethought.accounting.pld import pairs, privacy_loss
 from forethought.accounting.pld.pair import Pair
-from forethought.mechanism import ADJACENCIES, Mechanism, Poisson, Rounds, WithoutReplacement
+from forethought.mechanism import ADJACENCIES, Mechanism, Rounds
+from forethought.samplings import Poisson, WithoutReplacement
 
 
 def _log_mixture(z, parts, sign):

@@ -15,7 +15,8 @@ from forethought.accounting.pld import contour
 from forethought.accounting.pld.contour import Total
 from forethought.accounting.pld.pair import Pair
 from forethought.accounting.pld.search import Search
-from forethought.mechanism import Mechanism, Poisson, Rounds, WithoutReplacement
+from forethought.mechanism import Mechanism, Rounds
+from forethought.samplings import Poisson, WithoutReplacement
 
 PAIR = Pair(((1.0, 0.02),))
 COUNT = 200

@@ -16,14 +16,8 @@ from forethought.accounting.exact import delta, epsilon, epsilon_curve, privacy_
 from forethought.accounting.pld.pair import Pair
 from forethought.accounting.pld.told import Told, told_laws
 from forethought.accounting.tradeoff import tradeoff
-from forethought.mechanism import (
-    FullBatch,
-    Mechanism,
-    Poisson,
-    Rounds,
-    Shuffled,
-    WithoutReplacement,
-)
+from forethought.mechanism import Mechanism, Rounds
+from forethought.samplings import FullBatch, Poisson, Shuffled, WithoutReplacement
 
 Z = np.linspace(-12.0, 18.0, 30_001)
 STEP = Z[1] - Z[0]

@@ -6,7 +6,8 @@ from forethought.accounting.exact import epsilon as exact_epsilon
 from forethought.accounting.renyi import filter as filter_module
 from forethought.accounting.renyi.curves import RenyiCurve, rdp
 from forethought.accounting.renyi.filter import BudgetExceededError, RenyiFilter, best_order
-from forethought.mechanism import Budget, Mechanism, Poisson, Rounds, Shuffled
+from forethought.mechanism import Budget, Mechanism, Rounds
+from forethought.samplings import Poisson, Shuffled
 
 STEP = Rounds(2.0, 100, Poisson(0.01))
 

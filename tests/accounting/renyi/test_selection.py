@@ -13,7 +13,8 @@ from forethought.accounting.renyi.selection import (
     draw,
     selection_epsilon,
 )
-from forethought.mechanism import Mechanism, Poisson, Rounds
+from forethought.mechanism import Mechanism, Rounds
+from forethought.samplings import Poisson
 
 ORDERS = tuple(1 + x / 4 for x in range(1, 80))
 TRIALS = [

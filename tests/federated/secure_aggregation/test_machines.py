@@ -25,10 +25,12 @@ from forethought.federated.secure_aggregation.shared_noise import secured
 from forethought.federated.server import ServerMachine
 from forethought.federated.statements import client_statement
 from forethought.federated.synchronous import cohort_of
-from forethought.mechanism import Mechanism, Poisson, Rounds
-from forethought.plans import Averaging, Plan
+from forethought.mechanism import Mechanism, Rounds
+from forethought.plans import Plan
 from forethought.rounds.grid_step import grid
+from forethought.samplings import Poisson
 from forethought.training.step_sizes import step_sizes
+from forethought.use import Averaging
 
 CLIENTS, SIZE, ROUNDS = 5, 7, 6
 

@@ -27,18 +27,20 @@ from forethought.mechanism import (
     ADJACENCIES,
     CLIPPINGS,
     Adjacency,
-    CyclicPoisson,
-    FullBatch,
     Mechanism,
-    Poisson,
-    RandomAllocation,
     Rounds,
-    Shuffled,
     UnsupportedMechanismError,
-    WithoutReplacement,
     reach,
     releases,
     sensitivity,
+)
+from forethought.samplings import (
+    CyclicPoisson,
+    FullBatch,
+    Poisson,
+    RandomAllocation,
+    Shuffled,
+    WithoutReplacement,
 )
 
 # What one Rounds contributes: the pair of one release and how many releases are charged.

@@ -17,19 +17,15 @@ from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
 from forethought.accounting.correlated import all_uncorrelated
-from forethought.mechanism import (
-    Adjacency,
+from forethought.checks import real
+from forethought.mechanism import Adjacency, Mechanism, Rounds, releases, sensitivity
+from forethought.samplings import (
     CyclicPoisson,
     FullBatch,
-    Mechanism,
     Poisson,
     RandomAllocation,
-    Rounds,
     Shuffled,
     WithoutReplacement,
-    real,
-    releases,
-    sensitivity,
 )
 
 Array = NDArray[np.float64]

@@ -29,16 +29,8 @@ from forethought.accounting.renyi.curves import (
     canonne_epsilon,
     rdp,
 )
-from forethought.mechanism import (
-    ADJACENCIES,
-    Adjacency,
-    Budget,
-    Mechanism,
-    Rounds,
-    one_of,
-    real,
-    sensitivity,
-)
+from forethought.checks import one_of, real
+from forethought.mechanism import ADJACENCIES, Adjacency, Budget, Mechanism, Rounds, sensitivity
 
 FILTER_SCHEMA = "forethought/renyi-filter/1"
 FILTER_ORDERS: tuple[float, ...] = tuple(

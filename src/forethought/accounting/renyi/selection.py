@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from scipy.special import gammaln
 
 from forethought.accounting.renyi.curves import LIFT, RenyiCurve, rdp
-from forethought.mechanism import Mechanism, real, whole
+from forethought.checks import real, whole
+from forethought.mechanism import Mechanism
 
 Array = NDArray[np.float64]
 

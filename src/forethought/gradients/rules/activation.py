@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import torch
 
+from forethought.gradients.ghost import wide
 from forethought.gradients.registry import Rule, Use, register
-from forethought.gradients.terms import Dense, Term, wide
+from forethought.gradients.terms import Dense, Term
 
 
 def _prelu(use: Use) -> Iterator[tuple[str, Term]]:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from forethought.gradients.ghost import OneHot, wide
 from forethought.gradients.registry import Rule, Use, register
-from forethought.gradients.terms import OneHot, Outer, Term, wide
+from forethought.gradients.terms import Outer, Term
 
 
 def _outer(use: Use, index: Tensor, gradient: Tensor) -> Outer:
