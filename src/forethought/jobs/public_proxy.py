@@ -41,15 +41,16 @@ def rehearse_job(
         proxy: a named public data set; None or ``"synthetic"`` draws data of the job's shape.
         relation: how a named proxy stands to the private data, as declared.
     """
-    from forethought.utility import rehearsal
+    from forethought.utility.rehearsal import rehearse
+    from forethought.utility.rehearsal_records import synthetic
 
     loaded.require_rows("a public proxy")
     private = loaded.dataset
     shape = private.train.inputs.shape[1:]
-    return rehearsal.rehearse(
+    return rehearse(
         plan,
         lambda: loaded.request.job.build_model(private),
-        rehearsal.synthetic(shape, private.classes or 2, plan.examples)
+        synthetic(shape, private.classes or 2, plan.examples)
         if proxy in (None, SYNTHETIC)
         else _named(loaded, str(proxy), data_dir),
         repeats=repeats,
