@@ -42,8 +42,7 @@ if TYPE_CHECKING:  # both import torch or scikit-learn, which a job file alone d
 
 # Keys of [training] that are about a linear model.
 _OF_LINEAR = {"feature_norm", "centre"}
-# How many rows of a person are kept where a job does not say.
-ROWS_OF_A_PERSON = 4
+ROWS_OF_A_PERSON = 4  # are kept, where a job does not say how many
 
 
 class JobError(ValueError):
