@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from forethought.accounting import adaptive, exact
 from forethought.accounting.gaussian import gaussian_delta, gaussian_mu
 from forethought.accounting.gaussian_filter import GaussianFilter
 from forethought.accounting.renyi.filter import BudgetExceededError, RenyiFilter, best_order
-from forethought.mechanism import Budget, Mechanism, Rounds, UnsupportedMechanismError
+from forethought.mechanism import Budget, Correlated, Mechanism, Rounds, UnsupportedMechanismError
 from forethought.samplings import FullBatch, Poisson, Shuffled
+from forethought.strategies import Banded, BufferedToeplitz
 
 BUDGET = Budget(2.0, 1e-6)
 ONE = Rounds(20.0, 1, FullBatch())
@@ -129,3 +131,15 @@ def test_a_statement_recomputes_what_was_charged():
         adaptive.filter_interval(mechanism, 1e-6, 2, details)
     sampled = adaptive.suited_filter(Mechanism(Rounds(2.0, 9, Poisson(0.01))), BUDGET)
     assert isinstance(sampled, RenyiFilter)
+
+
+@pytest.mark.parametrize("strategy", [Banded((1.0, 0.5, 0.25)), BufferedToeplitz((0.5,), (0.9,))])
+def test_correlated_rounds_cost_what_all_of_them_together_do(strategy):
+    ledger = GaussianFilter(Budget(1.0, 1e-5))
+    rounds = Correlated(30.0, 1, FullBatch(), strategy=strategy)
+    most = ledger.affordable(rounds)
+    assert 1 < most < ledger.affordable(Rounds(30.0, 1, FullBatch()))
+    assert not ledger.would_exceed(replace(rounds, count=most))
+    assert ledger.would_exceed(replace(rounds, count=most + 1))
+    found = exact.epsilon(Mechanism(replace(rounds, count=most)), 1e-5)
+    assert found.upper <= 1.0

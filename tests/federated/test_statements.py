@@ -216,6 +216,15 @@ def test_secure_aggregation_counts_the_noise_of_honest_clients() -> None:
     assert outside.accountant["gain"] == pytest.approx(math.sqrt(8))
 
 
+@pytest.mark.parametrize("view", ["outsider", "client"])
+def test_the_roster_s_weights_change_nothing_of_a_masked_sum(view) -> None:
+    secure = SecureAggregation(10, dropouts=2, colluders=2)
+    whole = federation(plans=(plan(noise="grid"),), secure=secure.to_dict())
+    members = (whole.members[0], replace(whole.members[1], weight=1e4), *whole.members[2:])
+    heavy = client_statement(replace(whole, members=members), 0, view)
+    assert heavy.epsilon == client_statement(whole, 0, view).epsilon
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

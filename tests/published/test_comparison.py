@@ -119,3 +119,10 @@ def test_no_analysis_is_below_the_exact_figure_and_called_a_guarantee() -> None:
 def test_rows_are_json_ready() -> None:
     endless = Row("x", float("inf"), False, "")
     assert endless.to_dict()["epsilon"] == "infinity"
+
+
+def test_every_row_of_a_group_is_for_the_group():
+    mechanism = ft.Mechanism(ft.Rounds(1.1, 1000, ft.Poisson(0.01)))
+    rows = compare(mechanism, 1e-5, 60_000, group=4)
+    assert rows[0].epsilon == ft.epsilon(mechanism, 1e-5, 4).upper
+    assert all(row.epsilon is None and "not of 4" in row.note for row in rows[1:])

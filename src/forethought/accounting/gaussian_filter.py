@@ -19,18 +19,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from forethought.accounting.gaussian import gaussian_mu
 from forethought.accounting.renyi.curves import zcdp
 from forethought.accounting.renyi.filter import BudgetExceededError
 from forethought.checks import one_of, real
-from forethought.mechanism import ADJACENCIES, Adjacency, Budget, Mechanism, Rounds
+from forethought.mechanism import ADJACENCIES, Adjacency, Budget, Correlated, Mechanism, Rounds
 from forethought.serialisation import exact_keys
 
 GAUSSIAN_FILTER_SCHEMA = "forethought/gaussian-filter/1"
 # Relative rounding of sums of squares, charged to every round.
 _ROUNDING = 1 + 1e-13
+_MOST_TOGETHER = 2**20
 
 
 class GaussianFilter:
@@ -94,16 +96,30 @@ class GaussianFilter:
     def affordable(self, rounds: Rounds) -> int:
         """How many more rounds like ``rounds`` fit now; its own count is ignored.
 
-        Rounds that cost nothing measurable are capped at 10⁹.
+        Rounds that cost nothing measurable are capped at 10⁹, rounds of correlated noise, which
+        cost what all of them together do, at 2²⁰.
         """
-        one = Rounds(
-            rounds.noise_multiplier, 1, rounds.sampling, rounds.clipping, groups=rounds.groups
-        )
+        if isinstance(rounds, Correlated):
+            return self._affordable_together(rounds)
+        one = replace(rounds, count=1)
         each = self._cost(one)
         count = math.floor(min((self._limit - self._spent) / each, 1e9)) if each > 0 else 10**9
         # One step down where the division rounds up past the limit.
         count = max(0, count if self._spent + count * each <= self._limit else count - 1)
         return min(10**9, count * getattr(rounds.sampling, "rounds_per_epoch", 1))
+
+    def _affordable_together(self, rounds: Correlated) -> int:
+        # More rounds never cost less: the first of them are what a shorter run releases.
+        low, high = 0, 1
+        while high <= _MOST_TOGETHER and not self.would_exceed(replace(rounds, count=high)):
+            low, high = high, 2 * high
+        while high - low > 1 and low < _MOST_TOGETHER:
+            middle = (low + high) // 2
+            if self.would_exceed(replace(rounds, count=middle)):
+                high = middle
+            else:
+                low = middle
+        return low
 
     def _cost(self, rounds: Rounds | Mechanism) -> float:
         if isinstance(rounds, Rounds):

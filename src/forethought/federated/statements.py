@@ -300,4 +300,6 @@ def _beginnings(federation: Federation, client: int) -> list[int]:
 
 def _noise_in_the_mean(federation: Federation, client: int, round: int) -> float:
     chosen = federation.plan(client).round(round)
+    if federation.secure is not None:
+        return chosen.noise_std  # masked sums are added as they are: nobody's weight counts
     return federation.shares[client] * chosen.noise_std / chosen.divisor

@@ -22,10 +22,10 @@ PLAN, STATEMENT, MODEL = "plan.json", "statement.json", "model.safetensors"
 
 
 def compared(statement: Statement) -> list[Row]:
-    """What every analysis says of a statement's mechanism, for one record."""
+    """What every analysis says of a statement's mechanism, for as many records."""
     from forethought.published.comparison import compare
 
-    return compare(statement.mechanism, statement.delta, statement.examples)
+    return compare(statement.mechanism, statement.delta, statement.examples, statement.group)
 
 
 def account_for(request: Request, examples: int, group: int | None) -> Statement:

@@ -60,12 +60,15 @@ class _DoesNotApplyError(ValueError):
     """Why an analysis says nothing about a mechanism."""
 
 
-def compare(mechanism: Mechanism, delta: float, examples: int | None = None) -> list[Row]:
-    """ε of one record by every analysis this library has.
+def compare(
+    mechanism: Mechanism, delta: float, examples: int | None = None, group: int = 1
+) -> list[Row]:
+    """ε by every analysis this library has.
 
     Args:
         mechanism: what is released. delta: in (0, 1).
         examples: number of records; the closed form needs it.
+        group: how many records ε is for; analyses of one record do not apply to more.
 
     Returns:
         Rows, the exact one first.
@@ -73,7 +76,7 @@ def compare(mechanism: Mechanism, delta: float, examples: int | None = None) -> 
     Raises:
         UnsupportedMechanismError: no theorem covers the mechanism.
     """
-    interval = exact.epsilon(mechanism, delta)
+    interval = exact.epsilon(mechanism, delta, group)
     note = f"certified; at least {interval.lower:.6g}"
     rows = [Row("exact", interval.upper, True, note)]
     analyses: dict[str, Callable[[], _Answer]] = {
@@ -90,6 +93,8 @@ def compare(mechanism: Mechanism, delta: float, examples: int | None = None) -> 
     }
     for name, analyse in analyses.items():
         try:
+            if group > 1:
+                raise _DoesNotApplyError(f"speaks of one record, not of {group} together")
             rows.append(Row(name, *analyse()))
         except (_DoesNotApplyError, UnsupportedMechanismError) as error:
             rows.append(Row(name, None, False, str(error)))

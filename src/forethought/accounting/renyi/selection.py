@@ -4,6 +4,22 @@ A trial is one whole private run that returns its model *and* a score. If the nu
 random, and only the best is shown, the cost hardly grows with how many there were. Source:
 Papernot and Steinke 2022, Theorems 2 (truncated negative binomial) and 6 (Poisson).
 
+Theorem 6 leaves out that there may be no trial, and is false where the mean is below 1. What holds
+for every mean μ: let P, P' be one trial's laws with tails u, u' at and above an output (ties broken
+by a number drawn for the purpose). The best has density p μ e^(-μu), the default mass e^(-μ).
+With w = αu - (α - 1)u',
+
+e^((α - 1)D) = e^(-μ) + ∫ (p^α p'^(1-α)) μ e^(-μw).
+
+Write p^α p'^(1-α) as a part that is never negative (Bernoulli's inequality), of integral
+e^((α - 1)D_α) - 1, and αp - (α - 1)p', which is -dw: the second part's integral is 1 - e^(-μ),
+whatever the laws. In the first, -w is at most (α - 1)δ̂ where a trial is (ε̂, δ̂)-DP with
+e^ε̂ = 1 + 1/(α - 1), so that
+
+e^((α - 1)D) ≤ 1 + μ e^(μ(α - 1)δ̂) (e^((α - 1)D_α) - 1),
+
+which is at most what Theorem 6 says for every mean of at least 1.
+
 The scores are part of a trial's output: computed on public data, or privately and accounted in
 the trial's mechanism. Ties are broken by a fixed order that does not look at the data.
 """
@@ -102,15 +118,21 @@ class PoissonTrials:
         return np.asarray(np.exp(k * math.log(self.mean) - self.mean - gammaln(k + 1)))
 
     def best_of(self, curve: RenyiCurve, profile: Callable[[float], float]) -> RenyiCurve:
-        """The curve of the best trial, Theorem 6: D_α + mean·δ̂ + ln(mean)/(α − 1), where one
-        trial is (ε̂, δ̂)-DP with e^ε̂ = 1 + 1/(α − 1)."""
+        """The curve of the best trial: the last formula of this module's docstring."""
         values = [
-            value
-            + self.mean * profile(math.log1p(1 / (order - 1)))
-            + math.log(self.mean) / (order - 1)
+            self._best_of(order, value, profile(math.log1p(1 / (order - 1))))
             for order, value in zip(curve.orders, curve.values, strict=True)
         ]
         return _monotone(np.array(curve.orders), np.array(values))
+
+    def _best_of(self, order: float, value: float, lost: float) -> float:
+        grown = (order - 1) * value
+        if grown == 0:
+            return 0.0
+        # log(e^grown - 1), however large.
+        log_rise = grown + math.log(-math.expm1(-grown))
+        log_rise += math.log(self.mean) + self.mean * (order - 1) * lost
+        return float(np.logaddexp(0.0, log_rise)) / (order - 1)
 
 
 Trials = NegativeBinomialTrials | PoissonTrials
