@@ -337,7 +337,7 @@ MUTANTS = [
            "    if missing:\n", "    if False:\n", VERIFY),
     Mutant("statement: another plan beside it", ACCOUNTING + "verification.py",
            "if s.plan != plan_digest(", "if s.plan == plan_digest(", VERIFY),
-    Mutant("statement: entries that do not follow", ACCOUNTING + "statement_reading.py",
+    Mutant("statement: entries that do not follow", ACCOUNTING + "statement.py",
            "if value != found[name] or", "if", VERIFY),
     Mutant("statement: seeded noise not mentioned", ACCOUNTING + "assumptions.py",
            'found.append(Caveat("seeded-noise"))', "pass", VERIFY),

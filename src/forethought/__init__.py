@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from forethought.augmentation import Augmentation as Augmentation
     from forethought.federated.federation import Federation as Federation
     from forethought.federated.federation import Member as Member
-    from forethought.federated.federation import Policy as Policy
     from forethought.federated.simulate import simulate as simulate
+    from forethought.federated.statements import Policy as Policy
     from forethought.jobs.predict import Predictor as Predictor
     from forethought.jobs.predict import load as load
     from forethought.local_updates import Local as Local
@@ -117,7 +117,8 @@ _HOME = {
     "Audit": "auditing.verdict",
     "audit": "auditing.audit",
     "Augmentation": "augmentation",
-    **dict.fromkeys(("Federation", "Member", "Policy"), "federated.federation"),
+    **dict.fromkeys(("Federation", "Member"), "federated.federation"),
+    "Policy": "federated.statements",
     "simulate": "federated.simulate",
     "plan": "planning.solve",
     **dict.fromkeys(("Rehearsal", "rehearse"), "utility.rehearsal"),

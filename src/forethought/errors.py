@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from forethought.accounting.renyi.filter import BudgetExceededError as BudgetExceededError
     from forethought.accounting.statement import StatementError as StatementError
     from forethought.data.columns import UndeclaredError as UndeclaredError
-    from forethought.data.dataset import DataError as DataError
+    from forethought.data.error import DataError as DataError
     from forethought.data.suspicions import SuspiciousDataWarning as SuspiciousDataWarning
     from forethought.estimators.callers import (
         SelectionNotCoveredWarning as SelectionNotCoveredWarning,
@@ -73,7 +73,7 @@ _HOME = {
     "CheckpointError": "training.checkpoint",
     "CoincidingRecordsError": "training.coincidence",
     "ConnectionPolicyError": "network.tls",
-    "DataError": "data.dataset",
+    "DataError": "data.error",
     "DecodeError": "exchange.codec",
     "FederationError": "federated.federation",
     "DeferredError": "training.deferred",

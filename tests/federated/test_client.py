@@ -14,7 +14,8 @@ from forethought.exchange.messages import Acknowledgement, Finished, Join, Leave
 from forethought.exchange.storing import LedgerState
 from forethought.federated.client import ClientMachine
 from forethought.federated.delay import Delay
-from forethought.federated.federation import FederationError, Policy
+from forethought.federated.federation import FederationError
+from forethought.federated.statements import Policy
 
 
 def computed(asked: on.Compute, now: float = 0.0) -> on.Computed:

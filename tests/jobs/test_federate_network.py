@@ -28,7 +28,8 @@ from forethought.data.shares import share_of, shares, write_share
 from forethought.exchange.keys import Keys
 from forethought.exchange.messages import Model
 from forethought.exchange.signed import Endpoint
-from forethought.federated.federation import Federation, FederationError, Policy
+from forethought.federated.federation import Federation, FederationError
+from forethought.federated.statements import Policy
 from forethought.jobs import federate_network as jobs
 from forethought.jobs.job import JobError
 from forethought.jobs.request import from_file

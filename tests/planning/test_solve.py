@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 import forethought as ft
 from forethought.planning.limits import PlanError
-from forethought.planning.plan_keywords import PlanKeywords
-from forethought.planning.plan_request import PlanRequest
+from forethought.planning.plan_request import PlanKeywords, PlanRequest
 
 BUDGET = ft.Budget(1.0, 1e-5)
 

@@ -19,7 +19,7 @@ from forethought.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from forethought.federated.federation import Policy
+    from forethought.federated.statements import Policy
 
 KEYS_EPILOG = (
     "Example: forethought federate keys job.toml --out keys. For real, every member makes its own "
@@ -207,7 +207,7 @@ def client(
 
 
 def _policy(epsilon: float | None, delta: float | None) -> Policy | None:
-    from forethought.federated.federation import Policy
+    from forethought.federated.statements import Policy
 
     if epsilon is None and delta is None:
         return None

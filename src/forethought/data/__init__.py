@@ -8,7 +8,8 @@ itself decides something (which labels, which categories), the data set's notes 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from forethought.data.dataset import DataError, Dataset, Split
+from forethought.data.dataset import Dataset, Split
+from forethought.data.error import DataError
 from forethought.data.sources import load, names
 
 if TYPE_CHECKING:

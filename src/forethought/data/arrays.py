@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.data.dataset import DataError, Dataset, Split, finite, row_contents, split_off
+from forethought.data.dataset import Dataset, Split, finite, row_contents, split_off
+from forethought.data.error import DataError
 from forethought.data.files import DAMAGE
 from forethought.data.idx import scaled
 from forethought.data.labels import Declared, Labels

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.data.dataset import DataError, Dataset, Split
+from forethought.data.dataset import Dataset, Split
+from forethought.data.error import DataError
 from forethought.data.files import find, read
 from forethought.data.idx import scaled, usual_norm_of_pixels
 

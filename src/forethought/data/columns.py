@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from forethought.data.dataset import DataError
+from forethought.data.error import DataError
 
 Missing = Literal["refuse", "middle", "category"]
 POLICIES: tuple[str, ...] = (*get_args(Missing), "drop-column")

@@ -1,4 +1,4 @@
-"""What a loader returns: arrays with notes, and the one error for data that cannot be used."""
+"""What a loader returns: arrays with notes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought.caveats import Caveat, of_role
+from forethought.data.error import DataError
 
 if TYPE_CHECKING:
     from forethought.data.encoder import Encoder
@@ -19,15 +20,6 @@ if TYPE_CHECKING:
 HOLDOUT = 0.2
 # Public: it only makes the split the same in every run and unlike any other use of these hashes.
 _SPLIT_KEY = b"forethought/split/1"
-
-
-class DataError(ValueError):
-    """Data that is missing, damaged or unsuitable: the message names the file and what is wrong."""
-
-    @classmethod
-    def unexpected(cls, path: Path | str, found: object, expected: object) -> DataError:
-        """The error that says what a file holds and what it should hold."""
-        return cls(f"{path}: found {found}, expected {expected}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from forethought.caveats import Caveat
 from forethought.data.columns import Outside, UndeclaredError
-from forethought.data.dataset import DataError, Dataset, Split, falls_out, share_held_out
+from forethought.data.dataset import Dataset, Split, falls_out, share_held_out
 from forethought.data.encoder import Encoder, TableSchema
+from forethought.data.error import DataError
 from forethought.data.labels import Declared, Labels, label_column
 from forethought.data.persons import kept
 from forethought.data.reading import Kind, Table

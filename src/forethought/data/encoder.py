@@ -12,8 +12,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from forethought.data.columns import POLICIES, Column, Outside, UndeclaredError, as_numbers
-from forethought.data.dataset import DataError
 from forethought.data.declarations import column
+from forethought.data.error import DataError
 from forethought.data.reading import AS_USUAL, TableFormat
 from forethought.serialisation import exact_keys
 

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from forethought.data.dataset import DataError
+from forethought.data.error import DataError
 
 FOLDER_VARIABLE = "FORETHOUGHT_DATA"
 _OPENERS = {b"\x1f\x8b": gzip.decompress, b"\xfd7zXZ\x00": lzma.decompress, b"BZh": bz2.decompress}

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.data.dataset import DataError, Dataset, Split
+from forethought.data.dataset import Dataset, Split
+from forethought.data.error import DataError
 from forethought.data.files import find, read
 
 CLASSES = 10

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought.caveats import Caveat
-from forethought.data.dataset import DataError
+from forethought.data.error import DataError
 
 MOST_CLASSES = 1000
 

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.data.dataset import DataError, Dataset, Split, row_contents
+from forethought.data.dataset import Dataset, Split, row_contents
+from forethought.data.error import DataError
 
 # The label of an empty place; cross entropy passes over it.
 EMPTY = -100

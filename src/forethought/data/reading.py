@@ -22,7 +22,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from forethought.data.dataset import DataError
+from forethought.data.error import DataError
 from forethought.data.files import DAMAGE
 
 Kind = Literal["csv", "parquet", "excel"]

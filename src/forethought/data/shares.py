@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.data.dataset import DataError, Dataset
+from forethought.data.dataset import Dataset
+from forethought.data.error import DataError
 
 Indices = NDArray[np.int64]
 # A share without a record has no mechanism: such deals are drawn again, so often.

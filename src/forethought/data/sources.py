@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from forethought.data.arrays import load_npz
 from forethought.data.bundled import load_breast_cancer, load_digits
 from forethought.data.cifar import load_cifar10
-from forethought.data.dataset import DataError, Dataset
+from forethought.data.dataset import Dataset
+from forethought.data.error import DataError
 from forethought.data.files import data_folder, resolve
 from forethought.data.idx import load_idx
 from forethought.data.labels import Declared, Task

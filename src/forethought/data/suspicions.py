@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.data.dataset import DataError
+from forethought.data.error import DataError
 
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _STARTS = {

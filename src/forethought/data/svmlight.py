@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought.caveats import Caveat
-from forethought.data.dataset import DataError, Dataset, Split, finite, split_off
+from forethought.data.dataset import Dataset, Split, finite, split_off
+from forethought.data.error import DataError
 from forethought.data.files import read
 from forethought.data.labels import Declared, Labels
 

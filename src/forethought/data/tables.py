@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from forethought.caveats import Caveat
-from forethought.data.dataset import DataError, Dataset, Split, below
+from forethought.data.dataset import Dataset, Split, below
+from forethought.data.error import DataError
 from forethought.data.labels import Declared, Labels
 
 COLUMN_KINDS = Caveat(

@@ -13,8 +13,9 @@ import polars as pl
 from numpy.typing import NDArray
 
 from forethought.data.columns import MISSING_WORDS, Category, Column, Plain
-from forethought.data.dataset import DataError, fractions
+from forethought.data.dataset import fractions
 from forethought.data.encoder import Encoder
+from forethought.data.error import DataError
 from forethought.data.files import DAMAGE
 from forethought.data.labels import Labels
 from forethought.data.reading import Table, TableFormat, opened_file

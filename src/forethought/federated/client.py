@@ -35,8 +35,9 @@ from forethought.exchange.messages import (
     Vector,
 )
 from forethought.exchange.storing import LedgerState
-from forethought.federated.federation import Federation, Policy
+from forethought.federated.federation import Federation
 from forethought.federated.own_model import OwnModel
+from forethought.federated.statements import Policy
 from forethought.federated.steps import step_size
 
 Effects = list[on.Effect]

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from forethought.accounting import parallel
@@ -27,7 +28,7 @@ from forethought.accounting.assumptions import Randomness
 from forethought.accounting.statement import Statement, StatementError, account
 from forethought.accounting.summed import AGGREGATE, SECURE_AGGREGATION
 from forethought.caveats import Caveat
-from forethought.checks import one_of, whole
+from forethought.checks import one_of, real, whole
 from forethought.federated.federation import Federation, FederationError
 from forethought.federated.secure_aggregation.settings import SecureAggregation
 from forethought.plans import Plan
@@ -303,3 +304,41 @@ def _noise_in_the_mean(federation: Federation, client: int, round: int) -> float
     if federation.secure is not None:
         return chosen.noise_std  # masked sums are added as they are: nobody's weight counts
     return federation.shares[client] * chosen.noise_std / chosen.divisor
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a client allows at most, whatever any server proposes.
+
+    Args:
+        epsilon: largest ε of its whole plan, at ``delta`` and per record as its plan says.
+        delta: the δ at which it is computed.
+        secure: whether, in a federation with secure aggregation, the ε that rests on it is meant.
+
+    Raises:
+        ValueError: outside their ranges.
+    """
+
+    epsilon: float
+    delta: float
+    secure: bool = False
+
+    def __post_init__(self) -> None:
+        real("policy epsilon", self.epsilon, above=0)
+        real("policy delta", self.delta, above=0, below=1)
+
+    def require(self, federation: Federation, client: int) -> None:
+        """Refuse a federation in which a member's own plan promises less than this.
+
+        Raises:
+            FederationError: names both figures.
+        """
+        behind = self.secure and federation.secure is not None
+        view: View = "secure-server" if behind else "server"
+        found = client_statement(federation, client, view, delta=self.delta).guarantee
+        if found > self.epsilon:
+            raise FederationError(
+                f"the plan for {federation.members[client].name!r} spends epsilon {found:.4g} at "
+                f"delta {self.delta:g}, the policy allows {self.epsilon:g}: ask for a plan with "
+                "more noise or fewer rounds"
+            )

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from forethought.exchange.keys import Keys
 from forethought.exchange.roster import Identity, Roster
-from forethought.federated.federation import Federation, FederationError, Policy
+from forethought.federated.federation import Federation, FederationError
+from forethought.federated.statements import Policy
 from forethought.jobs.federate import agreed, federation_of, section_of, speeds_of
 from forethought.jobs.job import JobError
 from forethought.jobs.load import Loaded, load_job

@@ -23,7 +23,7 @@ from forethought.data.columns import (
     Date,
     Number,
 )
-from forethought.data.dataset import DataError
+from forethought.data.error import DataError
 
 ML = "ai.onnx.ml"
 

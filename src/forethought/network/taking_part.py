@@ -28,11 +28,11 @@ from forethought.exchange.storage import FolderStorage
 from forethought.exchange.storing import LedgerState
 from forethought.exchange.witness import Witness
 from forethought.federated.client import ClientMachine
-from forethought.federated.federation import Federation, FederationError, Policy
+from forethought.federated.federation import Federation, FederationError
 from forethought.federated.secure_aggregation.client import SecureClient
 from forethought.federated.secure_aggregation.ring import Ring, to_ring
 from forethought.federated.secure_aggregation.settings import SecureAggregation
-from forethought.federated.statements import View, client_statement
+from forethought.federated.statements import Policy, View, client_statement
 from forethought.holders.trainer import ClientTrainer, Holder, SharedModel, released
 from forethought.network.client import Begin, FederationClient, Send
 from forethought.network.driving import ClientDriver, Raised

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 from forethought.checks import one_of, real
 from forethought.mechanism import Correlated, Mechanism, Rounds
@@ -29,9 +29,6 @@ from forethought.samplings import (
     epoch_length,
     expected_batch,
 )
-
-if TYPE_CHECKING:
-    from forethought.planning.plan_request import PlanRequest
 
 SizeScheduleName = Literal["constant", "linear", "geometric", "power"]
 
@@ -189,36 +186,36 @@ def resized(sampling: Sampling, size: int, examples: int) -> Sampling:
             return sampling
 
 
-def course_of(request: PlanRequest) -> Course:
-    """The course that a request asks for.
+def course_of(
+    noise: NoiseScheduleName,
+    fall: float | None,
+    sizes: SizeScheduleName,
+    growth: float | None,
+    power: float | None,
+    sampling: str,
+) -> Course:
+    """The course that these settings of :func:`forethought.plan` ask for, under such a sampling.
 
     Raises:
         PlanError: settings that contradict each other. ValueError: one outside its range.
     """
-    one_of("noise_schedule", request.noise_schedule, get_args(NoiseScheduleName))
-    one_of("size_schedule", request.size_schedule, get_args(SizeScheduleName))
-    fall, growth, power = request.noise_fall, request.size_growth, request.size_power
-    if fall is not None and request.noise_schedule == "constant":
+    one_of("noise_schedule", noise, get_args(NoiseScheduleName))
+    one_of("size_schedule", sizes, get_args(SizeScheduleName))
+    if fall is not None and noise == "constant":
         raise PlanError('noise_fall= goes with noise_schedule="geometric" or another')
-    if growth is not None and request.size_schedule not in ("linear", "geometric"):
+    if growth is not None and sizes not in ("linear", "geometric"):
         raise PlanError('size_growth= goes with size_schedule="linear" or "geometric"')
-    if power is not None and request.size_schedule != "power":
+    if power is not None and sizes != "power":
         raise PlanError('size_power= goes with size_schedule="power"')
-    if request.size_schedule != "constant" and request.sampling not in _SIZED:
-        raise PlanError(_ONE_SIZE[request.sampling])
-    found = Course(
-        request.noise_schedule,
+    if sizes != "constant" and sampling not in _SIZED:
+        raise PlanError(_ONE_SIZE[sampling])
+    return Course(
+        noise,
         FALL if fall is None else real("noise_fall", fall, least=0.01, most=100),
-        request.size_schedule,
+        sizes,
         GROWTH if growth is None else real("size_growth", growth, least=0.001, most=1000),
         POWER if power is None else real("size_power", power, above=-1, most=10),
     )
-    if found.varies and request.noise == "correlated":
-        raise PlanError(
-            "correlated noise is of one size, in samples of one size: drop noise_schedule= and "
-            "size_schedule="
-        )
-    return found
 
 
 def with_course(equal: Rounds, course: Course, examples: int) -> tuple[Rounds, ...]:

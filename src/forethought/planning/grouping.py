@@ -6,20 +6,14 @@ docs/general_framework.md has the tables and the commands that print them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
 
-from forethought.local_updates import Local
 from forethought.mechanism import Mechanism
 from forethought.planning import defaults
 from forethought.planning.limits import PlanError
 from forethought.planning.noise_to_signal import noise_to_signal
+from forethought.planning.plan_request import PlanRequest, local_of
 from forethought.plans import Plan
 from forethought.samplings import expected_batch
-
-if TYPE_CHECKING:  # which asks what runs inside a group
-    from forethought.planning.plan_request import PlanRequest
 
 # In a plan's reasons: what groups cost against clipped examples.
 GROUPS_AGAINST = "groups against examples"
@@ -27,43 +21,6 @@ GROUPS_AGAINST = "groups against examples"
 # than clipped examples, and at which they still were worse; and at which the step size, which grows
 # as noise falls, was too long for some of them.
 WON, LOST, TOO_LONG = 0.05, 0.16, 0.013
-# Appendix D of van Dijk et al. 2022 keeps each group with probability 1/2. A record then takes part
-# with probability kept · rate, and two neighbouring rounds share all but that: the combined curve
-# at distance 2 (Balle, Barthe and Gaboardi 2018, Theorem 2).
-NO_FILTER = (
-    "a probabilistic filter of groups is not offered: keeping each group with probability p of a "
-    "batch at rate q amplifies as batches at rate p·q do, has a larger ε, since what is left out "
-    "is no longer the same in both directions, and throws away the updates it computed. Use "
-    "sampling='poisson' with batch= p times as large"
-)
-
-
-def local_of(given: Local | str | Mapping[str, Any] | None) -> Local | None:
-    """The algorithm inside a group, from itself, an optimizer's name, or its fields.
-
-    With the name alone the planner chooses: one pass in steps of :data:`defaults.INNER_STEP`
-    records, with the optimizer's usual step size.
-
-    Raises:
-        PlanError: anything else. ValueError, TypeError: fields outside their range.
-    """
-    if given is None or isinstance(given, Local):
-        return given
-    if isinstance(given, str):
-        if ":" in given:
-            return Local(function=given)
-        return Local(given, step=defaults.INNER_STEP)
-    if isinstance(given, Mapping):
-        known = [field.name for field in fields(Local)]
-        unknown = sorted(set(given) - set(known))
-        if unknown:
-            raise PlanError(
-                f"local has no {', '.join(map(repr, unknown))}; it takes {', '.join(known)}"
-            )
-        return Local(**given)
-    raise PlanError(
-        f"local must be a forethought.Local or the name of an inner optimizer, not {given!r}"
-    )
 
 
 def groups_of(request: PlanRequest, mechanism: Mechanism, why: dict[str, str]) -> int | None:

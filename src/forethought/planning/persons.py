@@ -14,44 +14,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, get_args
 
 from forethought.caveats import Caveat
-from forethought.checks import one_of, whole
 from forethought.contributions import Persons
 from forethought.mechanism import UnsupportedMechanismError
-from forethought.planning.limits import PlanError
 from forethought.planning.noise_to_signal import noise_to_signal
+from forethought.planning.plan_request import PlanRequest
 from forethought.plans import Plan
 
-if TYPE_CHECKING:
-    from forethought.planning.plan_request import PlanRequest
-
-PersonAs = Literal["better", "contribution", "group"]
 # In a plan's reasons.
 PERSONS = "persons"
-
-
-def require_possible(request: PlanRequest) -> None:
-    """Refuse numbers of rows and persons that cannot be.
-
-    Raises:
-        PlanError: says which numbers contradict each other.
-    """
-    each = whole("records_per_person", request.records_per_person)
-    one_of("person_as", request.person_as, get_args(PersonAs))
-    if request.person_as == "contribution" and request.clipping != "example":
-        raise PlanError(
-            "person_as='contribution' clips one contribution a person: drop clipping='group'"
-        )
-    if request.persons is None:
-        return
-    count = whole("persons", request.persons)
-    if not count <= request.examples <= count * each:
-        raise PlanError(
-            f"{count} persons with 1 to {each} records each (records_per_person) cannot have "
-            f"{request.examples} records in all (examples)"
-        )
 
 
 def caveat(request: PlanRequest) -> tuple[Caveat, ...]:

@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, Unpack, get_args
+from typing import Any, Literal, TypedDict, Unpack, get_args
 
 from forethought.assumed import Assumed
 from forethought.augmentation import Augmentation
@@ -15,14 +15,11 @@ from forethought.caveats import Caveat
 from forethought.checks import one_of, real, whole
 from forethought.local_updates import Local
 from forethought.mechanism import Adjacency, Budget, Clipping, Correlated, Mechanism, Rounds
-from forethought.planning import adaptive_steps, correlation, defaults, persons
+from forethought.planning import adaptive_steps, correlation, defaults
 from forethought.planning.courses import Course, SizeScheduleName, course_of, with_course
 from forethought.planning.given import opened
-from forethought.planning.grouping import NO_FILTER, local_of
 from forethought.planning.limits import LEAST_DELTA, MOST_STEP_SIZE, PlanError
 from forethought.planning.noise_schedules import NoiseScheduleName
-from forethought.planning.persons import PersonAs
-from forethought.planning.plan_keywords import PlanKeywords
 from forethought.preparation import Preparation
 from forethought.privacy import LEAST_NOISE, NOISES, ClipRule, NoiseKind
 from forethought.samplings import (
@@ -46,6 +43,7 @@ SamplingName = Literal[
     "full-batch",
 ]
 RequestedNoise = NoiseKind | Literal["correlated"]
+PersonAs = Literal["better", "contribution", "group"]
 CORRELATED: RequestedNoise = "correlated"
 
 MOST_ROUNDS, MOST_RELEASES = 10_000_000, 1_000_000_000
@@ -70,6 +68,104 @@ _GIVEN_ANYWAY = (
     "noise_borne",
     "image_features",
 )
+
+
+# Appendix D of van Dijk et al. 2022 keeps each group with probability 1/2. A record then takes part
+# with probability kept · rate, and two neighbouring rounds share all but that: the combined curve
+# at distance 2 (Balle, Barthe and Gaboardi 2018, Theorem 2).
+NO_FILTER = (
+    "a probabilistic filter of groups is not offered: keeping each group with probability p of a "
+    "batch at rate q amplifies as batches at rate p·q do, has a larger ε, since what is left out "
+    "is no longer the same in both directions, and throws away the updates it computed. Use "
+    "sampling='poisson' with batch= p times as large"
+)
+
+
+class PlanKeywords(TypedDict, total=False):
+    """The keywords of :func:`forethought.plan`: fields of a :class:`PlanRequest`, and three more.
+
+    ``data``, a loaded :class:`forethought.data.Dataset`, stands for its number of training records
+    and persons, its caveats and, where the model is linear, the norm of its features; ``model``, a
+    torch module, for its number of trained parameters; ``shape``, of one record, stands beside a
+    network where there is no ``data``, and both say how much noise its weights bear.
+    """
+
+    data: Any
+    model: Any
+    shape: tuple[int, ...]
+    examples: int
+    budget: Budget | None
+    delta: float | None
+    epochs: float | None
+    rounds: int | None
+    batch: int | None
+    noise_multiplier: float | None
+    noise: RequestedNoise
+    noise_schedule: NoiseScheduleName
+    noise_fall: float | None
+    size_schedule: SizeScheduleName
+    size_growth: float | None
+    size_power: float | None
+    sampling: SamplingName
+    parts: int | None
+    adjacency: Adjacency | None
+    clipping: Clipping
+    groups: int | None
+    local: Local | str | Mapping[str, Any] | None
+    preparation: Preparation | None
+    clip_norm: float | None
+    final_clip_norm: float | None
+    clip_rule: ClipRule | None
+    quantile: float | None
+    count_noise: float | None
+    optimizer: str
+    learning_rate: float | None
+    options: Mapping[str, Any] | None
+    schedule: Schedule | None
+    averaging: Averaging | None
+    hyperparameters: Caveat | str | None
+    not_covered: tuple[Caveat | str, ...]
+    parameters: int | None
+    feature_norm: float | None
+    feature_norm_known: bool
+    noise_borne: float | None
+    features: int | None
+    centre: bool | None
+    image_features: bool
+    records_per_person: int
+    augment: Augmentation | str | Sequence[str] | Mapping[str, Any] | None
+    augmentations: int | None
+    gradient_filter: GradientFilter | str | Mapping[str, Any] | None
+    persons: int | None
+    person_as: PersonAs
+
+
+def local_of(given: Local | str | Mapping[str, Any] | None) -> Local | None:
+    """The algorithm inside a group, from itself, an optimizer's name, or its fields.
+
+    With the name alone the planner chooses: one pass in steps of :data:`defaults.INNER_STEP`
+    records, with the optimizer's usual step size.
+
+    Raises:
+        PlanError: anything else. ValueError, TypeError: fields outside their range.
+    """
+    if given is None or isinstance(given, Local):
+        return given
+    if isinstance(given, str):
+        if ":" in given:
+            return Local(function=given)
+        return Local(given, step=defaults.INNER_STEP)
+    if isinstance(given, Mapping):
+        known = [field.name for field in fields(Local)]
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            raise PlanError(
+                f"local has no {', '.join(map(repr, unknown))}; it takes {', '.join(known)}"
+            )
+        return Local(**given)
+    raise PlanError(
+        f"local must be a forethought.Local or the name of an inner optimizer, not {given!r}"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +234,7 @@ class PlanRequest:
         settle("augment", Augmentation.of(self.augment, self.augmentations))
         settle("gradient_filter", GradientFilter.of(self.gradient_filter))
         settle("augmentations", None)  # it is in there now
-        persons.require_possible(self)
+        self._require_possible_persons()
         if self.preparation is not None and not isinstance(self.preparation, Preparation):
             raise TypeError(
                 f"preparation must be a forethought.Preparation, not {self.preparation!r}"
@@ -154,7 +250,11 @@ class PlanRequest:
                 "known how far apart a record's turns are; parts= as many as rounds: each record "
                 "once"
             )
-        course_of(self)
+        if self.course.varies and self.noise == CORRELATED:
+            raise PlanError(
+                "correlated noise is of one size, in samples of one size: drop noise_schedule= and "
+                "size_schedule="
+            )
         if self.budget is not None and not isinstance(self.budget, Budget):
             raise TypeError(f"budget must be a forethought.Budget(ε, δ), not {self.budget!r}")
         if self.budget is not None and self.delta not in (None, self.budget.delta):
@@ -225,6 +325,22 @@ class PlanRequest:
             raise PlanError(
                 f"batch {self.batch} is larger than the data ({self.examples} examples): choose "
                 f"at most {self.examples}"
+            )
+
+    def _require_possible_persons(self) -> None:
+        each = whole("records_per_person", self.records_per_person)
+        one_of("person_as", self.person_as, get_args(PersonAs))
+        if self.person_as == "contribution" and self.clipping != "example":
+            raise PlanError(
+                "person_as='contribution' clips one contribution a person: drop clipping='group'"
+            )
+        if self.persons is None:
+            return
+        count = whole("persons", self.persons)
+        if not count <= self.examples <= count * each:
+            raise PlanError(
+                f"{count} persons with 1 to {each} records each (records_per_person) cannot have "
+                f"{self.examples} records in all (examples)"
             )
 
     @classmethod
@@ -401,7 +517,14 @@ class PlanRequest:
     @property
     def course(self) -> Course:
         """How sample size and noise change over the run."""
-        return course_of(self)
+        return course_of(
+            self.noise_schedule,
+            self.noise_fall,
+            self.size_schedule,
+            self.size_growth,
+            self.size_power,
+            self.sampling,
+        )
 
     @property
     def momentum(self) -> float:

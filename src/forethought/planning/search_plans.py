@@ -16,8 +16,7 @@ from forethought.accounting.adaptive import SEARCH_ALONE, search_epsilon
 from forethought.accounting.renyi.selection import NegativeBinomialTrials, Trials
 from forethought.mechanism import Budget, Mechanism
 from forethought.planning.limits import PlanError
-from forethought.planning.plan_keywords import PlanKeywords
-from forethought.planning.plan_request import PlanRequest
+from forethought.planning.plan_request import PlanKeywords, PlanRequest
 from forethought.planning.solve import plan
 from forethought.plans import Plan
 

@@ -20,12 +20,17 @@ from forethought.planning import defaults, persons
 from forethought.planning.adaptive_steps import USUAL, adaptive_rate
 from forethought.planning.correlation import gain
 from forethought.planning.courses import explain_course
-from forethought.planning.grouping import explain, groups_of, local_of
+from forethought.planning.grouping import explain, groups_of
 from forethought.planning.least_noise import least_noise
 from forethought.planning.limits import PlanError
 from forethought.planning.noise_to_signal import noise_to_signal
-from forethought.planning.plan_keywords import PlanKeywords
-from forethought.planning.plan_request import MOST_ROUNDS, PlanRequest, SamplingName
+from forethought.planning.plan_request import (
+    MOST_ROUNDS,
+    PlanKeywords,
+    PlanRequest,
+    SamplingName,
+    local_of,
+)
 from forethought.planning.preparations import roughly, with_centring, with_preparation
 from forethought.plans import Plan
 from forethought.privacy import Clip, ClipRule

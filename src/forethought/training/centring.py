@@ -8,23 +8,18 @@ weights W/c and intercept b − W m/c on x. So centring goes no further than the
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from forethought.assumed import linear_layer
 from forethought.plans import Plan
 from forethought.preparing.constants import Constants
 from forethought.preparing.paid import require_prepared
-from forethought.preparing.prepare import Prepared, released
-from forethought.rounds.randomness import Seeds
+from forethought.preparing.prepare import Prepared
 from forethought.rounds.records import Records
 from forethought.rounds.sampling import Indices
-
-if TYPE_CHECKING:
-    from forethought.training.run import Task
 
 # What a run folder keeps of a preparation.
 PREPARED = "prepared.json"
@@ -113,41 +108,6 @@ def require_answered(plan: Plan, prepared: Prepared | None) -> None:
     asked = plan.preparation
     if prepared is not None or asked is None or not asked.centres:
         require_prepared(plan, prepared)
-
-
-def centred(task: Task) -> Task:
-    """The task with what its plan pays for to centre the features, released once.
-
-    A continued run takes what its folder has. A task whose plan pays for nothing of the kind, or
-    whose inputs are prepared already, is left alone.
-    """
-    asked = task.plan.preparation
-    if task.prepared is not None or asked is None:
-        return task
-    layer = linear_layer(task.model)
-    fits = layer is not None and layer.bias is not None and layer.in_features == asked.features
-    if not fits or not all(p.requires_grad for p in layer.parameters()):
-        return replace(task, plan=uncentred(task.plan))
-    kept = None if task.folder is None or not task.resume else task.folder.path / PREPARED
-
-    def text() -> str:
-        if kept is not None and kept.is_file():
-            return kept.read_text("utf-8")  # released once
-        seeds = Seeds(None, task.seeds.noise)
-        return released(task.plan, task.records, seeds).to_json() + "\n"
-
-    found = task.team.first(text)
-    prepared = Prepared.from_json(found)
-    require_prepared(task.plan, prepared)
-    constants = prepared.constants
-    return replace(
-        task,
-        records=CentredRecords(task.records, constants),
-        held_out=None if task.held_out is None else CentredRecords(task.held_out, constants),
-        prepared=prepared,
-        centring=Centring(layer, constants),
-        files={**task.files, PREPARED: found},
-    )
 
 
 def uncentred(plan: Plan) -> Plan:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from forethought.contributions import Persons
-from forethought.data.dataset import DataError
+from forethought.data.error import DataError
 from forethought.data.persons import EMPTY, PersonRows, by_person
 from forethought.plans import Plan
 from forethought.rounds.losses import Loss, cross_entropy, squared_error

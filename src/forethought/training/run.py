@@ -14,18 +14,25 @@ from forethought import gradients
 from forethought.accounting.about import About
 from forethought.accounting.assumptions import Randomness
 from forethought.accounting.statement import Statement, account
+from forethought.assumed import linear_layer
 from forethought.augmentation import Augmentation
 from forethought.caveats import Caveat
 from forethought.plans import Plan
-from forethought.preparing.paid import with_preparation
-from forethought.preparing.prepare import Prepared
+from forethought.preparing.paid import require_prepared, with_preparation
+from forethought.preparing.prepare import Prepared, released
 from forethought.rounds.losses import Loss, check_loss, default_loss
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import Records, as_records, blank
 from forethought.rounds.team import Team, present_team
 from forethought.rounds.transcript import Transcript
-from forethought.training.centring import Centring, centred, require_answered
+from forethought.training.centring import (
+    PREPARED,
+    CentredRecords,
+    Centring,
+    require_answered,
+    uncentred,
+)
 from forethought.training.checkpoint import Checkpoint, CheckpointError
 from forethought.training.checkpointer import Checkpointer, continued
 from forethought.training.coincidence import CoincidingRecordsError, coincide
@@ -285,12 +292,47 @@ def opened_task(
     )
 
 
+def _centred(task: Task) -> Task:
+    """The task with what its plan pays for to centre the features, released once.
+
+    A continued run takes what its folder has. A task whose plan pays for nothing of the kind, or
+    whose inputs are prepared already, is left alone.
+    """
+    asked = task.plan.preparation
+    if task.prepared is not None or asked is None:
+        return task
+    layer = linear_layer(task.model)
+    fits = layer is not None and layer.bias is not None and layer.in_features == asked.features
+    if not fits or not all(p.requires_grad for p in layer.parameters()):
+        return replace(task, plan=uncentred(task.plan))
+    kept = None if task.folder is None or not task.resume else task.folder.path / PREPARED
+
+    def text() -> str:
+        if kept is not None and kept.is_file():
+            return kept.read_text("utf-8")  # released once
+        seeds = Seeds(None, task.seeds.noise)
+        return released(task.plan, task.records, seeds).to_json() + "\n"
+
+    found = task.team.first(text)
+    prepared = Prepared.from_json(found)
+    require_prepared(task.plan, prepared)
+    constants = prepared.constants
+    return replace(
+        task,
+        records=CentredRecords(task.records, constants),
+        held_out=None if task.held_out is None else CentredRecords(task.held_out, constants),
+        prepared=prepared,
+        centring=Centring(layer, constants),
+        files={**task.files, PREPARED: found},
+    )
+
+
 def run_plan(task: Task) -> Run:
     """Run a task to its end; see :func:`train`."""
     plan, folder, model, team = task.plan, task.folder, task.model, task.team
     if folder is not None and team.first(lambda: task.resume and folder.finished):
         return _read_back(folder, model, plan, team)
-    task = centred(task)
+    task = _centred(task)
     plan = task.plan
     keys, saved, settings = team.first(lambda: _begun(task))
     statement = team.first(

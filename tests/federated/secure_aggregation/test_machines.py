@@ -12,7 +12,7 @@ import pytest
 from forethought.exchange import events as on
 from forethought.exchange.messages import SERVER, Join, Update
 from forethought.exchange.storing import LedgerState
-from forethought.federated.federation import Federation, FederationError, Member, Policy
+from forethought.federated.federation import Federation, FederationError, Member
 from forethought.federated.secure_aggregation.client import SecureClient
 from forethought.federated.secure_aggregation.messages import MaskedSum, MaskRequest, Unmasking
 from forethought.federated.secure_aggregation.ring import to_ring
@@ -23,7 +23,7 @@ from forethought.federated.secure_aggregation.settings import (
 )
 from forethought.federated.secure_aggregation.shared_noise import secured
 from forethought.federated.server import ServerMachine
-from forethought.federated.statements import client_statement
+from forethought.federated.statements import Policy, client_statement
 from forethought.federated.synchronous import cohort_of
 from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan

@@ -17,7 +17,7 @@ from forethought.exchange.events import Alarm, Effect, Received, Send
 from forethought.exchange.messages import SERVER, Update
 from forethought.exchange.storing import LedgerState
 from forethought.federated.client import ClientMachine
-from forethought.federated.federation import Federation, Policy
+from forethought.federated.federation import Federation
 from forethought.federated.secure_aggregation.messages import (
     MaskDelivery,
     MaskRequest,
@@ -35,6 +35,7 @@ from forethought.federated.secure_aggregation.settings import (
     SecureAggregation,
     SecureAggregationError,
 )
+from forethought.federated.statements import Policy
 
 _OF_THE_ROUND = (MaskRoster, MaskDelivery, Survivors)
 
