@@ -20,7 +20,7 @@ SOURCE = ROOT / "src" / "forethought"
 FILES = sorted(SOURCE.rglob("*.py"))
 ROOMS = ("benchmarks", "examples", "experiments")
 OTHERS = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
-MOST_LINES, MOST_PARAMETERS = 450, 12
+MOST_LINES, MOST_PARAMETERS = 900, 12
 
 # What is longer, and why.
 LONG_FILES: dict[str, str] = {}
