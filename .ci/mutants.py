@@ -491,7 +491,7 @@ MUTANTS = [
            "if model.round > self.updates:", "if model.round > self.updates + 1:", CLIENT),
     Mutant("federation: two updates on one model", FEDERATED + "client.py",
            "if self.base <= self._last:", "if self.base < self._last:", CLIENT),
-    Mutant("federation: a policy that allows twice as much", FEDERATED + "federation.py",
+    Mutant("federation: a policy that allows twice as much", FEDERATED + "statements.py",
            "if found > self.epsilon:", "if found > 2 * self.epsilon:", CLIENT),
     Mutant("federation: steps that climb", FEDERATED + "pieces.py",
            "np.subtract(weights, step * scale, out=out)",
