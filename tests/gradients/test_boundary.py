@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from forethought.gradients import boundary
+from forethought.gradients import SlowGradientsWarning, boundary, clipped_sum, refusals
+from forethought.gradients.lanes import Lanes
 
 
 def test_a_lane_is_one_example_and_its_physical_tensor_is_all() -> None:
@@ -59,39 +63,118 @@ def test_the_same_level_takes_lane_tensors_of_before() -> None:
         assert torch.equal(boundary.rows(lane.sum()), x.sum(1))
 
 
-def test_hooks_on_saved_tensors_are_told_of_and_checkpoints_are_not() -> None:
-    seen: list[Any] = []
+def nothing(x: Any) -> Any:
+    return x
 
-    def enter(hooks: Any, own: Any) -> None:
-        seen.append(hooks)
-        own(hooks)
 
-    x = torch.randn(3, requires_grad=True)
-    with boundary.saving_hooks_by(enter):
-        checkpoint(torch.exp, x, use_reentrant=False).sum().backward()
-        assert not seen
-        with torch.autograd.graph.save_on_cpu():
-            assert boundary.saving_hooks_in_force()
-        assert len(seen) == 1
-    assert not boundary.saving_hooks_in_force()
+def refuse(*_: Any) -> Any:
+    raise AssertionError("nobody is asked")
+
+
+def test_torch_is_as_it_was_tried() -> None:
+    boundary.check.cache_clear()
+    boundary.check()
+
+
+@pytest.mark.parametrize("what", list(boundary._RELIED_ON))
+def test_a_torch_that_was_not_tried_is_refused_by_name(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(boundary._RELIED_ON, what, lambda: False)
+    boundary.check.cache_clear()
+    with pytest.raises(RuntimeError, match=f"not tried with torch.*{what}"):
+        clipped_sum(nn.Conv1d(2, 2, 1), square, torch.randn(3, 2, 4), torch.zeros(3), 1.0)
+    monkeypatch.undo()
+    boundary.check()
+
+
+def test_what_was_tried_is_what_may_be_installed() -> None:
+    """The versions that messages name are those of pyproject.toml."""
+    page = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    allowed = next(
+        one for one in tomllib.loads(page)["project"]["dependencies"] if one.startswith("torch")
+    )
+    oldest, newest = boundary.TRIED
+    major, minor = newest.split(".")
+    assert allowed == f"torch>={oldest},<{major}.{int(minor) + 1}"
+
+
+def test_a_fault_of_our_own_is_not_called_the_model_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    def faulty(lanes: Any) -> Any:
+        return lanes.no_such_thing
+
+    monkeypatch.setattr(Lanes, "__enter__", faulty)
+    monkeypatch.setattr(refusals, "_OURS", Path(__file__).parent)
+    with pytest.raises(RuntimeError, match=r"a fault of forethought's own.*no_such_thing"):
+        clipped_sum(nn.Conv1d(2, 2, 1), square, torch.randn(3, 2, 4), torch.zeros(3), 1.0)
+
+
+def test_an_error_of_the_model_s_is_its_own() -> None:
+    class Wrong(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.no_such_layer(x)
+
+    with (
+        pytest.warns(SlowGradientsWarning),
+        pytest.raises(AttributeError, match="no_such_layer"),
+    ):
+        clipped_sum(Wrong(2, 2), square, torch.randn(3, 2), torch.zeros(3), 1.0)
+
+
+def square(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.flatten(1).sum(1) - targets).square()
+
+
+def test_hooks_on_saved_tensors_are_refused_in_lanes_and_nowhere_else() -> None:
+    hooks = torch.autograd.graph.saved_tensors_hooks
+    with boundary.entered(2), boundary.answering(boundary.Answers(refuse, refuse)):
+        with pytest.raises(RuntimeError) as refused, hooks(nothing, nothing):
+            pass
+        assert boundary.refused_hooks(refused.value)
+        with boundary.saving_hooks(None), hooks(nothing, nothing):
+            assert boundary.hooks_in_force()
+    with hooks(nothing, nothing):
+        assert boundary.hooks_in_force()
+    assert not boundary.hooks_in_force()
+
+
+def test_hooks_on_nodes_are_seen() -> None:
+    hook = getattr(torch.autograd.graph, "node_creation_hook", None)
+    if hook is None:
+        pytest.skip("this torch has no hooks on nodes")
+    with hook(nothing):
+        assert boundary.hooks_in_force()
+        with pytest.raises(ValueError, match="hooks"):
+            clipped_sum(nn.Conv1d(2, 2, 1), square, torch.randn(3, 2, 4), torch.zeros(3), 1.0)
+
+    class Hooked(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            with hook(nothing):
+                return super().forward(x).relu()
+
+    with pytest.raises(ValueError, match="hooks"):
+        clipped_sum(Hooked(2, 2), square, torch.randn(3, 2), torch.zeros(3), 1.0)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpoints_of_both_kinds_go_by_one_way(reentrant: bool) -> None:
-    calls: list[Any] = []
+    asked: list[Any] = []
 
-    def make(generator: Any) -> Any:
-        def ours(function: Any, *args: Any) -> Any:
-            calls.append(function)
-            return generator(function, *args)
+    def around(function: Any, args: Any, kwargs: Any, own: Any) -> Iterator[None]:
+        asked.append((function, len(args), kwargs))
+        with boundary.outside(), boundary.saving_hooks(None):
+            parts = own(lambda: None)
+            next(parts)
+        yield
+        for _ in parts:
+            pass
 
-        return ours
-
-    x = torch.randn(3, requires_grad=True)
-    with boundary.checkpoints_by(make):
-        checkpoint(torch.exp, x, use_reentrant=reentrant).sum().backward()
-    assert calls == [torch.exp]
+    x = torch.ones(3, requires_grad=True)
+    checkpoint(torch.exp, x, use_reentrant=reentrant).sum().backward()
     torch.testing.assert_close(x.grad, x.detach().exp())
+    with boundary.entered(3) as level, boundary.answering(boundary.Answers(refuse, around)):
+        checkpoint(torch.exp, boundary.lane(x, 0, level), use_reentrant=reentrant)
+    assert asked == [(torch.exp, 1, {})]
 
 
 class _Double(torch.autograd.Function):
@@ -118,10 +201,18 @@ def test_functions_inside_a_level_are_handed_over() -> None:
         return own(kind, *args)
 
     x = torch.randn(3)
-    with boundary.functions_by(ours):
+    with boundary.answering(boundary.Answers(ours, refuse)):
         _Double.apply(x)
         assert not calls
         with boundary.entered(3) as level:
             _Double.apply(boundary.lane(x, 0, level))
         assert calls == [_Double]
     assert boundary.sets_up_context(_Double)
+
+
+def test_a_compiled_function_of_ones_own_is_still_seen_whole() -> None:
+    """The compiler knows ``apply`` by name: it must not stop at what stands for it."""
+    run = torch.compile(lambda x: _Double.apply(x) + 1, backend="eager", fullgraph=True)
+    x = torch.randn(3, requires_grad=True)
+    run(x).sum().backward()
+    assert torch.equal(x.grad, torch.full((3,), 2.0))

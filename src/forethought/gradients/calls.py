@@ -34,7 +34,6 @@ FRESH = frozenset(
     }
 )
 DROPOUTS = frozenset({F.dropout, torch.dropout, F.alpha_dropout, F.feature_alpha_dropout})
-OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
 
 def own_operator(func: Any) -> bool:

@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules import module as modules
 
 from forethought.gradients import boundary, remembered, trees
 from forethought.gradients.clipping import ClippingRule, flat
@@ -250,12 +249,7 @@ def _altered(module: nn.Module) -> bool:
 
 def _plain(layers: list[nn.Module], inputs: Any) -> bool:
     """Whether only torch's own arithmetic on plain tensors would run."""
-    if (
-        modules._global_forward_hooks
-        or modules._global_forward_pre_hooks
-        or modules._global_backward_hooks
-        or modules._global_backward_pre_hooks
-    ):
+    if boundary.global_hooks():
         return False
     if type(inputs) is not Tensor or inputs.dim() < 2 or inputs.layout is not torch.strided:
         return False

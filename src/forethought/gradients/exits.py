@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forethought.gradients.boundary import is_lane, lane, outside, physical, rows
+from forethought.gradients.boundary import PACK, PAD, is_lane, lane, outside, physical, rows
 from forethought.gradients.control import Unable
 from forethought.gradients.lanes import Lanes, handles
 
@@ -180,7 +180,7 @@ def _set(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return None
 
 
-@handles(torch._VF._pack_padded_sequence)
+@handles(PACK)
 def _packed(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     values, lengths, batch_first = args
     if is_lane(lengths):
@@ -193,7 +193,7 @@ def _packed(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     return lane(whole, 0, lanes.level), answers[0][1]
 
 
-@handles(torch._VF._pad_packed_sequence)
+@handles(PAD)
 def _padded(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     answers = each(lanes, func, args, kwargs)
     with outside():

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from forethought.gradients import trees
-from forethought.gradients.boundary import wrapped
+from forethought.gradients.boundary import GETTERS, wrapped
 from forethought.gradients.calls import writes
 from forethought.gradients.control import Refused
 from forethought.gradients.draws import seeded
@@ -35,7 +35,7 @@ class SlowGradientsWarning(UserWarning):
     """Gradients are exact but slow: vmap cannot run a part of the model, or a rule failed."""
 
 
-_DATA = vars(torch._C.TensorBase)["data"].__get__
+_DATA = GETTERS["data"].__get__
 _ARRAYS = (torch.Tensor.numpy, torch.Tensor.__array__)
 
 

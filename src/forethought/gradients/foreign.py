@@ -1,29 +1,51 @@
-"""A ``torch.autograd.Function`` of the model's own, in the lanes: forwards and backwards.
+"""User code that runs in the backward pass, in the lanes: Functions and checkpoints of the model's.
 
-Its backward pass is user code, which vmap no longer keeps apart once the graph is recorded. So both
-halves run on lane tensors, each inside a vmap of its own; a rule that the user wrote for vmap is
-never used.
+vmap no longer keeps them apart once the graph is recorded. So both halves of a
+``torch.autograd.Function`` run on lane tensors, each inside a vmap of its own (a rule that the user
+wrote for vmap is never used), and a checkpointed part runs again in lanes of its own: torch's
+non-reentrant checkpointing as it is, outside vmap, where it saves physical tensors. Random numbers
+are drawn again from the same state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from forethought.gradients.boundary import (
+    Answers,
+    answering,
     entered,
     is_lane,
     lane,
     outside,
     physical,
     rows,
+    saving_hooks,
     sets_up_context,
 )
 from forethought.gradients.control import Unable
 from forethought.gradients.lanes import Lanes
+
+
+def answered(lanes: Lanes) -> AbstractContextManager[None]:
+    """While active, Functions and checkpoints of user code work inside the lanes."""
+    return answering(Answers(partial(call, lanes), partial(_checkpointed, lanes)))
+
+
+@contextmanager
+def _inside(lanes: Lanes) -> Iterator[int]:
+    """The lanes once more, on physical tensors."""
+    with entered(lanes.size) as level:
+        if level != lanes.level:
+            raise Unable("the model uses torch.func inside")
+        with answered(lanes), lanes:
+            yield level
 
 
 class _Notes:
@@ -101,12 +123,10 @@ def call(lanes: Lanes, kind: Any, args: tuple[Any, ...], own: Callable[..., Any]
     dims: list[int] = []
 
     def run() -> list[Tensor]:
-        with entered(lanes.size) as level, lanes:
-            if level != lanes.level:
-                raise Unable("the model uses torch.func inside")
+        with _inside(lanes) as level:
             plain = list(args)
             for i, (whole, dim) in zip(places, wholes, strict=True):
-                plain[i] = lane(whole.detach(), dim, level)
+                plain[i] = lanes.followed(lane(whole.detach(), dim, level))
             if sets_up_context(kind):
                 result = kind.forward(*plain)
                 kind.setup_context(notes, tuple(plain), result)
@@ -127,8 +147,8 @@ def call(lanes: Lanes, kind: Any, args: tuple[Any, ...], own: Callable[..., Any]
             return found
 
     def back(gradients: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-        with entered(lanes.size) as level, lanes, torch.no_grad():
-            wrapped = [None if g is None else lane(g, 0, level) for g in gradients]
+        with _inside(lanes) as level, torch.no_grad():
+            wrapped = [None if g is None else lanes.followed(lane(g, 0, level)) for g in gradients]
             answer = kind.backward(notes, *wrapped)
             answers = answer if isinstance(answer, tuple) else (answer,)
             found: list[Tensor | None] = []
@@ -149,3 +169,31 @@ def call(lanes: Lanes, kind: Any, args: tuple[Any, ...], own: Callable[..., Any]
         outputs = _Both.apply(run, back, *(whole for whole, _ in wholes))  # type: ignore[no-untyped-call]
     result = tuple(lane(value, dim, lanes.level) for value, dim in zip(outputs, dims, strict=True))
     return result if shape[0] else result[0]
+
+
+def _checkpointed(
+    lanes: Lanes,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    own: Callable[[Callable[[], None]], Iterator[None]],
+) -> Iterator[None]:
+    """Around a call of a checkpointed function (:class:`.boundary.Answers`)."""
+    lanes.here()
+    taken = 0 if lanes.draws is None else lanes.draws.number
+
+    def again() -> None:
+        if lanes.draws is not None:
+            lanes.draws.number = taken
+        with _inside(lanes):
+            function(*args, **kwargs)
+
+    parts = own(again)
+    with outside(), saving_hooks(None):  # torch's own, which keep each lane's values where they are
+        next(parts)
+    try:
+        yield
+    finally:
+        with outside():
+            for _ in parts:
+                pass

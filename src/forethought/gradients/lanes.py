@@ -21,11 +21,17 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from forethought.gradients.boundary import current_level, is_lane, lane, outside, physical
+from forethought.gradients.boundary import (
+    OPERATORS,
+    current_level,
+    is_lane,
+    lane,
+    outside,
+    physical,
+)
 from forethought.gradients.calls import (
     DROPOUTS,
     FRESH,
-    OPERATORS,
     changes,
     opened,
     own_operator,

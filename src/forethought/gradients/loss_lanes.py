@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forethought.gradients import boundary, passes, trees
+from forethought.gradients import boundary, foreign, refusals, trees
 from forethought.gradients.control import Stopped, Unable
 from forethought.gradients.derived import Places
 from forethought.gradients.lanes import Lanes, Settings
@@ -34,17 +34,18 @@ def loss_in_lanes(
     Returns:
         None where the loss needs what only a whole pass can do (parameters, lanes that part).
     """
+    boundary.check()
     size = len(outputs)
     written = [(parameter, parameter._version) for parameter in trained.values()]
     lanes: Lanes | None = None
     try:
-        with boundary.saving_hooks_by(passes.refuse_hooks), boundary.entered(size) as level:
+        with boundary.entered(size) as level:
             lanes = Lanes(size, level, Places(trained), Settings(), before_answer=_leave)
 
             def wrap(leaf: Tensor) -> Tensor:
                 return lanes.followed(boundary.lane(leaf.unsqueeze(1), 0, level))
 
-            with lanes:
+            with foreign.answered(lanes), lanes:
                 found = loss(wrap(outputs), trees.mapped(targets, wrap))
             if isinstance(found, Tensor) and found.dim() == 0:
                 found = found.reshape(1)
@@ -57,7 +58,8 @@ def loss_in_lanes(
             return (None,) * len(points)
         leaves = (lanes.anchor, *trained.values(), *points)
         _, *gradients = torch.autograd.grad(total, leaves, allow_unused=True)
-    except (Exception, Stopped):  # the general way finds out, and says, what is wrong
+    except (Exception, Stopped) as error:  # the general way finds out, and says, what is wrong
+        refusals.own_fault(error)
         return None
     direct, at_points = gradients[: len(trained)], gradients[len(trained) :]
     used = lanes.uses or lanes.failed is not None or any(g is not None for g in direct)

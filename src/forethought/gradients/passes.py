@@ -7,9 +7,8 @@ import gc
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -17,7 +16,6 @@ from torch import Tensor, nn
 
 from forethought.gradients import (
     boundary,
-    checkpoints,
     fallback,
     foreign,
     refusals,
@@ -44,15 +42,6 @@ from forethought.gradients.trees import Loss
 from forethought.gradients.whole_batch import check_loss
 
 _LONG = 8  # examples a group
-_HOOKS = (
-    "hooks on saved tensors (save_on_cpu and the like) see all examples at once: leave them out of "
-    "private training"
-)
-
-
-def refuse_hooks(hooks: Any, enter: Any) -> None:
-    """Hooks on saved tensors are not put in force."""
-    raise Refused(_HOOKS)
 
 
 def contributions(
@@ -119,9 +108,10 @@ class _Attempt:
     ) -> None:
         self.model, self.loss, self.batch, self.trained = model, loss, batch, trained
         self._observe = observe
+        boundary.check()
         self._known = remembered.of(model)
-        if boundary.saving_hooks_in_force():
-            raise Refused(_HOOKS)
+        if boundary.hooks_in_force():
+            raise Refused(boundary.NO_HOOKS)
         self._modules = list(model.named_modules())
         refusals.hooked(self._modules)
         self._generators = Generators([p.device for p in trained.values()][:1])
@@ -201,6 +191,9 @@ class _Attempt:
             except Refused:
                 raise
             except (Unable, Exception) as error:  # alone, the example will tell what it is
+                if boundary.refused_hooks(error):
+                    raise Refused(str(error)).with_traceback(error.__traceback__) from None
+                refusals.own_fault(error)
                 self._say_slow(error)
                 return None
             self._generators.restore()
@@ -226,8 +219,8 @@ class _Attempt:
     def _pass(self, index: Tensor | None, settings: Settings) -> dict[str, Term]:
         size = self.batch.lanes if index is None else len(index)
         places = Places(self.trained)
-        with self._around() as stack, torch.enable_grad():
-            values, lanes = self._forward(index, size, places, settings, stack)
+        with self._around(), torch.enable_grad():
+            values, lanes = self._forward(index, size, places, settings)
             left = self._backward(values, lanes)
             del values
             if left:
@@ -241,19 +234,17 @@ class _Attempt:
 
     def _loss_pass(self, index: Tensor | None, settings: Settings) -> Tensor:
         size = self.batch.lanes if index is None else len(index)
-        with self._around() as stack, torch.no_grad():
-            values, lanes = self._forward(index, size, Places({}), settings, stack)
+        with self._around(), torch.no_grad():
+            values, lanes = self._forward(index, size, Places({}), settings)
             self._check_state(lanes)
         return values
 
     @contextmanager
-    def _around(self) -> Iterator[ExitStack]:
+    def _around(self) -> Iterator[None]:
+        compiled = "torch._dynamo" in sys.modules  # else nothing can be
         try:
-            with ExitStack() as stack:
-                stack.enter_context(boundary.saving_hooks_by(refuse_hooks))
-                if "torch._dynamo" in sys.modules:  # else nothing can be compiled
-                    stack.enter_context(torch.compiler.set_stance("force_eager"))
-                yield stack
+            with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+                yield
         finally:
             self._restore()
 
@@ -263,7 +254,6 @@ class _Attempt:
         size: int,
         places: Places,
         settings: Settings,
-        stack: ExitStack,
     ) -> tuple[Tensor, Lanes]:
         inputs, targets = self.batch.some(index)
         with boundary.entered(size) as level:
@@ -271,8 +261,6 @@ class _Attempt:
             observe = None if self._observe is None else _named(self._observe)
             lanes = Lanes(size, level, places, settings, draws, observe, self._asked)
             lanes.parameters = self._parameters
-            stack.enter_context(checkpoints.in_lanes(lanes))
-            stack.enter_context(boundary.functions_by(partial(foreign.call, lanes)))
 
             if settings.unshared:
                 inputs, targets = (trees.mapped(t, Tensor.clone) for t in (inputs, targets))
@@ -283,7 +271,7 @@ class _Attempt:
             def wrap(leaf: Tensor) -> Tensor:
                 return lanes.followed(boundary.lane(leaf, 0, level))
 
-            with lanes:
+            with foreign.answered(lanes), lanes:
                 outputs = trees.call(self.model, trees.mapped(inputs, wrap))
                 wanted = trees.mapped(targets, wrap)
                 found = self.loss(outputs, wanted)

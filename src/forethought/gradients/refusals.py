@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,11 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forethought.gradients import foreign
-from forethought.gradients.boundary import FUNCTION_CALL, is_lane, physical
+from forethought.gradients.boundary import FUNCTION_CALL, GETTERS, global_hooks, is_lane, physical
 from forethought.gradients.control import Refused, Unable
 from forethought.gradients.lanes import Lanes, handles
-
-_GETTERS = vars(torch._C.TensorBase)
 
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], at: int, name: str) -> Any:
@@ -105,23 +104,25 @@ def _function(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return foreign.call(lanes, kind, args[1:], lambda kind, *rest: kind.apply(*rest))
 
 
-@handles(_GETTERS["data"].__get__, always=True)
+@handles(GETTERS["data"].__get__, always=True)
 def _data(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return args[0].detach()  # the same memory; unlike .data, its changes are counted
 
 
-@handles(_GETTERS["requires_grad"].__get__)
+@handles(GETTERS["requires_grad"].__get__)
 def _requires_grad(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return physical(args[0])[0].requires_grad
 
 
-@handles(_GETTERS["is_leaf"].__get__)
+@handles(GETTERS["is_leaf"].__get__)
 def _is_leaf(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return physical(args[0])[0].is_leaf
 
 
-@handles(_GETTERS["grad_fn"].__get__)
+@handles(GETTERS["grad_fn"].__get__)
 def _grad_fn(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if physical(args[0])[0].grad_fn is None:
+        return None
     raise Refused("the graph of an example's value (grad_fn) is shared by all: leave it alone")
 
 
@@ -136,7 +137,7 @@ def _wants_gradient(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict
     return args[0]  # nobody could see that gradient: inner differentiation goes another way
 
 
-@handles(_GETTERS["requires_grad"].__set__)
+@handles(GETTERS["requires_grad"].__set__)
 def _sets_gradient(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return None
 
@@ -201,8 +202,7 @@ def hooked(modules: Iterable[tuple[str, nn.Module]]) -> None:
     Raises:
         Refused: naming the module or parameter.
     """
-    everywhere = torch.nn.modules.module
-    if everywhere._global_backward_hooks or everywhere._global_backward_pre_hooks:
+    if global_hooks(forwards=False):
         raise Refused("global backward hooks of modules see all examples at once: remove them")
     for name, module in modules:
         if isinstance(module, torch.jit.ScriptModule):
@@ -251,3 +251,28 @@ def module_at_fault(model: nn.Module, error: BaseException) -> str:
             found = f"{name} ({kind})" if name else kind
         trace = trace.tb_next
     return found or type(model).__name__
+
+
+_WRONG = (AttributeError, NameError, AssertionError)  # no answer of torch's to what a model does
+
+
+def own_fault(error: BaseException) -> None:
+    """Raise what this library did wrong itself: an example alone would hide it and blame the model.
+
+    Raises:
+        RuntimeError: the error was raised by a line of this package, and not by torch or a model.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or not isinstance(error, _WRONG):
+        return
+    place = Path(trace.tb_frame.f_code.co_filename)
+    if place.is_relative_to(_OURS):
+        raise RuntimeError(
+            f"a fault of forethought's own, not of the model ({place.name} line {trace.tb_lineno}, "
+            f"torch {torch.__version__}): {type(error).__name__}: {error}; please report it"
+        ) from error
+
+
+_OURS = Path(__file__).parent

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from forethought.gradients.boundary import wrapped
 from forethought.gradients.control import Refused
 from forethought.gradients.state import STANDARD
 
@@ -129,7 +130,7 @@ class Surroundings:
                 yield value
 
     def _tensor(self, value: Tensor) -> None:
-        if torch._C._functorch.is_functorch_wrapped_tensor(value):
+        if wrapped(value):
             return
         kept = value.detach().clone()
 

@@ -82,7 +82,7 @@ class Enclosure:
         self.start = dict(zip(self.trained, self.joined.part(self.first), strict=True))
         modules = list(model.named_modules())
         try:
-            if boundary.saving_hooks_in_force():
+            if boundary.hooks_in_force():
                 raise Refused("hooks on saved tensors see every group: leave them out")
             refusals.hooked(modules)
             self._surroundings = Surroundings([m for _, m in modules], model, *roots)

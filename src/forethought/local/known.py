@@ -31,8 +31,5 @@ def separable(model: nn.Module, loss: Loss) -> bool:
         and not (module._forward_hooks or module._forward_pre_hooks)
         for _, module in modules
     )
-    everywhere = nn.modules.module
-    hooks = everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks
-    if boundary.saving_hooks_in_force():
-        return False
+    hooks = boundary.hooks_in_force() or boundary.global_hooks()
     return known and not hooks and chain.declared_separable(loss)
