@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 import forethought as ft
+from forethought.accounting.interval import at_most
 from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
 from forethought.privacy import Clip, Privacy, Round
@@ -326,7 +327,7 @@ def test_a_model_that_was_trained_before_is_named(tmp_path: Path) -> None:
     model = nn.Linear(4, 2)
     first = train(model, data(), plan(3), out=tmp_path / "first")
     assert not before(first)
-    spent = f"{first.statement.epsilon.upper:.4g}"
+    spent = at_most(first.statement.epsilon.upper)
     second = train(model, data(), plan(2), out=tmp_path / "second")
     assert spent in before(second)[0]
     third = train(model, data(2), plan(2))
@@ -348,7 +349,7 @@ def test_a_model_from_a_run_folder_is_named(
     copy.load_state_dict(first.model.state_dict())
     again = train(copy, data(), plan(2), out=tmp_path / "second")
     assert "in first" in before(again)[0]
-    assert f"{first.statement.epsilon.upper:.4g}" in before(again)[0]
+    assert at_most(first.statement.epsilon.upper) in before(again)[0]
 
 
 # What ran is what was accounted.

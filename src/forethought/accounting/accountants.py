@@ -15,7 +15,7 @@ from forethought.accounting.adaptive import (
     selection_interval,
     trials_from_dict,
 )
-from forethought.accounting.interval import Interval
+from forethought.accounting.interval import Interval, at_most
 from forethought.accounting.pld.pairs import theorem
 from forethought.accounting.renyi.selection import PoissonTrials
 from forethought.accounting.summed import (
@@ -195,7 +195,7 @@ def _search(details: Mapping[str, Any]) -> tuple[str, ...]:
         if noise is None
         else "Trials were compared by their number of right answers on held-out records, each "
         f"count with Gaussian noise of standard deviation {noise:g}. ε covers those records too; "
-        f"for a training record it is {float(details['training']['epsilon']):.4g}"
+        f"for a training record it is {at_most(float(details['training']['epsilon']))}"
     )
     others = len(details["candidates"])
     return (

@@ -17,7 +17,7 @@ import numpy as np
 
 from forethought.accounting import exact
 from forethought.accounting.gaussian_filter import GAUSSIAN_FILTER_SCHEMA, GaussianFilter
-from forethought.accounting.interval import Interval
+from forethought.accounting.interval import Interval, at_most
 from forethought.accounting.pld.privacy_loss import Curve
 from forethought.accounting.profile_selection import best_of_epsilon
 from forethought.accounting.renyi.curves import RenyiCurve, canonne_epsilon, rdp
@@ -215,8 +215,9 @@ def selection_interval(
         known.append(_by_divergence(frozenset([mechanism, *others]), trials, at))
     if not any(math.isclose(number, value, rel_tol=TOLERANCE) for value in known):
         raise ValueError(
-            f"the search costs a training record ε = {spent:.6g} at δ = {at:g}, the details say "
-            f"{stated!r}: mechanism, trials and candidates are not those they were made for"
+            f"the search costs a training record ε = {at_most(spent, '.6g')} at δ = {at:g}, the "
+            f"details say {stated!r}: mechanism, trials and candidates are not "
+            "those they were made for"
         )
     if details["score_noise"] is not None:
         count = count_mechanism(real("score_noise", details["score_noise"], least=0), mechanism)

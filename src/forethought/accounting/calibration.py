@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 from forethought.accounting.exact import epsilon, estimate
+from forethought.accounting.interval import at_most
 from forethought.checks import real
 from forethought.mechanism import Adjacency, Budget, Clipping, Correlated, Mechanism, Rounds
 from forethought.samplings import Sampling
@@ -75,7 +76,8 @@ def calibrate(
     if meets[0] == meets[1]:
         raise ValueError(
             f"no solution in the bracket ({low:g}, {high:g}): ε at δ={budget.delta:g} is "
-            f"{ends[0]:.4g} and {ends[1]:.4g} at its ends, and the budget is {budget.epsilon:g}; "
+            f"{at_most(ends[0])} and {at_most(ends[1])} at its ends, and the budget is "
+            f"{budget.epsilon:g}; "
             f"{'both meet it' if meets[0] else 'neither meets it'}. Widen the bracket"
         )
     # `good` meets the budget, `bad` does not. ε is close to a power of the unknown.

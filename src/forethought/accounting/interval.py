@@ -1,9 +1,10 @@
-"""An interval that is certified to hold the true value."""
+"""An interval that is certified to hold the true value, and how its ends are printed."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from decimal import Decimal
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,12 @@ class Interval:
         if math.isnan(self.lower) or math.isnan(self.upper) or self.lower > self.upper:
             raise ValueError(f"no interval: lower {self.lower}, upper {self.upper}")
 
+    def __format__(self, form: str) -> str:
+        """``[lower, upper]``, both ends rounded outward."""
+        if not form:
+            return repr(self)
+        return f"[{at_least(self.lower, form)}, {at_most(self.upper, form)}]"
+
     def __contains__(self, value: float) -> bool:
         return self.lower <= value <= self.upper
 
@@ -24,3 +31,36 @@ class Interval:
     def relative_width(self) -> float:
         """(upper − lower)/upper; 0 when both ends are equal."""
         return 0.0 if self.upper == self.lower else (self.upper - self.lower) / self.upper
+
+
+def at_most(value: float, form: str = ".4g") -> str:
+    """``value`` as text that is not below it: how an upper bound is printed.
+
+    Args:
+        value: ε, δ, a detection rate, a cost. form: a format of kind "g", "f" or "%".
+
+    >>> at_most(1.31918), at_most(0.0554, ".0%")
+    ('1.32', '6%')
+    """
+    return _outward(value, form, 1)
+
+
+def at_least(value: float, form: str = ".4g") -> str:
+    """``value`` as text that is not above it: how a lower bound is printed."""
+    return _outward(value, form, -1)
+
+
+def _outward(value: float, form: str, side: int) -> str:
+    text = format(value, form)
+    if not math.isfinite(value):
+        return text
+    kind, places = form[-1], int(form.strip(",").lstrip(".")[:-1])
+    # The shortest decimal that is this number: 1e-05 is no more than it says.
+    exact = Decimal(repr(float(value))) * (100 if kind == "%" else 1)
+    shown = Decimal(text.rstrip("%").replace(",", ""))
+    if (shown - exact) * side >= 0:
+        return text
+    # One unit of the last digit shown.
+    last = shown.adjusted() + 1 - places if kind == "g" and shown else -places
+    moved = shown + side * Decimal(1).scaleb(last)
+    return format(moved / 100 if kind == "%" else float(moved), form)

@@ -6,6 +6,7 @@ import math
 import re
 from typing import TYPE_CHECKING
 
+from forethought.accounting.interval import at_least, at_most
 from forethought.accounting.releases import rows
 from forethought.mechanism import Correlated, Rounds
 from forethought.samplings import FullBatch, Sampling
@@ -47,14 +48,15 @@ def sentences(statement: Statement) -> tuple[str, str, str]:
     who = records(statement)
     what = "This model is" if statement.releases else "A model from these rounds would be"
     first = (
-        f"{what} ({statement.epsilon.upper:.4g}, {statement.delta:.3g})-differentially private for "
-        f"{who} ({statement.adjacency}), proven for {statement.way.covered}."
+        f"{what} ({at_most(statement.epsilon.upper)}, {at_most(statement.delta, '.3g')})-"
+        f"differentially private for {who} ({statement.adjacency}), proven for "
+        f"{statement.way.covered}."
     )
     rate, power = statement.attack[min(1, len(statement.attack) - 1)]
     second = (
         f"An attacker who wants to tell whether {who} was used, who knows everything but "
         f"{statement.way.unknown(statement.mechanism)}, and who accepts {rate:.1%} false alarms, "
-        f"succeeds at most {power:.1%} of the time."
+        f"succeeds at most {at_most(power, '.1%')} of the time."
     )
     count = len(statement.not_covered)
     third = f"It rests on {len(statement.assumptions)} stated assumptions" + (
@@ -80,7 +82,8 @@ def _not_private(statement: Statement) -> tuple[str, str, str]:
     if math.isfinite(statement.epsilon.upper):
         second = (
             f"With random numbers that nobody can draw again, the same rounds would have "
-            f"ε = {statement.epsilon.upper:.4g} at δ = {statement.delta:.3g}; this model has not."
+            f"ε = {at_most(statement.epsilon.upper)} at δ = {at_most(statement.delta, '.3g')}; "
+            "this model has not."
         )
     else:
         second = "An attacker who sees it may learn anything about any record."
@@ -122,9 +125,9 @@ def _numbers(statement: Statement) -> list[str]:
     return [
         "| quantity | value |",
         "| --- | --- |",
-        f"| {upper} | {s.epsilon.upper:.6g} |",
-        f"| ε (lower end: how tightly it is computed) | {s.epsilon.lower:.6g} |",
-        f"| δ | {s.delta:g} |",
+        f"| {upper} | {at_most(s.epsilon.upper, '.6g')} |",
+        f"| ε (lower end: how tightly it is computed) | {at_least(s.epsilon.lower, '.6g')} |",
+        f"| δ | {at_most(s.delta, '.6g')} |",
         f"| adjacency | {s.adjacency} |",
         f"| records protected together | {s.group} |",
         f"| records in the data | {'not stated' if s.examples is None else f'{s.examples:,}'} |",
@@ -171,7 +174,7 @@ def _meaning(statement: Statement) -> list[str]:
         "",
         "| false alarms accepted | detections, at most |",
         "| --- | --- |",
-        *(f"| {rate:.1%} | {power:.2%} |" for rate, power in statement.attack),
+        *(f"| {rate:.1%} | {at_most(power, '.2%')} |" for rate, power in statement.attack),
         "",
         "Guessing blindly gives as many detections as false alarms.",
         "",

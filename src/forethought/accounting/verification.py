@@ -14,7 +14,7 @@ from forethought.accounting import exact
 from forethought.accounting.adaptive import TOLERANCE
 from forethought.accounting.assumptions import required, suited
 from forethought.accounting.attack import Attack, bounded
-from forethought.accounting.interval import Interval
+from forethought.accounting.interval import Interval, at_least, at_most
 from forethought.accounting.releases import STOPPED, difference, of_the_rounds
 from forethought.accounting.statement import (
     Accounted,
@@ -123,14 +123,14 @@ def _epsilon(case: _Case) -> str | None:
     claimed, now = case.claimed.epsilon, case.epsilon
     if claimed.upper < now.upper and claimed.upper < _finest(case):
         raise StatementError(
-            f"the statement does not hold: it claims ε in [{claimed.lower:.6g}, "
-            f"{claimed.upper:.6g}] at δ = {case.claimed.delta:g}; its mechanism has ε in "
-            f"[{now.lower:.6g}, {now.upper:.6g}]"
+            f"the statement does not hold: it claims ε in {claimed:.6g} at δ = "
+            f"{at_most(case.claimed.delta, '.6g')}; its mechanism has ε in {now:.6g}"
         )
     if claimed.lower > now.upper * (1 + 1e-9):
         raise StatementError(
-            f"the statement does not hold: it says that ε is at least {claimed.lower:.6g}; its "
-            f"mechanism has at most {now.upper:.6g}"
+            f"the statement does not hold: it says that ε is at least "
+            f"{at_least(claimed.lower, '.6g')}; its mechanism has at most "
+            f"{at_most(now.upper, '.6g')}"
         )
     tolerance = _ACCURACY if case.claimed.way.composed is not None else TOLERANCE
     ends = ((claimed.upper, now.upper), (claimed.lower, now.lower))
@@ -138,16 +138,16 @@ def _epsilon(case: _Case) -> str | None:
         return None
     if all(_near(a, b, tolerance * max(now.upper, 1e-8)) for a, b in ends):
         return (
-            f"holds, and agrees with the [{now.lower:.6g}, {now.upper:.6g}] found here as far as "
+            f"holds, and agrees with the {now:.6g} found here as far as "
             "two machines do, not to the last digit"
         )
     if case.of_this_version or case.claimed.way.composed is None:
         raise StatementError(
-            f"the statement claims ε in [{claimed.lower:.6g}, {claimed.upper:.6g}] where its "
-            f"mechanism has [{now.lower:.6g}, {now.upper:.6g}]: they are not those it was made for"
+            f"the statement claims ε in {claimed:.6g} where its "
+            f"mechanism has {now:.6g}: they are not those it was made for"
         )
     return (
-        f"the upper end is a guarantee; this version finds [{now.lower:.6g}, {now.upper:.6g}], and "
+        f"the upper end is a guarantee; this version finds {now:.6g}, and "
         f"what {case.claimed.version} would have found is not known"
     )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forethought.accounting.interval import at_most
 from forethought.commands.options import (
     DataDir,
     Json,
@@ -187,8 +188,8 @@ def client(
     if took.statement is not None:
         spent = took.statement
         console.print(
-            f"released {took.updates} updates: ε {spent.guarantee:.4g} at δ {spent.delta:g}; "
-            f"statement in {folder}"
+            f"released {took.updates} updates: ε {at_most(spent.guarantee)} at δ "
+            f"{at_most(spent.delta, '.6g')}; statement in {folder}"
         )
     if as_json:
         print_json(

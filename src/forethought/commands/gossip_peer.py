@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from forethought.accounting.interval import at_most
 from forethought.commands.options import (
     DataDir,
     Json,
@@ -121,9 +122,10 @@ def peer(
         console.print(f"[yellow]alarm[/yellow] {code}: {text}", highlight=False)
     if took.statement is not None and took.outsider is not None:
         console.print(
-            f"released {took.updates} updates: ε {took.statement.guarantee:.4g} at "
-            f"δ {took.statement.delta:g} against the neighbours, {took.outsider.guarantee:.4g} "
-            f"against somebody who sees one final model; statements in {folder}"
+            f"released {took.updates} updates: ε {at_most(took.statement.guarantee)} at "
+            f"δ {at_most(took.statement.delta, '.6g')} against the neighbours, "
+            f"{at_most(took.outsider.guarantee)} against somebody who sees one final model; "
+            f"statements in {folder}"
         )
     if done.accuracy is not None:
         console.print(f"accuracy {done.accuracy:.1%} of this worker's model")

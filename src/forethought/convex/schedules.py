@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from forethought.accounting.gaussian import gaussian_epsilon, gaussian_mu
+from forethought.accounting.interval import at_most
 from forethought.checks import real, whole
 from forethought.convex.problems import Problem
 from forethought.mechanism import Budget
@@ -163,7 +164,7 @@ def horizon(
         needed = gaussian_epsilon(budget.delta, first * (1 + 1e-9))
         raise ValueError(
             f"the budget pays for no iteration of this schedule: its first noise, {sigma:.4g}, "
-            f"against a sensitivity of {delta:.4g} spends ε = {needed:.4g} at δ = "
+            f"against a sensitivity of {delta:.4g} spends ε = {at_most(needed)} at δ = "
             f"{budget.delta:.3g}, more than {budget.epsilon:g}. Raise ε to that, take more noise, "
             "or the default schedule, which any budget pays for"
         )

@@ -25,6 +25,7 @@ from typing import Any, Literal, get_args
 
 from forethought.accounting import parallel
 from forethought.accounting.assumptions import Randomness
+from forethought.accounting.interval import at_most
 from forethought.accounting.statement import Statement, StatementError, account
 from forethought.accounting.summed import AGGREGATE, SECURE_AGGREGATION
 from forethought.caveats import Caveat
@@ -203,9 +204,11 @@ def overview(
                 )
                 for view in views
             ]
-            cells = [f"{one.guarantee:.4g}" for one in made]
+            cells = [at_most(one.guarantee) for one in made]
             rounds, delta = len(made[0].mechanism), made[0].delta
-        lines.append(f"| {member.name} | {rounds:,} | {' | '.join(cells)} | {delta:g} |")
+        lines.append(
+            f"| {member.name} | {rounds:,} | {' | '.join(cells)} | {at_most(delta, '.6g')} |"
+        )
     return "\n".join(lines)
 
 
@@ -338,7 +341,7 @@ class Policy:
         found = client_statement(federation, client, view, delta=self.delta).guarantee
         if found > self.epsilon:
             raise FederationError(
-                f"the plan for {federation.members[client].name!r} spends epsilon {found:.4g} at "
-                f"delta {self.delta:g}, the policy allows {self.epsilon:g}: ask for a plan with "
-                "more noise or fewer rounds"
+                f"the plan for {federation.members[client].name!r} spends epsilon "
+                f"{at_most(found)} at delta {at_most(self.delta, '.6g')}, the policy allows "
+                f"{self.epsilon:g}: ask for a plan with more noise or fewer rounds"
             )

@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 
 from forethought.accounting import exact
 from forethought.accounting.assumptions import Randomness
-from forethought.accounting.interval import Interval
+from forethought.accounting.interval import Interval, at_most
 from forethought.accounting.parallel import shared as together
 from forethought.accounting.statement import Statement, account
 from forethought.accounting.summed import AGGREGATE, NETWORK
@@ -245,19 +245,20 @@ def overview(
         transcript = None if transcripts is None else transcripts[worker]
         delta = gossip.plan(worker).delta
         if transcript is not None and not len(transcript):
-            lines.append(f"| {member.name} | 0 | 0 | 0 | 0 | {delta:g} |")
+            lines.append(f"| {member.name} | 0 | 0 | 0 | 0 | {at_most(delta, '.6g')} |")
             continue
         cells = [
             worker_statement(gossip, worker, view, transcript=transcript, randomness=randomness)
             for view in ("neighbours", "outsider")
         ]
-        shown = " | ".join(f"{one.guarantee:.4g}" for one in cells)
+        shown = " | ".join(at_most(one.guarantee) for one in cells)
         try:
-            paper = f"{as_in_the_paper(gossip, worker).upper:.4g}"
+            paper = at_most(as_in_the_paper(gossip, worker).upper)
         except GossipError:
             paper = "–"
         lines.append(
-            f"| {member.name} | {len(cells[0].mechanism):,} | {shown} | {paper} | {delta:g} |"
+            f"| {member.name} | {len(cells[0].mechanism):,} | {shown} | {paper} | "
+            f"{at_most(delta, '.6g')} |"
         )
     return "\n".join(lines)
 

@@ -16,6 +16,7 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
+from forethought.accounting.interval import at_most
 from forethought.data import Encoder
 from forethought.data.columns import EPOCH, Category, Date, Number
 from forethought.jobs.job import JobError
@@ -134,8 +135,8 @@ def _whole(predictor: Predictor, network: ModelProto) -> ModelProto:
     helper.set_model_props(
         model,
         {
-            "epsilon": f"{predictor.statement.epsilon.upper:.6g}",
-            "delta": f"{predictor.statement.delta:g}",
+            "epsilon": at_most(predictor.statement.epsilon.upper, ".6g"),
+            "delta": at_most(predictor.statement.delta, ".6g"),
             **({} if about is None or about.model is None else {"model": about.model}),
             **before(predictor),
         },

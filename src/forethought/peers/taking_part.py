@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forethought.accounting.assumptions import Randomness
+from forethought.accounting.interval import at_most
 from forethought.accounting.statement import Statement
 from forethought.exchange.keys import Keys as MemberKeys
 from forethought.exchange.ledger import LEDGER, ClientLedger
@@ -80,7 +81,7 @@ class Share:
         found = worker_statement(gossip, me, delta=self.delta).guarantee
         if found > self.epsilon:
             raise GossipError(
-                f"the plan of {name!r} spends epsilon {found:.4g}, its owner allows "
+                f"the plan of {name!r} spends epsilon {at_most(found)}, its owner allows "
                 f"{self.epsilon:g}: ask for a plan with more noise or fewer rounds"
             )
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from forethought.accounting import exact
 from forethought.accounting.calibration import calibrate
+from forethought.accounting.interval import at_most
 from forethought.accounting.limits import gaussian_delta
 from forethought.checks import real, whole
 from forethought.mechanism import Adjacency, Budget, Correlated, Mechanism, Rounds
@@ -107,7 +108,7 @@ def next_phase(
         spent = 0.0 if earlier is None else exact.epsilon(earlier, budget.delta).upper
         raise PlanError(
             f"{count} rounds with noise multiplier {sigma:g} do not fit into ε = "
-            f"{budget.epsilon:g} after ε = {spent:.4g} has been spent, even with sample size "
+            f"{budget.epsilon:g} after ε = {at_most(spent)} has been spent, even with sample size "
             f"{smallest}: raise the noise multiplier, run fewer rounds, or stop here"
         )
     size = N if fits(N) else int(calibrate(total, budget, (smallest, N), integer=True))
@@ -193,7 +194,7 @@ def plan_phases(plan: Plan, *, phases: int = 3, shrink: float = SHRINK) -> Plan:
             f"phase {j}",
             f"{f.rounds.count} rounds with σ = {f.rounds.noise_multiplier:.4g} and sample size "
             f"{expected_batch(f.rounds.sampling, plan.examples):.0f}; exact ε up to here "
-            f"{f.epsilon:.4g}. Closed form: "
+            f"{at_most(f.epsilon)}. Closed form: "
             + (
                 f.remark
                 if f.closed_form is None

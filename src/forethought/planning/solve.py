@@ -14,6 +14,7 @@ from typing import Any, Unpack
 from forethought.accounting import exact
 from forethought.accounting.calibration import calibrate
 from forethought.accounting.calibration import noise_multiplier as exact_noise
+from forethought.accounting.interval import at_most
 from forethought.augmentation import Augmentation
 from forethought.mechanism import Budget, Mechanism, Rounds
 from forethought.planning import defaults, persons
@@ -404,8 +405,9 @@ def _solve_rounds(request: PlanRequest, budget: Budget, sigma: float, batch: int
         spent = exact.epsilon(make(1), budget.delta, request.protected).upper
         least = _noise(request, budget, batch, 1)
         raise PlanError(
-            f"noise_multiplier {sigma:g} at batch {batch} spends ε = {spent:.4g} in one round, "
-            f"more than {budget.epsilon:g}: raise noise_multiplier to at least {least:.4g}"
+            f"noise_multiplier {sigma:g} at batch {batch} spends ε = {at_most(spent)} in one "
+            f"round, more than {budget.epsilon:g}: raise noise_multiplier to at "
+            f"least {at_most(least)}"
         )
     return make(rounds)
 
@@ -423,7 +425,7 @@ def _solve_batch(request: PlanRequest, budget: Budget, sigma: float) -> Mechanis
         least = exact.epsilon(make(1), budget.delta, request.protected).upper
         raise PlanError(
             f"with noise_multiplier {sigma:g} even a batch of one record exceeds ε = "
-            f"{budget.epsilon:g} (it has {least:.4g}): raise "
+            f"{budget.epsilon:g} (it has {at_most(least)}): raise "
             "noise_multiplier, or shorten the run"
         )
     return make(batch)

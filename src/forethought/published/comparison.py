@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from forethought.accounting import exact
+from forethought.accounting.interval import at_least
 from forethought.accounting.renyi.curves import rdp
 from forethought.accounting.strong_adversary import KnownHits
 from forethought.mechanism import Mechanism, Rounds, UnsupportedMechanismError
@@ -77,7 +78,7 @@ def compare(
         UnsupportedMechanismError: no theorem covers the mechanism.
     """
     interval = exact.epsilon(mechanism, delta, group)
-    note = f"certified; at least {interval.lower:.6g}"
+    note = f"certified; at least {at_least(interval.lower, '.6g')}"
     rows = [Row("exact", interval.upper, True, note)]
     analyses: dict[str, Callable[[], _Answer]] = {
         "Rényi": lambda: _Answer(

@@ -10,6 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from forethought.accounting.interval import at_least, at_most
 from forethought.auditing.verdict import NO_GUARANTEE, Audit
 from forethought.report.figures import BLUE, GREEN, GREY, ORANGE, new_axes
 
@@ -36,12 +37,12 @@ def show_audit(console: Console, audit: Audit) -> None:
         confidence = f"{100 * attack.confidence:.0f} % confidence"
         noise = "∞" if math.isinf(attack.noise_at_most) else f"{attack.noise_at_most:.3g}"
         bound = attack.one_run_epsilon
-        one_run = "" if bound is None else f"one-run bound {bound:.3g}; "
+        one_run = "" if bound is None else f"one-run bound {at_least(bound, '.3g')}; "
         console.print(
             f"Attack: {attack.games:,} membership games over {attack.rounds:,} rounds show ε of at "
-            f"least {attack.epsilon[0]:.3g} ({one_run}{confidence}), as if noise were at most "
-            f"{noise} times what is claimed. Claimed for these rounds: "
-            f"{attack.claimed_epsilon:.4g} at δ = {attack.delta:.2g}."
+            f"least {at_least(attack.epsilon[0], '.3g')} ({one_run}{confidence}), as if noise were "
+            f"at most {noise} times what is claimed. Claimed for these rounds: "
+            f"{at_most(attack.claimed_epsilon)} at δ = {at_most(attack.delta, '.2g')}."
         )
     for note in audit.notes:
         console.print(f"Note: {note[:1].upper()}{note[1:].rstrip('.')}.")

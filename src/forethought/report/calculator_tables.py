@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from forethought.accounting.interval import at_most
 from forethought.published.calculators_exact import Calculated
 from forethought.published.closed_form import SampleSizes
 
@@ -26,9 +27,11 @@ def show(console: Console, plans: Sequence[Calculated]) -> None:
         facts.add_row("sample size s", sizes_text(result.sizes))
         facts.add_row("rounds T", f"{result.sizes.total_rounds:,}")
         facts.add_row("gradients K", f"{result.sizes.gradients:,.0f}")
-        facts.add_row("ε, δ of the formula", f"{result.epsilon:.5g}, {result.delta:.4g}")
+        facts.add_row(
+            "ε, δ of the formula", f"{at_most(result.epsilon, '.5g')}, {at_most(result.delta)}"
+        )
         facts.add_row("σ of the formula", f"{result.sigma:.5g}")
-        facts.add_row("ε, exact at this σ", f"{result.exact.upper:.5g}")
+        facts.add_row("ε, exact at this σ", at_most(result.exact.upper, ".5g"))
         needed = plan.exact_noise_multiplier
         facts.add_row(
             "σ, exact for this ε",

@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Sequence
 from html import escape
 
+from forethought.accounting.interval import at_most
+
 WIDTH, HEIGHT = 560, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 16, 12, 44
 Points = Sequence[tuple[float, float]]
@@ -28,6 +30,7 @@ def curve(
     y: str,
     *,
     shown: Callable[[float], str] = short,
+    marked: Callable[[float], str] | None = None,
     reference: Points = (),
     reference_name: str = "",
     lowest: float | None = None,
@@ -36,7 +39,8 @@ def curve(
     """One curve with axes; hovering shows the nearest point, and so does a table for readers.
 
     Args:
-        points: (x, y), by growing x. x, y: what the axes are. shown: how a value of y is written.
+        points: (x, y), by growing x. x, y: what the axes are. shown: how a value of y is written;
+            marked: that of a point, if otherwise.
         reference: a second, dotted line, such as blind guessing. reference_name: what it is.
         lowest, highest: ends of the vertical axis; by default those of the values.
     """
@@ -71,8 +75,9 @@ def curve(
             f"{escape(reference_name)}</text>"
         )
     parts.append(f'<path class="line" d="{_path(points, to_x, to_y)}"/>')
+    marked = marked or shown
     marks = [
-        [round(to_x(a), 2), round(to_y(b), 2), f"{x} {short(a)}: {shown(b)}"] for a, b in points
+        [round(to_x(a), 2), round(to_y(b), 2), f"{x} {short(a)}: {marked(b)}"] for a, b in points
     ]
     parts.append(f'<circle class="dot" r="4" cx="{marks[-1][0]}" cy="{marks[-1][1]}"/>')
     parts.append('<text class="tip" x="0" y="0"></text></svg>')
@@ -89,9 +94,10 @@ def scale(value: float, examples: Sequence[tuple[float, str]]) -> str:
     def place(epsilon: float) -> float:
         return to_x(math.log(min(max(epsilon, low), high)))
 
+    shown = at_most(value, ".3g") + ("" if value <= high else ", beyond the scale")
     parts = [
         f'<svg class="scale" viewBox="0 0 760 {middle + 20 + 19 * len(examples)}" role="img" '
-        f'aria-label="ε = {value:.3g} on a scale from 0.1 to 100">'
+        f'aria-label="ε = {shown} on a scale from 0.1 to 100">'
         '<defs><linearGradient id="strength"><stop offset="0" stop-color="#009E73"/>'
         '<stop offset=".45" stop-color="#E69F00"/><stop offset=".8" stop-color="#D55E00"/>'
         f'</linearGradient></defs><rect x="20" y="{middle - 6}" width="720" height="8" rx="4" '
@@ -103,7 +109,6 @@ def scale(value: float, examples: Sequence[tuple[float, str]]) -> str:
         )
     at = place(value)
     anchor = "start" if at < 120 else "end" if at > 640 else "middle"
-    shown = f"{value:.3g}" if value <= high else f"{value:.3g}, beyond the scale"
     parts.append(
         f'<path class="here" d="M{at} {middle - 8} l-7 -14 h14 z"/>'
         f'<text class="here {anchor}" x="{at}" y="{middle - 40}">this model: ε = {shown}</text>'

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forethought.accounting import exact
+from forethought.accounting.interval import at_most
 from forethought.mechanism import Mechanism
 
 if TYPE_CHECKING:
@@ -98,11 +99,11 @@ def draw_epsilon(mechanism: Mechanism, delta: float, path: Path, group: int = 1)
         interval.upper
         for interval in exact.epsilon_curve(mechanism, delta, rounds, group, accuracy=1e-3)
     ]
-    figure, axes = new_axes("What it cost", "round", f"ε at δ = {delta:.2g}")
+    figure, axes = new_axes("What it cost", "round", f"ε at δ = {at_most(delta, '.2g')}")
     axes.plot(rounds, values, color=ORANGE, linewidth=1.8)
     axes.set_ylim(bottom=0)
     axes.annotate(
-        f"ε = {values[-1]:.3g}",
+        f"ε = {at_most(values[-1], '.3g')}",
         (rounds[-1], values[-1]),
         textcoords="offset points",
         xytext=(-14, 2),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from forethought.accounting.interval import at_most
 from forethought.report.federation import SHOWN, draw_accuracies, draw_bars
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def show_simulated(console: Console, summary: Mapping[str, Any]) -> None:
         table.add_row(
             row["name"],
             f"{row['rounds']}",
-            spent if isinstance(spent, str) else f"{spent:.4g}",
+            spent if isinstance(spent, str) else at_most(spent),
             "" if budget is None else f"{budget:g}",
             "" if accuracy is None else f"{accuracy:.1%}",
             f"{row['busy']:.1f}",

@@ -11,6 +11,7 @@ from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING
 
+from forethought.accounting.interval import at_least, at_most
 from forethought.accounting.releases import rows
 from forethought.accounting.statement_text import protected, records
 from forethought.report import charts
@@ -104,7 +105,7 @@ def _head(s: Statement, first: str, second: str) -> list[str]:
 
 
 def _strength(s: Statement) -> list[str]:
-    table = [(f"{rate:.1%}", f"{power:.2%}") for rate, power in s.attack]
+    table = [(f"{rate:.1%}", at_most(power, ".2%")) for rate, power in s.attack]
     return [
         f"<figure>{charts.scale(s.epsilon.upper, PUBLISHED)}<figcaption>Smaller is stronger. The "
         "published figures protect other things in other settings (some one day of a person, some "
@@ -119,9 +120,9 @@ def _strength(s: Statement) -> list[str]:
 
 def _annex(s: Statement) -> list[str]:
     numbers = [
-        ("ε, certified upper end (the guarantee)", f"{s.epsilon.upper:.6g}"),
-        ("ε, certified lower end", f"{s.epsilon.lower:.6g}"),
-        ("δ", f"{s.delta:g}"),
+        ("ε, certified upper end (the guarantee)", at_most(s.epsilon.upper, ".6g")),
+        ("ε, certified lower end", at_least(s.epsilon.lower, ".6g")),
+        ("δ", at_most(s.delta, ".6g")),
         ("adjacency", s.adjacency),
         ("records protected together", f"{s.group}"),
         ("records in the data", "not stated" if s.examples is None else f"{s.examples:,}"),
@@ -145,7 +146,9 @@ def _result(results: Results) -> list[str]:
         (
             name,
             f"{figure.value:.3f}",
-            "" if figure.low is None else f"{figure.low:.3f} to {figure.high:.3f}",
+            ""
+            if figure.low is None
+            else f"{at_least(figure.low, '.3f')} to {at_most(figure.high, '.3f')}",
             f"{results.baseline[name]:.3f}" if name in results.baseline else "",
         )
         for name, figure in results.figures.items()
@@ -173,13 +176,13 @@ def _result(results: Results) -> list[str]:
 
 def _curves(summary: RunSummary) -> list[str]:
     found = []
-    for name, title, shown in (
-        ("accuracy", "accuracy on held-out records", charts.percent),
-        ("epsilon", f"ε at δ = {summary.statement.delta:.2g}", charts.short),
+    for name, title, shown, marked in (
+        ("accuracy", "accuracy on held-out records", charts.percent, None),
+        ("epsilon", f"ε at δ = {at_most(summary.statement.delta, '.2g')}", charts.short, _cost),
     ):
         points = _column(summary.metrics, name)
         if len(points) > 1:
-            drawn = charts.curve(points, "round", title, shown=shown)
+            drawn = charts.curve(points, "round", title, shown=shown, marked=marked)
             found.append(f"<figure>{drawn}<figcaption>{escape(title)}</figcaption></figure>")
     attack = _attack(summary.statement)
     if attack:
@@ -189,6 +192,7 @@ def _curves(summary: RunSummary) -> list[str]:
             "false alarms accepted",
             "detections, at most",
             shown=charts.percent,
+            marked=_detected,
             reference=blind,
             reference_name="blind guessing",
             lowest=0.0,
@@ -196,6 +200,14 @@ def _curves(summary: RunSummary) -> list[str]:
         )
         found.append(f"<figure>{drawn}<figcaption>what an attacker can reach</figcaption></figure>")
     return found
+
+
+def _cost(epsilon: float) -> str:
+    return at_most(epsilon, ".3g")
+
+
+def _detected(power: float) -> str:
+    return at_most(power, ".1%")
 
 
 def _attack(s: Statement) -> list[tuple[float, float]]:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from forethought.accounting import exact
 from forethought.accounting.adaptive import PHASES_ALONE, SEARCH_ALONE
+from forethought.accounting.interval import at_most
 from forethought.accounting.statement import Statement
 from forethought.contributions import Persons
 from forethought.plans import Plan
@@ -97,7 +98,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
         ("adjacency", plan.mechanism.adjacency),
         (
             "ε of this plan alone" if alone else "expected ε",
-            f"{epsilon:.4g} at δ = {plan.delta:.3g}",
+            f"{at_most(epsilon)} at δ = {at_most(plan.delta, '.3g')}",
         ),
     ]
     return rows
@@ -172,7 +173,7 @@ def facts(event: Any) -> str:
     if event.accuracy is not None:
         parts.append(f"accuracy {event.accuracy:.1%}")
     if event.epsilon is not None:
-        parts.append(f"ε {event.epsilon:.3f}")
+        parts.append(f"ε {at_most(event.epsilon, '.3f')}")
     if event.clipped is not None:
         parts.append(f"clipped {event.clipped:.0%}")
     return "  ".join(parts)
@@ -232,8 +233,8 @@ def show_statement(console: Console, statement: Statement, *, verified: bool = F
     table.add_column(style="cyan", no_wrap=True)
     table.add_column()
     what = "ε, certified interval" if statement.private else "ε, had the randomness been secret"
-    table.add_row(what, _interval(statement))
-    table.add_row("δ", f"{statement.delta:.3g}")
+    table.add_row(what, f"{statement.epsilon:.6g}")
+    table.add_row("δ", at_most(statement.delta, ".3g"))
     table.add_row("adjacency", statement.adjacency)
     table.add_row("records protected together", str(statement.group))
     table.add_row("rounds", f"{len(statement.mechanism):,}")
@@ -252,7 +253,7 @@ def show_comparison(console: Console, rows: Sequence[Row]) -> None:
     table.add_column("guarantee")
     table.add_column("")
     for row in rows:
-        epsilon = "" if row.epsilon is None else f"{row.epsilon:.5g}"
+        epsilon = "" if row.epsilon is None else at_most(row.epsilon, ".5g")
         table.add_row(row.name, epsilon, "yes" if row.guarantee else "no", row.note)
     console.print(table)
 
@@ -274,10 +275,6 @@ def show_utility(console: Console, graph: UtilityGraph, tolerance: float) -> Non
         f"Choice: clip norm {choice.clip_norm:g}, noise multiplier {choice.noise_multiplier:.3g}. "
         f"{choice.reason}"
     )
-
-
-def _interval(statement: Statement) -> str:
-    return f"[{statement.epsilon.lower:.6g}, {statement.epsilon.upper:.6g}]"
 
 
 def show_verification(console: Console, verification: Verification) -> None:
@@ -305,7 +302,11 @@ def show_summary(console: Console, summary: RunSummary) -> None:
 def show_unfinished(console: Console, run: UnfinishedRun) -> None:
     """Print how far an interrupted run came, what that cost, and how to go on."""
     show_plan(console, run.plan)
-    spent = "" if run.spent is None else f", worth ε = {run.spent:.4g} at δ = {run.plan.delta:.3g}"
+    spent = (
+        ""
+        if run.spent is None
+        else f", worth ε = {at_most(run.spent)} at δ = {at_most(run.plan.delta, '.3g')}"
+    )
     console.print(
         f"\n[bold]Interrupted[/bold]  {run.released:,} of {run.plan.rounds:,} rounds may have been "
         f"released{spent}"
@@ -345,7 +346,7 @@ def show_front(console: Console, front: Front) -> None:
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(
-            f"{row.epsilon:.3g}",
+            at_most(row.epsilon, ".3g"),
             f"{row.noise:.3g}",
             f"{row.rounds:,}",
             f"{row.gradients:,.0f}",

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
+from forethought.accounting.interval import at_most
 from forethought.accounting.statement import Statement, StatementError
 from forethought.caveats import Caveat
 from forethought.rounds.records import content
@@ -49,7 +50,7 @@ def remember(model: torch.nn.Module, statement: Statement) -> None:
 def _spent(statement: Statement) -> str:
     if not statement.private:
         return "without a guarantee"
-    return f"ε = {statement.epsilon.upper:.4g} at δ = {statement.delta:.3g}"
+    return f"ε = {at_most(statement.epsilon.upper)} at δ = {at_most(statement.delta, '.3g')}"
 
 
 def _digest(model: torch.nn.Module) -> bytes:

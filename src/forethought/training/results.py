@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn import metrics
 
+from forethought.accounting.interval import at_least, at_most
 from forethought.training.measures import (
     MEASURES,
     Answers,
@@ -88,7 +89,7 @@ class Results:
             form, nothing = ".3g", "always saying the mean"
         around = ""
         if lead.low is not None and lead.high is not None:
-            around = f" ({lead.low:{form}} to {lead.high:{form}})"
+            around = f" ({at_least(lead.low, form)} to {at_most(lead.high, form)})"
         first = next(iter(self.figures))
         lines = [
             f"{name} on {self.examples:,} held-out records {lead.value:{form}}{around}; {nothing} "

@@ -16,6 +16,13 @@ let waiting = false, asked = false;
 const short = (x) => x >= 10000 ? Math.round(x).toLocaleString("en") :
   Number(x.toPrecision(3)).toString();
 
+// What reads as a bound is rounded up.
+function atMost(x) {
+  const near = Number(x.toPrecision(3));
+  return short(near >= x ? near : near + Math.pow(10, Math.floor(Math.log10(x)) - 2));
+}
+const atMostPercent = (x) => `${(Math.ceil(1000 * x - 1e-9) / 10).toFixed(1)} %`;
+
 function value(name) {
   const [least, most, log, whole] = SLIDERS[name], at = Number(byId(name).value);
   let found = log ? least * Math.pow(most / least, at) : at;
@@ -103,13 +110,13 @@ function draw(found) {
     found.unit === "persons" ? "for one person, as one contribution" : "for one record";
   byId("numbers").classList.remove("stale");
   byId("numbers").replaceChildren(
-    fact("ε, certified", short(found.epsilon), `δ ${found.delta.toExponential(1)}, ${whom}`),
+    fact("ε, certified", atMost(found.epsilon), `δ ${found.delta.toExponential(1)}, ${whom}`),
     fact("noise multiplier σ", short(found.sigma), `of ${short(found.examples)} ${found.unit}`),
     fact("batch", short(found.batch), `${found.unit}, expected`),
     fact("rounds", short(found.rounds), `${short(found.epochs)} epochs`),
     fact("accuracy to expect", percent(found.expected),
       `synthetic data; ${percent(found.without_noise)} without noise`),
-    fact("attacker at 1 % false alarms", percent(found.attack[1][1]), "detections, at most"));
+    fact("attacker at 1 % false alarms", atMostPercent(found.attack[1][1]), "detections, at most"));
   drawAttack(found.attack);
   drawFront(found.front, found.epsilon, found.noise);
   byId("reasons").replaceChildren(...found.reasons.map(([what, why]) => {
@@ -138,7 +145,7 @@ function drawAttack(rows) {
   for (const [a, p] of rows) {
     const dot = element("circle", { cx: x(a), cy: y(p), r: 4, fill: BLUE });
     dot.append(element("title", {}, `${(100 * a).toFixed(1)} % false alarms: at most ` +
-      `${(100 * p).toFixed(1)} % detections`));
+      `${atMostPercent(p)} detections`));
     svg.append(dot);
   }
   for (const mark of [0, 0.5, 1]) svg.append(element("text", { x: 44, y: y(mark) + 4,

@@ -1,0 +1,90 @@
+"""Bounds are printed on their safe side: as numbers, and on every page that shows them."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+from decimal import Decimal
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from forethought.accounting.interval import Interval, at_least, at_most
+from forethought.accounting.statement import account
+from forethought.mechanism import Mechanism, Rounds
+from forethought.published.comparison import compare
+from forethought.report import page, terminal
+from forethought.samplings import Poisson
+
+FORMS = (".2g", ".3g", ".4g", ".5g", ".6g", ".3f", ".0%", ".1%", ".2%", ",.4g")
+
+
+def number(text: str) -> Decimal:
+    value = Decimal(text.rstrip("%").replace(",", ""))
+    return value / 100 if text.endswith("%") else value
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_bound_is_printed_on_its_wrong_side(form):
+    rng = np.random.default_rng(3)
+    exponents = rng.uniform(-12, 5, 3000) if form[-1] == "g" else rng.uniform(-6, 0.3, 3000)
+    for value in map(float, 10.0**exponents):
+        above, below = at_most(value, form), at_least(value, form)
+        exact = Decimal(repr(value))
+        assert number(below) <= exact <= number(above)
+        # No further than one unit of the last digit.
+        last = Decimal("0.11") * exact if form[-1] == "g" else Decimal("0.01")
+        assert number(above) - number(below) <= last
+
+
+def test_what_is_exact_is_printed_as_it_is():
+    assert [at_most(x) for x in (1e-5, 0.1, 0.3, 2.0, 1234.0)] == [
+        "1e-05",
+        "0.1",
+        "0.3",
+        "2",
+        "1234",
+    ]
+    assert at_least(1e-5, ".3g") == "1e-05" and at_most(0.3 - 0.2) == "0.1"
+    assert at_most(1.0, ".2%") == "100.00%" and at_most(float("inf")) == "inf"
+    assert f"{Interval(1.31818, 1.31912):.4g}" == "[1.318, 1.32]"
+
+
+def printed(statement) -> list[str]:
+    """Every page that shows a statement, as text."""
+    console = Console(file=io.StringIO(), width=300)
+    terminal.show_statement(console, statement)
+    terminal.show_comparison(console, compare(statement.mechanism, statement.delta))
+    return [
+        " ".join(statement.sentences()),
+        statement.to_markdown(),
+        page.statement_page(statement, "title"),
+        console.file.getvalue(),
+    ]
+
+
+def test_every_page_rounds_bounds_to_their_safe_side():
+    # ε and rates with digits that are rounded down by custom, as 1.31918 and 5.54 % once were.
+    rng = np.random.default_rng(8)
+    made = account(Mechanism(Rounds(1.1, 2000, Poisson(0.01))), 1e-5)
+    for _ in range(20):
+        upper = float(rng.uniform(0.5, 9)) + 1e-9
+        lower = upper * 0.9991
+        powers = [x + float(rng.uniform(0.01, 0.09)) for x in (0.2, 0.4, 0.6)]
+        statement = replace(
+            made,
+            epsilon=Interval(lower, upper),
+            delta=float(rng.uniform(1e-6, 9e-6)),
+            attack=tuple((rate, x) for (rate, _), x in zip(made.attack, powers, strict=True)),
+        )
+        for text in printed(statement):
+            for shown in re.findall(r"\d+\.\d+(?:e-\d+)?%?", text):
+                value = number(shown)
+                for bound in (upper, statement.delta, *powers):
+                    exact = Decimal(repr(bound))
+                    near = max(exact * Decimal("0.0004"), Decimal("0.0006") * shown.endswith("%"))
+                    # A number that can only be this bound is not below it.
+                    if abs(value - exact) < near and (bound != upper or value > Decimal(lower)):
+                        assert value >= exact, shown
