@@ -147,7 +147,7 @@ def _result(results: Results) -> list[str]:
             name,
             f"{figure.value:.3f}",
             ""
-            if figure.low is None
+            if figure.low is None or figure.high is None
             else f"{at_least(figure.low, '.3f')} to {at_most(figure.high, '.3f')}",
             f"{results.baseline[name]:.3f}" if name in results.baseline else "",
         )
