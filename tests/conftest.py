@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,3 +26,10 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("the folder ../shared with real data and reference values is not here")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """Every test draws the same numbers, whatever ran before it."""
+    if drawn := sys.modules.get("drawn"):
+        drawn.reseed(0)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import forethought as ft
+from drawn import randint, randn
 from forethought.auditing import self_test
 from forethought.auditing.effort import effort as sizes
 from forethought.auditing.faults import FAULTS, MORE_FAULTS, Fault
@@ -67,7 +68,7 @@ def test_the_code_is_whole_again_after_a_fault() -> None:
         with fault.plant():
             pass
     model = torch.nn.Linear(3, 2)
-    data = (torch.randn(200, 3), torch.randint(0, 2, (200,)))
+    data = (randn(200, 3), randint(0, 2, (200,)))
     before = ft.train(model, data, PLAN, seed=1, noise_seed=1).model.weight.detach().clone()
     assert torch.isfinite(before).all()
     assert ft.epsilon(PLAN.mechanism, 1e-5).upper > 1
@@ -88,7 +89,7 @@ def test_a_plan_by_itself_is_audited_on_planted_models() -> None:
 def test_the_users_model_is_looked_at_and_left_alone() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
     before = [p.detach().clone() for p in model.parameters()]
-    data = (torch.randn(200, 5), torch.randint(0, 3, (200,)))
+    data = (randn(200, 5), randint(0, 3, (200,)))
     found = ft.audit(PLAN, model, data, level="quick", seed=3)
     assert not found.refuted, found.reason
     names = [f.name for f in found.findings]
@@ -106,7 +107,7 @@ COPIES = PLAN.with_(
 @pytest.mark.slow
 def test_a_record_whose_copies_are_clipped_one_by_one_is_seen() -> None:
     """A planted fault on the user's images, and nothing without it."""
-    records = TensorRecords(torch.randn(200, 1, 4, 4), torch.randint(0, 3, (200,)))
+    records = TensorRecords(randn(200, 1, 4, 4), randint(0, 3, (200,)))
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
     summed = contributions.clipped_sum
 
@@ -127,7 +128,7 @@ def test_a_record_whose_copies_are_clipped_one_by_one_is_seen() -> None:
 
 @pytest.mark.slow
 def test_copies_and_filters_stand_the_audit() -> None:
-    data = (torch.randn(200, 1, 4, 4), torch.randint(0, 3, (200,)))
+    data = (randn(200, 1, 4, 4), randint(0, 3, (200,)))
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
     found = ft.audit(COPIES, model, data, level="quick", seed=3)
     assert not found.refuted, found.reason

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from drawn import randn, stream
 from forethought import convex
 from forethought.convex.losses import loss_and_slope
 from forethought.convex.problems import problem_from_dict
@@ -46,8 +47,8 @@ def test_slopes_are_derivatives_and_constants_hold(problem) -> None:
     loss, slope = loss_and_slope(problem)
     for seed, scale in enumerate((0.0, 0.3, 1.0, 5.0)):
         rows, targets = _records(problem, 60, seed)
-        rng = torch.Generator().manual_seed(seed)
-        weight = torch.randn(rows.shape[1], problem.outputs, dtype=torch.float64, generator=rng)
+        rng = stream(seed)
+        weight = randn(rows.shape[1], problem.outputs, dtype=torch.float64, generator=rng)
         weight = scale * weight
         if problem.radius is not None:
             weight *= min(1.0, problem.radius / max(1e-9, float(weight.norm())))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.data.test_patches import digest, on_other_machines, pictures
 
+from drawn import rand, randn, stream
 from forethought.data import DataError, Dataset, Split, deep_patches, features
 from forethought.data.deep_patch_filters import arrays_of, leading_components
 from forethought.data.deep_patches import (
@@ -218,7 +219,7 @@ def test_windows_of_the_fine_grid_are_their_own_mirror_images():
 
 
 def test_flat_and_empty_images_are_finite_and_no_longer_than_one():
-    images = torch.stack([torch.zeros(1, 20, 21), torch.ones(1, 20, 21), torch.rand(1, 20, 21)])
+    images = torch.stack([torch.zeros(1, 20, 21), torch.ones(1, 20, 21), rand(1, 20, 21)])
     rows = deep_patch_features(images).flatten(1)
     assert torch.isfinite(rows).all()
     assert (rows.double().norm(dim=1) <= 1).all()
@@ -234,10 +235,10 @@ def test_each_image_is_transformed_by_itself():
 
 def test_leading_components_are_decorrelated():
     """Against the covariance's own eigenvectors, on data of known spectrum."""
-    random = torch.Generator().manual_seed(0)
+    random = stream(0)
     deviations = torch.tensor([40.0, 20.0, 10.0, 1.0, 1.0, 1.0])
-    turn, _ = torch.linalg.qr(torch.randn(6, 6, generator=random))
-    counts = (torch.randn(200, 20, 6, generator=random) * deviations @ turn.T + 5).round()
+    turn, _ = torch.linalg.qr(randn(6, 6, generator=random))
+    counts = (randn(200, 20, 6, generator=random) * deviations @ turn.T + 5).round()
     known = leading_components(iter(counts.split(50)), 3)
     found = known.of(counts.clone(), 256.0).flatten(0, 1).double() / 256
     assert found.mean(0).abs().max() < 0.02

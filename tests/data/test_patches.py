@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from drawn import rand, randn, stream
 from forethought.data import DataError, Dataset, Split, features, load, patches
 from forethought.data.dead_leaves import dead_leaves
 from forethought.data.patch_filters import counted_filters
@@ -167,7 +168,7 @@ def test_sums_are_exact_whatever_the_image(seed, channels, side):
 
 
 def test_flat_and_empty_images_are_finite_and_no_longer_than_one():
-    images = torch.stack([torch.zeros(1, 14, 14), torch.ones(1, 14, 14), torch.rand(1, 14, 14)])
+    images = torch.stack([torch.zeros(1, 14, 14), torch.ones(1, 14, 14), rand(1, 14, 14)])
     rows = patch_features(images).flatten(1)
     assert torch.isfinite(rows).all()
     assert (rows.double().norm(dim=1) <= 1).all()
@@ -187,10 +188,7 @@ def test_the_constants_decorrelate_shapes_that_they_were_not_learnt_from():
 
 
 def test_filters_are_counted_to_seven_bits():
-    filters = (
-        torch.randn(8, 36, generator=torch.Generator().manual_seed(0))
-        * torch.logspace(-3, 2, 8)[:, None]
-    )
+    filters = randn(8, 36, generator=stream(0)) * torch.logspace(-3, 2, 8)[:, None]
     counted, exponents = counted_filters(filters)
     back = counted / np.exp2(exponents.astype(np.float64))[:, None]
     assert (np.abs(counted).max(1) >= 63).all()

@@ -16,6 +16,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from drawn import rand, randn
 from forethought.data.scattering import channels, group_normalised, scatter
 
 FIXTURE = Path(__file__).parent / "scattering_kymatio.npz"
@@ -71,7 +72,7 @@ def test_order_zero_and_one_are_what_the_definition_says() -> None:
 
 
 def test_shapes_channels_and_planes() -> None:
-    images = torch.rand(3, 2, 20, 24)
+    images = rand(3, 2, 20, 24)
     features = scatter(images)
     assert features.shape == (3, 2 * 81, 5, 6)
     assert channels(2, 8) == 81
@@ -80,7 +81,7 @@ def test_shapes_channels_and_planes() -> None:
 
 
 def test_chunks_change_nothing() -> None:
-    images = torch.rand(7, 1, 12, 12)
+    images = rand(7, 1, 12, 12)
     torch.testing.assert_close(
         scatter(images, chunk=2), scatter(images, chunk=16), atol=1e-6, rtol=0
     )
@@ -93,7 +94,7 @@ def test_a_constant_image_excites_no_wavelet() -> None:
 
 
 def test_normalisation_stays_within_each_example() -> None:
-    features = torch.randn(5, 81, 3, 3) * 7 + 2
+    features = randn(5, 81, 3, 3) * 7 + 2
     normal = group_normalised(features, 27)
     groups = normal.reshape(5, 27, -1)
     torch.testing.assert_close(groups.mean(-1), torch.zeros(5, 27), atol=1e-5, rtol=0)

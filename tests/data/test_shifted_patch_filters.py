@@ -5,6 +5,7 @@ import pytest
 import torch
 from tests.data.test_patches import pictures
 
+from drawn import randn, stream
 from forethought.data import shifted_patch_filters
 from forethought.data.patch_filters import counted_filters
 from forethought.data.shifted_patch_filters import altered, evened_out, values_of, weights_of
@@ -49,13 +50,13 @@ def test_a_point_moves_as_the_alteration_says(monkeypatch, name, size):
 def test_what_changes_most_within_an_image_is_evened_out(monkeypatch):
     """Without a ridge the components' covariance within becomes a multiple of the identity."""
     monkeypatch.setattr(shifted_patch_filters, "RIDGE", 0.0)
-    random = torch.Generator().manual_seed(0)
-    filters = torch.randn(6, 40, generator=random)
+    random = stream(0)
+    filters = randn(6, 40, generator=random)
     plain = Components(Filters(*counted_filters(filters)), np.zeros(6, np.int32))
     scale = torch.linspace(0.2, 4, 40)
-    changes = (torch.randn(4000, 40, generator=random) * scale * 8).round()
+    changes = (randn(4000, 40, generator=random) * scale * 8).round()
     seen = values_of(plain, changes)
-    means = 10 * torch.randn(40, generator=random).double()
+    means = 10 * randn(40, generator=random).double()
     found = evened_out(plain, seen.T @ seen, means)
     after = values_of(found, changes)
     covariance = after.T @ after / len(after)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import forethought as ft
+from drawn import randn, reseed, stream
 from forethought.federated.federation import Federation, Member
 from forethought.federated.reporting import ReportedAverage
 from forethought.federated.simulator import Simulator
@@ -24,13 +25,13 @@ ROUNDS = 12
 
 
 def data(examples: int = 60) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(3)
-    inputs = torch.randn(examples, 7, generator=generator)
+    generator = stream(3)
+    inputs = randn(examples, 7, generator=generator)
     return inputs, (inputs.sum(1) > 0).long()
 
 
 def small_model() -> nn.Module:
-    torch.manual_seed(1)
+    reseed(1)
     return nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Dropout(0.2), nn.Linear(5, 2))
 
 

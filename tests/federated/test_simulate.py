@@ -14,6 +14,7 @@ from machines import plan
 from torch import nn
 
 import forethought as ft
+from drawn import randn, reseed, stream
 from forethought.federated.federation import Federation, Member
 from forethought.federated.simulate import rehearsed, simulate, synchronous_seconds
 from forethought.holders.trainer import SharedModel
@@ -27,13 +28,13 @@ CLIENTS, ROUNDS = 4, 5
 
 
 def model() -> nn.Module:
-    torch.manual_seed(2)
+    reseed(2)
     return nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2))
 
 
 def shares() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(5)
-    inputs = torch.randn(CLIENTS, 40, 6, generator=generator)
+    generator = stream(5)
+    inputs = randn(CLIENTS, 40, 6, generator=generator)
     return [(part, (part.sum(1) > 0).long()) for part in inputs]
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from workers import gossip, plan
 
 import forethought as ft
+from drawn import randn, reseed, stream
 from forethought.gossip.compression import Compression
 from forethought.gossip.gossip import Gossip, GossipError, digest_of
 from forethought.gossip.simulate import SimulatedGossip, simulate, synchronous_seconds
@@ -28,13 +29,13 @@ SEEDS = ft.Seeds(1, 2)
 
 
 def model() -> nn.Module:
-    torch.manual_seed(2)
+    reseed(2)
     return nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2))
 
 
 def shares() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(5)
-    inputs = torch.randn(K, 40, 6, generator=generator)
+    generator = stream(5)
+    inputs = randn(K, 40, 6, generator=generator)
     return [(part, (part.sum(1) > 0).long()) for part in inputs]
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from drawn import randn, reseed
 from forethought.gradients import chain, clipped_sum, clipping, once, sums
 from forethought.gradients.rounding import CHARGE
 from forethought.rounds.losses import cross_entropy
@@ -64,12 +65,12 @@ def agree(
 
 
 def data(*shape: int, examples: int = 12) -> tuple[Tensor, Tensor]:
-    torch.manual_seed(0)
-    return torch.randn(examples, *shape), torch.arange(examples) % 3
+    reseed(0)
+    return randn(examples, *shape), torch.arange(examples) % 3
 
 
 def deep(*between: nn.Module) -> nn.Module:
-    torch.manual_seed(1)
+    reseed(1)
     return nn.Sequential(nn.Flatten(), nn.Linear(20, 8), *between, nn.Linear(8, 3))
 
 
@@ -264,7 +265,7 @@ def _shared() -> nn.Module:
 def test_what_could_change_a_layer_takes_the_general_way(
     taken: list[bool], make: Callable[[], nn.Module]
 ) -> None:
-    torch.manual_seed(2)
+    reseed(2)
     agree(make(), cross_entropy, *data(5))
     assert not any(taken)
 

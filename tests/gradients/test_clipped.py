@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from drawn import randint, randn, reseed
 from forethought.gradients import clipped_sum, example_losses, patches
 from forethought.gradients.clipping import automatic, per_layer
 from forethought.gradients.rounding import CHARGE
@@ -83,9 +84,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 def ready(name: str) -> tuple[nn.Module, Tensor, Tensor]:
-    torch.manual_seed(7)
+    reseed(7)
     make, shape = MODELS[name]
-    model, x, y = make(), torch.randn(8, *shape), torch.randint(0, 3, (8,))
+    model, x, y = make(), randn(8, *shape), randint(0, 3, (8,))
     model(x)  # lazy layers
     return model, x, y
 
@@ -155,7 +156,7 @@ def test_a_gradient_whose_squares_vanish_is_still_clipped() -> None:
 def test_a_gradient_that_cancels_over_time_is_still_clipped() -> None:
     # Σ_t g_t x_tᵀ is a small difference of large terms; its norm must not come out too small.
     layer = nn.Linear(64, 64, bias=False)
-    x = torch.randn(4, 2, 64) * 1e3
+    x = randn(4, 2, 64) * 1e3
     x[:, 1] = x[:, 0] * (1 + 1e-6)
     sign = torch.tensor([1.0, -1.0]).view(1, 2, 1)
 
@@ -242,15 +243,15 @@ def test_micro_batches_give_the_same_sum(name: str) -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_dropout_draws_once_and_the_same_as_an_ordinary_pass() -> None:
-    torch.manual_seed(3)
+    reseed(3)
     hidden = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.3))
     model = nn.Sequential(hidden, nn.Dropout(0.4), nn.Flatten(), nn.Linear(80, 3))
-    x, y = torch.randn(6, 5, 8), torch.randint(0, 3, (6,))
+    x, y = randn(6, 5, 8), randint(0, 3, (6,))
     for _ in range(2):
-        torch.manual_seed(11)
+        reseed(11)
         rows, norms = by_graph(model, x, y)
         after = torch.get_rng_state()
-        torch.manual_seed(11)
+        reseed(11)
         gradients, got = clipped_sum(model, loss, x, y, 1e6)
         assert torch.equal(torch.get_rng_state(), after)
         torch.testing.assert_close(got, norms, rtol=1e-4, atol=0)
@@ -261,13 +262,13 @@ def test_dropout_draws_once_and_the_same_as_an_ordinary_pass() -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_dropout_in_attention_is_another_for_every_example() -> None:
-    torch.manual_seed(3)
+    reseed(3)
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True)
     model = nn.Sequential(layer, nn.Flatten(), nn.Linear(40, 3))
-    x, y = torch.randn(1, 5, 8).expand(6, 5, 8), torch.zeros(6, dtype=torch.long)
-    torch.manual_seed(11)
+    x, y = randn(1, 5, 8).expand(6, 5, 8), torch.zeros(6, dtype=torch.long)
+    reseed(11)
     _, first = clipped_sum(model, loss, x, y, 1e6)
-    torch.manual_seed(11)
+    reseed(11)
     _, again = clipped_sum(model, loss, x, y, 1e6)
     assert torch.equal(first, again) and len(first.unique()) == 6
 
@@ -294,8 +295,8 @@ def test_bfloat16_autocast_of_a_recurrent_layer() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.lstm(x)[0][:, -1])
 
-    torch.manual_seed(0)
-    model, x, y = Model(), torch.randn(6, 3, 4), torch.randint(0, 3, (6,))
+    reseed(0)
+    model, x, y = Model(), randn(6, 3, 4), randint(0, 3, (6,))
     _, exact = clipped_sum(model, loss, x, y, 1.0)
     with torch.autocast("cpu", torch.bfloat16):
         gradients, norms = clipped_sum(model, loss, x, y, 1.0)
@@ -367,7 +368,7 @@ def _parameter(m: Any, x: Tensor) -> None:
 def test_a_model_that_keeps_values_of_the_examples_is_refused(remember: Any) -> None:
     model = Remembering(remember)
     with pytest.raises(ValueError, match=r"is not theirs|changes itself|written to"):
-        clipped_sum(model, loss, torch.randn(5, 4), torch.zeros(5, dtype=torch.long), 1.0)
+        clipped_sum(model, loss, randn(5, 4), torch.zeros(5, dtype=torch.long), 1.0)
     assert not model.mean.any() and not model.held and not hasattr(model, "last")
 
 
@@ -378,7 +379,7 @@ def test_what_a_pass_counts_is_put_back() -> None:
 
     model = Remembering(count)
     seen = model.seen
-    clipped_sum(model, loss, torch.randn(5, 4), torch.zeros(5, dtype=torch.long), 1.0)
+    clipped_sum(model, loss, randn(5, 4), torch.zeros(5, dtype=torch.long), 1.0)
     assert model.seen is seen and int(seen) == 0 and not hasattr(model, "calls")
 
 
@@ -387,14 +388,14 @@ def test_random_noise_with_a_parameter_that_has_no_rule_uses_one_draw() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.layer = nn.Linear(4, 3)
-            self.mix = nn.Parameter(torch.randn(3, 3))
+            self.mix = nn.Parameter(randn(3, 3))
 
         def forward(self, x: Tensor) -> Tensor:
             y = F.dropout(self.layer(x), 0.5)
             return torch.einsum("bi,ij->bj", y, self.mix)
 
     model = Noisy()
-    x, y = torch.randn(5, 4), torch.randint(0, 3, (5,))
+    x, y = randn(5, 4), randint(0, 3, (5,))
     for _ in range(5):
         gradients, _ = clipped_sum(model, loss, x[:1] * 100, y[:1], 0.1)
         assert float(flat(gradients).norm()) <= 0.1 * (1 + 1e-5)
@@ -412,7 +413,7 @@ def test_a_single_example_and_a_single_pair() -> None:
 
 def test_weight_norm_is_refused_nothing_but_slow() -> None:
     model = nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))
-    x, y = torch.randn(5, 4), torch.randint(0, 3, (5,))
+    x, y = randn(5, 4), randint(0, 3, (5,))
     gradients, _ = clipped_sum(model, loss, x, y, 1.0)
     assert len(gradients) == 3 and all(bool(v.any()) for v in gradients.values())
 
@@ -461,7 +462,7 @@ def test_a_fully_frozen_model_is_refused() -> None:
 def test_convolution_gradients_do_not_depend_on_how_many_are_written_at_a_time(
     monkeypatch: pytest.MonkeyPatch, groups: int, channels: int
 ) -> None:
-    image, gradient = torch.randn(5, channels, 6, 6), torch.randn(5, 9, 6, 6)
+    image, gradient = randn(5, channels, 6, 6), randn(5, 9, 6, 6)
     window = patches.Window((3, 3), (1, 1), (1, 1), (1, 1))
     term = patches.Convolved(image, gradient, window, groups)
     whole = term.rows()
@@ -485,8 +486,8 @@ class OwnLoss(nn.Module):
 
 
 def test_a_model_that_computes_its_own_loss_has_one_for_each_example() -> None:
-    torch.manual_seed(0)
-    model, x, y = OwnLoss(), torch.randn(6, 4), torch.randint(0, 3, (6,))
+    reseed(0)
+    model, x, y = OwnLoss(), randn(6, 4), randint(0, 3, (6,))
     inputs = {"x": x, "labels": y}
     _, norms = clipped_sum(model, lambda o, t: o["loss"], inputs, y, 1.0)
     _, wanted = clipped_sum(model.layer, loss, x, y, 1.0)
@@ -496,8 +497,8 @@ def test_a_model_that_computes_its_own_loss_has_one_for_each_example() -> None:
 
 
 def test_losses_of_examples_that_take_different_ways_or_go_alone() -> None:
-    torch.manual_seed(0)
-    x, y = torch.randn(6, 4), torch.randint(0, 3, (6,))
+    reseed(0)
+    x, y = randn(6, 4), randint(0, 3, (6,))
 
     class Branches(nn.Module):
         def __init__(self, slow: bool) -> None:
@@ -552,8 +553,8 @@ def test_what_python_remembers_of_one_example_does_not_reach_another(remember: A
         def forward(self, x: Tensor) -> Tensor:
             return self.layer(remember(self, x))
 
-    torch.manual_seed(0)
-    model, x, y = Model(), torch.randn(6, 4), torch.randint(0, 3, (6,))
+    reseed(0)
+    model, x, y = Model(), randn(6, 4), randint(0, 3, (6,))
     other = x.clone()
     other[2] *= -30
     norms = [clipped_sum(model, loss, inputs, y, 1.0)[1] for inputs in (x, other, x)]

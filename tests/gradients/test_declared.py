@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from drawn import randint, randn, reseed
 from forethought.gradients import BatchDims, clipped_sum
 
 B = 5
@@ -38,8 +39,8 @@ DIMS = BatchDims(inputs=1, outputs=1)
 
 
 def test_a_declared_model_has_the_gradients_of_its_examples() -> None:
-    torch.manual_seed(0)
-    model, x, y = TimeMajor().double(), torch.randn(7, B, 4).double(), torch.randint(0, 3, (B,))
+    reseed(0)
+    model, x, y = TimeMajor().double(), randn(7, B, 4).double(), randint(0, 3, (B,))
     parameters = list(model.parameters())
     values = classify(model(x)[0], y)
     rows = [torch.autograd.grad(v, parameters, retain_graph=True) for v in values]
@@ -55,8 +56,8 @@ def test_a_declared_model_has_the_gradients_of_its_examples() -> None:
 
 
 def test_a_declaration_that_is_not_true_stops_the_step() -> None:
-    torch.manual_seed(0)
-    model, x, y = TimeMajor(mix=0.01), torch.randn(7, B, 4), torch.randint(0, 3, (B,))
+    reseed(0)
+    model, x, y = TimeMajor(mix=0.01), randn(7, B, 4), randint(0, 3, (B,))
     with pytest.raises(RuntimeError, match="mixes examples"):
         clipped_sum(model, last, x, y, 1.0, batch_dims=DIMS)
 
@@ -66,7 +67,7 @@ def test_what_a_statement_has_to_say() -> None:
 
 
 def test_random_numbers_and_groups_are_refused() -> None:
-    model, x, y = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3)), torch.randn(B, 4), torch.ones(B)
+    model, x, y = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3)), randn(B, 4), torch.ones(B)
     with pytest.raises(ValueError, match="dropout"):
         clipped_sum(model, classify, x, y.long(), 1.0, batch_dims=BatchDims())
     groups = torch.zeros(B, dtype=torch.long)
@@ -83,9 +84,9 @@ def test_trees_of_inputs_have_a_dimension_each() -> None:
         def forward(self, first: Tensor, second: Tensor) -> Tensor:
             return self.layer(first.mean(0) + second)
 
-    torch.manual_seed(0)
-    model, y = Two(), torch.randint(0, 3, (B,))
-    inputs = {"first": torch.randn(2, B, 4), "second": torch.randn(B, 4)}
+    reseed(0)
+    model, y = Two(), randint(0, 3, (B,))
+    inputs = {"first": randn(2, B, 4), "second": randn(B, 4)}
     dims = BatchDims(inputs={"first": 1, "second": 0})
     _, norms = clipped_sum(model, classify, inputs, y, 1.0, batch_dims=dims)
     moved = {"x": inputs["first"].mean(0) + inputs["second"]}

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from drawn import randn
 from forethought.gradients import explain
 
 _PARTS = ("weight", "bias")
@@ -15,7 +16,7 @@ class Odd(nn.Module):
         self.conv = nn.Conv2d(64, 128, 3, padding=1)
         self.first = nn.Conv2d(1, 4, 5, padding=2)
         self.wide = nn.Conv2d(4, 64, 1)
-        self.mix = nn.Parameter(torch.randn(128, 4))
+        self.mix = nn.Parameter(randn(128, 4))
         self.out = nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -24,7 +25,7 @@ class Odd(nn.Module):
 
 
 def test_the_table_names_every_parameter_and_its_way(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = {row.parameter: row for row in explain(Odd(), torch.randn(16, 1, 4, 4))}
+    rows = {row.parameter: row for row in explain(Odd(), randn(16, 1, 4, 4))}
     printed = capsys.readouterr().out
     layers = [f"{name}.{part}" for name in ("conv", "first", "wide", "out") for part in _PARTS]
     assert set(rows) == {*layers, "mix"}
@@ -39,4 +40,4 @@ def test_the_table_names_every_parameter_and_its_way(capsys: pytest.CaptureFixtu
 
 def test_an_empty_example_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one example"):
-        explain(nn.Linear(2, 2), torch.randn(0, 2))
+        explain(nn.Linear(2, 2), randn(0, 2))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from drawn import randint, randn, randperm, reseed
 from forethought.gradients import SlowGradientsWarning, clipped_sum
 
 
@@ -66,11 +67,11 @@ SIZES = {"pairs": [2, 2, 2], "unequal": [3, 5, 2, 3], "long": [9, 12], "one": [1
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("make", [normalised, separate, recurrent])
 def test_a_group_has_its_mean_gradient(make: Callable[[], Any], sizes: str) -> None:
-    torch.manual_seed(0)
+    reseed(0)
     groups = torch.cat([torch.full((n,), i) for i, n in enumerate(SIZES[sizes])])
-    groups = groups[torch.randperm(len(groups))]
+    groups = groups[randperm(len(groups))]
     model = make().double()
-    x, y = torch.randn(len(groups), 2, 6, 6).double(), torch.randint(0, 3, (len(groups),))
+    x, y = randn(len(groups), 2, 6, 6).double(), randint(0, 3, (len(groups),))
     before = copy.deepcopy(model.state_dict())
     rows = means(model, x, y, groups)
     norms = torch.stack([torch.cat([g.flatten() for g in row.values()]).norm() for row in rows])
@@ -87,12 +88,12 @@ def test_a_group_has_its_mean_gradient(make: Callable[[], Any], sizes: str) -> N
 
 @pytest.mark.parametrize("size", [3, 9])
 def test_a_group_does_not_see_another(size: int) -> None:
-    torch.manual_seed(0)
+    reseed(0)
     groups = torch.arange(3).repeat_interleave(size)
     model = normalised()
-    x, y = torch.randn(len(groups), 2, 6, 6), torch.randint(0, 3, (len(groups),))
+    x, y = randn(len(groups), 2, 6, 6), randint(0, 3, (len(groups),))
     other = x.clone()
-    other[0] = 100 * torch.randn(2, 6, 6)
+    other[0] = 100 * randn(2, 6, 6)
     sums, norms = clipped_sum(model, classify, x, y, 0.1, groups)
     moved, others = clipped_sum(model, classify, other, y, 0.1, groups)
     assert torch.equal(norms[1:], others[1:]) and not torch.equal(norms[0], others[0])
@@ -113,6 +114,6 @@ def test_a_group_that_keeps_what_it_saw_is_refused() -> None:
 
     for size in (2, 10):
         groups = torch.arange(2).repeat_interleave(size)
-        x, y = torch.randn(2 * size, 4), torch.randint(0, 3, (2 * size,))
+        x, y = randn(2 * size, 4), randint(0, 3, (2 * size,))
         with pytest.raises(ValueError, match=r"mean|not theirs"):
             clipped_sum(Keeps(), classify, x, y, 1.0, groups)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from zoo.oracle import assert_isolated, compare, perturb, with_torchvision
 
+from drawn import randint, randn, reseed
 from forethought.gradients import clipped_sum
 
 B, T, D = 6, 3, 8
@@ -43,7 +44,7 @@ class Run(nn.Module):
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    torch.manual_seed(0)
+    reseed(0)
 
 
 @pytest.fixture(autouse=True)
@@ -54,11 +55,11 @@ def slow_is_sound() -> Iterator[None]:
 
 
 def vectors(examples: int = B) -> tuple[Tensor, Tensor]:
-    return torch.randn(examples, D), torch.randint(0, 3, (examples,))
+    return randn(examples, D), randint(0, 3, (examples,))
 
 
 def sequences(examples: int = B) -> tuple[Tensor, Tensor]:
-    return torch.randn(examples, T, D), torch.randint(0, 3, (examples,))
+    return randn(examples, T, D), randint(0, 3, (examples,))
 
 
 def zero(layer: nn.Linear) -> nn.Linear:
@@ -109,7 +110,7 @@ def test_an_untouched_vision_transformer() -> None:
 
     model = VisionTransformer(8, 4, 1, 2, 16, 32, num_classes=3)
     for _ in range(2):
-        x, y = torch.randn(4, 3, 8, 8), torch.randint(0, 3, (4,))
+        x, y = randn(4, 3, 8, 8), randint(0, 3, (4,))
         apart(model, x, y)
         perturb(model)
 
@@ -121,7 +122,7 @@ def test_an_adapter_that_begins_at_zero_on_a_time_major_fold() -> None:
         return self.head(torch.tanh(seen).reshape(T, -1, D).mean(0))
 
     base = nn.Linear(D, D).requires_grad_(False)
-    model = Run(forward, base=base, a=torch.randn(2, D), b=torch.zeros(D, 2), head=nn.Linear(D, 3))
+    model = Run(forward, base=base, a=randn(2, D), b=torch.zeros(D, 2), head=nn.Linear(D, 3))
     clipped_sum(model, classify, *sequences(), 1.0)
     perturb(model, 0.5)
     apart(model, *sequences())
@@ -162,7 +163,7 @@ def test_mixup_on_a_coin() -> None:
 
     for seed in range(8):
         model = Run(forward, head=nn.Linear(D, 3))
-        torch.manual_seed(seed)
+        reseed(seed)
         clipped_sum(model, classify, *vectors(), 1.0)
         for another in range(4):
             assert_isolated(
@@ -193,8 +194,8 @@ def test_tokens_chosen_by_a_mask_without_padding(lengths: tuple[int, ...]) -> No
         return self.head(sums)
 
     model = Run(forward, embed=nn.Linear(D, D), head=nn.Linear(D, 3))
-    x = torch.randn(4, 4, D)
-    y = torch.randint(0, 3, (4,))
+    x = randn(4, 4, D)
+    y = randint(0, 3, (4,))
     mask = torch.arange(4) < torch.tensor(lengths).unsqueeze(1)
     clipped_sum(model, classify, {"x": x, "mask": torch.ones_like(mask)}, y, 1.0)
     apart(model, {"x": x, "mask": mask}, y)
@@ -297,7 +298,7 @@ def test_complex_parameters_are_refused() -> None:
     def forward(self: Run, x: Tensor) -> Tensor:
         return (x.to(torch.complex64) @ self.weight).abs()
 
-    model = Run(forward, weight=torch.randn(D, 3, dtype=torch.complex64))
+    model = Run(forward, weight=randn(D, 3, dtype=torch.complex64))
     refused(model, *vectors(), classify, "weight", "complex")
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from drawn import randn, reseed
 from forethought.gradients import check_model, clipped_sum, replace_mixing_layers
 
 
@@ -29,7 +30,7 @@ def test_replacing_keeps_shapes_values_and_modes() -> None:
     check_model(model)
     assert isinstance(model[1], nn.GroupNorm) and model[1].training
     assert model[1].weight is weight and model[1].bias is bias
-    x, y = torch.randn(4, 3, 5, 5), torch.tensor([0, 1, 0, 1])
+    x, y = randn(4, 3, 5, 5), torch.tensor([0, 1, 0, 1])
     model(x)
     sums, _ = clipped_sum(model, lambda o, t: F.cross_entropy(o, t, reduction="none"), x, y, 1.0)
     assert sums["1.weight"].shape == (48,)
@@ -38,14 +39,14 @@ def test_replacing_keeps_shapes_values_and_modes() -> None:
 @pytest.mark.parametrize("channels", [2, 3, 6, 8, 16, 20, 64])
 def test_a_vector_normalised_inside_one_example_still_tells_examples_apart(channels: int) -> None:
     """Groups of one value are always zero, groups of two always one up, one down."""
-    torch.manual_seed(0)
+    reseed(0)
     layer = replace_mixing_layers(nn.Sequential(nn.BatchNorm1d(channels)))[0]
     with torch.no_grad():
-        outputs = layer(torch.randn(200, channels))
+        outputs = layer(randn(200, channels))
     assert outputs.std(0).min() > 0.5
     per_group = channels // layer.num_groups
     assert per_group >= min(8, channels)
-    assert layer(torch.randn(5, channels, 4)).shape == (5, channels, 4)
+    assert layer(randn(5, channels, 4)).shape == (5, channels, 4)
 
 
 def test_a_single_feature_cannot_be_normalised_by_itself() -> None:

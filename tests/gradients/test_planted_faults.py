@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from zoo import oracle
 from zoo.oracle import assert_isolated, compare
 
+from drawn import randn, reseed
 from forethought.gradients import boundary, clipped_sum, lanes, passes, refusals, registry, sums
 from forethought.gradients.state import State
 from forethought.gradients.surroundings import Surroundings
@@ -37,7 +38,7 @@ class Block(nn.Module):
         self.group = nn.GroupNorm(2, 4)
         self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
         self.memory = nn.LSTM(8, 6, batch_first=True)
-        self.matrix = nn.Parameter(torch.randn(6, 6))
+        self.matrix = nn.Parameter(randn(6, 6))
         self.head = nn.Linear(24, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -48,8 +49,8 @@ class Block(nn.Module):
 
 
 def subject() -> tuple[nn.Module, Tensor, Tensor]:
-    torch.manual_seed(0)
-    return Block(), torch.randn(4, 4, 8), torch.tensor([0, 1, 2, 1])
+    reseed(0)
+    return Block(), randn(4, 4, 8), torch.tensor([0, 1, 2, 1])
 
 
 @contextmanager
@@ -60,7 +61,7 @@ def caught() -> Iterator[None]:
 
 def test_without_a_fault_nothing_is_caught() -> None:
     model, x, y = subject()
-    compare(model, loss, x, y)
+    compare(model, loss, x, y, wide=True)
     assert_isolated(model, loss, x, y)
 
 
@@ -95,7 +96,7 @@ def test_sums_that_are_off_by_half_a_thousandth_in_one_tensor(
 
     monkeypatch.setattr(oracle, "clipped_sum", off)
     with caught():
-        compare(model, loss, x, y)
+        compare(model, loss, x, y, wide=True)
 
 
 def test_a_contribution_that_is_cut_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +108,7 @@ def test_a_contribution_that_is_cut_too_late(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr("forethought.gradients.clipped.clip_and_sum", late)
     with caught():
-        compare(model, loss, x, y)
+        compare(model, loss, x, y, wide=True)
 
 
 def test_a_saved_value_of_the_next_example(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +117,7 @@ def test_a_saved_value_of_the_next_example(monkeypatch: pytest.MonkeyPatch) -> N
     own = Site._front
     monkeypatch.setattr(Site, "_front", lambda self, v, d: own(self, v, d).roll(1, 0))
     with caught():
-        compare(model, loss, x, y)
+        compare(model, loss, x, y, wide=True)
 
 
 def test_a_whole_batch_function_that_mixes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,9 +134,9 @@ def test_a_whole_batch_function_that_mixes(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setitem(registry.PHYSICAL, function, mixing)
     with caught():
-        compare(model, loss, x, y)
+        compare(model, loss, x, y, wide=True)
     with caught():
-        assert_isolated(model, loss, x, y, scale=30.0)
+        assert_isolated(model.double(), loss, x.double(), y, scale=30.0, rtol=1e-6)
 
 
 def test_state_kept_across_examples(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from drawn import randn, reseed
 from forethought.gradients import SlowGradientsWarning, clipped_sum
 from forethought.gradients.rounding import CHARGE
 
@@ -89,9 +90,9 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
 def test_random_networks_equal_one_example_at_a_time(
     plan: list[str], again: list[int], frozen: list[int], seed: int
 ) -> None:
-    torch.manual_seed(seed)
+    reseed(seed)
     model = Net(plan, again, frozen).double()
-    x, y = torch.randn(B, 4, 6).double(), torch.randn(B).double()
+    x, y = randn(B, 4, 6).double(), randn(B).double()
     trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     rows = []
     for i in range(B):

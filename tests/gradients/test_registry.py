@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from drawn import randn
 from forethought.gradients import (
     Dense,
     Outer,
@@ -95,7 +96,7 @@ UNFIT = [_forgets_the_bias, _wrong_shape, _raises]
 @pytest.mark.parametrize("linear_rule", UNFIT, indirect=True)
 @pytest.mark.usefixtures("linear_rule")
 def test_a_rule_that_fails_is_named_and_not_used() -> None:
-    model, x, y = Net(), torch.randn(5, 3, 4), torch.randn(5)
+    model, x, y = Net(), randn(5, 3, 4), randn(5)
     with pytest.warns(SlowGradientsWarning, match=r"rule 'linear' failed"):
         assert close(model, x, y)
 
@@ -108,7 +109,7 @@ def _off_by_little(use: Use) -> Iterator[tuple[str, Term]]:
 @pytest.mark.parametrize("linear_rule", [_bias_of_the_last_position, _off_by_little], indirect=True)
 @pytest.mark.usefixtures("linear_rule")
 def test_the_comparison_with_autograd_catches_a_mistaken_rule() -> None:
-    model, x, y = Net(), torch.randn(5, 3, 4), torch.randn(5)
+    model, x, y = Net(), randn(5, 3, 4), randn(5)
     assert not close(model, x, y)
 
 
@@ -125,7 +126,7 @@ def test_a_rule_for_a_function_of_ones_own() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.scale, self.out = nn.Parameter(torch.randn(4)), nn.Linear(4, 2)
+            self.scale, self.out = nn.Parameter(randn(4)), nn.Linear(4, 2)
 
         def forward(self, x: Tensor) -> Tensor:
             return self.out(scaled_shift(x, self.scale))
@@ -134,7 +135,7 @@ def test_a_rule_for_a_function_of_ones_own() -> None:
         Rule("scaled shift", ("input", "scale"), ("scale",), ("input",), gradients), scaled_shift
     )
     try:
-        model, x, y = Model(), torch.randn(5, 3, 4), torch.randn(5)
+        model, x, y = Model(), randn(5, 3, 4), randn(5)
         assert close(model, x, y)
         rows = {row.parameter: row for row in explain(model, x)}
         assert rows["scale"].rules == "scaled shift"

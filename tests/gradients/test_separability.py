@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from drawn import randint, randn, reseed
 from forethought.gradients import Dense, Outer, Term, Use, clipped_sum
 from forethought.gradients.batch import Batch
 from forethought.gradients.passes import contributions
@@ -76,7 +77,7 @@ def own_function(m: Any, x: Tensor) -> Tensor:
 
 
 def sequence() -> Tensor:
-    return torch.randn(B, 6, 8)
+    return randn(B, 6, 8)
 
 
 CASES: dict[str, Any] = {
@@ -111,10 +112,10 @@ CASES: dict[str, Any] = {
     "lstm": (lambda: Run(recurrent, layer=nn.LSTM(8, 5, 2, batch_first=True)), (B, 6, 8)),
     "gru": (lambda: Run(recurrent, layer=nn.GRU(8, 5, batch_first=True)), (B, 6, 8)),
     "shared look-up": (
-        lambda: Run(looked_up, table=torch.randn(40, 8), layer=nn.Linear(8, 3)),
+        lambda: Run(looked_up, table=randn(40, 8), layer=nn.Linear(8, 3)),
         (B, 6, 8),
     ),
-    "derived weight": (lambda: Run(normed, weight=torch.randn(3, 8)), (B, 6, 8)),
+    "derived weight": (lambda: Run(normed, weight=randn(3, 8)), (B, 6, 8)),
     "branch": (lambda: Run(branched, layer=nn.Linear(8, 3)), (B, 6, 8)),
     "mask": (lambda: Run(masked, layer=nn.Linear(8, 3)), (B, 6, 8)),
     "own function": (
@@ -134,15 +135,15 @@ def classify(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", CASES)
 def test_other_rows_stay_bit_for_bit(name: str) -> None:
-    torch.manual_seed(0)
+    reseed(0)
     make, shape = CASES[name]
-    model, x, y = make(), torch.randn(shape), torch.randint(0, 3, (B,))
+    model, x, y = make(), randn(shape), randint(0, 3, (B,))
     other = x.clone()
-    other[CHANGED] = 100 * torch.randn(shape[1:])
+    other[CHANGED] = 100 * randn(shape[1:])
     trained = dict(model.named_parameters())
     found = []
     for inputs in (x, other):
-        torch.manual_seed(1)
+        reseed(1)
         with warnings.catch_warnings():
             warnings.simplefilter("error", category=UserWarning)
             terms = contributions(model, classify, Batch(inputs, y), trained)
@@ -174,14 +175,14 @@ def test_a_rule_that_mixes_a_millionth_is_caught(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_released_sum_moves_by_twice_the_bound_at_most(name: str) -> None:
-    torch.manual_seed(0)
+    reseed(0)
     make, shape = CASES[name]
-    model, x, y = make(), torch.randn(shape), torch.randint(0, 3, (B,))
+    model, x, y = make(), randn(shape), randint(0, 3, (B,))
     other = x.clone()
-    other[CHANGED] = 100 * torch.randn(shape[1:])
+    other[CHANGED] = 100 * randn(shape[1:])
     sums = []
     for inputs in (x, other):
-        torch.manual_seed(1)
+        reseed(1)
         found, _ = clipped_sum(model, classify, inputs, y, 0.01)
         sums.append(torch.cat([value.flatten() for value in found.values()]))
     assert float((sums[0] - sums[1]).norm()) <= 2 * 0.01

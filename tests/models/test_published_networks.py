@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from drawn import rand, randn
 from forethought.models import build
 from forethought.models.blocks import Gate, Shuffle, norm
 from forethought.models.wide import StandardisedConv2d
@@ -64,7 +65,7 @@ def test_filters_are_standardised():
     rows = layer.standardised().flatten(1)
     torch.testing.assert_close(rows.mean(1), torch.zeros(4), atol=1e-7, rtol=0)
     torch.testing.assert_close(rows.norm(dim=1), torch.tensor([1.0, 2.0, 0.5, 0.0]))
-    x = torch.randn(2, 3, 8, 8)
+    x = randn(2, 3, 8, 8)
     layer(x).sum().backward()
     assert layer(x).shape == (2, 4, 4, 4) and torch.isfinite(layer.weight.grad).all()
 
@@ -78,7 +79,7 @@ def test_the_acoustic_model_has_the_published_size():
 
 
 def test_a_sequence_has_one_class_or_one_for_each_frame():
-    x = torch.rand(2, 5, 7)
+    x = rand(2, 5, 7)
     assert build("lstm-32", inputs=(5, 7), classes=3)(x).shape == (2, 3)
     each = build("lstm-32", inputs=(5, 7), classes=3, every_frame=True, seed=1)
     one = build("lstm-32", inputs=(5, 7), classes=3, seed=1)
@@ -88,7 +89,7 @@ def test_a_sequence_has_one_class_or_one_for_each_frame():
 
 def test_an_image_is_read_row_by_row():
     model = build("lstm-32", inputs=(2, 4, 3), classes=3, seed=0)
-    x = torch.rand(1, 2, 4, 3)
+    x = rand(1, 2, 4, 3)
     rows = torch.stack([torch.cat([x[0, 0, i], x[0, 1, i]]) for i in range(4)])
     torch.testing.assert_close(model(x), model(rows.unsqueeze(0)))
 
@@ -98,7 +99,7 @@ def test_no_group_is_so_small_that_a_single_pixel_is_normalised_away(channels):
     layer = norm(channels)
     assert layer.num_groups <= 32 and channels // layer.num_groups >= 4
     assert sum(p.numel() for p in layer.parameters()) == 2 * channels
-    assert layer(torch.randn(1, channels, 1, 1)).abs().max() > 0.1
+    assert layer(randn(1, channels, 1, 1)).abs().max() > 0.1
 
 
 def test_shuffle_deals_channels_out_and_gates_weigh_them():
@@ -107,7 +108,7 @@ def test_shuffle_deals_channels_out_and_gates_weigh_them():
     gate = Gate(32)
     nn.init.zeros_(gate.gate[3].weight)
     nn.init.zeros_(gate.gate[3].bias)
-    y = torch.randn(2, 32, 3, 3)
+    y = randn(2, 32, 3, 3)
     torch.testing.assert_close(gate(y), y / 2)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from drawn import rand
 from forethought.models import build, names
 from forethought.models.activations import TemperedSigmoid
 from forethought.models.zoo import _MODELS
@@ -36,7 +37,7 @@ def count(model: nn.Module) -> int:
 def test_parameters_and_outputs(name, inputs, parameters):
     model = build(name, inputs=inputs, classes=10, seed=0)
     assert count(model) == parameters
-    assert model(torch.rand(4, *inputs)).shape == (4, 10)
+    assert model(rand(4, *inputs)).shape == (4, 10)
 
 
 def test_cnn_is_the_network_of_the_paper():
@@ -60,7 +61,7 @@ def test_cnn_is_the_network_of_the_paper():
 @pytest.mark.parametrize("name", ["lenet5", "cnn", "tempered-cnn"])
 @pytest.mark.parametrize("side", [(12, 12), (13, 17), (14, 15), (29, 31), (32, 48)])
 def test_convolutional_models_take_any_size(name, side):
-    assert build(name, inputs=(2, *side), classes=3)(torch.rand(2, 2, *side)).shape == (2, 3)
+    assert build(name, inputs=(2, *side), classes=3)(rand(2, 2, *side)).shape == (2, 3)
 
 
 def small(name: str, seed: int) -> nn.Module:
@@ -72,13 +73,13 @@ def small(name: str, seed: int) -> nn.Module:
 
 def test_every_name_builds():
     for name in names():
-        assert small(name, 0)(torch.rand(2, 1, 28, 28)).shape == (2, 10)
+        assert small(name, 0)(rand(2, 1, 28, 28)).shape == (2, 10)
 
 
 def test_no_model_mixes_examples():
     for name in names():
         model = small(name, 1)
-        batch = torch.rand(3, 1, 28, 28)
+        batch = rand(3, 1, 28, 28)
         torch.testing.assert_close(model(batch)[1:2], model(batch[1:2]), atol=1e-5, rtol=1e-4)
 
 
@@ -94,7 +95,7 @@ def test_seed_makes_weights_reproducible_and_spares_the_global_generator():
 
 def test_linear_starts_at_zero_and_may_have_one_output():
     model = build("linear", inputs=(5,), classes=2, outputs=1)
-    assert model(torch.rand(3, 5)).tolist() == [[0.0]] * 3
+    assert model(rand(3, 5)).tolist() == [[0.0]] * 3
     assert count(build("linear", inputs=(5,), classes=2, outputs=1, bias=False)) == 5
     with pytest.raises(ValueError, match="one output for each of the 3 classes"):
         build("linear", inputs=(5,), classes=3, outputs=1)
@@ -203,7 +204,7 @@ def test_a_gabor_cnn_starts_with_scores_of_zero_and_filters_of_every_direction()
     # A turn by a right angle is the direction a quarter of the list away.
     turned = torch.rot90(first.weight.detach(), -1, (2, 3)).flatten(1)
     torch.testing.assert_close((turned[:8] * rays[8:]).sum(1).abs(), torch.ones(8))
-    assert not model(torch.rand(2, 1, 28, 28)).any()
+    assert not model(rand(2, 1, 28, 28)).any()
     assert all(p.requires_grad for p in model.parameters())
     for wrong in ({"kernel": 4}, {"pooling": 29}, {"filters": 5}):
         with pytest.raises(ValueError, match=r"kernel|pooling|pairs"):
@@ -213,7 +214,7 @@ def test_a_gabor_cnn_starts_with_scores_of_zero_and_filters_of_every_direction()
 def test_what_a_gabor_cnn_s_last_layer_sees_has_one_norm_and_no_mean():
     model = build("gabor-cnn", inputs=(3, 16, 20), classes=4, strength=2.0)
     torch.testing.assert_close(model[0].weight.flatten(1).norm(dim=1), torch.ones(16))
-    seen = model[:-2](torch.rand(5, 3, 16, 20))
+    seen = model[:-2](rand(5, 3, 16, 20))
     assert seen.shape == (5, 16, 4, 5)
     assert seen.mean((2, 3)).abs().max() < 1e-6
     norms = seen.flatten(1).norm(dim=1)

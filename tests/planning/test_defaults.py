@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 import forethought as ft
+from drawn import randint, randn, reseed, stream
 from forethought.data import load
 from forethought.gradients.rounding import CHARGE
 from forethought.models import build
@@ -159,9 +160,9 @@ def test_the_noise_left_in_the_weights_has_the_norm_promised(momentum: float, ro
     optimizer = torch.optim.SGD(
         [weights], lr=defaults.learning_rate(plan, size, momentum), momentum=momentum
     )
-    generator = torch.Generator().manual_seed(0)
+    generator = stream(0)
     for _ in range(rounds):
-        noise = torch.randn(size, generator=generator) * plan.noise_multiplier * plan.clip_norm
+        noise = randn(size, generator=generator) * plan.noise_multiplier * plan.clip_norm
         weights.grad = noise / plan.batch
         optimizer.step()
     # Momentum holds part of the last rounds' noise back, at most a tenth beyond 200 rounds.
@@ -317,8 +318,8 @@ def test_a_linear_models_scores_carry_the_noise_that_the_rule_allows(
 
 def test_scaled_features_train_the_same_scores() -> None:
     """Features ten times larger want weights ten times smaller, nothing else."""
-    torch.manual_seed(0)
-    inputs, targets = torch.randn(400, 30) * 3, torch.randint(0, 2, (400,))
+    reseed(0)
+    inputs, targets = randn(400, 30) * 3, randint(0, 2, (400,))
     found = []
     for scale in (1.0, 10.0):
         plan = ft.plan(

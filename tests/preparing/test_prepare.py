@@ -16,6 +16,7 @@ from scipy import stats
 from torch import nn
 
 import forethought as ft
+from drawn import rand, randint, stream
 from forethought.accounting.verification import verify
 from forethought.jobs.job import JobError
 from forethought.jobs.request import from_file
@@ -36,9 +37,9 @@ N = 3000
 
 
 def data(examples: int = N) -> tuple[torch.Tensor, torch.Tensor]:
-    source = torch.Generator().manual_seed(0)
-    inputs = torch.rand(examples, 3, generator=source) ** torch.tensor([1.0, 2.0, 3.0])
-    return inputs, torch.randint(0, 4, (examples,), generator=source)
+    source = stream(0)
+    inputs = rand(examples, 3, generator=source) ** torch.tensor([1.0, 2.0, 3.0])
+    return inputs, randint(0, 4, (examples,), generator=source)
 
 
 def plan_of(preparation: ft.Preparation, **options: Any) -> Plan:
@@ -70,8 +71,8 @@ def test_without_noise_the_constants_are_those_of_the_data() -> None:
 
 
 def test_channels_are_features() -> None:
-    source = torch.Generator().manual_seed(0)
-    images = torch.rand(N, 2, 3, 3, generator=source) * torch.tensor([1.0, 0.5]).view(1, 2, 1, 1)
+    source = stream(0)
+    images = rand(N, 2, 3, 3, generator=source) * torch.tensor([1.0, 0.5]).view(1, 2, 1, 1)
     preparation = ft.Preparation("moments", (0, 1), 2, noise_multiplier=0.0)
     found = ft.prepare(plan_of(preparation), (images, torch.zeros(N, dtype=torch.int64)))
     wanted = images.double().mean((0, 2, 3))

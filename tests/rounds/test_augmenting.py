@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
 
+from drawn import randint, randn, reseed, stream
 from forethought.augmentation import Augmentation
 from forethought.contributions import Persons
 from forethought.gradients import clipped_sum
@@ -36,13 +37,13 @@ FACTOR = 1 - 2**-6  # a clipped contribution may be charged so much for rounding
 
 
 def images(examples: int = EXAMPLES, seed: int = 0, scale: float = 3.0) -> TensorRecords:
-    generator = torch.Generator().manual_seed(seed)
-    inputs = scale * torch.randn(examples, 2, SIDE, SIDE, generator=generator, dtype=torch.float64)
-    return TensorRecords(inputs, torch.randint(3, (examples,), generator=generator))
+    generator = stream(seed)
+    inputs = scale * randn(examples, 2, SIDE, SIDE, generator=generator, dtype=torch.float64)
+    return TensorRecords(inputs, randint(3, (examples,), generator=generator))
 
 
 def network() -> nn.Module:
-    torch.manual_seed(1)
+    reseed(1)
     layers = nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(3 * 4 * 4, 3)
     return nn.Sequential(*layers).double()
 
@@ -115,9 +116,9 @@ def test_a_groups_mean_is_over_all_copies(groups: int, micro_batch: int | None) 
 
 
 def test_a_persons_rows_are_altered_each_by_itself() -> None:
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(EXAMPLES, 2, 2, SIDE, SIDE, generator=generator, dtype=torch.float64)
-    data = TensorRecords(inputs, torch.randint(3, (EXAMPLES, 2), generator=generator))
+    generator = stream(0)
+    inputs = randn(EXAMPLES, 2, 2, SIDE, SIDE, generator=generator, dtype=torch.float64)
+    data = TensorRecords(inputs, randint(3, (EXAMPLES, 2), generator=generator))
     model = PerPerson(network(), (2, SIDE, SIDE))
     total = opened(model, plan_of(contribution=Persons(2)), person_loss)
     expected = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
@@ -266,7 +267,7 @@ def test_what_is_no_image_is_refused(inputs: Any, message: str) -> None:
 
 def test_copies_may_not_see_each_other() -> None:
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(48, 3))
-    x, y = torch.randn(6, 2, SIDE, SIDE), torch.zeros(6, dtype=torch.int64)
+    x, y = randn(6, 2, SIDE, SIDE), torch.zeros(6, dtype=torch.int64)
     with pytest.raises(ValueError, match="batch normalisation"):
         clipped_sum(model, cross_entropy, x, y, 1.0, copies=3)
 
@@ -275,10 +276,10 @@ def test_copies_may_not_see_each_other() -> None:
 def test_long_and_short_sets_of_copies_are_lanes(copies: int) -> None:
     """As the groups of the same examples have it, whose every gradient is computed apart."""
     model = network()
-    generator = torch.Generator().manual_seed(4)
+    generator = stream(4)
     size = 3 * copies
-    x = torch.randn(size, 2, SIDE, SIDE, generator=generator, dtype=torch.float64)
-    y = torch.randint(3, (size,), generator=generator)
+    x = randn(size, 2, SIDE, SIDE, generator=generator, dtype=torch.float64)
+    y = randint(3, (size,), generator=generator)
     groups = torch.arange(3).repeat_interleave(copies)
     found, norms = clipped_sum(model, cross_entropy, x, y, 0.3, copies=copies)
     wanted, as_groups = clipped_sum(model, cross_entropy, x, y, 0.3, groups=groups, clip=flat)

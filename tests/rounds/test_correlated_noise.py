@@ -11,6 +11,7 @@ import torch
 from scipy.linalg import toeplitz
 
 import forethought as ft
+from drawn import randn, reseed
 from forethought.mechanism import Correlated, Mechanism, Rounds
 from forethought.plans import Plan
 from forethought.privacy import Clip
@@ -76,13 +77,13 @@ def plan(sampling: Any = TURNS, strategy: Strategy = BANDED, **options: Any) -> 
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(40, 6, generator=generator)
+    generator = np.random.default_rng(0)
+    inputs = randn(40, 6, generator=generator)
     return inputs, (inputs[:, 0] > 0).long()
 
 
 def network() -> torch.nn.Module:
-    torch.manual_seed(0)
+    reseed(0)
     return torch.nn.Linear(6, 2)
 
 

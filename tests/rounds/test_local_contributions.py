@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
+from drawn import randint, randn, reseed, stream
 from forethought.gradients.rounding import CHARGE
 from forethought.local.known import separable
 from forethought.local_updates import INNER, Local, LocalUpdates
@@ -48,18 +49,18 @@ MOST = 1e9
 
 
 def records(dtype: torch.dtype = torch.float32, examples: int = EXAMPLES) -> TensorRecords:
-    source = torch.Generator().manual_seed(0)
-    inputs = torch.randn(examples, 5, generator=source, dtype=torch.float64).to(dtype) * 2
-    return TensorRecords(inputs, torch.randint(3, (examples,), generator=source))
+    source = stream(0)
+    inputs = randn(examples, 5, generator=source, dtype=torch.float64).to(dtype) * 2
+    return TensorRecords(inputs, randint(3, (examples,), generator=source))
 
 
 def network(dtype: torch.dtype = torch.float32) -> nn.Module:
-    torch.manual_seed(1)
+    reseed(1)
     return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).to(dtype)
 
 
 def normalised() -> nn.Module:
-    torch.manual_seed(1)
+    reseed(1)
     return nn.Sequential(
         nn.Linear(5, 7), nn.BatchNorm1d(7), nn.ReLU(), nn.Dropout(0.3), nn.Linear(7, 3)
     )
@@ -208,7 +209,7 @@ def test_parameters_of_two_types_are_stepped_and_clipped_as_one_vector(dealt: np
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             return self.wide(torch.tanh(self.narrow(inputs)).double())
 
-    torch.manual_seed(1)
+    reseed(1)
     model, data, local = Mixed(), records(), Local("adam", 0.05, passes=3)
     found, _ = one_round(model, data, plan_of(local))
     apart = [

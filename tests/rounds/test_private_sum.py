@@ -13,6 +13,7 @@ import torch
 from scipy import stats
 from torch import nn
 
+from drawn import randint, randn, reseed, stream
 from forethought.gradients.rounding import CHARGE
 from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
@@ -30,13 +31,13 @@ EXAMPLES = 24
 
 
 def records(dtype: torch.dtype = torch.float64, examples: int = EXAMPLES) -> TensorRecords:
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(examples, 5, generator=generator, dtype=dtype) * 3
-    return TensorRecords(inputs, torch.randint(3, (examples,), generator=generator))
+    generator = stream(0)
+    inputs = randn(examples, 5, generator=generator, dtype=dtype) * 3
+    return TensorRecords(inputs, randint(3, (examples,), generator=generator))
 
 
 def network(dtype: torch.dtype = torch.float64) -> nn.Module:
-    torch.manual_seed(1)
+    reseed(1)
     return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).to(dtype)
 
 
@@ -210,7 +211,7 @@ def test_frozen_parameters_are_no_part_of_the_sum() -> None:
 
 def test_parameters_of_low_precision_get_gradients_of_their_own_kind() -> None:
     model = nn.Linear(4, 3).to(torch.bfloat16)
-    data = TensorRecords(torch.randn(6, 4, dtype=torch.bfloat16), torch.randint(3, (6,)))
+    data = TensorRecords(randn(6, 4, dtype=torch.bfloat16), randint(3, (6,)))
     total = rounds_of(model, plan_of(1.0, examples=6)).open(0)
     total.add(model, data)
     noised = total.release()

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+from drawn import randn
 from forethought.rounds.records import DatasetRecords, TensorRecords, as_records
 
 
@@ -68,7 +69,7 @@ def test_datasets_may_have_structured_inputs() -> None:
 
 
 def test_digests_know_content_and_key() -> None:
-    inputs, targets = torch.randn(5000, 3), torch.zeros(5000, dtype=torch.int64)
+    inputs, targets = randn(5000, 3), torch.zeros(5000, dtype=torch.int64)
     digest = TensorRecords(inputs, targets).digest(b"k" * 32)
     assert digest == TensorRecords(inputs.clone(), targets).digest(b"k" * 32)
     assert digest != TensorRecords(inputs, targets).digest(b"l" * 32)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import forethought as ft
+from drawn import randint, randn, reseed, stream
 from forethought.gradients import clipped_sum
 from forethought.gradients.parts import clipped_sums
 from forethought.rounds.losses import default_loss
@@ -22,7 +23,7 @@ SIZES = (7, 0, 1, 12)
 
 
 def models() -> dict[str, nn.Module]:
-    torch.manual_seed(0)
+    reseed(0)
     return {
         "chain": nn.Sequential(nn.Linear(12, 6), nn.Tanh(), nn.Linear(6, 3)),
         "convolution": nn.Sequential(
@@ -38,11 +39,11 @@ def models() -> dict[str, nn.Module]:
 
 
 def batch(name: str, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(size)
-    inputs = torch.randn(size, 12, generator=generator)
+    generator = stream(size)
+    inputs = randn(size, 12, generator=generator)
     if name == "embedding":
-        inputs = torch.randint(0, 5, (size, 12), generator=generator)
-    return inputs, torch.randint(0, 3, (size,), generator=generator)
+        inputs = randint(0, 5, (size, 12), generator=generator)
+    return inputs, randint(0, 3, (size,), generator=generator)
 
 
 @pytest.mark.parametrize("name", ["chain", "convolution", "embedding", "norm"])

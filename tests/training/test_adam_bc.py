@@ -11,6 +11,7 @@ from scipy import stats
 from torch import nn
 
 import forethought as ft
+from drawn import randn, reseed, stream
 from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
 from forethought.samplings import FullBatch
@@ -47,11 +48,11 @@ def test_steps_are_those_of_the_paper(floor: float | None) -> None:
 def test_without_noise_it_is_adam() -> None:
     steps = []
     for kind in (AdamBC, torch.optim.Adam):
-        torch.manual_seed(0)
+        reseed(0)
         parameter = nn.Parameter(torch.zeros(4, dtype=torch.float64))
         optimizer = kind([parameter], lr=0.01)
         for _ in range(20):
-            parameter.grad = torch.randn(4, dtype=torch.float64)
+            parameter.grad = randn(4, dtype=torch.float64)
             if isinstance(optimizer, AdamBC):
                 optimizer.expect_noise(0.0)
             optimizer.step()
@@ -123,9 +124,9 @@ def test_plain_adam_would_not_have_it() -> None:
     parameter = model.weight
     optimizer = AdamBC([parameter], 0.1)
     signal = torch.tensor([[0.01, 0.1], [0.01, 0.1]])
-    draw = torch.Generator().manual_seed(0)
+    draw = stream(0)
     for _ in range(4000):
-        parameter.grad = signal + 0.3 * torch.randn(2, 2, generator=draw)
+        parameter.grad = signal + 0.3 * randn(2, 2, generator=draw)
         optimizer.expect_noise(0.09)
         optimizer.step()
     state = optimizer.state[parameter]
@@ -152,9 +153,9 @@ def test_planned_steps_go_as_far_as_gradient_descents(name: str) -> None:
     small = 0.05 * math.sqrt(variance)
     parameter = nn.Parameter(torch.zeros(4000))
     optimizer = make_optimizer(plan.optimizer, [parameter])
-    draw = torch.Generator().manual_seed(0)
+    draw = stream(0)
     for _ in range(300):
-        parameter.grad = small + math.sqrt(variance) * torch.randn(4000, generator=draw)
+        parameter.grad = small + math.sqrt(variance) * randn(4000, generator=draw)
         if isinstance(optimizer, AdamBC):
             optimizer.expect_noise(variance)
         optimizer.step()

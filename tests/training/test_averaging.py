@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from drawn import randn
 from forethought.training.averaging import IterateAverage
 from forethought.use import Averaging
 
@@ -40,7 +41,7 @@ def test_none_is_the_last_iterate() -> None:
 
 
 def test_state_restores_exactly() -> None:
-    weight = torch.nn.Parameter(torch.randn(4))
+    weight = torch.nn.Parameter(randn(4))
     one = IterateAverage(Averaging(), {"w": weight}, 10)
     one.update(1)
     other = IterateAverage(Averaging(), {"w": torch.nn.Parameter(torch.zeros(4))}, 10)

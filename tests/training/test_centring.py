@@ -15,6 +15,7 @@ from scipy import stats
 from torch import nn
 
 import forethought as ft
+from drawn import rand, reseed
 from forethought.accounting.verification import verify
 from forethought.data.dataset import Dataset, Split
 from forethought.holders.error import HolderError
@@ -81,10 +82,10 @@ def test_the_model_takes_features_as_they_are_and_the_statement_names_the_means(
 
 
 def test_centred_weights_have_the_same_scores_and_come_back() -> None:
-    torch.manual_seed(0)
+    reseed(0)
     layer = nn.Linear(D, 3).double()
-    inputs = torch.rand(5, D, dtype=torch.float64)
-    shift, scale = torch.rand(D).double(), torch.rand(D).double() + 0.1
+    inputs = rand(5, D, dtype=torch.float64)
+    shift, scale = rand(D).double(), rand(D).double() + 0.1
     before, scores = weights(layer), layer(inputs)
     centring = Centring(layer, Constants(tuple(shift.tolist()), tuple(scale.tolist())))
     centring.begin()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from drawn import randn, reseed, stream
 from forethought.training import checkpoint as checkpoints
 from forethought.training.adam_bc import AdamBC
 from forethought.training.checkpoint import (
@@ -21,7 +22,7 @@ from forethought.use import Optimizer
 
 
 def test_a_checkpoint_reads_back_exactly_and_is_private(tmp_path: Path) -> None:
-    tensors = {"a/b": torch.randn(3, 2), "c": torch.tensor(7)}
+    tensors = {"a/b": randn(3, 2), "c": torch.tensor(7)}
     values = {"x": [0.1 + 0.2, None, "é"], "y": {"z": True}}
     Checkpoint(12, tensors, values).write(tmp_path)
     back = Checkpoint.read(tmp_path)
@@ -79,15 +80,15 @@ NEEDS_TWO_DIMENSIONS_OR_SPARSE = {"muon", "sparseadam"}
 @pytest.mark.parametrize("name", sorted(set(NAMES) - NEEDS_TWO_DIMENSIONS_OR_SPARSE))
 def test_every_optimizer_continues_exactly(name: str, tmp_path: Path) -> None:
     def make() -> tuple[nn.Module, torch.optim.Optimizer]:
-        torch.manual_seed(0)
+        reseed(0)
         model = nn.Linear(3, 2)
         return model, make_optimizer(Optimizer(name, 0.01, ()), model.parameters())
 
     def steps(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, end: int) -> None:
         for index in range(first, end):
-            generator = torch.Generator().manual_seed(index)
+            generator = stream(index)
             for p in model.parameters():
-                p.grad = torch.randn(p.shape, generator=generator)
+                p.grad = randn(p.shape, generator=generator)
             if isinstance(optimizer, AdamBC):
                 optimizer.expect_noise(0.1 * index)
             optimizer.step()

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import forethought as ft
+from drawn import randn, reseed, stream
 from forethought.jobs.job import Job
 from forethought.jobs.request import from_file
 from forethought.jobs.train import prepare
@@ -25,13 +26,13 @@ from forethought.training.normalisation import public_statistics, settle_statist
 
 
 def data(examples: int = 400) -> tuple[torch.Tensor, torch.Tensor]:
-    source = torch.Generator().manual_seed(examples)
-    inputs = torch.randn(examples, 6, generator=source) + 3
+    source = stream(examples)
+    inputs = randn(examples, 6, generator=source) + 3
     return inputs, (inputs[:, 0] + inputs[:, 1] > 6).long()
 
 
 def normalised() -> nn.Module:
-    torch.manual_seed(0)
+    reseed(0)
     return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
 
 
@@ -52,7 +53,7 @@ def plan(**options: Any) -> ft.Plan:
 def test_a_network_with_batch_normalisation_learns(local: Any, tmp_path: Any) -> None:
     model, (inputs, targets) = normalised(), data()
     before = {name: value.clone() for name, value in model.named_buffers()}
-    public = torch.randn(100, 6) + 3
+    public = randn(100, 6) + 3
     made = plan(local=local)
     assert made.groups == 6 and "32 records" in made.explain()
     run = ft.train(
@@ -84,7 +85,7 @@ def test_a_network_with_batch_normalisation_learns(local: Any, tmp_path: Any) ->
 
 
 def test_statistics_of_a_public_batch_are_those_of_training_mode() -> None:
-    model, public = normalised(), torch.randn(50, 6)
+    model, public = normalised(), randn(50, 6)
     weights = {name: p.detach() for name, p in model.named_parameters()}
     before = copy.deepcopy(model.state_dict())
     found = public_statistics(model, weights, public)

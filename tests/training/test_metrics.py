@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from drawn import randn
 from forethought.rounds.losses import correct, cross_entropy, default_loss, squared_error
 from forethought.rounds.records import TensorRecords
 from forethought.training.metrics import (
@@ -52,7 +53,7 @@ def test_evaluation_uses_other_weights_in_evaluation_mode() -> None:
 
 
 def test_losses_give_one_value_an_example() -> None:
-    outputs, targets = torch.randn(4, 1), torch.randn(4)
+    outputs, targets = randn(4, 1), randn(4)
     assert squared_error(outputs, targets).shape == (4,)
     assert squared_error(torch.zeros(4, 2, 3), torch.ones(4, 2, 3)).tolist() == [6.0] * 4
     assert default_loss(targets) is squared_error

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import forethought as ft
+from drawn import randn, reseed, stream
 from forethought.accounting.verification import verify
 from forethought.errors import DeferredError, RoundError
 from forethought.rounds.sampling import Batches
@@ -24,13 +25,13 @@ EXAMPLES = 120
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(EXAMPLES, 5, generator=generator)
+    generator = stream(0)
+    inputs = randn(EXAMPLES, 5, generator=generator)
     return inputs, (inputs[:, 0] > 0).long()
 
 
 def network(dropout: float = 0.0) -> nn.Module:
-    torch.manual_seed(1)
+    reseed(1)
     return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 2))
 
 
@@ -173,7 +174,7 @@ class Named(Dataset):
 class TwoInputs(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(2)
+        reseed(2)
         self.layer = nn.Linear(5, 2)
 
     def forward(self, left: torch.Tensor, *, right: torch.Tensor, squash: bool = False) -> Any:
@@ -222,7 +223,7 @@ def test_a_loader_gives_its_data_set_and_its_way_of_collating() -> None:
 
 
 def test_a_loss_may_look_at_the_inputs_too() -> None:
-    torch.manual_seed(0)
+    reseed(0)
     model = nn.Sequential(nn.Linear(5, 2), nn.Linear(2, 5))
     other = copy.deepcopy(model)
     loader, optimizer = ft.private(

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import forethought as ft
+from drawn import randint, randn, reseed
 
 
 class OwnLoss(nn.Module):
@@ -27,9 +28,9 @@ def own(outputs: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
 
 
 def data() -> tuple[Tensor, Tensor]:
-    torch.manual_seed(0)
-    y = torch.randint(0, 3, (64,))
-    return torch.cat([torch.randn(64, 4), y.unsqueeze(1).float()], 1), y
+    reseed(0)
+    y = randint(0, 3, (64,))
+    return torch.cat([randn(64, 4), y.unsqueeze(1).float()], 1), y
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import forethought as ft
+from drawn import randn, reseed, stream
 from forethought.mechanism import Mechanism, Rounds
 from forethought.planning.solve import PlanError
 from forethought.plans import Plan
@@ -21,8 +22,8 @@ from forethought.use import Averaging, Optimizer, Schedule
 
 
 def data(examples: int = 60) -> tuple[torch.Tensor, torch.Tensor]:
-    source = torch.Generator().manual_seed(examples)
-    inputs = torch.randn(examples, 4, generator=source, dtype=torch.float64)
+    source = stream(examples)
+    inputs = randn(examples, 4, generator=source, dtype=torch.float64)
     return inputs, (inputs[:, 0] > 0).long()
 
 
@@ -33,7 +34,7 @@ def plan_of(rounds: int = 4, sigma: float = 0.0, **options: Any) -> Plan:
 
 
 def linear() -> nn.Module:
-    torch.manual_seed(0)
+    reseed(0)
     return nn.Linear(4, 2).double()
 
 

@@ -11,6 +11,7 @@ import torch
 from sklearn import metrics
 
 import forethought as ft
+from drawn import rand, randn
 from forethought.data import DataError, TableSchema, load
 from forethought.jobs.init import job_for
 from forethought.jobs.job import Job
@@ -104,7 +105,7 @@ def test_arrays_of_labels(tmp_path):
 
 
 def test_the_loss_is_torchs_own():
-    outputs, targets = torch.randn(5, 3), (torch.rand(5, 3) > 0.5).float()
+    outputs, targets = randn(5, 3), (rand(5, 3) > 0.5).float()
     own = torch.nn.functional.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
     assert torch.equal(label_cross_entropy(outputs, targets), own.mean(1))
 

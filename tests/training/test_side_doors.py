@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 import forethought as ft
+from drawn import randn, reseed
 from forethought.accounting.interval import at_most
 from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
@@ -190,7 +191,7 @@ def test_a_killed_runs_lock_is_free_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("record", [0, 511, 512, 513, 4095, 4096, 9_999])
 def test_every_record_is_hashed(record: int) -> None:
-    inputs = torch.randn(10_000, 3)
+    inputs = randn(10_000, 3)
     targets = torch.zeros(10_000, dtype=torch.int64)
     before = TensorRecords(inputs, targets).digest(b"k" * 32)
     blanked = inputs.clone()
@@ -519,7 +520,7 @@ def test_displayed_losses_and_evaluation_leave_nothing_in_the_loss() -> None:
     """A batch's mean in the loss would reach the next round's contributions without noise."""
     weights = []
     for shown in (True, False):
-        torch.manual_seed(0)
+        reseed(0)
         model, loss = nn.Linear(4, 2), Remembering()
         found = train(
             model, data(), plan(4), loss=loss, test=data(1) if shown else None,

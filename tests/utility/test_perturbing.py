@@ -11,6 +11,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from drawn import rand, randint, reseed
 from forethought.data import Dataset, Split
 from forethought.models import build
 from forethought.use import Optimizer
@@ -122,7 +123,7 @@ def test_every_weight_gets_noise_of_its_own() -> None:
         return 0.0
 
     looped = copy.deepcopy(model)
-    perturbed = perturbing._Perturbed(looped, torch.rand(4, 30), torch.zeros(4), keep)
+    perturbed = perturbing._Perturbed(looped, rand(4, 30), torch.zeros(4), keep)
     perturbed._stacked = None
     perturbed.scores([0.0, 2.0], draw=1, seed=0)
     perturbed.scores([2.0], draw=2, seed=0)
@@ -134,9 +135,9 @@ def test_every_weight_gets_noise_of_its_own() -> None:
 
 @pytest.mark.parametrize("name", ["linear", "lenet5"])
 def test_loop_and_side_by_side_measure_the_same(name: str) -> None:
-    torch.manual_seed(0)
+    reseed(0)
     model = build(name, inputs=(1, 28, 28), classes=10, seed=0)
-    inputs, labels = torch.rand(150, 1, 28, 28), torch.randint(10, (150,))
+    inputs, labels = rand(150, 1, 28, 28), randint(10, (150,))
     perturbed = perturbing._Perturbed(model, inputs, labels, perturbing._accuracy)
     deviations = [0.0, *np.linspace(0.01, 0.5, 20)]
     fast = perturbed.scores(deviations, draw=3, seed=5)

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from drawn import rand, randn, reseed
 from forethought.models import build
 from forethought.utility.side_by_side import side_by_side
 
@@ -13,9 +14,9 @@ COPIES = 3
 
 
 def copies_of(model: nn.Module) -> dict[str, Tensor]:
-    torch.manual_seed(1)
+    reseed(1)
     return {
-        name: p.detach() + 0.1 * torch.randn(COPIES, *p.shape)
+        name: p.detach() + 0.1 * randn(COPIES, *p.shape)
         for name, p in model.named_parameters()
         if p.requires_grad
     }
@@ -50,7 +51,7 @@ MODELS = {
 def test_each_copy_is_what_it_is_alone(name: str) -> None:
     model, shape = MODELS[name]()
     model.eval()
-    inputs = torch.rand(7, *shape)
+    inputs = rand(7, *shape)
     stacked = side_by_side(model, inputs[:2])
     assert stacked is not None
     weights = copies_of(model)
@@ -65,11 +66,11 @@ def test_each_copy_is_what_it_is_alone(name: str) -> None:
 def test_frozen_parameters_stay_the_models_own() -> None:
     model = build("mlp", inputs=(20,), classes=4, hidden=8, seed=0)
     model[1].weight.requires_grad_(False)
-    stacked = side_by_side(model, torch.rand(2, 20))
+    stacked = side_by_side(model, rand(2, 20))
     assert stacked is not None
     weights = copies_of(model)
     assert "1.weight" not in weights
-    inputs = torch.rand(5, 20)
+    inputs = rand(5, 20)
     with torch.no_grad():
         wanted = functional_call(model, {k: v[2] for k, v in weights.items()}, (inputs,))
         torch.testing.assert_close(stacked(weights, inputs)[2], wanted)
@@ -100,7 +101,7 @@ def hooked() -> nn.Module:
     ids=["module", "subclass", "layer norm", "tokens", "hook"],
 )
 def test_unknown_layers_are_left_to_the_loop(model: nn.Module) -> None:
-    assert side_by_side(model, torch.rand(2, 6)) is None
+    assert side_by_side(model, rand(2, 6)) is None
 
 
 def test_a_wrong_rule_is_caught_before_it_measures(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,4 +110,4 @@ def test_a_wrong_rule_is_caught_before_it_measures(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setitem(module._RULES, nn.ReLU, module._RULES[nn.Identity])
     model = nn.Sequential(nn.Linear(6, 30), nn.ReLU(), nn.Linear(30, 3))
-    assert module.side_by_side(model, torch.randn(8, 6)) is None
+    assert module.side_by_side(model, randn(8, 6)) is None

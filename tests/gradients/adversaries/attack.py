@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from zoo.oracle import assert_isolated, compare
 
+from drawn import randint, randn, reseed
+
 B, D = 6, 8
 
 Make = Callable[[], tuple[nn.Module, Any]]
@@ -76,13 +78,13 @@ def classify(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def vectors(examples: int = B) -> tuple[Tensor, Tensor]:
-    return torch.randn(examples, D), torch.randint(0, 3, (examples,))
+    return randn(examples, D), randint(0, 3, (examples,))
 
 
 @pytest.mark.filterwarnings("ignore")
 def withstand(attack: Attack) -> None:
     """Assert that the attack ends as it must."""
-    torch.manual_seed(0)
+    reseed(0)
     np.random.seed(0)  # noqa: NPY002 (the generator that models find)
     random.seed(0)
     model, loss = attack.make()

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from drawn import randn
+
 attack = Attacks()
 
 
@@ -99,7 +101,7 @@ def hook_on_a_tensor_made_of_parameters() -> Any:
         weight.register_hook(mixed)
         return F.linear(x, weight)
 
-    return Run(forward, weight=torch.randn(3, D)), classify
+    return Run(forward, weight=randn(3, D)), classify
 
 
 def unpacked(saved: Tensor) -> Tensor:
@@ -206,7 +208,7 @@ def own_function_that_remembers_in_backward() -> Any:
 
 @attack("either")
 def own_function_that_remembers_of_parameters() -> Any:
-    model = Run(lambda self, x: F.linear(x, Kept.apply(self.weight)), weight=torch.randn(3, D))
+    model = Run(lambda self, x: F.linear(x, Kept.apply(self.weight)), weight=randn(3, D))
     return model, classify
 
 
@@ -290,7 +292,7 @@ def scripted_mix(x: Tensor) -> Tensor:
 
 @attack("apart")
 def scripted_function_with_a_branch() -> Any:
-    model = Run(lambda self, x: branching(x, self.weight), weight=torch.randn(D, 3))
+    model = Run(lambda self, x: branching(x, self.weight), weight=randn(D, 3))
     return model, classify
 
 
@@ -310,7 +312,7 @@ def scripted_module() -> Any:
 
 @attack("either")
 def traced_module() -> Any:
-    return torch.jit.trace(layers(), torch.randn(2, D)), classify
+    return torch.jit.trace(layers(), randn(2, D)), classify
 
 
 @attack("apart")
@@ -328,7 +330,7 @@ def vmap_inside() -> Any:
     def forward(self: Run, x: Tensor) -> Tensor:
         return self.head(torch.vmap(lambda row: torch.tanh(row @ self.weight))(x))
 
-    return Run(forward, head=head(), weight=torch.randn(D, D)), classify
+    return Run(forward, head=head(), weight=randn(D, D)), classify
 
 
 @attack("apart")

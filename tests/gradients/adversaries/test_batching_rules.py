@@ -17,6 +17,8 @@ from adversaries.attack import Attack, Attacks, Run, classify, head, withstand
 from torch import Tensor
 from torch.nn import functional as F
 
+from drawn import randn, reseed
+
 attack = Attacks()
 
 
@@ -89,7 +91,7 @@ def solving_for_parameters() -> Any:
     model = Run(
         lambda self, x: self.head(x) * torch.linalg.solve(definite(x), self.side).sum(),
         head=head(),
-        side=torch.randn(4, 2),
+        side=randn(4, 2),
     )
     return model, classify
 
@@ -101,7 +103,7 @@ def test_batching_rule(attack: Attack) -> None:
 
 
 def numbers(*shape: int) -> Tensor:
-    return torch.randn(shape, dtype=torch.float64)
+    return randn(shape, dtype=torch.float64)
 
 
 def matrices(lead: tuple[int, ...]) -> Tensor:
@@ -182,7 +184,7 @@ def compared(function: Callable[[Tensor, Tensor], Tensor], make: Maker) -> tuple
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PAIRS)
 def test_rules_of_two_tensors(name: str) -> None:
-    torch.manual_seed(0)
+    reseed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ran, wrong = compared(*PAIRS[name])

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from zoo.oracle import assert_isolated, compare, perturb
 
+from drawn import randn, reseed
 from forethought.gradients import clipped_sum
 
 Chain = Callable[[], nn.Sequential]
@@ -156,7 +157,7 @@ LOSSES: dict[str, Any] = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CHAINS)
 def test_chain(name: str) -> None:
-    torch.manual_seed(0)
+    reseed(0)
     model, (x, y) = CHAINS[name](), vectors()
     for loss in LOSSES.values():
         for _ in range(2):
@@ -178,7 +179,7 @@ def test_an_activation_in_place_leaves_the_records_alone() -> None:
 @pytest.mark.parametrize("shape", [(5, D), (1, D), (2, 3, D)])
 def test_a_chain_over_more_dimensions(shape: tuple[int, ...]) -> None:
     model = layers(nn.Tanh())
-    x = torch.randn(6, *shape)
+    x = randn(6, *shape)
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         return outputs.flatten(1).square().sum(1)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from zoo.oracle import difference, length
 
+from drawn import randint, randn, randperm, reseed
 from forethought.gradients import clipped_sum
 
 MODELS: dict[str, Any] = {
@@ -49,11 +50,11 @@ def alone(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
 @pytest.mark.parametrize("size", [2, 5, 9])
 def test_a_group_sees_its_own_records_only(name: str, size: int) -> None:
     """Uneven groups, the third of them larger; each against an ordinary pass over it alone."""
-    torch.manual_seed(0)
+    reseed(0)
     model = MODELS[name]()
     groups = torch.tensor([k for k in range(3) for _ in range(size + (k == 2))])
-    groups = groups[torch.randperm(len(groups))]
-    x, y = torch.randn(len(groups), D), torch.randint(0, 3, (len(groups),))
+    groups = groups[randperm(len(groups))]
+    x, y = randn(len(groups), D), randint(0, 3, (len(groups),))
     before = copy.deepcopy(model.state_dict())
     wanted = [alone(model, x[groups == k], y[groups == k]) for k in range(3)]
     got, norms = clipped_sum(model, classify, x, y, 1e6, groups)
@@ -66,7 +67,7 @@ def test_a_group_sees_its_own_records_only(name: str, size: int) -> None:
     clip_norm = float(norms.min()) / 2
     here, norms = clipped_sum(model, classify, x, y, clip_norm, groups)
     other = x.clone()
-    other[groups.tolist().index(1)] = 30 * torch.randn(D)
+    other[groups.tolist().index(1)] = 30 * randn(D)
     there, moved = clipped_sum(model, classify, other, y, clip_norm, groups)
     torch.testing.assert_close(norms[[0, 2]], moved[[0, 2]], rtol=1e-4, atol=1e-7)
     assert difference(here, there) <= 2 * clip_norm * (1 + 1e-6)
@@ -81,7 +82,7 @@ def test_what_a_group_leaves_reaches_no_other(size: int) -> None:
         return y
 
     groups = torch.arange(3).repeat(size)
-    x, y = torch.randn(3 * size, D), torch.randint(0, 3, (3 * size,))
+    x, y = randn(3 * size, D), randint(0, 3, (3 * size,))
     model = Run(forward, head=head(), memory=[0.0])
     norms = []
     for scale in (1.0, 40.0):

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from zoo.oracle import CHARGED, difference, length
 
+from drawn import randn, reseed
 from forethought.gradients import clipped_sum
 
 T, D = 6, 8
@@ -109,7 +110,7 @@ def weight_norm() -> nn.Module:
 
 @layer
 def exponential_of_a_parameter() -> nn.Module:
-    return Run(lambda self, x: (x @ self.log.exp()).flatten(1), log=torch.randn(D, D) - 1)
+    return Run(lambda self, x: (x @ self.log.exp()).flatten(1), log=randn(D, D) - 1)
 
 
 @layer
@@ -117,7 +118,7 @@ def tied_and_transposed() -> nn.Module:
     def forward(self: Run, x: Tensor) -> Tensor:
         return F.linear(torch.tanh(F.linear(x, self.weight)), self.weight.t()).flatten(1)
 
-    return Run(forward, weight=torch.randn(5, D))
+    return Run(forward, weight=randn(5, D))
 
 
 @layer
@@ -128,7 +129,7 @@ def used_with_both_signs() -> nn.Module:
         other = F.linear(x * (1 + 2e-7), self.weight)
         return (F.linear(x, self.weight) - other).flatten(1) + 1e-3 * self.head(x).flatten(1)
 
-    return Run(forward, weight=torch.randn(32, D), head=nn.Linear(D, 32))
+    return Run(forward, weight=randn(32, D), head=nn.Linear(D, 32))
 
 
 @layer
@@ -179,9 +180,9 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def ready(name: str) -> tuple[nn.Module, Tensor, Tensor]:
-    torch.manual_seed(4)
+    reseed(4)
     model = LAYERS[name]()
-    x = torch.randn(5, T, D)
+    x = randn(5, T, D)
     model(x)  # lazy layers
     return model, x, torch.zeros(5)
 

@@ -12,6 +12,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from drawn import randn
+
 attack = Attacks()
 Function = torch.autograd.Function
 
@@ -310,7 +312,7 @@ def test_a_layer_of_its_own(kind: Any) -> None:
         return self.head(torch.tanh(kind.apply(x, self.weight, self.bias)))
 
     def make() -> Any:
-        model = Run(forward, head=head(), weight=torch.randn(D, D), bias=torch.randn(D))
+        model = Run(forward, head=head(), weight=randn(D, D), bias=randn(D))
         return model, classify
 
     withstand(Attack(make, "apart"))
@@ -321,7 +323,7 @@ def a_layer_of_its_own_whose_bias_is_frozen() -> Any:
     def forward(self: Run, x: Tensor) -> Tensor:
         return self.head(AffineNew.apply(x, self.weight, self.bias))
 
-    model = Run(forward, head=head(), weight=torch.randn(D, D), bias=torch.randn(D))
+    model = Run(forward, head=head(), weight=randn(D, D), bias=randn(D))
     model.bias.requires_grad_(False)
     return model, classify
 
@@ -331,7 +333,7 @@ def a_layer_of_its_own_with_a_derived_weight() -> Any:
     def forward(self: Run, x: Tensor) -> Tensor:
         return self.head(Affine.apply(x, self.weight.exp() * 0.1, self.bias))
 
-    return Run(forward, head=head(), weight=torch.randn(D, D), bias=torch.randn(D)), classify
+    return Run(forward, head=head(), weight=randn(D, D), bias=randn(D)), classify
 
 
 @attack("apart")
@@ -404,7 +406,7 @@ def activation_of_a_convolution() -> Any:
         h = F.conv1d(x.unsqueeze(1), self.kernel, padding=1)
         return self.head(Squared.apply(h).mean(1))
 
-    return Run(forward, head=head(), kernel=torch.randn(4, 1, 3)), classify
+    return Run(forward, head=head(), kernel=randn(4, 1, 3)), classify
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from zoo.oracle import compare
 
+from drawn import randn
 from forethought.gradients import clipped_sum
 
 attack = Attacks()
@@ -201,7 +202,7 @@ def routing_to_experts() -> Any:
         return self.head(self.experts[chosen](x))
 
     experts = nn.ModuleList([nn.Linear(D, D) for _ in range(3)])
-    model = Run(forward, head=head(), router=torch.randn(D, 3), experts=experts)
+    model = Run(forward, head=head(), router=randn(D, 3), experts=experts)
     return model, classify
 
 
@@ -216,7 +217,7 @@ def sorting_and_sums_over_the_batch() -> Any:
 @attack("apart")
 def parameter_with_a_row_for_each_record() -> Any:
     model = Run(lambda self, x: self.head(x + self.rows[: len(x)]), head=head(),
-                rows=torch.randn(B, D))  # fmt: skip
+                rows=randn(B, D))  # fmt: skip
     return model, classify
 
 

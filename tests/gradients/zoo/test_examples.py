@@ -23,7 +23,11 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def printed(which: str) -> str:
-    paths = [str(ROOT / "tests" / "gradients"), os.environ.get("PYTHONPATH", "")]
+    paths = [
+        str(ROOT / "tests"),
+        str(ROOT / "tests" / "gradients"),
+        os.environ.get("PYTHONPATH", ""),
+    ]
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", RUN, str(EXAMPLE), which],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from zoo.oracle import compare, spread
 
+from drawn import rand, randn, reseed
+
 B, C, L = 3, 4, 6
 FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {}
 
@@ -24,7 +26,7 @@ class Using(nn.Module):
         self.function = function
         self.parts: list[Any] = []
         for number, part in enumerate(parts):
-            made = part if isinstance(part, nn.Module) else nn.Parameter(0.5 * torch.randn(part))
+            made = part if isinstance(part, nn.Module) else nn.Parameter(0.5 * randn(part))
             setattr(self, f"part{number}", made)
 
     def forward(self, x: Tensor) -> Any:
@@ -301,10 +303,10 @@ using(
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_function(name: str) -> None:
-    torch.manual_seed(0)
+    reseed(0)
     function, parts = FUNCTIONS[name]
     model = Using(function, tuple(p() if callable(p) else p for p in parts)).double()
-    x, y = torch.randn(B, C, L, dtype=torch.float64), torch.rand(B, dtype=torch.float64)
+    x, y = randn(B, C, L, dtype=torch.float64), rand(B, dtype=torch.float64)
     torch.set_default_dtype(torch.float64)
     try:
         with warnings.catch_warnings():
@@ -361,9 +363,9 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_loss(name: str) -> None:
-    torch.manual_seed(0)
+    reseed(0)
     model = nn.Sequential(nn.Linear(L, 8), nn.Tanh(), nn.Linear(8, 6)).double()
-    x, y = torch.randn(B, L, dtype=torch.float64), torch.tensor([0, 3, 5])
+    x, y = randn(B, L, dtype=torch.float64), torch.tensor([0, 3, 5])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         compare(model, LOSSES[name], x, y, 1e-7)

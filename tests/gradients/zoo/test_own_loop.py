@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 import forethought as ft
+from drawn import randint, reseed, stream
 
 COUNT = 60
 PLAN = ft.Plan(
@@ -25,14 +26,14 @@ SEEDS = {"seed": 1, "noise_seed": 2}
 
 
 def tokens() -> tuple[Tensor, Tensor]:
-    ids = torch.randint(1, 50, (COUNT, 8), generator=torch.Generator().manual_seed(0))
+    ids = randint(1, 50, (COUNT, 8), generator=stream(0))
     return ids, (ids[:, 0] > 25).long()
 
 
 def bert() -> nn.Module:
     from transformers import BertConfig, BertForSequenceClassification
 
-    torch.manual_seed(0)
+    reseed(0)
     config = BertConfig(
         vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=16, max_position_embeddings=16,
@@ -45,7 +46,7 @@ def lora() -> nn.Module:
     from peft import LoraConfig, get_peft_model
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    torch.manual_seed(0)
+    reseed(0)
     config = GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=16)
     changed = LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["c_attn"], fan_in_fan_out=True)
     model: nn.Module = get_peft_model(GPT2LMHeadModel(config), changed)

@@ -18,6 +18,7 @@ from zoo.oracle import (
     perturb,
 )
 
+from drawn import randint, randn
 from forethought.models import build
 
 
@@ -25,7 +26,7 @@ def images(name: str, **options: Any) -> Case:
     model = build(name, inputs=(3, 16, 16), classes=5, seed=0, **options)
 
     def batch(examples: int, longer: bool) -> tuple[Any, Any]:
-        return torch.randn(examples, 3, 16, 16), torch.randint(0, 5, (examples,))
+        return randn(examples, 3, 16, 16), randint(0, 5, (examples,))
 
     return Case(model, batch, classify, "")
 
@@ -35,7 +36,7 @@ def sequences(**options: Any) -> Case:
 
     def batch(examples: int, longer: bool) -> tuple[Any, Any]:
         shape = (examples, 7) if options else (examples,)
-        return torch.randn(examples, 7, 6), torch.randint(0, 5, shape)
+        return randn(examples, 7, 6), randint(0, 5, shape)
 
     def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         each = torch.nn.functional.cross_entropy(outputs, targets, reduction="none")

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 from zoo.oracle import Case, Make, classify, collected, judge
 
+from drawn import randint, randn
 from forethought.gradients import replace_mixing_layers
 
 CASES: dict[str, Make] = {}
@@ -36,7 +36,7 @@ def small(
 
         def batch(examples: int, more: bool) -> tuple[Any, Any]:
             side = size + (longer if more else 0)
-            return torch.randn(examples, 3, side, side), torch.randint(0, 5, (examples,))
+            return randn(examples, 3, side, side), randint(0, 5, (examples,))
 
         return Case(_apart(network), batch, classify, head)
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from zoo.oracle import Case, Make, classify, collected, judge
 
+from drawn import randint, randn
 from forethought.gradients import replace_mixing_layers
 
 CASES: dict[str, Make] = {}
@@ -25,7 +26,7 @@ def images(model: nn.Module, head: str, size: int = 32, longer: int = 0, **how: 
 
     def batch(examples: int, more: bool) -> tuple[Any, Any]:
         side = size + (longer if more else 0)
-        return torch.randn(examples, 3, side, side), torch.randint(0, 5, (examples,))
+        return randn(examples, 3, side, side), randint(0, 5, (examples,))
 
     return Case(replace_mixing_layers(model), batch, classify, head, **how)
 
@@ -194,7 +195,7 @@ def factored_video_resnet() -> Case:
 def clips(model: nn.Module, head: str) -> Case:
     def batch(examples: int, more: bool) -> tuple[Any, Any]:
         frames = 4 if more else 2
-        return torch.randn(examples, 3, frames, 8, 8), torch.randint(0, 5, (examples,))
+        return randn(examples, 3, frames, 8, 8), randint(0, 5, (examples,))
 
     return Case(replace_mixing_layers(model), batch, classify, head)
 
@@ -217,7 +218,7 @@ def segmentation() -> Case:
 
     def batch(examples: int, more: bool) -> tuple[Any, Any]:
         side = 12 if more else 8
-        return torch.randn(examples, 3, side, side), torch.randint(0, 4, (examples, side, side))
+        return randn(examples, 3, side, side), randint(0, 4, (examples, side, side))
 
     def by_pixel(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(outputs["out"], targets, reduction="none").mean((1, 2))

@@ -20,6 +20,8 @@ from zoo.texts import (
     with_own_labels,
 )
 
+from drawn import randint, randn
+
 CASES: dict[str, Make] = {}
 
 GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
@@ -146,8 +148,8 @@ translator("Marian", "model.shared", **BART)
 
 def pictures(side: int) -> Callable[[int, bool], tuple[Any, Any]]:
     def batch(examples: int, more: bool) -> tuple[Any, Any]:
-        values = torch.randn(examples, 3, side, side)
-        return {"pixel_values": values}, torch.randint(0, 5, (examples,))
+        values = randn(examples, 3, side, side)
+        return {"pixel_values": values}, randint(0, 5, (examples,))
 
     return batch
 
@@ -183,12 +185,12 @@ add("clip_vision", "CLIPVisionModelWithProjection", "CLIPVisionConfig", "visual_
 
 def recordings(examples: int, more: bool) -> tuple[Any, Any]:
     length = 500 if more else 400
-    return {"input_values": torch.randn(examples, length)}, torch.randint(0, 5, (examples,))
+    return {"input_values": randn(examples, length)}, randint(0, 5, (examples,))
 
 
 def spectra(examples: int, more: bool) -> tuple[Any, Any]:
-    ids = torch.randint(3, 50, (examples, 6))
-    inputs = {"input_features": torch.randn(examples, 8, 40), "labels": ids}
+    ids = randint(3, 50, (examples, 6))
+    inputs = {"input_features": randn(examples, 8, 40), "labels": ids}
     return inputs, ids
 
 

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from drawn import randint
+
 SMALL = {
     "vocab_size": 50,
     "hidden_size": 32,
@@ -26,7 +28,7 @@ GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 40}
 def tokens(examples: int, more: bool) -> dict[str, Tensor]:
     """Token ids and masks; the first is full and the others padded, so branches on masks differ."""
     length = 12 if more else 8
-    ids = torch.randint(3, 50, (examples, length))
+    ids = randint(3, 50, (examples, length))
     mask = torch.ones_like(ids)
     for i in range(1, examples):
         mask[i, length - i :] = 0
@@ -34,7 +36,7 @@ def tokens(examples: int, more: bool) -> dict[str, Tensor]:
 
 
 def labelled(examples: int, more: bool) -> tuple[Any, Tensor]:
-    return tokens(examples, more), torch.randint(0, 5, (examples,))
+    return tokens(examples, more), randint(0, 5, (examples,))
 
 
 def with_own_labels(examples: int, more: bool) -> tuple[Any, Tensor]:
