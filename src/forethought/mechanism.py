@@ -12,19 +12,11 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, get_args
 
 from forethought.checks import one_of, real, whole
-from forethought.samplings import (
-    SAMPLINGS,
-    CyclicPoisson,
-    FullBatch,
-    Sampling,
-    Shuffled,
-    WithoutReplacement,
-    epoch_length,
-)
+from forethought.samplings import SAMPLINGS, Sampling, epoch_length
+from forethought.samplings import Adjacency as Adjacency
 from forethought.serialisation import Stored, exact_keys
 from forethought.strategies import STRATEGIES, Strategy, strategy_from, strategy_values
 
-Adjacency = Literal["add-or-remove", "zero-out", "replace-one"]
 Clipping = Literal["example", "group"]
 
 ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
@@ -70,7 +62,7 @@ class Rounds:
     groups: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.sampling, Sampling):
+        if type(self.sampling) not in SAMPLINGS.values():
             names = ", ".join(f"{kind.__name__}(...)" for kind in SAMPLINGS.values())
             raise TypeError(f"sampling must be one of {names}, not {self.sampling!r}")
         one_of("clipping", self.clipping, CLIPPINGS)
@@ -136,7 +128,7 @@ class Correlated(Rounds):
         if not isinstance(self.strategy, Strategy):
             names = ", ".join(f"{kind.__name__}(...)" for kind in STRATEGIES.values())
             raise TypeError(f"strategy must be one of {names}, not {self.strategy!r}")
-        if not isinstance(self.sampling, CyclicPoisson | FullBatch):
+        if self.sampling.turns_apart is None:
             raise UnsupportedMechanismError(
                 f"correlated noise with {type(self.sampling).__name__} sampling is not supported: "
                 "a record's turns may be next to each other. Use CyclicPoisson(rate, parts) (rate "
@@ -156,46 +148,58 @@ def releases(rounds: Rounds) -> int:
 def sensitivity(rounds: Rounds, adjacency: Adjacency) -> float:
     """How far one record can move a round's sum, in units of the clipping norm.
 
-    It follows from clipping, sampling and adjacency and is never an argument. Group clipping and
-    sampling without replacement: 2, since one more record changes a whole clipped update, or
-    takes another record's place. Otherwise 1 when a record comes or goes, 2 when it is replaced.
+    It follows from clipping, sampling and adjacency and is never an argument: as often as the
+    record can be in a batch, times :func:`per_hit`.
 
     Raises:
-        UnsupportedMechanismError: shuffling under add-or-remove, where one more record shifts the
-            cut between all batches behind it; correlated rounds, which are no mechanisms each.
+        UnsupportedMechanismError: a sampling under which one record has no bounded influence;
+            correlated rounds, which are no mechanisms each.
+    """
+    return reach(rounds, adjacency, rounds.sampling.most(1))
+
+
+def per_hit(rounds: Rounds, adjacency: Adjacency) -> float:
+    """How far a record moves a round's sum by being in the batch once, in clipping norms.
+
+    Group clipping, and samplings that exchange records: 2, since one more record changes a whole
+    clipped update, or takes another record's place. Otherwise 1 when a record comes or goes, 2 when
+    it is replaced.
+
+    Raises:
+        UnsupportedMechanismError: as for :func:`sensitivity`.
     """
     if isinstance(rounds, Correlated):
         raise UnsupportedMechanismError(
             "a round of correlated noise is no mechanism of its own: only the whole run is"
         )
-    if isinstance(rounds.sampling, Shuffled) and adjacency == "add-or-remove":
+    refused = rounds.sampling.refuses(adjacency)
+    if refused is not None:
         raise UnsupportedMechanismError(
-            "Shuffled sampling under adjacency 'add-or-remove' has no bound: one more record "
-            "shifts every later batch. Use adjacency='zero-out' or 'replace-one', or Poisson "
-            "sampling"
+            f"{type(rounds.sampling).__name__} sampling under adjacency {adjacency!r} has no "
+            f"bound: {refused}"
         )
-    if rounds.clipping == "group" or isinstance(rounds.sampling, WithoutReplacement):
+    if rounds.clipping == "group" or rounds.sampling.exchanges:
         return 2.0
     return 2.0 if adjacency == "replace-one" else 1.0
 
 
-def reach(rounds: Rounds, adjacency: Adjacency, records: int) -> float:
-    """How far ``records`` records can move the sums of one epoch, in clipping norms.
+def reach(rounds: Rounds, adjacency: Adjacency, hits: int) -> float:
+    """How far records that are in batches ``hits`` times move the sums of one epoch, in norms.
 
     An epoch is one round, but where records take turns (:func:`epoch_length`): there they may be
-    in several rounds, and this is the norm of all that moves. Record by record at most
-    :func:`sensitivity`. But k records of a batch are in at most min(k, groups) of its groups, each
+    in several rounds, and this is the norm of all that moves. Hit by hit at most :func:`per_hit`.
+    But k hits of a batch are in at most min(k, groups) of its groups, each
     of whose updates moves by at most 2: in an epoch of R rounds Σ min(k_i, groups)² is largest,
-    being convex in each k_i up to there, with as many rounds full as there are records for.
+    being convex in each k_i up to there, with as many rounds full as there are hits for.
 
     Raises:
         UnsupportedMechanismError: as for :func:`sensitivity`.
     """
-    each = sensitivity(rounds, adjacency)
+    each = per_hit(rounds, adjacency)
     if rounds.groups is None:
-        return records * each
+        return hits * each
     places = min(epoch_length(rounds.sampling), rounds.count)
-    full, rest = divmod(records, rounds.groups)
+    full, rest = divmod(hits, rounds.groups)
     if full >= places:
         return each * rounds.groups * math.sqrt(places)
     return each * math.sqrt(full * rounds.groups**2 + rest**2)

@@ -252,8 +252,8 @@ class Privacy:
                     f"the mechanism speaks of {part.groups} groups, the contribution of {count}: "
                     "several records are charged by the number of groups that they can be in"
                 )
-            told = getattr(part.sampling, "examples", self.examples)
-            if told != self.examples:
+            told = part.sampling.known_examples()
+            if told not in (None, self.examples):
                 raise ValueError(
                     f"the sampling speaks of {told} examples, the plan of {self.examples}"
                 )

@@ -53,6 +53,10 @@ class Banded:
         """Whether no coefficient is negative."""
         return min(self.coefficients) >= 0
 
+    def words(self) -> str:
+        """What is kept of earlier rounds' noise, in words."""
+        return f"{self.bands:,} bands"
+
     def column(self, count: int) -> Array:
         """The first ``count`` entries of C's first column."""
         found = np.zeros(count)
@@ -99,6 +103,11 @@ class BufferedToeplitz:
     def nonnegative(self) -> bool:
         """Always: weights and decays are."""
         return True
+
+    def words(self) -> str:
+        """What is kept of earlier rounds' noise, in words."""
+        count = len(self.weights)
+        return f"{count} {'buffer' if count == 1 else 'buffers'}"
 
     def column(self, count: int) -> Array:
         """The first ``count`` entries of C's first column."""

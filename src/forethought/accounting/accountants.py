@@ -17,6 +17,7 @@ from forethought.accounting.adaptive import (
 )
 from forethought.accounting.interval import Interval, at_most
 from forethought.accounting.pld.pairs import theorem
+from forethought.accounting.renyi.curves import CURVES
 from forethought.accounting.renyi.selection import PoissonTrials
 from forethought.accounting.summed import (
     AGGREGATE,
@@ -40,19 +41,6 @@ from forethought.mechanism import Adjacency, Correlated, Mechanism, Rounds, rele
 from forethought.samplings import CyclicPoisson, FullBatch, Shuffled, epoch_length
 
 EXACT, KNOWN_BATCHES = "exact", "known-batches"
-
-_RENYI = {
-    "poisson": "Poisson-sampled Gaussian (Mironov, Talwar and Zhang 2019, Theorems 4 and 5; under "
-    "replace-one Wang, Balle and Kasiviswanathan 2019, Theorem 27)",
-    "without-replacement": "sampling without replacement (Wang, Balle and Kasiviswanathan 2019, "
-    "Theorems 9 and 27)",
-    "cyclic-poisson": "rounds of one part, each Poisson-sampled (Mironov, Talwar and Zhang 2019, "
-    "Theorems 4 and 5; under replace-one Wang, Balle and Kasiviswanathan 2019, Theorem 27)",
-    "random-allocation": "one Gaussian for each started epoch, by joint convexity (Mironov 2017, "
-    "Proposition 7)",
-    "shuffled": "one Gaussian for each started epoch (Mironov 2017, Proposition 7)",
-    "full-batch": "Gaussian (Mironov 2017, Proposition 7)",
-}
 
 
 @dataclass(frozen=True)
@@ -111,29 +99,18 @@ class Accountant:
 
 def amplified(mechanism: Mechanism) -> bool:
     """Whether ε counts on an attacker who does not know the batches."""
-    return any(map(_counts_on_batches, mechanism))
-
-
-def _counts_on_batches(part: Rounds) -> bool:
-    match part.sampling:
-        case FullBatch():
-            return False
-        case CyclicPoisson(rate=rate):
-            return rate < 1
-        case Shuffled():  # the beginning of an epoch may not have come to the record yet
-            return part.count % part.sampling.rounds_per_epoch > 0
-        case _:
-            return True
+    return any(part.sampling.hides(part.count) for part in mechanism)
 
 
 def batches_known(mechanism: Mechanism) -> Mechanism:
     """What is left when the attacker knows every batch: a record is in every round that may hold
     it, at the same noise.
 
-    A batch is then a fixed set of positions. A record that is blanked or replaced moves the sums
-    it is in, at most one a round, so full participation bounds them; shuffling and random
-    allocation put it into one round an epoch, cyclic sampling only into those of its part. One
-    more record would give other positions altogether, so presence (add-or-remove) becomes zero-out.
+    A batch is then a fixed list of positions. A record that is blanked or replaced moves the sums
+    it is in, each by as many clipping norms as it can be in the batch, so full participation bounds
+    them, at a noise divided by that number; shuffling and random allocation put it into one round
+    an epoch, cyclic sampling only into those of its part. One more record would give other
+    positions altogether, so presence (add-or-remove) becomes zero-out.
     """
     adjacency: Adjacency = (
         "zero-out" if mechanism.adjacency == "add-or-remove" else mechanism.adjacency
@@ -143,15 +120,17 @@ def batches_known(mechanism: Mechanism) -> Mechanism:
 
 def _all_turns(part: Rounds) -> Rounds:
     """``part`` with a record in every round that may hold it."""
+    if isinstance(part, Correlated):
+        if not part.sampling.hides(part.count):
+            return part
+        return replace(part, sampling=CyclicPoisson(1.0, part.sampling.rounds_per_epoch))
     if isinstance(part.sampling, Shuffled):
         return replace(part, count=releases(part) * part.sampling.rounds_per_epoch)
-    if isinstance(part, Correlated):
-        if not isinstance(part.sampling, CyclicPoisson):
-            return part
-        return replace(part, sampling=CyclicPoisson(1.0, part.sampling.parts))
     # Several records may be in as many groups as the rounds of an epoch have together.
     groups = None if part.groups is None else part.groups * epoch_length(part.sampling)
-    return Rounds(part.noise_multiplier, releases(part), FullBatch(), part.clipping, groups=groups)
+    times = part.sampling.most(1)
+    noise = part.noise_multiplier if times == 1 else part.noise_multiplier / times * (1 - 1e-15)
+    return Rounds(noise, releases(part), FullBatch(), part.clipping, groups=groups)
 
 
 def _same(mechanism: Mechanism) -> Mechanism:
@@ -174,8 +153,8 @@ def _theorems(mechanism: Mechanism, group: int) -> tuple[str, ...]:
 
 def _renyi(*more: str) -> Callable[[Mechanism, int], tuple[str, ...]]:
     def theorems(mechanism: Mechanism, _group: int) -> tuple[str, ...]:
-        kinds = dict.fromkeys(part.sampling.kind for part in mechanism)
-        return (*(f"Rényi divergence: {_RENYI[kind]}" for kind in kinds), *more)
+        kinds = dict.fromkeys(type(part.sampling) for part in mechanism)
+        return (*(f"Rényi divergence: {CURVES[kind].theorem}" for kind in kinds), *more)
 
     return theorems
 

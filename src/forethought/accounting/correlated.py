@@ -30,7 +30,7 @@ from functools import lru_cache
 import numpy as np
 
 from forethought.mechanism import Correlated, Mechanism, Rounds, UnsupportedMechanismError
-from forethought.samplings import CyclicPoisson, FullBatch
+from forethought.samplings import FullBatch
 from forethought.strategies import Strategy
 
 EPS = float(np.finfo(float).eps)
@@ -78,21 +78,24 @@ def uncorrelated(rounds: Rounds, group: int = 1) -> Rounds:
     if not isinstance(rounds, Correlated):
         return rounds
     sampling, sigma = rounds.sampling, rounds.noise_multiplier
-    if group == 1 and isinstance(sampling, CyclicPoisson) and sampling.rate < 1:
-        if rounds.strategy.bands > sampling.parts:
+    separation = sampling.turns_apart
+    if separation is None or sampling.most(1) > 1:
+        raise UnsupportedMechanismError(
+            f"correlated noise with {type(sampling).__name__} sampling is not supported: a "
+            "record's turns are not equally far apart, or it can be drawn several times in one"
+        )
+    if group == 1 and sampling.hides(rounds.count):
+        if rounds.strategy.bands > separation:
             raise UnsupportedMechanismError(
-                f"parts that are sampled at a rate of {sampling.rate:g} need a banded strategy of "
-                f"at most as many bands as parts ({sampling.parts}), not "
+                f"parts that are sampled ({sampling.words()}) need a banded strategy of "
+                f"at most as many bands as parts ({separation}), not "
                 f"{rounds.strategy.bands}: a record's turns would overlap, and no theorem is "
                 "known. Take fewer bands, or rate 1"
             )
-        size = sensitivity_over_turns(
-            rounds.strategy, min(rounds.count, sampling.parts), sampling.parts
-        )
+        size = sensitivity_over_turns(rounds.strategy, min(rounds.count, separation), separation)
         return Rounds(
             _over(sigma, size), rounds.count, sampling, rounds.clipping, groups=rounds.groups
         )
-    separation = sampling.parts if isinstance(sampling, CyclicPoisson) else 1
     size = sensitivity_over_turns(rounds.strategy, rounds.count, separation)
     # Several records may be in as many groups as all parts have together.
     groups = None if rounds.groups is None else rounds.groups * separation
@@ -109,7 +112,7 @@ def all_uncorrelated(mechanism: Mechanism, group: int = 1) -> Mechanism:
 
 def named_theorem(rounds: Rounds, group: int) -> str:
     """Which of the theorems above covers correlated rounds."""
-    sampled = isinstance(rounds.sampling, CyclicPoisson) and rounds.sampling.rate < 1
+    sampled = rounds.sampling.hides(rounds.count)
     return SAMPLED_TURNS if sampled and group == 1 else TURNS
 
 

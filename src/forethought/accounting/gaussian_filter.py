@@ -106,7 +106,7 @@ class GaussianFilter:
         count = math.floor(min((self._limit - self._spent) / each, 1e9)) if each > 0 else 10**9
         # One step down where the division rounds up past the limit.
         count = max(0, count if self._spent + count * each <= self._limit else count - 1)
-        return min(10**9, count * getattr(rounds.sampling, "rounds_per_epoch", 1))
+        return min(10**9, count * rounds.sampling.rounds_per_epoch)
 
     def _affordable_together(self, rounds: Correlated) -> int:
         # More rounds never cost less: the first of them are what a shorter run releases.

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from forethought.accounting.interval import at_least, at_most
 from forethought.accounting.releases import rows
 from forethought.mechanism import Correlated, Rounds
-from forethought.samplings import FullBatch, Sampling
-from forethought.strategies import Banded
+from forethought.samplings import Sampling
 
 if TYPE_CHECKING:
     from forethought.accounting.statement import Statement
@@ -95,9 +94,9 @@ def _clipped(part: Rounds) -> str:
 
 
 def _sampling(sampling: Sampling) -> str:
-    if isinstance(sampling, FullBatch):
-        return "every record in every round"
     values = {name: value for name, value in vars(sampling).items() if value is not None}
+    if not values:
+        return sampling.words()
     shown = ", ".join(
         f"{name.replace('_', ' ')} {value:,}" if isinstance(value, int) else f"{name} {value:.6g}"
         for name, value in values.items()
@@ -108,13 +107,7 @@ def _sampling(sampling: Sampling) -> str:
 def _noise(part: Rounds) -> str:
     if not isinstance(part, Correlated):
         return f"{part.noise_multiplier:.6g}"
-    strategy = part.strategy
-    if isinstance(strategy, Banded):
-        how = f"{strategy.bands:,} bands"
-    else:
-        count = len(strategy.weights)
-        how = f"{count} {'buffer' if count == 1 else 'buffers'}"
-    return f"{part.noise_multiplier:.6g}, correlated over rounds ({how})"
+    return f"{part.noise_multiplier:.6g}, correlated over rounds ({part.strategy.words()})"
 
 
 def _numbers(statement: Statement) -> list[str]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Literal, assert_never, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,13 +45,7 @@ from forethought.mechanism import (
     releases,
     sensitivity,
 )
-from forethought.samplings import (
-    CyclicPoisson,
-    Poisson,
-    RandomAllocation,
-    Shuffled,
-    WithoutReplacement,
-)
+from forethought.samplings import Binomial, Hypergeometric, Law
 
 Array = NDArray[np.float64]
 Draw = Literal["shuffling", "subsampling"]
@@ -130,28 +124,34 @@ class KnownHits:
                 "for groups, see forethought.accounting.StrongAdversary"
             )
         sensitivity(rounds, adjacency)  # refuses what has none
-        distance = 2.0 if adjacency == "replace-one" else 1.0
-        match rounds.sampling:
-            case Poisson(rate=rate):
-                hits = binomial(rounds.count, rate)
-            case WithoutReplacement(rate=rate):
-                hits = binomial(rounds.count, rate)
-                distance = 1.0 if adjacency == "zero-out" else 2.0
-            case CyclicPoisson(rate=rate):
-                hits = binomial(releases(rounds), rate)
-            case Shuffled() | RandomAllocation() as sampling:
-                epochs, rest = divmod(rounds.count, sampling.rounds_per_epoch)
-                share = (
-                    sampling.batch / sampling.examples
-                    if isinstance(sampling, Shuffled)
-                    else sampling.rate
-                )
-                chance = min(1.0, rest * share)
-                last = binomial(1, chance)
-                hits = SquaredHits(last.squares + epochs, last.weights, last.missing)
-            case _:
-                raise UnsupportedMechanismError("full batches hide nothing: it is the exact figure")
+        sampling = rounds.sampling
+        if sampling.most(1) > 1:
+            raise UnsupportedMechanismError(
+                f"{type(sampling).__name__} can draw a record several times in a round: known hits "
+                "are for samplings that draw it once"
+            )
+        if sampling.rounds_per_epoch == 1 and not sampling.hides(rounds.count):
+            raise UnsupportedMechanismError("full batches hide nothing: it is the exact figure")
+        exchanged = sampling.exchanges and adjacency != "zero-out"
+        distance = 2.0 if exchanged or adjacency == "replace-one" else 1.0
+        if sampling.redealt:
+            epochs, rest = divmod(rounds.count, sampling.rounds_per_epoch)
+            last = binomial(1, min(1.0, rest * sampling.turn(0)))
+            hits = SquaredHits(last.squares + epochs, last.weights, last.missing)
+        else:
+            hits = binomial(releases(rounds), _chance(sampling.hits(1)))
         return KnownHits(hits, distance / rounds.noise_multiplier)
+
+
+def _chance(hits: Law) -> float:
+    """Of one record to be in its turn's batch."""
+    match hits:
+        case Binomial(chance=chance):
+            return chance
+        case Hypergeometric(drawn=drawn, examples=examples):
+            return drawn / examples
+        case other:
+            assert_never(other)
 
 
 @dataclass(frozen=True)

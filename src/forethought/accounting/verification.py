@@ -258,8 +258,8 @@ def _randomness(case: _Case) -> str | None:
 def _mechanism(case: _Case) -> str | None:
     s = case.claimed
     for part in s.mechanism:
-        told = getattr(part.sampling, "examples", s.examples)
-        if s.examples is not None and told != s.examples:
+        told = part.sampling.known_examples()
+        if None not in (told, s.examples) and told != s.examples:
             raise StatementError(
                 f"the sampling speaks of {told} records, the statement of {s.examples}"
             )
@@ -282,7 +282,7 @@ def _examples(case: _Case) -> str | None:
             )
         return None
     if s.examples is not None and all(
-        getattr(part.sampling, "examples", None) for part in s.mechanism
+        part.sampling.known_examples() is not None for part in s.mechanism
     ):
         return None  # compared with the mechanism
     return "no plan.json beside it, and the mechanism does not depend on it"

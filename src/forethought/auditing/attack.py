@@ -38,7 +38,6 @@ from forethought.auditing.tactics import Tactics, tactics
 from forethought.auditing.verdict import AttackSummary, Finding
 from forethought.mechanism import Mechanism
 from forethought.plans import Plan
-from forethought.samplings import WithoutReplacement
 
 Array = NDArray[np.float64]
 
@@ -62,8 +61,8 @@ def shortened(plan: Plan, rounds: int) -> Plan:
 
 def directed(plan: Plan) -> bool:
     """Whether one training can play one game only."""
-    without = any(isinstance(part.sampling, WithoutReplacement) for part in plan.mechanism)
-    return plan.groups is not None or (without and plan.mechanism.adjacency == "add-or-remove")
+    exchanges = any(part.sampling.exchanges for part in plan.mechanism)
+    return plan.groups is not None or (exchanges and plan.mechanism.adjacency == "add-or-remove")
 
 
 def contributions(plan: Plan) -> tuple[float, float]:
@@ -97,7 +96,7 @@ def orthogonal_games(plan: Plan, canaries: int, generator: np.random.Generator) 
     score = log_likelihood_ratio(
         plan.mechanism, scales(plan, [1.0] * plan.rounds), seen, inside, outside
     )
-    competing = any(isinstance(part.sampling, WithoutReplacement) for part in plan.mechanism)
+    competing = any(part.sampling.exchanges for part in plan.mechanism)
     return Games(score[~there], score[there], independent=not competing)
 
 
@@ -137,9 +136,9 @@ def _one_less(plan: Plan) -> Plan:
     parts = [
         replace(
             part,
-            sampling=WithoutReplacement(min(part.sampling.batch, examples), examples)
-            if isinstance(part.sampling, WithoutReplacement)
-            else scaled(part.sampling, plan.examples, examples),
+            sampling=part.sampling
+            if part.sampling.known_examples() is None
+            else part.sampling.resized(part.sampling.expected_batch(plan.examples), examples),
         )
         for part in plan.mechanism
     ]
@@ -163,7 +162,7 @@ def _others(plan: Plan) -> float:
     if plan.groups is not None:
         return -float(plan.groups)
     part = plan.mechanism.rounds[0]
-    return -float(part.sampling.batch) if isinstance(part.sampling, WithoutReplacement) else 0.0
+    return -part.sampling.expected_batch(plan.examples) if part.sampling.exchanges else 0.0
 
 
 def attack(

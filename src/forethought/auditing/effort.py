@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from forethought.checks import one_of
 from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
-from forethought.samplings import Sampling, Shuffled, WithoutReplacement
+from forethought.samplings import Sampling
 
 # Kinds of rounds that one check looks at, evenly spread over a plan of more.
 PARTS = 4
@@ -98,10 +98,9 @@ def effort(level: str) -> Effort:
 
 def scaled(sampling: Sampling, examples: int, wanted: int) -> Sampling:
     """The same sampling of ``wanted`` instead of ``examples`` records, at the same rate."""
-    if examples == wanted or not isinstance(sampling, WithoutReplacement | Shuffled):
+    if examples == wanted or sampling.known_examples() is None:
         return sampling
-    batch = max(1, round(sampling.batch * wanted / examples))
-    return replace(sampling, batch=batch, examples=wanted)
+    return sampling.resized(sampling.expected_batch(examples) * wanted / examples, wanted)
 
 
 def evenly(parts: list[Rounds]) -> list[Rounds]:

@@ -29,7 +29,6 @@ from forethought.holders.trainer import Holder, SharedModel
 from forethought.plans import Plan
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
-from forethought.samplings import WithoutReplacement
 from forethought.simulation.times import Times
 from forethought.use import Averaging
 
@@ -100,7 +99,7 @@ def holder_games(
     score = log_likelihood_ratio(
         plan.mechanism, scales(plan, [1.0] * plan.rounds), seen, inside, outside
     )
-    competing = any(isinstance(part.sampling, WithoutReplacement) for part in plan.mechanism)
+    competing = any(part.sampling.exchanges for part in plan.mechanism)
     return Games(score[~there], score[there], independent=not competing)
 
 

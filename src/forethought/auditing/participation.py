@@ -22,11 +22,7 @@ from forethought.auditing.verdict import Finding, certain
 from forethought.mechanism import Rounds
 from forethought.plans import Plan
 from forethought.samplings import (
-    CyclicPoisson,
-    FullBatch,
-    RandomAllocation,
     Sampling,
-    Shuffled,
     expected_batch,
 )
 
@@ -68,14 +64,14 @@ def dry_plan(plan: Plan, effort: Effort) -> Plan:
 
 
 def _rounds(sampling: Sampling, examples: int, plan: Plan, effort: Effort) -> int:
-    if isinstance(sampling, FullBatch):
+    length = sampling.rounds_per_epoch
+    if length == 1 and not sampling.hides(length):
         return 3
-    if isinstance(sampling, Shuffled | RandomAllocation):
-        epochs = max(3, math.ceil(effort.hits / examples))
-        return max(1, min(effort.dry_rounds, epochs * sampling.rounds_per_epoch))
-    if isinstance(sampling, CyclicPoisson):
-        turns = max(3, math.ceil(effort.hits / (examples * sampling.rate)))
-        return max(1, min(effort.dry_rounds, turns * sampling.parts))
+    if length > 1:
+        drawn = sampling.expected_batch(examples) * examples / sampling.pool(examples)
+        drawn = examples if sampling.redealt else drawn
+        epochs = max(3, math.ceil(effort.hits / drawn))
+        return max(1, min(effort.dry_rounds, epochs * length))
     wanted = max(48, math.ceil(effort.hits / expected_batch(sampling, examples)))
     if plan.groups is not None:  # each group is a pass of its own
         wanted = min(wanted, max(24, effort.dry_rounds // plan.groups))
@@ -135,28 +131,30 @@ def participation(plan: Plan, effort: Effort, generator: np.random.Generator) ->
 def contributions(seen: DryRun) -> list[Finding]:
     """Each record counts once, and for at most C."""
     times, length = 0.0, 0.0
+    claimed = max(part.sampling.most(1) for part in seen.plan.mechanism)
     for members, values, norm in zip(seen.members, seen.values, seen.clip_norms, strict=True):
         small = members % 2 == 0
         own = _clipped(seen.plan, SMALL * seen.plan.clip.norm / 2, norm)
         times = max(times, float(np.max(np.abs(values[small]), initial=0.0)) / own)
         length = max(length, float(np.max(np.abs(values[~small]), initial=0.0)) / norm)
-    twice = times > 1 + TOLERANCE
+    twice = times > claimed + TOLERANCE
     most = round(times, 3)
     return [
         certain(
             "participation",
             "times a record counts in a round",
             f"at most {most:g}",
-            "1",
+            f"{claimed}",
             twice,
-            f"A record was counted {most:g} times in one round, where once is claimed.",
+            f"A record was counted {most:g} times in one round, where "
+            f"{'once' if claimed == 1 else f'{claimed} times at most'} is claimed.",
         ),
         certain(
             "participation",
             "length of a contribution",
             f"at most {length:.6g} C",
-            "1 C",
-            length > 1 + TOLERANCE,
+            f"{claimed} C",
+            length > claimed + TOLERANCE,
             f"Clipping does not hold: a contribution of length {length:.4g} C entered a sum whose "
             "contributions are bounded by C.",
         ),

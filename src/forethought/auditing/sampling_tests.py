@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from forethought.samplings import (
     RandomAllocation,
     Sampling,
     Shuffled,
+    UnsupportedMechanismError,
     WithoutReplacement,
 )
 
@@ -37,24 +39,13 @@ def sampling_findings(
         members: for each round the records that took part. examples: of how many.
         generator: of the tests' own choices.
     """
-    match sampling:
-        case FullBatch():
-            return [_sizes(members, [examples] * len(members), "full batch")]
-        case Poisson(rate=rate):
-            found = _poisson(members, examples, rate, generator)
-        case WithoutReplacement(batch=batch):
-            found = [_sizes(members, [batch] * len(members), "sampling without replacement")]
-            found.append(_most_and_fewest(members, examples, sampling.rate))
-        case Shuffled():
-            found = _shuffled(sampling, members)
-        case RandomAllocation():
-            found = [_once_an_epoch(sampling.rounds, members, examples, "random allocation")]
-            found.append(_dealt_evenly(sampling.rounds, members, examples, 1.0, generator))
-        case CyclicPoisson():
-            return _turns(sampling, members, examples, generator)
-        case _:
-            raise TypeError(f"no tests for {sampling!r}")
-    return found + _uniformity(sampling, members, examples, generator)
+    row = TESTS.get(type(sampling))
+    if row is None:
+        raise UnsupportedMechanismError(
+            f"an audit has no tests of how {type(sampling).__name__} draws its batches; it has "
+            f"them for {', '.join(kind.__name__ for kind in TESTS)}"
+        )
+    return row(sampling, members, examples, generator)
 
 
 def _sizes(members: Sequence[Indices], wanted: Sequence[int], name: str) -> Finding:
@@ -74,10 +65,38 @@ def _sizes(members: Sequence[Indices], wanted: Sequence[int], name: str) -> Find
     )
 
 
-def _poisson(
-    members: Sequence[Indices], examples: int, rate: float, generator: np.random.Generator
+def _full(
+    sampling: Sampling, members: Sequence[Indices], examples: int, generator: np.random.Generator
 ) -> list[Finding]:
-    rounds = len(members)
+    return [_sizes(members, [examples] * len(members), "full batch")]
+
+
+def _subsets(
+    sampling: WithoutReplacement,
+    members: Sequence[Indices],
+    examples: int,
+    generator: np.random.Generator,
+) -> list[Finding]:
+    sizes = _sizes(members, [sampling.batch] * len(members), "sampling without replacement")
+    often = _most_and_fewest(members, examples, sampling.rate)
+    return [sizes, often, *_uniformity(sampling, members, examples, generator)]
+
+
+def _allocated(
+    sampling: RandomAllocation,
+    members: Sequence[Indices],
+    examples: int,
+    generator: np.random.Generator,
+) -> list[Finding]:
+    once = _once_an_epoch(sampling.rounds, members, examples, "random allocation")
+    evenly = _dealt_evenly(sampling.rounds, members, examples, 1.0, generator)
+    return [once, evenly, *_uniformity(sampling, members, examples, generator)]
+
+
+def _poisson(
+    sampling: Poisson, members: Sequence[Indices], examples: int, generator: np.random.Generator
+) -> list[Finding]:
+    rounds, rate = len(members), sampling.rate
     sizes = np.array([len(batch) for batch in members])
     total = int(sizes.sum())
     seen = total / (rounds * examples)
@@ -114,6 +133,7 @@ def _poisson(
             f"{scatter:.3g}, where independent draws give {expected:.3g}.",
             exact.spread_p(counts_z),
         ),
+        *_uniformity(sampling, members, examples, generator),
     ]
 
 
@@ -136,13 +156,16 @@ def _most_and_fewest(members: Sequence[Indices], examples: int, rate: float) -> 
     )
 
 
-def _shuffled(sampling: Shuffled, members: Sequence[Indices]) -> list[Finding]:
-    length, batch, examples = sampling.rounds_per_epoch, sampling.batch, sampling.examples
+def _shuffled(
+    sampling: Shuffled, members: Sequence[Indices], examples: int, generator: np.random.Generator
+) -> list[Finding]:
+    length, batch = sampling.rounds_per_epoch, sampling.batch
     last = examples - batch * (length - 1)
     wanted = [last if t % length == length - 1 else batch for t in range(len(members))]
     return [
         _sizes(members, wanted, "shuffling"),
         _once_an_epoch(length, members, examples, "shuffling"),
+        *_uniformity(sampling, members, examples, generator),
     ]
 
 
@@ -266,9 +289,7 @@ def _uniformity(
     So the number of its records in any set that was marked beforehand is hypergeometric given the
     past. Where an epoch deals the records out, the subset is of what it has left.
     """
-    length = 1
-    if isinstance(sampling, Shuffled | RandomAllocation):
-        length = sampling.rounds_per_epoch
+    length = sampling.rounds_per_epoch if sampling.redealt else 1
     order = generator.permutation(examples)
     halves = [np.arange(examples) < examples // 2, np.arange(examples) % 2 == 0, order % 2 == 0]
     fixed = [_marked(members, examples, length, _always(half), generator) for half in halves]
@@ -415,3 +436,14 @@ def group_sizes(
         "Records are not dealt to groups independently at random.",
         p,
     )
+
+
+# (sampling, members, examples, generator) → findings, by kind; others cannot be audited.
+TESTS: dict[type[Sampling], Callable[[Any, Sequence[Indices], int, Any], list[Finding]]] = {
+    FullBatch: _full,
+    Poisson: _poisson,
+    WithoutReplacement: _subsets,
+    Shuffled: _shuffled,
+    RandomAllocation: _allocated,
+    CyclicPoisson: _turns,
+}

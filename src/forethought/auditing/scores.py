@@ -12,20 +12,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from forethought.auditing.whitening import applied, correlated
 from forethought.mechanism import Correlated, Mechanism, Rounds
-from forethought.samplings import (
-    CyclicPoisson,
-    FullBatch,
-    Poisson,
-    RandomAllocation,
-    Shuffled,
-    WithoutReplacement,
-)
+from forethought.samplings import Binomial, Hypergeometric, Sampling
 
 Array = NDArray[np.float64]
 
@@ -59,54 +54,72 @@ def log_likelihood_ratio(
 def _likelihood(part: Rounds, noise: list[float], seen: Array, shift: float) -> Array:
     if isinstance(part, Correlated):
         return _through_the_strategy(part, noise[0], applied(part, seen), shift)
-    found = np.zeros(seen.shape[1])
-    if isinstance(part.sampling, Shuffled | RandomAllocation):
+    times = _times(part.sampling)
+    terms = (_drawn(seen[t], shift, noise[t], times) for t in range(part.count))
+    if part.sampling.redealt:
+        found = np.zeros(seen.shape[1])
         for rounds, weights in _epochs(part.sampling, part.count):
-            terms = np.stack([_shifted(seen[t], shift, noise[t]) for t in rounds])
+            rows = np.stack([next(terms) for _ in rounds])
             left = 1 - math.fsum(weights)
             if left > 1e-12:  # the run ended inside the epoch
-                terms = np.vstack([terms, np.zeros((1, seen.shape[1]))])
+                rows = np.vstack([rows, np.zeros((1, seen.shape[1]))])
                 weights = [*weights, left]
-            found += _log_mean(terms, np.array(weights))
+            found += _log_mean(rows, np.array(weights))
         return found
-    if isinstance(part.sampling, CyclicPoisson):
-        parts = part.sampling.parts
-        terms = np.zeros((parts, seen.shape[1]))
-        for t in range(part.count):
-            terms[t % parts] += _mixed(_shifted(seen[t], shift, noise[t]), part.sampling.rate)
-        return _log_mean(terms, np.full(parts, 1 / parts))
-    for t in range(part.count):
-        term = _shifted(seen[t], shift, noise[t])
-        found += term if isinstance(part.sampling, FullBatch) else _mixed(term, part.sampling.rate)
-    return found
+    places = part.sampling.rounds_per_epoch
+    mine = np.zeros((places, seen.shape[1]))
+    for t, term in enumerate(terms):
+        mine[t % places] += term
+    if places == 1:
+        return np.asarray(mine[0])
+    return _log_mean(mine, np.array([part.sampling.turn(place) for place in range(places)]))
+
+
+def _times(sampling: Sampling) -> list[tuple[int, float]]:
+    """(k, chance) that a record is in its turn's batch k times."""
+    match sampling.hits(1):
+        case Binomial(1, chance):
+            found = [(0, 1 - chance), (1, chance)]
+        case Binomial(trials, chance):
+            found = list(enumerate(stats.binom.pmf(np.arange(trials + 1), trials, chance)))
+        case Hypergeometric(_, drawn, examples):
+            found = [(0, 1 - drawn / examples), (1, drawn / examples)]
+        case other:
+            assert_never(other)
+    return [(k, float(weight)) for k, weight in found if weight > 1e-15]
+
+
+def _drawn(seen: Array, shift: float, noise: float, times: list[tuple[int, float]]) -> Array:
+    """log Σ_k w_k exp L(k·shift) of one round."""
+    if times == [(1, 1.0)]:
+        return _shifted(seen, shift, noise)
+    terms = [
+        math.log(weight) + (_shifted(seen, k * shift, noise) if k else np.zeros_like(seen))
+        for k, weight in times
+    ]
+    return np.asarray(np.logaddexp.reduce(terms))
 
 
 def _through_the_strategy(part: Correlated, noise: float, seen: Array, shift: float) -> Array:
     """A record that takes part in rounds p, p + b, … moves Cy by those columns of C."""
     sampling = part.sampling
-    parts = sampling.parts if isinstance(sampling, CyclicPoisson) else 1
-    rate = sampling.rate if isinstance(sampling, CyclicPoisson) else 1.0
+    parts, times = sampling.rounds_per_epoch, _times(sampling)
     column = shift * part.strategy.column(part.count)
     terms = np.zeros((parts, seen.shape[1]))
     for place in range(parts):
         turns = range(place, part.count, parts)
         moves = [np.concatenate([np.zeros(t), column[: part.count - t]]) for t in turns]
-        if rate == 1:
+        if not sampling.hides(part.count):
             moves = [np.sum(moves, axis=0)] if moves else []
         for move in moves:
             term = (2 * move @ seen - move @ move) / (2 * noise**2)
-            terms[place] += _mixed(term, rate)
-    return _log_mean(terms, np.full(parts, 1 / parts))
+            logs = [math.log(w) + (term if k else np.zeros_like(term)) for k, w in times]
+            terms[place] += np.logaddexp.reduce(logs)
+    return _log_mean(terms, np.array([sampling.turn(place) for place in range(parts)]))
 
 
 def _shifted(seen: Array, shift: float, noise: float) -> Array:
     return np.asarray((2 * shift * seen - shift**2) / (2 * noise**2))
-
-
-def _mixed(term: Array, rate: float) -> Array:
-    if rate >= 1:
-        return term
-    return np.logaddexp(math.log1p(-rate), math.log(rate) + term)
 
 
 def _log_mean(terms: Array, weights: Array) -> Array:
@@ -114,19 +127,11 @@ def _log_mean(terms: Array, weights: Array) -> Array:
     return np.asarray(highest + np.log(weights @ np.exp(terms - highest)))
 
 
-def _epochs(
-    sampling: Shuffled | RandomAllocation, count: int
-) -> Iterator[tuple[range, list[float]]]:
+def _epochs(sampling: Sampling, count: int) -> Iterator[tuple[range, list[float]]]:
     length = sampling.rounds_per_epoch
     for start in range(0, count, length):
         rounds = range(start, min(start + length, count))
-        if isinstance(sampling, RandomAllocation):
-            yield rounds, [sampling.rate] * len(rounds)
-            continue
-        sizes = [
-            min(sampling.batch, sampling.examples - (t - start) * sampling.batch) for t in rounds
-        ]
-        yield rounds, [size / sampling.examples for size in sizes]
+        yield rounds, [sampling.turn(t - start) for t in rounds]
 
 
 def simulate(
@@ -148,25 +153,25 @@ def simulate(
     return seen
 
 
-def _participation(part: Rounds, games: int, generator: np.random.Generator) -> NDArray[np.bool_]:
-    match part.sampling:
-        case FullBatch():
-            return np.ones((part.count, games), dtype=bool)
-        case Poisson(rate=rate):
-            return generator.random((part.count, games)) < rate
-        case WithoutReplacement():
-            return generator.random((part.count, games)) < part.sampling.rate
-        case CyclicPoisson(rate=rate, parts=parts):
-            mine = generator.integers(parts, size=games)
-            turn = np.arange(part.count)[:, None] % parts == mine
-            return np.asarray(turn & (generator.random((part.count, games)) < rate))
-        case Shuffled() | RandomAllocation():
-            taken = np.zeros((part.count, games), dtype=bool)
-            for rounds, weights in _epochs(part.sampling, part.count):
-                ends = np.cumsum(weights)
-                place = np.searchsorted(ends, generator.random(games), side="right")
-                for offset, t in enumerate(rounds):
-                    taken[t] = place == offset
-            return taken
-        case _:
-            raise TypeError(f"no attack for {part.sampling!r}")
+def _participation(part: Rounds, games: int, generator: np.random.Generator) -> Array:
+    """How often a record is in each round's batch: (rounds, games)."""
+    sampling, found = part.sampling, np.zeros((part.count, games))
+    mine = np.zeros(games, dtype=np.int64)
+    if not sampling.redealt and sampling.rounds_per_epoch > 1:
+        mine = _places(sampling, range(sampling.rounds_per_epoch), games, generator)
+    times, chances = (np.array(x) for x in zip(*_times(sampling), strict=True))
+    ends = np.cumsum(chances)
+    for rounds, _ in _epochs(sampling, part.count):
+        if sampling.redealt:
+            mine = _places(sampling, rounds, games, generator)
+        for place, t in enumerate(rounds):
+            drawn = times[np.searchsorted(ends[:-1], generator.random(games), side="right")]
+            found[t] = np.where(mine == place, drawn, 0)
+    return found
+
+
+def _places(
+    sampling: Sampling, rounds: range, games: int, generator: np.random.Generator
+) -> NDArray[np.int64]:
+    ends = np.cumsum([sampling.turn(place) for place in range(len(rounds))])
+    return np.searchsorted(ends, generator.random(games), side="right")

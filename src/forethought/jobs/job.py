@@ -31,6 +31,7 @@ from forethought.mechanism import Budget
 from forethought.planning.limits import LEAST_DELTA, MOST_STEP_SIZE
 from forethought.plans import Plan
 from forethought.preparation import Preparation
+from forethought.samplings import SamplingName
 from forethought.use import Averaging, Schedule
 
 if TYPE_CHECKING:  # both import torch or scikit-learn, which a job file alone does not need
@@ -200,14 +201,7 @@ class TrainingSection(_Section):
     size_schedule: Literal["constant", "linear", "geometric", "power"] = "constant"
     size_growth: _Float | None = Field(default=None, ge=0.001, le=1000)
     size_power: _Float | None = Field(default=None, gt=-1, le=10)
-    sampling: Literal[
-        "poisson",
-        "without-replacement",
-        "shuffled",
-        "random-allocation",
-        "cyclic-poisson",
-        "full-batch",
-    ] = "poisson"
+    sampling: SamplingName = "poisson"
     parts: _Int | None = Field(default=None, ge=1)
     adjacency: Literal["add-or-remove", "zero-out", "replace-one"] | None = None
     clipping: Literal["example", "group"] = "example"

@@ -19,13 +19,8 @@ from forethought.mechanism import Correlated, Mechanism, Rounds
 from forethought.planning.limits import PlanError
 from forethought.planning.noise_schedules import FALL, NoiseScheduleName, noise_at
 from forethought.samplings import (
-    CyclicPoisson,
-    FullBatch,
-    Poisson,
-    RandomAllocation,
+    SAMPLINGS,
     Sampling,
-    Shuffled,
-    WithoutReplacement,
     epoch_length,
     expected_batch,
 )
@@ -34,7 +29,6 @@ SizeScheduleName = Literal["constant", "linear", "geometric", "power"]
 
 STEPS = 12
 GROWTH, POWER = 4.0, 0.5
-_SIZED = ("poisson", "without-replacement", "cyclic-poisson")
 
 
 @dataclass(frozen=True)
@@ -114,7 +108,7 @@ class Course:
         if not self.varies:
             return (equal,)
         edges = self.edges(equal)
-        optimal = not isinstance(equal.sampling, FullBatch | Shuffled)
+        optimal = equal.sampling.hides(epoch_length(equal.sampling))
         found = []
         for (low, high), size in zip(pairwise(edges), self.relative_sizes(edges), strict=True):
             place = (low + high) / (2 * equal.count)
@@ -131,8 +125,8 @@ class Course:
         """
         if self.sizes == "constant":
             return float(examples)
-        parts = rounds.sampling.parts if isinstance(rounds.sampling, CyclicPoisson) else 1
-        return 0.97 * examples / parts / max(self.relative_sizes(self.edges(rounds)))
+        pool = rounds.sampling.pool(examples)
+        return 0.97 * pool / max(self.relative_sizes(self.edges(rounds)))
 
 
 def scaled(sampling: Sampling, factor: float, examples: int) -> Sampling:
@@ -142,48 +136,15 @@ def scaled(sampling: Sampling, factor: float, examples: int) -> Sampling:
         PlanError: a sample beyond the data, or a sampling whose rounds are all of one size.
     """
     size = factor * expected_batch(sampling, examples)
-    match sampling:
-        case Poisson() if size <= examples:
-            return Poisson(size / examples)
-        case WithoutReplacement() if round(size) <= examples:
-            return WithoutReplacement(max(1, round(size)), examples)
-        case CyclicPoisson(parts=parts) if size * parts <= examples:
-            return CyclicPoisson(size * parts / examples, parts)
-        case Poisson() | WithoutReplacement() | CyclicPoisson():
-            parts = sampling.parts if isinstance(sampling, CyclicPoisson) else 1
-            raise PlanError(
-                f"the largest sample would be {size * parts / examples:.3g} times the data it is "
-                "drawn from: give a growth nearer to 1, or a smaller batch"
-            )
-    raise PlanError(_ONE_SIZE[sampling.kind])
-
-
-_ONE_SIZE = {
-    "full-batch": "a full batch holds every record in every round: no size can change. Drop "
-    "size_schedule=, or use sampling='poisson'",
-    "shuffled": "a shuffled epoch holds every record once, in batches of one size: a size that "
-    "changes would change how many rounds an epoch has. Use sampling='poisson'",
-    "random-allocation": "an epoch of random allocation deals every record to one of its rounds, "
-    "all alike: a size that changes would change how many rounds an epoch has. Use "
-    "sampling='poisson'",
-}
-
-
-def resized(sampling: Sampling, size: int, examples: int) -> Sampling:
-    """The same kind of sampling with another (expected) sample size."""
-    match sampling:
-        case Poisson():
-            return Poisson(size / examples)
-        case WithoutReplacement():
-            return WithoutReplacement(size, examples)
-        case Shuffled():
-            return Shuffled(size, examples)
-        case RandomAllocation():
-            return RandomAllocation(max(1, round(examples / size)))
-        case CyclicPoisson(parts=parts):
-            return CyclicPoisson(min(1.0, size * parts / examples), parts)
-        case FullBatch():
-            return sampling
+    if sampling.one_size is not None:
+        raise PlanError(sampling.one_size)
+    pool = sampling.pool(examples)
+    if size > pool + 0.5:
+        raise PlanError(
+            f"the largest sample would be {size / pool:.3g} times the data it is drawn from: give "
+            "a growth nearer to 1, or a smaller batch"
+        )
+    return sampling.resized(size, examples)
 
 
 def course_of(
@@ -207,8 +168,9 @@ def course_of(
         raise PlanError('size_growth= goes with size_schedule="linear" or "geometric"')
     if power is not None and sizes != "power":
         raise PlanError('size_power= goes with size_schedule="power"')
-    if sizes != "constant" and sampling not in _SIZED:
-        raise PlanError(_ONE_SIZE[sampling])
+    one_size = SAMPLINGS[sampling].one_size
+    if sizes != "constant" and one_size is not None:
+        raise PlanError(one_size)
     return Course(
         noise,
         FALL if fall is None else real("noise_fall", fall, least=0.01, most=100),

@@ -9,13 +9,12 @@ from forethought.accounting import exact
 from forethought.accounting.calibration import noise_multiplier
 from forethought.mechanism import Budget, Clipping, Correlated, Mechanism, Rounds
 from forethought.planning import defaults
-from forethought.planning.courses import resized
 from forethought.planning.grouping import GROUPS_AGAINST
 from forethought.planning.least_noise import least_noise
 from forethought.planning.noise_to_signal import gradient_computations, noise_to_signal
 from forethought.planning.solve import GIVEN, STEP_SIZE
 from forethought.plans import Plan
-from forethought.samplings import CyclicPoisson, FullBatch, Poisson, Sampling, expected_batch
+from forethought.samplings import Sampling, expected_batch
 
 
 @dataclass(frozen=True)
@@ -92,15 +91,11 @@ def _samplings(plan: Plan) -> list[Sampling]:
 def _resized(plan: Plan, factor: float, budget: Budget, size: _Size) -> Plan | None:
     samplings = []
     for sampling in _samplings(plan):
-        batch = int(expected_batch(sampling, plan.examples) * factor)
-        turns = sampling.parts if isinstance(sampling, CyclicPoisson) else 1
-        if isinstance(sampling, FullBatch) or not 1 <= batch * turns <= plan.examples:
+        batch = expected_batch(sampling, plan.examples) * factor
+        other = sampling.resized(batch, plan.examples)
+        if other == sampling or not 1 <= int(batch) <= sampling.pool(plan.examples):
             return None
-        samplings.append(
-            Poisson(sampling.rate * factor)
-            if isinstance(sampling, Poisson)
-            else resized(sampling, batch, plan.examples)
-        )
+        samplings.append(other)
     # Groups of the same size: more or fewer of them.
     groups = None if plan.groups is None else max(1, round(plan.groups * factor))
     return _with_noise(plan, samplings, budget, size, groups)

@@ -23,7 +23,6 @@ from forethought.accounting.interval import at_most
 from forethought.accounting.limits import gaussian_delta
 from forethought.checks import real, whole
 from forethought.mechanism import Adjacency, Budget, Correlated, Mechanism, Rounds
-from forethought.planning.courses import resized
 from forethought.planning.defaults import budget_mu
 from forethought.planning.solve import PlanError
 from forethought.plans import Plan
@@ -92,7 +91,7 @@ def next_phase(
         part = Rounds(
             sigma,
             count,
-            resized(like.sampling, int(size), N),
+            like.sampling.resized(int(size), N),
             like.clipping,
             groups=like.groups,
         )
@@ -114,7 +113,7 @@ def next_phase(
     size = N if fits(N) else int(calibrate(total, budget, (smallest, N), integer=True))
     while not fits(size):  # the interval that a Statement shows is wider than the solver's
         size -= 1
-    part = Rounds(sigma, count, resized(like.sampling, size, N), like.clipping, groups=like.groups)
+    part = Rounds(sigma, count, like.sampling.resized(size, N), like.clipping, groups=like.groups)
     found, remark = _closed_form(earlier, part, N, size, budget)
     return NextPhase(part, exact.epsilon(total(size), budget.delta).upper, found, remark)
 
@@ -228,7 +227,7 @@ def _solved(
         if size < N:
             return phase
     # The sample size is given, or cannot grow: what is left is taken from the noise.
-    sampling = resized(like.sampling, size or N, N)
+    sampling = like.sampling.resized(size or N, N)
 
     def total(sigma: float) -> Mechanism:
         part = Mechanism(
@@ -273,7 +272,7 @@ def next_by_shortfall(progress: Progress) -> Rounds | None:
     spread = 2 if ledger.fraction_used < HALVE_UNTIL else 1
 
     def part(size: int, times: int) -> Rounds:
-        sampling = resized(last.sampling, size, progress.examples)
+        sampling = last.sampling.resized(size, progress.examples)
         return Rounds(sigma, times * last.count, sampling, last.clipping, groups=last.groups)
 
     low = 0

@@ -23,35 +23,19 @@ from forethought.planning.noise_schedules import NoiseScheduleName
 from forethought.preparation import Preparation
 from forethought.privacy import LEAST_NOISE, NOISES, ClipRule, NoiseKind
 from forethought.samplings import (
+    SAMPLINGS,
     CyclicPoisson,
-    FullBatch,
-    Poisson,
-    RandomAllocation,
     Sampling,
-    Shuffled,
-    WithoutReplacement,
+    SamplingName,
 )
 from forethought.strategies import Strategy
 from forethought.use import Averaging, GradientFilter, Schedule
 
-SamplingName = Literal[
-    "poisson",
-    "without-replacement",
-    "shuffled",
-    "random-allocation",
-    "cyclic-poisson",
-    "full-batch",
-]
 RequestedNoise = NoiseKind | Literal["correlated"]
 PersonAs = Literal["better", "contribution", "group"]
 CORRELATED: RequestedNoise = "correlated"
 
 MOST_ROUNDS, MOST_RELEASES = 10_000_000, 1_000_000_000
-# Of the others it is add-or-remove.
-_ADJACENCY: dict[str, Adjacency] = {
-    "without-replacement": "replace-one",
-    "shuffled": "zero-out",
-}
 # What does not count as choosing the plan's numbers: the task, the promise, and words about them.
 _GIVEN_ANYWAY = (
     "examples",
@@ -467,28 +451,10 @@ class PlanRequest:
 
     def sampling_of(self, batch: int) -> Sampling:
         """How batches of an expected size are drawn."""
-        match self.sampling:
-            case "poisson":
-                return Poisson(batch / self.examples)
-            case "without-replacement":
-                return WithoutReplacement(batch, self.examples)
-            case "shuffled":
-                return Shuffled(batch, self.examples)
-            case "random-allocation":
-                return RandomAllocation(max(1, round(self.examples / batch)))
-            case "cyclic-poisson":
-                parts = self.parts or 1
-                if batch * parts > self.examples:
-                    raise PlanError(
-                        f"batches of {batch} do not fit into one of {parts} parts of "
-                        f"{self.examples} examples: choose at most {self.examples // parts}, or "
-                        "fewer parts"
-                    )
-                # What is left over makes no part a sample: a whole part is taken whole.
-                whole_part = batch == self.examples // parts
-                return CyclicPoisson(1.0 if whole_part else batch * parts / self.examples, parts)
-            case "full-batch":
-                return FullBatch()
+        try:
+            return SAMPLINGS[self.sampling].sized(batch, self.examples, self.parts)
+        except ValueError as error:
+            raise PlanError(str(error)) from None
 
     def length_of(self, batch: int) -> int:
         """How many rounds the given length is with batches of this size.
@@ -512,7 +478,7 @@ class PlanRequest:
     @property
     def neighbouring(self) -> Adjacency:
         """The adjacency given, or the sampling's own."""
-        return self.adjacency or _ADJACENCY.get(self.sampling, "add-or-remove")
+        return self.adjacency or SAMPLINGS[self.sampling].usual_adjacency
 
     @property
     def course(self) -> Course:

@@ -13,7 +13,13 @@ from scipy.special import ndtr
 
 from forethought.accounting.correlated import all_uncorrelated
 from forethought.accounting.gaussian import gaussian_epsilon
-from forethought.mechanism import Mechanism, Rounds, releases, sensitivity
+from forethought.mechanism import (
+    Mechanism,
+    Rounds,
+    UnsupportedMechanismError,
+    releases,
+    sensitivity,
+)
 from forethought.samplings import (
     CyclicPoisson,
     FullBatch,
@@ -42,18 +48,26 @@ def approximate_clt_mu(mechanism: Mechanism) -> float:
 
 
 def _squared(part: Rounds, shift: float) -> float:
-    if shift > 26 and not isinstance(part.sampling, FullBatch | Shuffled):
-        return math.inf
     match part.sampling:
-        case Poisson(rate=rate) | CyclicPoisson(rate=rate) if rate < 1:
-            return rate**2 * math.expm1(shift**2)
+        case FullBatch() | Shuffled():
+            return shift**2
+        case _ if shift > 26:
+            return math.inf
+        case Poisson(rate=rate) | CyclicPoisson(rate=rate):
+            return rate**2 * math.expm1(shift**2) if rate < 1 else shift**2
         case RandomAllocation(rate=rate):
             # A mean of 1/rate independent likelihood ratios of mean 1.
             return rate * math.expm1(shift**2)
-        case WithoutReplacement(rate=rate) if rate < 1:
+        case WithoutReplacement(rate=rate):
+            if rate == 1:
+                return shift**2
             normal = math.exp(shift**2) * ndtr(1.5 * shift) + 3 * ndtr(-0.5 * shift) - 2
             return float(2 * rate**2 * normal)
-    return shift**2
+        case other:
+            raise UnsupportedMechanismError(
+                f"no central limit is known for {type(other).__name__} sampling; there is one for "
+                "Poisson, CyclicPoisson, RandomAllocation, WithoutReplacement, Shuffled, FullBatch"
+            )
 
 
 def approximate_clt_epsilon(mechanism: Mechanism, delta: float) -> float:

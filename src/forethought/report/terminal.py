@@ -18,10 +18,6 @@ from forethought.accounting.statement import Statement
 from forethought.contributions import Persons
 from forethought.plans import Plan
 from forethought.samplings import (
-    CyclicPoisson,
-    FullBatch,
-    RandomAllocation,
-    Sampling,
     expected_batch,
 )
 
@@ -34,20 +30,6 @@ if TYPE_CHECKING:
     from forethought.training.run import Run
     from forethought.training.summary import RunSummary, UnfinishedRun
     from forethought.utility.graph import UtilityGraph
-
-
-def sampling_text(sampling: Sampling) -> str:
-    """A sampling scheme in words."""
-    if isinstance(sampling, FullBatch):
-        return "every record in every round"
-    if isinstance(sampling, RandomAllocation):
-        return f"random allocation, each record in one of {sampling.rounds:,} rounds an epoch"
-    if isinstance(sampling, CyclicPoisson):
-        return f"Poisson, rate {sampling.rate:.4g}, of {sampling.parts:,} parts in turn"
-    name = {"poisson": "Poisson", "without-replacement": "without replacement"}
-    rate = getattr(sampling, "rate", None)
-    text = name.get(sampling.kind, sampling.kind)
-    return text if rate is None else f"{text}, rate {rate:.4g}"
 
 
 def correlation_text(plan: Plan) -> str:
@@ -66,7 +48,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
     parts = plan.privacy.mechanism.rounds
     if len(parts) == 1:
         rows += [
-            ("sampling", sampling_text(plan.sampling)),
+            ("sampling", plan.sampling.words()),
             ("batch (expected)", f"{plan.batch:,.0f}"),
             ("rounds", f"{plan.rounds:,}  ({plan.epochs:.3g} epochs)"),
             ("noise multiplier σ", f"{plan.noise_multiplier:.4g}{correlation_text(plan)}"),
@@ -74,7 +56,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
     else:
         sizes = [expected_batch(part.sampling, plan.examples) for part in parts]
         rows += [
-            ("sampling", sampling_text(parts[0].sampling).partition(", rate")[0]),
+            ("sampling", parts[0].sampling.words().partition(", rate")[0]),
             ("batch (expected)", _first_to_last(sizes, ",.0f")),
             ("rounds", f"{plan.rounds:,} in {len(parts)} parts  ({plan.epochs:.3g} epochs)"),
             ("noise multiplier σ", _first_to_last([p.noise_multiplier for p in parts], ".4g")),

@@ -7,6 +7,8 @@ that goes on draws the earlier rounds' noise again from the secret, bit for bit.
 
 from __future__ import annotations
 
+from typing import assert_never
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -29,9 +31,7 @@ class CorrelatedNoise:
     def __init__(self, size: int, strategy: Strategy, stream: Stream, first: int) -> None:
         self.strategy, self.first = strategy, first
         self._stream = stream
-        self._memory = (
-            _Bands(strategy, size) if isinstance(strategy, Banded) else _Buffers(strategy, size)
-        )
+        self._memory = _memory(strategy, size)
         self._present = np.empty(size)
         self._next = first
 
@@ -59,6 +59,16 @@ class CorrelatedNoise:
             generator.standard_normal(out=self._present[start : start + CHUNK])
         self._memory.pass_on(self._present)
         self._next += 1
+
+
+def _memory(strategy: Strategy, size: int) -> _Bands | _Buffers:
+    match strategy:
+        case Banded():
+            return _Bands(strategy, size)
+        case BufferedToeplitz():
+            return _Buffers(strategy, size)
+        case _:
+            assert_never(strategy)
 
 
 class _Bands:

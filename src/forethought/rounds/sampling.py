@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,22 +81,24 @@ def sampler(sampling: Sampling, examples: int, stream: Stream, first: int = 0) -
     Returns:
         From the number of a round in the whole run to record numbers, int64, shape (batch,).
     """
-    match sampling:
-        case Poisson(rate=rate):
-            return lambda index: _poisson(examples, rate, stream.at(index))
-        case WithoutReplacement(batch=batch):
-            return lambda index: uniform_subset(examples, batch, stream.at(index))
-        case Shuffled():
-            return _Epochs(sampling, stream, first)
-        case RandomAllocation():
-            return _Allocated(sampling, examples, stream, first)
-        case CyclicPoisson():
-            return _Turns(sampling, examples, stream, first)
-        case FullBatch():
-            everything = np.arange(examples)
-            return lambda index: everything
-        case _:
-            raise TypeError(f"no sampler for {sampling!r}")
+    row = SAMPLERS.get(type(sampling))
+    if row is None:
+        names = ", ".join(kind.__name__ for kind in SAMPLERS)
+        raise TypeError(f"no sampler for {sampling!r}: batches are drawn for {names}")
+    return row(sampling, examples, stream, first)
+
+
+def _independently(sampling: Poisson, examples: int, stream: Stream, first: int) -> Sampler:
+    return lambda index: _poisson(examples, sampling.rate, stream.at(index))
+
+
+def _together(sampling: WithoutReplacement, examples: int, stream: Stream, first: int) -> Sampler:
+    return lambda index: uniform_subset(examples, sampling.batch, stream.at(index))
+
+
+def _everything(sampling: FullBatch, examples: int, stream: Stream, first: int) -> Sampler:
+    everything = np.arange(examples)
+    return lambda index: everything
 
 
 class Batches:
@@ -126,7 +129,7 @@ def _poisson(examples: int, rate: float, generator: np.random.Generator) -> Indi
 class _Epochs:
     """Cuts one permutation an epoch into batches; keeps only the present epoch's."""
 
-    def __init__(self, sampling: Shuffled, stream: Stream, first: int) -> None:
+    def __init__(self, sampling: Shuffled, examples: int, stream: Stream, first: int) -> None:
         self._sampling, self._stream, self._first = sampling, stream, first
         self._epoch = -1
         self._order: Indices = np.empty(0, dtype=np.int64)
@@ -184,6 +187,17 @@ class _Dealt:
     def __getitem__(self, place: int) -> Indices:
         start = self._ends[place - 1] if place else 0
         return self._order[start : self._ends[place]]
+
+
+# (sampling, examples, stream, first) → its sampler, by kind.
+SAMPLERS: dict[type[Sampling], Callable[[Any, int, Stream, int], Sampler]] = {
+    Poisson: _independently,
+    WithoutReplacement: _together,
+    Shuffled: _Epochs,
+    RandomAllocation: _Allocated,
+    CyclicPoisson: _Turns,
+    FullBatch: _everything,
+}
 
 
 def assign_groups(size: int, groups: int, generator: np.random.Generator) -> Indices:

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import assert_never
 
 from forethought.accounting.correlated import all_uncorrelated, named_theorem, uncorrelated
 from forethought.accounting.pld.allocation import Epoch
@@ -30,17 +31,18 @@ from forethought.mechanism import (
     Mechanism,
     Rounds,
     UnsupportedMechanismError,
+    per_hit,
     reach,
     releases,
     sensitivity,
 )
 from forethought.samplings import (
-    CyclicPoisson,
+    SAMPLINGS,
+    Binomial,
     FullBatch,
-    Poisson,
+    Hypergeometric,
     RandomAllocation,
     Shuffled,
-    WithoutReplacement,
 )
 
 # What one Rounds contributes: the pair of one release and how many releases are charged.
@@ -63,7 +65,8 @@ class Cell:
 
 
 def _gaussian(rounds: Rounds, adjacency: Adjacency, group: int) -> tuple[Pair, int]:
-    shift = reach(rounds, adjacency, group) / rounds.noise_multiplier
+    most = rounds.sampling.most(group)
+    shift = reach(rounds, adjacency, most) / rounds.noise_multiplier
     return Pair(((shift, 1.0),)), rounds.count
 
 
@@ -82,12 +85,17 @@ def _allocated(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
 
 
 def _hits(rounds: Rounds, group: int) -> Hits:
-    """Probabilities that 0, 1, … of the ``group`` records are in a batch."""
-    sampling = rounds.sampling
-    if isinstance(sampling, Poisson | CyclicPoisson):
-        return binomial(group, sampling.rate)
-    assert isinstance(sampling, WithoutReplacement)
-    return hypergeometric(group, sampling.batch, sampling.examples)
+    """Probabilities that the ``group`` records are in a batch 0, 1, … times."""
+    match rounds.sampling.hits(group):
+        case Binomial(trials, chance, rounded):
+            found = binomial(trials, chance)
+            if not rounded or chance == 1:
+                return found
+            return found._replace(doubt=found.doubt + trials * EPS / (1 - chance))
+        case Hypergeometric(marked, drawn, examples):
+            return hypergeometric(marked, drawn, examples)
+        case other:
+            assert_never(other)
 
 
 def _one_sided(rounds: Rounds, adjacency: Adjacency, group: int) -> tuple[Pair, int]:
@@ -97,9 +105,9 @@ def _one_sided(rounds: Rounds, adjacency: Adjacency, group: int) -> tuple[Pair, 
 
 def _two_sided(rounds: Rounds, adjacency: Adjacency, group: int) -> tuple[Pair, int]:
     # Distance of one record's contribution from the common centre, not between two records.
-    by_itself = isinstance(rounds.sampling, Poisson | CyclicPoisson)
+    by_itself = not rounds.sampling.exchanges
     radius = 1.0 if rounds.clipping == "example" and by_itself else 2.0
-    share = radius / sensitivity(rounds, adjacency)
+    share = radius / per_hit(rounds, adjacency)
     up, idle, hits = _shifts(rounds, group, lambda k: share * reach(rounds, adjacency, k))
     if idle == 0 and len(up) == 1:
         # Every record is in every batch: nothing but the distance is left.
@@ -273,18 +281,6 @@ SUPPORTED: Mapping[tuple[str, str, str], Cell] = {
     ),
 }
 
-REFUSED: Mapping[tuple[str, str, str], str] = {
-    (sampling, clipping, adjacency): why
-    for sampling, adjacency, why in (
-        (
-            "shuffled",
-            "add-or-remove",
-            "one more record shifts every later batch, and no bound is known",
-        ),
-    )
-    for clipping in CLIPPINGS
-}
-
 
 def theorem(rounds: Rounds, adjacency: Adjacency, group: int = 1) -> str:
     """The theorem behind the dominating pair of ``rounds``.
@@ -330,7 +326,7 @@ def parts(mechanism: Mechanism, group: int = 1) -> dict[Pair | Epoch | Told, int
 
 def _whole_epochs(rounds: Rounds) -> tuple[Rounds, ...]:
     """Rounds cut where their last epoch begins, if that one is not whole."""
-    if not isinstance(rounds.sampling, RandomAllocation | Shuffled):
+    if not rounds.sampling.redealt:
         return (rounds,)
     length = rounds.sampling.rounds_per_epoch
     whole, rest = divmod(rounds.count, length)
@@ -341,18 +337,17 @@ def _whole_epochs(rounds: Rounds) -> tuple[Rounds, ...]:
 def unsampled_distance(mechanism: Mechanism, group: int = 1) -> float:
     """Distance of the Gaussian to which a run comes in which every batch holds the whole group.
 
-    By joint convexity no sampling makes a run worse.
+    By joint convexity no sampling makes a run worse. "Holds": as often as a batch can hold it.
     """
     shifts = []
     # Every turn taken: what a group of correlated rounds is charged.
     for rounds in all_uncorrelated(mechanism, max(2, group)):
         _cell(rounds, mechanism.adjacency)
-        count, most = releases(rounds), group
-        if isinstance(rounds.sampling, WithoutReplacement):
-            most = min(group, rounds.sampling.batch)
-            if mechanism.adjacency != "add-or-remove":
-                # The same positions are drawn: no record takes another's place.
-                rounds = replace(rounds, sampling=FullBatch())
+        count, most = releases(rounds), rounds.sampling.most(group)
+        placed = mechanism.adjacency != "add-or-remove" and rounds.sampling.rounds_per_epoch == 1
+        if rounds.sampling.exchanges and placed:
+            # The same positions are drawn: no record takes another's place.
+            rounds = replace(rounds, sampling=FullBatch())
         shift = reach(rounds, mechanism.adjacency, most) / rounds.noise_multiplier
         shifts.append(math.sqrt(count) * shift)
     return math.hypot(*shifts) * (1 + 8 * EPS)
@@ -362,10 +357,16 @@ def _cell(rounds: Rounds, adjacency: Adjacency) -> Cell:
     key = (rounds.sampling.kind, rounds.clipping, adjacency)
     if key not in SUPPORTED:
         same = sorted({a for s, c, a in SUPPORTED if (s, c) == key[:2]})
+        why = rounds.sampling.refuses(adjacency) or "no theorem is known"
+        everywhere = [
+            known.__name__
+            for kind, known in SAMPLINGS.items()
+            if all((kind, rounds.clipping, each) in SUPPORTED for each in ADJACENCIES)
+        ]
         raise UnsupportedMechanismError(
             f"{type(rounds.sampling).__name__} sampling with clipping={rounds.clipping!r} under "
-            f"adjacency={adjacency!r} is not supported: {REFUSED.get(key, 'no theorem is known')}. "
+            f"adjacency={adjacency!r} is not supported: {why}. "
             f"This sampling is supported under {', '.join(map(repr, same)) or 'no adjacency'}; "
-            f"Poisson, WithoutReplacement and FullBatch sampling under every adjacency"
+            f"under every adjacency: {', '.join(everywhere)}"
         )
     return SUPPORTED[key]

@@ -8,7 +8,7 @@ replacement); Canonne, Kamath and Steinke 2020 and Asoodeh et al. 2021 (conversi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -20,11 +20,16 @@ from forethought.accounting.correlated import all_uncorrelated
 from forethought.checks import real
 from forethought.mechanism import Adjacency, Mechanism, Rounds, releases, sensitivity
 from forethought.samplings import (
+    Binomial,
     CyclicPoisson,
     FullBatch,
+    Hypergeometric,
+    Law,
     Poisson,
     RandomAllocation,
+    Sampling,
     Shuffled,
+    UnsupportedMechanismError,
     WithoutReplacement,
 )
 
@@ -306,18 +311,77 @@ def rdp(mechanism: Mechanism, orders: Sequence[float] = ORDERS) -> RenyiCurve:
 
 
 def _release(part: Rounds, adjacency: Adjacency, orders: tuple[float, ...]) -> RenyiCurve:
+    row = CURVES.get(type(part.sampling))
+    if row is None:
+        raise UnsupportedMechanismError(
+            f"no Rényi curve is known for {type(part.sampling).__name__} sampling; there is one "
+            f"for {', '.join(kind.__name__ for kind in CURVES)}. Account for the mechanism "
+            "exactly, with no filter and no search"
+        )
     noise = part.noise_multiplier / sensitivity(part, adjacency)
-    match part.sampling:
-        case Poisson(rate=rate) | CyclicPoisson(rate=rate) if adjacency == "replace-one":
-            # Against the absent record either of the exchanged ones is nearer than they are to
-            # each other, so the sensitivity 2 covers all three pairs.
-            return exchange_rdp(rate, noise, orders)
-        case Poisson(rate=rate) | CyclicPoisson(rate=rate):
-            return poisson_rdp(rate, noise, orders)
-        case WithoutReplacement(rate=rate):
-            return exchange_rdp(rate, noise, orders)
-        case Shuffled() | RandomAllocation() | FullBatch():
-            return gaussian_rdp(noise, orders)
+    return row.curve(part.sampling.hits(1), adjacency, noise, orders)
+
+
+def _drawn_alone(
+    hits: Law, adjacency: Adjacency, noise: float, orders: tuple[float, ...]
+) -> RenyiCurve:
+    assert isinstance(hits, Binomial)
+    if adjacency == "replace-one":
+        # Against the absent record either of the exchanged ones is nearer than they are to
+        # each other, so the sensitivity 2 covers all three pairs.
+        return exchange_rdp(hits.chance, noise, orders)
+    return poisson_rdp(hits.chance, noise, orders)
+
+
+def _drawn_together(
+    hits: Law, adjacency: Adjacency, noise: float, orders: tuple[float, ...]
+) -> RenyiCurve:
+    assert isinstance(hits, Hypergeometric)
+    return exchange_rdp(hits.drawn / hits.examples, noise, orders)
+
+
+def _in_its_turn(
+    hits: Law, adjacency: Adjacency, noise: float, orders: tuple[float, ...]
+) -> RenyiCurve:
+    return gaussian_rdp(noise, orders)
+
+
+@dataclass(frozen=True)
+class Amplified:
+    """The curve of one release of a kind of sampling.
+
+    Args:
+        theorem: its source.
+        curve: (how often one record is in the batch, adjacency, noise in units of the sensitivity,
+            orders) → its curve.
+    """
+
+    theorem: str
+    curve: Callable[[Law, Adjacency, float, tuple[float, ...]], RenyiCurve]
+
+
+_POISSON = (
+    "Poisson-sampled Gaussian (Mironov, Talwar and Zhang 2019, Theorems 4 and 5; under "
+    "replace-one Wang, Balle and Kasiviswanathan 2019, Theorem 27)"
+)
+_PART = (
+    "rounds of one part, each Poisson-sampled (Mironov, Talwar and Zhang 2019, Theorems 4 and 5; "
+    "under replace-one Wang, Balle and Kasiviswanathan 2019, Theorem 27)"
+)
+_FIXED = "sampling without replacement (Wang, Balle and Kasiviswanathan 2019, Theorems 9 and 27)"
+_EPOCH = "one Gaussian for each started epoch"
+
+# Kinds that are not here have no Rényi accounting, and their mechanisms are refused there.
+CURVES: dict[type[Sampling], Amplified] = {
+    Poisson: Amplified(_POISSON, _drawn_alone),
+    WithoutReplacement: Amplified(_FIXED, _drawn_together),
+    CyclicPoisson: Amplified(_PART, _drawn_alone),
+    RandomAllocation: Amplified(
+        f"{_EPOCH}, by joint convexity (Mironov 2017, Proposition 7)", _in_its_turn
+    ),
+    Shuffled: Amplified(f"{_EPOCH} (Mironov 2017, Proposition 7)", _in_its_turn),
+    FullBatch: Amplified("Gaussian (Mironov 2017, Proposition 7)", _in_its_turn),
+}
 
 
 def zcdp(mechanism: Mechanism) -> float:

@@ -145,7 +145,7 @@ class RenyiFilter:
             count = max(0, math.floor(min((limit - spent) / each, 1e9)))
             most = max(most, count if spent + count * each <= limit else count - 1)
         # One release of a shuffled part covers the rounds of a whole epoch.
-        return min(10**9, most * getattr(rounds.sampling, "rounds_per_epoch", 1))
+        return min(10**9, most * rounds.sampling.rounds_per_epoch)
 
     def _cost(self, rounds: Rounds | Mechanism) -> RenyiCurve:
         if isinstance(rounds, Rounds):
