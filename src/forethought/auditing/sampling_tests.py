@@ -12,6 +12,7 @@ from scipy.special import ndtri
 
 from forethought.auditing import exact_tests as exact
 from forethought.auditing.verdict import Finding, certain, smallest
+from forethought.mechanism import UnsupportedMechanismError
 from forethought.samplings import (
     CyclicPoisson,
     FullBatch,
@@ -19,7 +20,6 @@ from forethought.samplings import (
     RandomAllocation,
     Sampling,
     Shuffled,
-    UnsupportedMechanismError,
     WithoutReplacement,
 )
 

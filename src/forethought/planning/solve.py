@@ -29,13 +29,12 @@ from forethought.planning.plan_request import (
     MOST_ROUNDS,
     PlanKeywords,
     PlanRequest,
-    SamplingName,
     local_of,
 )
 from forethought.planning.preparations import roughly, with_centring, with_preparation
 from forethought.plans import Plan
 from forethought.privacy import Clip, ClipRule
-from forethought.samplings import Poisson
+from forethought.samplings import Poisson, SamplingName
 from forethought.strategies import Strategy
 from forethought.use import Averaging, GradientFilter, Optimizer, Schedule, check_options
 

@@ -18,7 +18,14 @@ from scipy.special import gammaln, logsumexp
 
 from forethought.accounting.correlated import all_uncorrelated
 from forethought.checks import real
-from forethought.mechanism import Adjacency, Mechanism, Rounds, releases, sensitivity
+from forethought.mechanism import (
+    Adjacency,
+    Mechanism,
+    Rounds,
+    UnsupportedMechanismError,
+    releases,
+    sensitivity,
+)
 from forethought.samplings import (
     Binomial,
     CyclicPoisson,
@@ -29,7 +36,6 @@ from forethought.samplings import (
     RandomAllocation,
     Sampling,
     Shuffled,
-    UnsupportedMechanismError,
     WithoutReplacement,
 )
 
