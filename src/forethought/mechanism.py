@@ -172,11 +172,11 @@ def per_hit(rounds: Rounds, adjacency: Adjacency) -> float:
         raise UnsupportedMechanismError(
             "a round of correlated noise is no mechanism of its own: only the whole run is"
         )
-    refused = rounds.sampling.refuses(adjacency)
-    if refused is not None:
+    refused = rounds.sampling.refused
+    if adjacency in refused:
         raise UnsupportedMechanismError(
             f"{type(rounds.sampling).__name__} sampling under adjacency {adjacency!r} has no "
-            f"bound: {refused}"
+            f"bound: {refused[adjacency]}"
         )
     if rounds.clipping == "group" or rounds.sampling.exchanges:
         return 2.0

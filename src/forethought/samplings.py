@@ -9,6 +9,7 @@ docs/adding_a_sampling.md.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -62,6 +63,7 @@ class Sampling(ABC):
             epochs.
         usual_adjacency: what a plan promises unless it is told otherwise.
         one_size: why the size of batches cannot change during a run; None: it can.
+        refused: adjacencies under which one record's influence has no bound, and why.
     """
 
     kind: ClassVar[str]
@@ -69,6 +71,7 @@ class Sampling(ABC):
     redealt: ClassVar[bool]
     usual_adjacency: ClassVar[Adjacency]
     one_size: ClassVar[str | None]
+    refused: ClassVar[Mapping[Adjacency, str]]
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -138,10 +141,6 @@ class Sampling(ABC):
         """Whether ε of so many rounds counts on an attacker who does not know the batches."""
 
     @abstractmethod
-    def refuses(self, adjacency: Adjacency) -> str | None:
-        """Why one record has no bounded influence under this adjacency; None: it has."""
-
-    @abstractmethod
     def words(self) -> str:
         """The sampling in words."""
 
@@ -156,6 +155,7 @@ class Poisson(Sampling):
     redealt: ClassVar[bool] = False
     usual_adjacency: ClassVar[Adjacency] = "add-or-remove"
     one_size: ClassVar[str | None] = None
+    refused: ClassVar[Mapping[Adjacency, str]] = {}
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rate", real("rate", self.rate, above=0, most=1))
@@ -196,9 +196,6 @@ class Poisson(Sampling):
     def hides(self, rounds: int) -> bool:
         return True
 
-    def refuses(self, adjacency: Adjacency) -> None:
-        return None
-
     def words(self) -> str:
         return f"Poisson, rate {self.rate:.4g}"
 
@@ -214,6 +211,7 @@ class WithoutReplacement(Sampling):
     redealt: ClassVar[bool] = False
     usual_adjacency: ClassVar[Adjacency] = "replace-one"
     one_size: ClassVar[str | None] = None
+    refused: ClassVar[Mapping[Adjacency, str]] = {}
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "examples", whole("examples", self.examples))
@@ -260,9 +258,6 @@ class WithoutReplacement(Sampling):
     def hides(self, rounds: int) -> bool:
         return True
 
-    def refuses(self, adjacency: Adjacency) -> None:
-        return None
-
     def words(self) -> str:
         return f"without replacement, rate {self.rate:.4g}"
 
@@ -281,6 +276,10 @@ class Shuffled(Sampling):
         "a shuffled epoch holds every record once, in batches of one size: a size that changes "
         "would change how many rounds an epoch has. Use sampling='poisson'"
     )
+    refused: ClassVar[Mapping[Adjacency, str]] = {
+        "add-or-remove": "one more record shifts every later batch, and no bound is known. Use "
+        "adjacency='zero-out' or 'replace-one', or Poisson sampling"
+    }
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "examples", whole("examples", self.examples))
@@ -324,14 +323,6 @@ class Shuffled(Sampling):
         # The beginning of an epoch may not have come to the record yet.
         return rounds % self.rounds_per_epoch > 0
 
-    def refuses(self, adjacency: Adjacency) -> str | None:
-        if adjacency != "add-or-remove":
-            return None
-        return (
-            "one more record shifts every later batch, and no bound is known. Use "
-            "adjacency='zero-out' or 'replace-one', or Poisson sampling"
-        )
-
     def words(self) -> str:
         return "shuffled"
 
@@ -352,6 +343,7 @@ class RandomAllocation(Sampling):
         "an epoch of random allocation deals every record to one of its rounds, all alike: a size "
         "that changes would change how many rounds an epoch has. Use sampling='poisson'"
     )
+    refused: ClassVar[Mapping[Adjacency, str]] = {}
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rounds", whole("rounds", self.rounds, most=10**9))
@@ -398,9 +390,6 @@ class RandomAllocation(Sampling):
     def hides(self, rounds: int) -> bool:
         return True
 
-    def refuses(self, adjacency: Adjacency) -> None:
-        return None
-
     def words(self) -> str:
         return f"random allocation, each record in one of {self.rounds:,} rounds an epoch"
 
@@ -420,6 +409,7 @@ class CyclicPoisson(Sampling):
     redealt: ClassVar[bool] = False
     usual_adjacency: ClassVar[Adjacency] = "add-or-remove"
     one_size: ClassVar[str | None] = None
+    refused: ClassVar[Mapping[Adjacency, str]] = {}
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rate", real("rate", self.rate, above=0, most=1))
@@ -469,9 +459,6 @@ class CyclicPoisson(Sampling):
     def hides(self, rounds: int) -> bool:
         return self.rate < 1
 
-    def refuses(self, adjacency: Adjacency) -> None:
-        return None
-
     def words(self) -> str:
         return f"Poisson, rate {self.rate:.4g}, of {self.parts:,} parts in turn"
 
@@ -488,6 +475,7 @@ class FullBatch(Sampling):
         "a full batch holds every record in every round: no size can change. Drop size_schedule=, "
         "or use sampling='poisson'"
     )
+    refused: ClassVar[Mapping[Adjacency, str]] = {}
 
     @classmethod
     def sized(cls, batch: int, examples: int, parts: int | None = None) -> FullBatch:
@@ -524,9 +512,6 @@ class FullBatch(Sampling):
 
     def hides(self, rounds: int) -> bool:
         return False
-
-    def refuses(self, adjacency: Adjacency) -> None:
-        return None
 
     def words(self) -> str:
         return "every record in every round"

@@ -9,7 +9,7 @@ import pytest
 from forethought.accounting import exact
 from forethought.accounting.renyi.filter import RenyiFilter
 from forethought.mechanism import Budget, Mechanism, Rounds
-from forethought.planning.phase_plans import next_by_shortfall, next_phase, plan_phases, resized
+from forethought.planning.phase_plans import next_by_shortfall, next_phase, plan_phases
 from forethought.planning.solve import PlanError
 from forethought.planning.solve import plan as solve
 from forethought.samplings import FullBatch, Poisson, expected_batch
@@ -116,7 +116,7 @@ def test_the_rule_reacts_to_what_is_missing_and_fits() -> None:
     assert far.noise_multiplier < near.noise_multiplier < 8.0
     ledger = progress(0.5).filter
     assert not ledger.would_exceed(Mechanism(far) + Mechanism(far))
-    larger = Rounds(far.noise_multiplier, 80, resized(far.sampling, round(0.01 * N) + 1 + round(
+    larger = Rounds(far.noise_multiplier, 80, far.sampling.resized(round(0.01 * N) + 1 + round(
         expected_batch(far.sampling, N)), N))  # fmt: skip
     assert ledger.would_exceed(larger)
 

@@ -357,7 +357,7 @@ def _cell(rounds: Rounds, adjacency: Adjacency) -> Cell:
     key = (rounds.sampling.kind, rounds.clipping, adjacency)
     if key not in SUPPORTED:
         same = sorted({a for s, c, a in SUPPORTED if (s, c) == key[:2]})
-        why = rounds.sampling.refuses(adjacency) or "no theorem is known"
+        why = rounds.sampling.refused.get(adjacency, "no theorem is known")
         everywhere = [
             known.__name__
             for kind, known in SAMPLINGS.items()
