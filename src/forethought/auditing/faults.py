@@ -20,9 +20,8 @@ from forethought import mechanism
 from forethought.accounting import adaptive, exact
 from forethought.accounting import attack as attack_bounds
 from forethought.accounting.pld import pairs
-from forethought.accounting.renyi import curves
 from forethought.gradients import clipped, clipping, sums
-from forethought.mechanism import sensitivity
+from forethought.mechanism import per_hit
 from forethought.rounds import clip_norm, contributions, noise, private_sum, sampling
 from forethought.rounds.randomness import Stream
 from forethought.rounds.sampling import Indices
@@ -291,11 +290,11 @@ def half_sensitivity() -> Iterator[None]:
     """The accountant takes a sensitivity of 1 where it is 2."""
 
     def half(*arguments: Any) -> float:
-        return min(1.0, sensitivity(*arguments))
+        return min(1.0, per_hit(*arguments))
 
     _forget()
     try:
-        with replaced(*((room, "sensitivity", half) for room in (mechanism, pairs, curves))):
+        with replaced(*((room, "per_hit", half) for room in (mechanism, pairs))):
             yield
     finally:
         _forget()  # what was computed with the fault
