@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forethought.data import DataError, Encoder
-from forethought.data.columns import Category, Date, Number, Outside, UndeclaredError
-from forethought.data.declarations import column
+from forethought.data.columns import Category, Date, Number, Outside, UndeclaredError, column
 
 WORDS = ["A", "B", "", "?", "other", "NA", " A ", "C"]
 

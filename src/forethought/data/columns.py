@@ -4,30 +4,51 @@ A number is scaled from its declared range to [−1, 1] and clipped to it, a cat
 feature a declared word, a date becomes a place in its range and a season. What a missing entry
 means is declared as well. So nothing about the encoding depends on a record, and the norm of an
 encoded record has a bound that is known beforehand (:attr:`Column.bound`).
+
+All that follows from a kind of column is in its class, which :func:`register` adds to
+:data:`KINDS`: docs/adding_a_column.md shows one from beginning to end.
 """
 
 from __future__ import annotations
 
 import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date
-from typing import Any, ClassVar, Literal, get_args
+from datetime import date, timedelta
+from itertools import product
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, get_args
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from forethought.data.error import DataError
+from forethought.data.seen import MISSING_WORDS, Seen
 
 Missing = Literal["refuse", "middle", "category"]
 POLICIES: tuple[str, ...] = (*get_args(Missing), "drop-column")
-# What people write where there is no value.
-MISSING_WORDS = ("", "?", "-", "na", "n/a", "nan", "null", "none", "missing", ".", "#n/a")
 _MOST_CATEGORIES = 1000
 # Days are counted from here.
 EPOCH = date(2000, 1, 1)
 CENTURY = (date(1950, 1, 1), date(2049, 12, 31))
 YEAR = 365.2425
+# What often stands for a missing number, and what a quantity can be at all, whoever is in a file.
+_CODES = (-9.0, -99.0, -999.0, -9999.0)
+_KNOWN = {"age": [0, 120], "bmi": [10, 80]}
+# Names of columns that say nothing, and why.
+_NAMES = (
+    (
+        re.compile(r"(^|_)(zip|zipcode|postcode|postal|plz|cp)($|_|code)", re.IGNORECASE),
+        "a postal code? As a number it says nothing: drop it, or list regions as categories",
+    ),
+    (
+        re.compile(r"(^|_)(id|ids|mrn|ssn|uuid|guid|nr|number|identifier)$", re.IGNORECASE),
+        "an identifier? It belongs to one person; to keep a person's records on one side of the "
+        "split, say split_by under [data]",
+    ),
+)
 
 
 class UndeclaredError(DataError):
@@ -53,8 +74,32 @@ class Outside:
             kind[name] = kind.get(name, 0) + count
 
 
+class OnnxGraph(Protocol):
+    """An ONNX graph that is being written; everything in it goes by its name."""
+
+    def input(self, name: str, kind: type, about: str = "") -> str: ...
+    def constant(self, value: Any, kind: type = np.float64) -> str: ...
+    def add(self, operator: str, *inputs: str, domain: str = "", **attributes: Any) -> str: ...
+    def cast(self, value: str, kind: type) -> str: ...
+
+
 @dataclass(frozen=True)
-class Column:
+class Written:
+    """A column in an ONNX graph, by the names of what is one a row.
+
+    Args:
+        features: float32, without that of a missing entry.
+        absent: whether the entry is missing; None: it cannot be.
+        refused: whether the entry is one that the declaration refuses, for any of these reasons.
+    """
+
+    features: tuple[str, ...] = ()
+    absent: str | None = None
+    refused: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Column(ABC):
     """One column of a table; the kinds below say how it is read.
 
     Args:
@@ -65,7 +110,35 @@ class Column:
 
     missing: Missing = "refuse"
     codes: tuple[float, ...] = ()
-    kind: ClassVar[str] = ""
+    #: Its name, and the key of a job file's table that declares it.
+    kind: ClassVar[str]
+    #: How a job file writes it, for messages.
+    form: ClassVar[str]
+
+    @classmethod
+    @abstractmethod
+    def declared(
+        cls, value: Any, options: dict[str, Any], common: Mapping[str, Any], decimal: str
+    ) -> Self:
+        """The column of a declaration in a job file.
+
+        Args:
+            value: what stands at :attr:`kind`; True where the declaration is that word alone.
+            options: what stands beside it; what is used is taken out of it.
+            common: ``missing`` and ``codes``. decimal: what separates the fraction in this file.
+
+        Raises:
+            TypeError, ValueError: not its form. UndeclaredError: numbers or words out of range.
+        """
+
+    @classmethod
+    @abstractmethod
+    def proposed(cls, name: str, seen: Seen) -> tuple[Any, str] | None:
+        """What ``forethought init`` writes for a column, and why; None: it is of another kind."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """What an entry is, in words."""
 
     def titles(self, name: str) -> tuple[str, ...]:
         """Names of the features it becomes."""
@@ -73,34 +146,62 @@ class Column:
         return (*own, f"{name} missing") if own and self.missing == "category" else own
 
     @property
+    @abstractmethod
     def bound(self) -> float:
         """Largest norm that its features can have."""
-        raise NotImplementedError
+
+    @property
+    @abstractmethod
+    def usual_square(self) -> float:
+        """Mean square norm of its features, entries spread evenly over what is declared."""
 
     def absent(self, entries: pl.Series) -> pl.Series:
         """Whether each entry counts as missing."""
         return _absent(entries, self.codes)
 
+    @abstractmethod
     def _titles(self, name: str) -> tuple[str, ...]:
-        raise NotImplementedError
+        """Names of its features, without that of a missing entry."""
 
+    @abstractmethod
     def _features(
         self, where: str, name: str, entries: pl.Series, absent: pl.Series, outside: Outside
     ) -> list[NDArray[np.float32]]:
-        raise NotImplementedError
+        """Its features, without that of a missing entry; 0 where ``absent``."""
 
-    def _plain(self, entries: pl.Series) -> NDArray[np.float64] | None:
-        """The entries, where each is a finite number and nothing else is to be asked of them."""
+    def _at_once(
+        self, name: str, entries: pl.Series, outside: Outside
+    ) -> NDArray[np.float32] | None:
+        """Its one feature, where every entry is as simple as can be; None: look at them."""
         return None
 
-    def _scaled(
-        self, name: str, numbers: NDArray[np.float64], outside: Outside
-    ) -> NDArray[np.float32]:
-        raise NotImplementedError
-
+    @abstractmethod
     def to_value(self) -> Any:
-        """As a job file writes it."""
-        raise NotImplementedError
+        """As a job file writes it; :func:`column` reads it back."""
+
+    @abstractmethod
+    def to_onnx(self, graph: OnnxGraph, name: str) -> Written:
+        """Its encoding as ONNX, which cannot stop at a bad entry and marks it.
+
+        Numbers come in as float64, NaN where missing; words as text without spaces around them;
+        days as float64, counted from 2000-01-01.
+        """
+
+    @abstractmethod
+    def drawn(self, generator: np.random.Generator, count: int) -> tuple[NDArray[Any], pl.Series]:
+        """Made-up entries spread evenly over what is declared: for ONNX, and as in a table."""
+
+    def _of_number(self, graph: OnnxGraph, value: str, *features: str) -> Written:
+        """Features of a number or a day in ONNX: 0 where it is missing, refused where infinite."""
+        absent = graph.add("IsNaN", value)
+        for code in self.codes:
+            absent = graph.add("Or", absent, graph.add("Equal", value, graph.constant(code)))
+        zero = graph.constant(0.0, np.float32)
+        shown = (
+            graph.add("Where", absent, zero, graph.cast(feature, np.float32))
+            for feature in features
+        )
+        return Written(tuple(shown), absent, (graph.add("IsInf", value),))
 
     def encode(
         self, where: str, name: str, entries: pl.Series, first: int, outside: Outside
@@ -114,9 +215,9 @@ class Column:
         Raises:
             UndeclaredError: an entry that the declaration does not cover; names it.
         """
-        plain = self._plain(entries)
-        if plain is not None:
-            return self._scaled(name, plain, outside)[:, None]
+        simple = self._at_once(name, entries, outside)
+        if simple is not None:
+            return simple[:, None]
         absent = self.absent(entries)
         count = int(absent.sum())
         if count and self.missing == "refuse" and self._titles(name):
@@ -135,6 +236,26 @@ class Column:
         return np.stack(features, axis=1, dtype=np.float32)
 
 
+KINDS: dict[str, type[Column]] = {}
+_Kind = TypeVar("_Kind", bound=type[Column])
+
+
+def register(kind: _Kind) -> _Kind:
+    """Make a kind of column known to job files, to ``forethought init`` and to exports.
+
+    Raises:
+        TypeError: something that every kind says is not said, or another kind has its name.
+    """
+    lacking = sorted(kind.__abstractmethods__)
+    lacking += [name for name in ("kind", "form") if not hasattr(kind, name)]
+    if lacking:
+        raise TypeError(f"the kind of column {kind.__name__} does not say {', '.join(lacking)}")
+    if KINDS.setdefault(kind.kind, kind) is not kind:
+        raise TypeError(f"there is a kind of column {kind.kind!r} already")
+    return kind
+
+
+@register
 @dataclass(frozen=True)
 class Number(Column):
     """A number with a public range, scaled to [−1, 1] and clipped.
@@ -150,6 +271,41 @@ class Number(Column):
     decimal: str = "."
     log: bool = False
     kind: ClassVar[str] = "range"
+    form: ClassVar[str] = '[0, 110] for a range, {range = [10, 80], missing = "middle", log = true}'
+
+    @classmethod
+    def declared(
+        cls, value: Any, options: dict[str, Any], common: Mapping[str, Any], decimal: str
+    ) -> Self:
+        low, high = value
+        log = _flag(options.pop("log", False))
+        return cls(**common, low=_real(low), high=_real(high), decimal=decimal, log=log)
+
+    @classmethod
+    def proposed(cls, name: str, seen: Seen) -> tuple[Any, str] | None:
+        if not seen.mostly(seen.numbers):
+            return None
+        low, code = seen.low, None
+        if low in _CODES and 0 <= seen.second < math.inf:
+            low, code = seen.second, seen.low
+        if seen.whole and len(seen.words) == seen.present > 50 and not seen.many:
+            return "drop", "a different whole number in every record: a running number?"
+        known = _KNOWN.get(name.lower())
+        if known and known[0] <= low and seen.high <= known[1]:
+            value: dict[str, Any] = {"range": known}
+            why = "what it can be at all; correct it if you know better"
+        else:
+            value = {"range": list(outward(low, seen.high, seen.whole))}
+            why = "rounded from the file: declared by you once you have corrected it"
+        if code is not None:
+            value["codes"] = [int(code)]
+            value["missing"] = "middle"
+            why += f"; does {code:g} stand for a missing value?"
+        found = _or_missing(value, seen, "middle")
+        return found["range"] if set(found) == {"range"} else found, why
+
+    def describe(self) -> str:
+        return f"a number from {self.low:g} to {self.high:g}"
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
@@ -164,6 +320,10 @@ class Number(Column):
     @property
     def bound(self) -> float:
         return 1.0
+
+    @property
+    def usual_square(self) -> float:
+        return 1 / 3
 
     @property
     def scale(self) -> tuple[float, float]:
@@ -190,7 +350,22 @@ class Number(Column):
         scaled = self._scaled(name, numbers, outside)
         return [np.where(np.isnan(numbers), np.float32(0), scaled)]
 
-    def _plain(self, entries: pl.Series) -> NDArray[np.float64] | None:
+    def to_onnx(self, graph: OnnxGraph, name: str) -> Written:
+        value = graph.input(name, np.float64, f"{self.describe()}; NaN: missing")
+        inside = _between(graph, value, self.low, self.high)
+        if self.log:
+            inside = graph.add("Log", graph.add("Sub", inside, graph.constant(self.low - 1.0)))
+        middle, half = map(graph.constant, self.scale)
+        scaled = graph.add("Div", graph.add("Sub", inside, middle), half)
+        return self._of_number(graph, value, _between(graph, scaled, -1.0, 1.0))
+
+    def drawn(self, generator: np.random.Generator, count: int) -> tuple[NDArray[Any], pl.Series]:
+        values = generator.uniform(self.low, self.high, count)
+        return values, pl.Series(values)
+
+    def _at_once(
+        self, name: str, entries: pl.Series, outside: Outside
+    ) -> NDArray[np.float32] | None:
         if self.decimal != "." or self.codes or self.missing == "category":
             return None
         if entries.dtype != pl.String and not entries.dtype.is_numeric():
@@ -200,7 +375,7 @@ class Number(Column):
         if values.null_count():
             return None
         numbers = values.to_numpy()
-        return numbers if math.isfinite(float(numbers.sum())) else None
+        return self._scaled(name, numbers, outside) if math.isfinite(numbers.sum()) else None
 
     def _scaled(
         self, name: str, numbers: NDArray[np.float64], outside: Outside
@@ -215,6 +390,7 @@ class Number(Column):
         return np.clip(inside, -1.0, 1.0, out=inside).astype(np.float32)
 
 
+@register
 @dataclass(frozen=True)
 class Plain(Column):
     """A number as it is in the file; only where nothing is declared.
@@ -225,9 +401,27 @@ class Plain(Column):
 
     decimal: str = "."
     kind: ClassVar[str] = "plain"
+    form: ClassVar[str] = ""  # no owner writes it
+
+    @classmethod
+    def declared(
+        cls, value: Any, options: dict[str, Any], common: Mapping[str, Any], decimal: str
+    ) -> Self:
+        return cls(**common, decimal=decimal)
+
+    @classmethod
+    def proposed(cls, name: str, seen: Seen) -> tuple[Any, str] | None:
+        return None
+
+    def describe(self) -> str:
+        return "a number"
 
     @property
     def bound(self) -> float:
+        return math.inf
+
+    @property
+    def usual_square(self) -> float:
         return math.inf
 
     def _titles(self, name: str) -> tuple[str, ...]:
@@ -241,7 +435,16 @@ class Plain(Column):
     ) -> list[NDArray[np.float32]]:
         return [as_numbers(where, name, entries, absent, self.decimal).astype(np.float32)]
 
+    def to_onnx(self, graph: OnnxGraph, name: str) -> Written:
+        value = graph.input(name, np.float64, self.describe())
+        return self._of_number(graph, value, value)
 
+    def drawn(self, generator: np.random.Generator, count: int) -> tuple[NDArray[Any], pl.Series]:
+        values = generator.uniform(-3.0, 3.0, count)
+        return values, pl.Series(values)
+
+
+@register
 @dataclass(frozen=True)
 class Category(Column):
     """One of some words; each has a feature that is 1 where it stands.
@@ -256,6 +459,26 @@ class Category(Column):
     other: bool = False
     lenient: bool = False
     kind: ClassVar[str] = "categories"
+    form: ClassVar[str] = '{categories = ["A", "B"], other = true}'
+
+    @classmethod
+    def declared(
+        cls, value: Any, options: dict[str, Any], common: Mapping[str, Any], decimal: str
+    ) -> Self:
+        words = tuple(_word(word) for word in value)
+        other, lenient = (_flag(options.pop(name, False)) for name in ("other", "lenient"))
+        return cls(**common, words=words, other=other, lenient=lenient)
+
+    @classmethod
+    def proposed(cls, name: str, seen: Seen) -> tuple[Any, str] | None:
+        if seen.several or seen.mostly(seen.numbers):
+            return None
+        words = {"categories": sorted(seen.words), "other": True}
+        return _or_missing(words, seen, "category"), "categories found in the file"
+
+    def describe(self) -> str:
+        words = ", ".join(self.words)
+        return f"one of {words}" + (", or another word" if self.other else "")
 
     def __post_init__(self) -> None:
         if not self.words or len(set(self.words)) < len(self.words):
@@ -269,6 +492,10 @@ class Category(Column):
 
     @property
     def bound(self) -> float:
+        return 1.0
+
+    @property
+    def usual_square(self) -> float:
         return 1.0
 
     def _titles(self, name: str) -> tuple[str, ...]:
@@ -310,20 +537,70 @@ class Category(Column):
             found.append(strange.cast(pl.Float32).to_numpy())
         return found
 
+    def to_onnx(self, graph: OnnxGraph, name: str) -> Written:
+        value = graph.input(name, str, f"{self.describe()}, without spaces around it")
+        number = _looked_up(graph, value, {word: n for n, word in enumerate(self.words)}, -1)
+        unknown = graph.add("Less", number, graph.constant(0, np.int64))
+        # In all spellings: ONNX turns words into small letters only where a locale is installed.
+        spellings = {
+            "".join(letters)
+            for word in MISSING_WORDS
+            for letters in product(*((letter.lower(), letter.upper()) for letter in word))
+        }
+        named = _looked_up(graph, value, dict.fromkeys(sorted(spellings), 1), 0)
+        absent = graph.add("And", unknown, graph.cast(named, np.bool_))
+        strange = graph.add("And", unknown, graph.add("Not", absent))
+        found = [
+            graph.cast(graph.add("Equal", number, graph.constant(n, np.int64)), np.float32)
+            for n in range(len(self.words))
+        ]
+        if self.other:
+            found.append(graph.cast(strange, np.float32))
+        refused = () if self.other or self.lenient else (strange,)
+        return Written(tuple(found), absent, refused)
 
+    def drawn(self, generator: np.random.Generator, count: int) -> tuple[NDArray[Any], pl.Series]:
+        words = generator.choice(np.array(self.words, dtype=object), count)
+        return words, pl.Series(words.tolist(), dtype=pl.String)
+
+
+@register
 @dataclass(frozen=True)
 class Date(Column):
     """A day: its place between two public days, from −1 to 1, and its season (sine and cosine).
 
     Args:
-        first, last: the days; by default 1950 to 2049. form: how days are written, as for
+        first, last: the days; by default 1950 to 2049. written: how days are, as for
             ``strptime``; by default YYYY-MM-DD, with or without a time behind it.
     """
 
     first: date = CENTURY[0]
     last: date = CENTURY[1]
-    form: str | None = None
+    written: str | None = None
     kind: ClassVar[str] = "date"
+    form: ClassVar[str] = '"date", {date = ["2010-01-01", "2029-12-31"]}'
+
+    @classmethod
+    def declared(
+        cls, value: Any, options: dict[str, Any], common: Mapping[str, Any], decimal: str
+    ) -> Self:
+        first, last = CENTURY if value is True else map(_day, value)
+        return cls(**common, first=first, last=last, written=options.pop("format", None))
+
+    @classmethod
+    def proposed(cls, name: str, seen: Seen) -> tuple[Any, str] | None:
+        for form, count in seen.days.items():
+            if seen.mostly(count) and (seen.numbers < seen.present or form == "%Y%m%d"):
+                first, last = seen.years[0] // 10 * 10, seen.years[1] // 10 * 10 + 9
+                day: dict[str, Any] = {"date": [f"{first:04}-01-01", f"{last:04}-12-31"]}
+                if form != "%Y-%m-%d":
+                    day["format"] = form
+                why = "days; the decades were taken from the file"
+                return _or_missing(day, seen, "middle"), why
+        return None
+
+    def describe(self) -> str:
+        return f"a day from {self.first} to {self.last}"
 
     def __post_init__(self) -> None:
         if not self.first < self.last:
@@ -336,13 +613,17 @@ class Date(Column):
     def bound(self) -> float:
         return math.sqrt(2.0)
 
+    @property
+    def usual_square(self) -> float:
+        return 1 / 3 + 1  # of the place; of sine and cosine together
+
     def _titles(self, name: str) -> tuple[str, ...]:
         return (name, f"{name} sine of the year", f"{name} cosine of the year")
 
     def to_value(self) -> Any:
         found: dict[str, Any] = {"date": [self.first.isoformat(), self.last.isoformat()]}
-        if self.form is not None:
-            found["format"] = self.form
+        if self.written is not None:
+            found["format"] = self.written
         return _table(found, self)
 
     def _features(
@@ -350,17 +631,17 @@ class Date(Column):
     ) -> list[NDArray[np.float32]]:
         if entries.dtype == pl.Date or entries.dtype == pl.Datetime:
             days = entries.cast(pl.Date)
-        elif self.form is None:
+        elif self.written is None:
             words = _words(entries).str.slice(0, 10)
             days = words.str.to_date("%Y-%m-%d", strict=False)
         else:
-            days = _words(entries).str.to_date(self.form, strict=False)
+            days = _words(entries).str.to_date(self.written, strict=False)
         wrong = days.is_null() & ~absent
         if wrong.any():
             row = int(wrong.arg_true()[0])
             raise UndeclaredError(
                 f"{where}: found {entries[row]!r} in column {name}, expected a day such as "
-                f"{self.first:{self.form or '%Y-%m-%d'}}: say how days are written with "
+                f"{self.first:{self.written or '%Y-%m-%d'}}: say how days are written with "
                 f'{name} = {{date = ["{self.first}", "{self.last}"], format = "%d.%m.%Y"}}'
             )
         beyond = ((days < self.first) | (days > self.last)).fill_null(False)
@@ -372,15 +653,64 @@ class Date(Column):
         found = [place, np.sin(angle), np.cos(angle)]
         return [np.where(np.isnan(part), 0.0, part).astype(np.float32) for part in found]
 
+    def to_onnx(self, graph: OnnxGraph, name: str) -> Written:
+        about = f"{self.describe()}, as days since {EPOCH}; NaN: missing"
+        value = graph.input(name, np.float64, about)
+        low, high = (float((day - EPOCH).days) for day in (self.first, self.last))
+        twice = graph.add("Mul", value, graph.constant(2.0))
+        place = graph.add(
+            "Div", graph.add("Sub", twice, graph.constant(low + high)), graph.constant(high - low)
+        )
+        # The season does not need the whole years, which single precision could not hold.
+        turned = graph.add("Div", value, graph.constant(YEAR))
+        angle = graph.add(
+            "Mul",
+            graph.add("Sub", turned, graph.add("Floor", turned)),
+            graph.constant(2 * math.pi),
+        )
+        single = graph.cast(angle, np.float32)
+        place, sine, cosine = (
+            _between(graph, place, -1.0, 1.0),
+            graph.add("Sin", single),
+            graph.add("Cos", single),
+        )
+        return self._of_number(graph, value, place, sine, cosine)
 
+    def drawn(self, generator: np.random.Generator, count: int) -> tuple[NDArray[Any], pl.Series]:
+        first, last = ((day - EPOCH).days for day in (self.first, self.last))
+        days = generator.integers(first, last, count, endpoint=True)
+        return days.astype(np.float64), pl.Series([EPOCH + timedelta(int(day)) for day in days])
+
+
+@register
 @dataclass(frozen=True)
 class Dropped(Column):
     """No feature."""
 
     kind: ClassVar[str] = "drop"
+    form: ClassVar[str] = '"drop"'
+
+    @classmethod
+    def declared(
+        cls, value: Any, options: dict[str, Any], common: Mapping[str, Any], decimal: str
+    ) -> Self:
+        return cls("category")
+
+    @classmethod
+    def proposed(cls, name: str, seen: Seen) -> tuple[Any, str] | None:
+        if not seen.present:
+            return "drop", "empty"
+        return next((("drop", why) for how, why in _NAMES if how.search(name)), None)
+
+    def describe(self) -> str:
+        return "anything"
 
     @property
     def bound(self) -> float:
+        return 0.0
+
+    @property
+    def usual_square(self) -> float:
         return 0.0
 
     def _titles(self, name: str) -> tuple[str, ...]:
@@ -393,6 +723,126 @@ class Dropped(Column):
         self, where: str, name: str, entries: pl.Series, absent: pl.Series, outside: Outside
     ) -> list[NDArray[np.float32]]:
         return []
+
+    def to_onnx(self, graph: OnnxGraph, name: str) -> Written:
+        return Written()
+
+    def drawn(self, generator: np.random.Generator, count: int) -> tuple[NDArray[Any], pl.Series]:
+        return np.zeros(count), pl.Series([None] * count)
+
+
+def column(name: str, value: Any, *, missing: str = "refuse", decimal: str = ".") -> Column:
+    """A column from what a job file says of it.
+
+    Args:
+        name: the column's, for messages. value: see the forms in the error.
+        missing: what a missing entry means where the column does not say.
+        decimal: what separates the fraction in this file.
+
+    Raises:
+        UndeclaredError: not one of the forms.
+    """
+    try:
+        return _column(value, missing, decimal)
+    except UndeclaredError as error:
+        raise UndeclaredError(f"column {name}: {error}") from None
+    except (TypeError, ValueError, KeyError):
+        raise UndeclaredError(f"column {name} = {value!r}: declare it as {_forms()}") from None
+
+
+def _forms() -> str:
+    *most, last = (kind.form for kind in KINDS.values() if kind.form)
+    return f"{', '.join(most)} or {last}; missing is one of {', '.join(POLICIES)}"
+
+
+def _column(value: Any, missing: str, decimal: str) -> Column:
+    options = dict(value) if isinstance(value, Mapping) else {}
+    policy = options.pop("missing", missing)
+    codes = tuple(_real(code) for code in options.pop("codes", ()))
+    if policy not in POLICIES:
+        raise UndeclaredError(f"missing = {policy!r}: the choice is {', '.join(POLICIES)}")
+    if policy == "drop-column":
+        return Dropped("category")
+    if isinstance(value, str):
+        options = {value: True}
+    elif isinstance(value, Sequence):
+        text = all(isinstance(entry, str) for entry in value)
+        options = {Category.kind if text else Number.kind: value}
+    (kind,) = KINDS.keys() & options
+    common = {"missing": policy, "codes": codes}
+    found = KINDS[kind].declared(options.pop(kind), options, common, decimal)
+    if options:
+        raise UndeclaredError(f"unknown key {next(iter(options))!r}: the forms are {_forms()}")
+    return found
+
+
+def _real(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(value)
+    return float(value)
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise TypeError(value)
+    return str(value).strip()
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(value)
+    return value
+
+
+def _day(value: Any) -> date:
+    return value if isinstance(value, date) else date.fromisoformat(value)
+
+
+def proposal(name: str, seen: Seen) -> tuple[Any, str]:
+    """What a job file may say of a column, from a look at it, and why.
+
+    The kinds are asked one after the other, the one that was registered last first.
+    """
+    for kind in reversed(KINDS.values()):
+        found = kind.proposed(name, seen)
+        if found is not None:
+            return found
+    unique = len(seen.words) >= seen.present
+    return "drop", "different in every record" if unique else "more than thirty words"
+
+
+def _or_missing(value: dict[str, Any], seen: Seen, policy: str) -> dict[str, Any]:
+    return value | {"missing": policy} if seen.missing and "missing" not in value else value
+
+
+def outward(low: float, high: float, whole: bool) -> tuple[float, float]:
+    """A range around what was seen, rounded to 1, 2 or 5 times a power of ten."""
+    first = 0.0 if low >= 0 else -_nice(-low)
+    last = _nice(high) if high > 0 else 0.0
+    if first == last:
+        last = first + 1.0
+    return (int(first), int(last)) if whole or last >= 10 else (first, last)
+
+
+def _nice(value: float) -> float:
+    """The least of 1, 2, 5 times a power of ten that is not below it."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(step * power for step in (1.0, 2.0, 5.0, 10.0) if step * power >= value)
+
+
+def _between(graph: OnnxGraph, value: str, low: float, high: float) -> str:
+    return graph.add("Clip", value, graph.constant(low), graph.constant(high))
+
+
+def _looked_up(graph: OnnxGraph, value: str, table: dict[str, int], default: int) -> str:
+    return graph.add(
+        "LabelEncoder",
+        value,
+        domain="ai.onnx.ml",
+        keys_strings=list(table),
+        values_int64s=list(table.values()),
+        default_int64=default,
+    )
 
 
 def as_numbers(

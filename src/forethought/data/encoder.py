@@ -11,8 +11,14 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from forethought.data.columns import POLICIES, Column, Outside, UndeclaredError, as_numbers
-from forethought.data.declarations import column
+from forethought.data.columns import (
+    POLICIES,
+    Column,
+    Outside,
+    UndeclaredError,
+    as_numbers,
+    column,
+)
 from forethought.data.error import DataError
 from forethought.data.reading import AS_USUAL, TableFormat
 from forethought.serialisation import exact_keys
@@ -102,14 +108,8 @@ class Encoder:
 
     @property
     def usual_norm(self) -> float | None:
-        """Root mean square norm of records spread evenly over what is declared; None: no ranges.
-
-        A number in [−1, 1] counts 1/3, a category 1.
-        """
-        squares = [
-            kind.bound**2 / 3 if kind.kind == "range" else kind.bound**2 for _, kind in self.columns
-        ]
-        total = math.fsum(squares)
+        """Root mean square norm of records spread evenly over what is declared; None: no ranges."""
+        total = math.fsum(kind.usual_square for _, kind in self.columns)
         return math.sqrt(total) if 0 < total < math.inf else None
 
     def encode(
@@ -174,7 +174,7 @@ class Encoder:
             "classes": None if self.classes is None else list(self.classes),
             "target_range": None if self.target_range is None else list(self.target_range),
             "format": asdict(self.form),
-            **({"multilabel": True} if self.multilabel else {}),
+            "multilabel": self.multilabel,
         }
 
     @classmethod
@@ -184,9 +184,8 @@ class Encoder:
         Raises:
             ValueError: keys missing or unknown, or another schema.
         """
-        keys = {"schema", "columns", "label", "classes", "target_range", "format"}
-        values = {"multilabel": False, **values}
-        exact_keys("encoder", values, {*keys, "multilabel"})
+        keys = ("schema", "columns", "label", "classes", "target_range", "format", "multilabel")
+        exact_keys("encoder", values, keys)
         if values["schema"] != SCHEMA:
             raise DataError(
                 f"an encoder of schema {values['schema']!r}; this version reads {SCHEMA}"
@@ -202,7 +201,7 @@ class Encoder:
             None if classes is None else tuple(classes),
             None if limits is None else (float(limits[0]), float(limits[1])),
             form,
-            bool(values["multilabel"]),
+            values["multilabel"],
         )
 
     def with_classes(self, classes: Sequence[Any]) -> Encoder:

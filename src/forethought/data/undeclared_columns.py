@@ -12,13 +12,14 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from forethought.data.columns import MISSING_WORDS, Category, Column, Plain
+from forethought.data.columns import Category, Column, Plain
 from forethought.data.dataset import fractions
 from forethought.data.encoder import Encoder
 from forethought.data.error import DataError
 from forethought.data.files import DAMAGE
 from forethought.data.labels import Labels
 from forethought.data.reading import Table, TableFormat, opened_file
+from forethought.data.seen import MISSING_WORDS
 from forethought.data.suspicions import (
     require_small,
     require_text,

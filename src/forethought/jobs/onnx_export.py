@@ -7,7 +7,6 @@ the file gets its name.
 from __future__ import annotations
 
 import warnings
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,6 @@ from numpy.typing import NDArray
 
 from forethought.accounting.interval import at_most
 from forethought.data import Encoder
-from forethought.data.columns import EPOCH, Category, Date, Number
 from forethought.jobs.job import JobError
 
 if TYPE_CHECKING:
@@ -104,14 +102,14 @@ def _network(predictor: Predictor) -> ModelProto:
 
 def _whole(predictor: Predictor, network: ModelProto) -> ModelProto:
     """Encoding before the network, answers behind it."""
-    from onnx import TensorProto, helper
+    from onnx import helper
 
     from forethought.jobs.onnx_graph import ML, Graph, encoded
 
     graph, card = Graph(), predictor.card
     if card.encoder is None:
         shape = ("N", *card.inputs)
-        features = graph.add("Identity", graph.input("inputs", TensorProto.FLOAT, shape))
+        features = graph.add("Identity", graph.input("inputs", np.float32, shape=shape))
         refused = None
     else:
         features, refused = encoded(graph, card.encoder)
@@ -160,7 +158,6 @@ def before(predictor: Predictor) -> dict[str, str]:
 
 def _prepared(graph: Graph, features: str, predictor: Predictor) -> str:
     """Inputs as :meth:`forethought.preparing.constants.Constants.apply` has them."""
-    from onnx import TensorProto
 
     constants = predictor.constants
     if not constants.shift:
@@ -170,11 +167,11 @@ def _prepared(graph: Graph, features: str, predictor: Predictor) -> str:
         graph.constant(np.reshape(np.asarray(part, np.float64), shape))
         for part in (constants.shift, constants.scale)
     )
-    double = graph.cast(features, TensorProto.DOUBLE)
+    double = graph.cast(features, np.float64)
     found = graph.add("Div", graph.add("Sub", double, shift), scale)
     if constants.limits is not None:
         found = graph.add("Clip", found, *(graph.constant(end) for end in constants.limits))
-    return graph.cast(found, TensorProto.FLOAT)
+    return graph.cast(found, np.float32)
 
 
 def _answers(graph: Graph, predictor: Predictor, refused: str | None) -> list[Any]:
@@ -200,7 +197,7 @@ def _answers(graph: Graph, predictor: Predictor, refused: str | None) -> list[An
     if card.classes is None:
         flat = graph.add("Flatten", outputs)
         first = graph.add("Gather", flat, graph.constant(0, np.int64), axis=1)
-        value = graph.cast(first, TensorProto.DOUBLE)
+        value = graph.cast(first, np.float64)
         limits = None if card.encoder is None else card.encoder.target_range
         if limits is not None:
             low, high = limits
@@ -215,7 +212,7 @@ def _answers(graph: Graph, predictor: Predictor, refused: str | None) -> list[An
     )
     if card.multilabel:
         half = graph.add("GreaterOrEqual", chance, graph.constant(0.5, np.float32))
-        several = marked(graph.cast(half, TensorProto.INT64), -1, np.int64, True)
+        several = marked(graph.cast(half, np.int64), -1, np.int64, True)
         return [likely, named(several, "prediction", TensorProto.INT64, card.classes)]
     number = graph.add("ArgMax", outputs, axis=1, keepdims=0)
     number = marked(number, -1, np.int64, False)
@@ -268,18 +265,6 @@ def _rows(
     given: dict[str, NDArray[Any]] = {}
     frame: dict[str, Any] = {}
     for name, kind in encoder.columns:
-        if not kind.titles(name):
-            continue
-        if isinstance(kind, Category):
-            given[name] = generator.choice(np.array(kind.words, dtype=object), ROWS)
-            frame[name] = pl.Series(given[name].tolist(), dtype=pl.String)
-        elif isinstance(kind, Date):
-            first, last = ((day - EPOCH).days for day in (kind.first, kind.last))
-            days = generator.integers(first, last, ROWS)
-            given[name] = days.astype(np.float64)
-            frame[name] = pl.Series([EPOCH + timedelta(int(day)) for day in days])
-        else:
-            low, high = (kind.low, kind.high) if isinstance(kind, Number) else (-3.0, 3.0)
-            given[name] = generator.uniform(low, high, ROWS)
-            frame[name] = pl.Series(given[name])
+        if kind.titles(name):
+            given[name], frame[name] = kind.drawn(generator, ROWS)
     return given, pl.DataFrame(frame)
