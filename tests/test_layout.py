@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import importlib.util
 import itertools
 import re
@@ -179,3 +180,39 @@ def test_every_mutant_has_its_line_and_its_tests(monkeypatch: pytest.MonkeyPatch
     gone = [m.name for m in module.MUTANTS if texts[m.file].count(m.line) != 1]
     assert gone == []
     assert [m.name for m in module.MUTANTS if not (ROOT / m.tests[0].split("::")[0]).exists()] == []
+
+
+def circle(package: str) -> list[str]:
+    """Modules that import each other in a circle, in functions and for types too; [] is none.
+
+    Packages and ``errors`` name what they hold for type checkers, and load it by name.
+    """
+    grimp = pytest.importorskip("grimp", reason="import-linter is not installed")
+    whole = grimp.build_graph(package, cache_dir=None)
+    lazy = grimp.build_graph(package, cache_dir=None, exclude_type_checking_imports=True)
+    tables = {name for name in whole.modules if whole.find_children(name)} | {f"{package}.errors"}
+    imports = {
+        name: (lazy if name in tables else whole).find_modules_directly_imported_by(name)
+        for name in whole.modules
+    }
+    try:
+        graphlib.TopologicalSorter(imports).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_modules_import_each_other_in_a_circle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert circle("forethought") == []
+    planted = tmp_path / "looped"
+    planted.mkdir()
+    for name, text in (
+        ("__init__", ""),
+        ("one", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from looped import two"),
+        ("two", "def later():\n    from looped.one import anything\n"),
+    ):
+        (planted / f"{name}.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert set(circle("looped")) == {"looped.one", "looped.two"}

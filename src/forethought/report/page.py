@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from forethought.accounting.interval import at_least, at_most
 from forethought.accounting.releases import rows
-from forethought.accounting.statement_text import protected, records
+from forethought.accounting.statement import protected, records
 from forethought.report import charts
 from forethought.report.terminal import plan_rows
 
