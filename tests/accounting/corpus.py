@@ -5,7 +5,7 @@ moves outward needs a reason in the commit that rewrites its line.
 
 python tests/accounting/corpus.py                   # compare all, print what moved
 python tests/accounting/corpus.py --only 100:200    # some of them
-python tests/accounting/corpus.py --write           # write the intervals down anew
+python tests/accounting/corpus.py --write           # write those down anew that moved outward
 """
 
 from __future__ import annotations
@@ -111,17 +111,18 @@ def main() -> None:
     parser.add_argument("--slow", type=float, default=1.0, help="print what takes longer")
     args = parser.parse_args()
     first, last = map(int, args.only.split(":"))
-    lines, before = [], [] if args.write else written()
+    before = written()
     for number in range(first, last):
         start = time.process_time()
         now = found(number)
         seconds = time.process_time() - start
-        lines.append(f"{now.lower:.12g} {now.upper:.12g}")
         if seconds > args.slow:
             print(f"{number}: {seconds:.1f} s {now} {case(number)}", flush=True)
-        if before and moved_outward(now, before[number]):
+        if moved_outward(now, before[number]):
             print(f"{number}: outward, {before[number]} -> {now}: {case(number)}", flush=True)
+            before[number] = now
     if args.write:
+        lines = (f"{one.lower:.12g} {one.upper:.12g}" for one in before)
         WRITTEN.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -31,12 +31,24 @@ Counts = Mapping[Pair | Epoch | Told, int]
 _FINENESS = (1.0, 0.5, 0.35)
 # Ends that are further apart, relatively, would be with finer laws as well.
 _LAWS_SHARE = 0.05
+# δ at which two theorems on a round are held against each other.
+_TYPICAL = 1e-6
 # Products of two numbers that the lines of one direction may take.
 _WORK = 1e8
 
 
-def of_laws(counts: Counts, accuracy: float, delta: float | None, epsilon: float | None) -> Bounds:
-    """Bounds on ε at ``delta``, or on δ at ``epsilon``, of rounds some of which have laws."""
+def of_laws(
+    counts: Counts,
+    accuracy: float,
+    delta: float | None,
+    epsilon: float | None,
+    *,
+    beaten_by: float = math.inf,
+) -> Bounds:
+    """Bounds on ε at ``delta``, or on δ at ``epsilon``, of rounds some of which have laws.
+
+    ``beaten_by``: what is certainly above this need not be sharp.
+    """
     epochs = [(pair, n) for pair, n in counts.items() if isinstance(pair, Epoch)]
     lower, upper = 0.0, math.inf if delta is not None else 1.0
     if delta is not None:
@@ -48,7 +60,7 @@ def of_laws(counts: Counts, accuracy: float, delta: float | None, epsilon: float
         # Either end has a gap of its own.
         upper = min(upper, _composed(above, accuracy / 2, delta, epsilon).upper)
         lower = max(lower, _composed(below, accuracy / 2, delta, epsilon).lower)
-        if upper - lower <= accuracy * upper:
+        if upper - lower <= accuracy * upper or lower >= beaten_by:
             break
         if delta is not None and upper < math.inf:
             lower = max(lower, _by_one_round(below, delta))
@@ -88,15 +100,51 @@ def with_laws(counts: Counts, fineness: float, end: int) -> dict[Pair | Law, int
     return found
 
 
-def without_laws(counts: Counts) -> dict[Pair, int] | None:
-    """The rounds with the pairs that dominate them less tightly; None where some have only laws."""
-    found: dict[Pair, int] = {}
-    for pair, n in counts.items():
-        if isinstance(pair, Epoch):
-            return None
-        plain = pair.otherwise if isinstance(pair, Told) else pair
-        found[plain] = found.get(plain, 0) + n
+def alternatives(counts: Counts) -> list[Counts]:
+    """The rounds by sets of pairs that dominate them, the quickest to compose first.
+
+    A round that is told has a pair of half lines as well, and any choice of either is a theorem:
+    half lines for all, told for all, and where there are several, for each what seems to cost less.
+    """
+    told = [pair for pair in counts if isinstance(pair, Told)]
+    if not told:
+        return [counts]
+    choices = [set(told), set()]
+    if len(told) > 1:
+        tilt = Total(with_laws(counts, 1.0, 1)).locate(delta=_TYPICAL, rough=True).tilt
+        choices.append({pair for pair in told if not _cheaper_told(pair, tilt)})
+    found: list[Counts] = []
+    for plain in choices:
+        way: dict[Pair | Epoch | Told, int] = {}
+        for pair, n in counts.items():
+            chosen = pair.otherwise if isinstance(pair, Told) and pair in plain else pair
+            way[chosen] = way.get(chosen, 0) + n
+        if way not in found:
+            found.append(way)
     return found
+
+
+def _cheaper_told(pair: Told, tilt: float) -> bool:
+    """Whether a round's moment at ``tilt`` is about less by the told pair than by half lines."""
+    if not pair.otherwise.integrable:
+        return True
+    law = told_laws(pair, 1.0)[1]
+    told, plain = (
+        max(
+            float(Total({one: 1}, swapped=swapped).cumulant(np.array([tilt]))[0])
+            for swapped in (False, True)
+        )
+        for one in (law, pair.otherwise)
+    )
+    return told <= plain
+
+
+def about(counts: Counts, delta: float) -> float:
+    """About ε at ``delta``, for choosing where to ask; ∞ where nothing is known."""
+    if not lawful(counts):
+        return math.inf
+    found = Total(with_laws(counts, 1.0, 1)).estimate(delta)
+    return found if math.isfinite(found) else math.inf
 
 
 def _by_one_round(counts: Mapping[Pair | Law, int], delta: float) -> float:

@@ -186,8 +186,14 @@ _GAUSS = "Gaussian mechanism (Balle and Wang 2018, Theorem 8)"
 _HALF_LINES = "half lines: Neyman-Pearson for every component around the common centre"
 _MIXTURE = "mixture of Gaussians (Ganesh 2024, Theorem 1.2), both directions"
 _SHUFFLE = "joint convexity over permutations: one Gaussian for each started epoch"
-_TOLD_HITS = "told how many hit, three sums near each other by twos (half lines, joint convexity)"
-_BLANK = "half lines around the sum with the blank, whose place another record may take"
+_TOLD_HITS = (
+    "told how many hit, three sums near each other by twos (half lines, joint convexity), or half "
+    "lines for every component around the common centre, whichever proves less"
+)
+_BLANK = (
+    "half lines around the sum with the blank, whose place another record may take, or around the "
+    "common centre, whichever proves less"
+)
 _ALLOCATION = (
     "random allocation: each epoch (1/t) Σ N(Δe_i, I) against N(0, I) (Chua et al. 2024; Feldman "
     "and Shenfeld 2025), both directions, bounded in convex order"

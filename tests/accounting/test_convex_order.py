@@ -1,0 +1,48 @@
+"""Several theorems on one round: what is stated is the least that any of them proves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from forethought.accounting import exact
+from forethought.accounting.convex_order import alternatives, of_laws
+from forethought.accounting.pld.pair import Pair
+from forethought.accounting.pld.pairs import parts
+from forethought.mechanism import Mechanism, Rounds
+from forethought.samplings import Poisson, WithoutReplacement
+
+
+def test_half_lines_are_asked_where_told_is_sharp_but_large():
+    mechanism = Mechanism(Rounds(1.9, 472, WithoutReplacement(2, 20_000)), adjacency="zero-out")
+    found = exact.epsilon(mechanism, 4.3e-8, 5)
+    assert 0.1395 < found.lower <= found.upper < 0.1397
+
+
+@pytest.mark.parametrize("seed", range(6))
+@np.errstate(all="ignore")
+def test_no_theorem_proves_less_than_is_stated(seed):
+    rng = np.random.default_rng([31, seed])
+    clipping = ("group", "example")[seed % 2]
+    adjacency = "zero-out" if clipping == "example" else ("replace-one", "zero-out")[seed // 2 % 2]
+    some = []
+    for _ in range(1 + seed % 2):
+        rate = float(10 ** rng.uniform(-3, -0.5))
+        batch = max(1, int(1000 * rate))
+        sampling = WithoutReplacement(batch, 1000)
+        if clipping == "group" and adjacency == "replace-one":
+            sampling = Poisson(rate)
+        sigma, count = float(rng.uniform(0.8, 4)), int(rng.integers(2, 500))
+        some.append(Rounds(sigma, count, sampling, clipping))
+    mechanism, group = Mechanism(*some, adjacency=adjacency), int(rng.integers(2, 7))
+    found = exact.epsilon(mechanism, 1e-5, group)
+    ways = alternatives(parts(mechanism, group))
+    assert len(ways) > 1
+    for way in ways:
+        if all(isinstance(pair, Pair) for pair in way):
+            proven = exact._of_pairs(way, 1e-3, 1e-5, None)
+        else:
+            proven = of_laws(way, 1e-3, 1e-5, None)
+        assert found.upper <= proven.upper and found.lower <= proven.upper
+    delta = exact.delta(mechanism, found.upper, group)
+    assert delta.lower <= 1e-5
