@@ -1,682 +1,1029 @@
-"""Change one line at a time that soundness hangs on, and see a test die.
+"""Change one operator or operand at a time that soundness hangs on, and see a test die.
 
 python .ci/mutants.py              # every mutant
-python .ci/mutants.py radius       # those whose name contains a word
-python .ci/mutants.py --tested     # the tests are known to pass as they are: only the mutants
+python .ci/mutants.py radius       # those whose name contains every word given
+python .ci/mutants.py --bound      # no test runs: does every row find its place and its tests?
+python .ci/mutants.py --untouched  # first: do the tests pass while nothing is changed?
 
-Radii, directions and charges of the accountant; what statements and signatures rest on. A mutant
-that survives, or a line that is no longer there, fails the run.
+A row is bound to the syntax tree and to names, so that reformatting a file, or moving or renaming
+it, costs nothing. It names
+
+* a function by its qualified name, with the end of its file's path before it where several files
+  have one ("federated/statements.py::_hidden");
+* the piece of it that is changed, as source text: an expression, a statement or a keyword argument,
+  found by its structure, exactly once; "..." stands for what is there: a body, an expression, the
+  rest of a list or of arguments ("if rest: ...", "clip(rows, ...)");
+* what takes its place;
+* tests by the names of their functions, wherever under tests/ they are ("exchange::test_one"
+  where files of other folders have a test of that name too, "test_one[case]" for one case).
+
+One process imports the library and collects the tests. For each mutant it is forked, the changed
+function takes the place of the original one (in every module that has imported it), and the tests
+of the row run until one fails. So a mutant costs its tests and nothing else. A row that finds
+nothing, or more than one place, or whose mutant survives, fails the run.
 """
 
 from __future__ import annotations
 
+import argparse
+import ast
+import contextlib
+import functools
+import gc
+import importlib
+import inspect
+import itertools
+import json
 import os
-import shutil
-import subprocess
+import re
+import signal
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any, NoReturn
+
+import pytest
+from hypothesis import Phase, settings
 
 ROOT = Path(__file__).parents[1]
-ACCOUNTING = "forethought/accounting/"
-PLD = ACCOUNTING + "pld/"
-TESTS = "tests/accounting/"
-FUZZ = [TESTS + "test_fuzz.py", "-k", "few_random"]
-SEARCH = [TESTS + "pld/test_search.py"]
-LINE = [TESTS + "pld/test_integral.py"]
-TRANSFORM = [TESTS + "pld/test_transform.py"]
-OFF_THE_LINE = [TESTS + "pld/test_transform.py", "-k", "above_the_line"]
-HALF_LINES = [TESTS + "pld/test_told.py", "-k", "half_lines"]
-HITS = [TESTS + "pld/test_hits.py"]
-CURVES = [TESTS + "pld/test_privacy_loss.py", "-k", "curves"]
-FILTER = [TESTS + "test_gaussian_filter.py"]
-LIMITS = [TESTS + "test_limits.py"]
-COMPARISON = ["tests/published/test_comparison.py"]
-VERIFY = [TESTS + "test_verification.py", "-k", "not every_edit"]
-KNOWN = [TESTS + "test_accountants.py"]
-RELEASES = [TESTS + "test_releases.py"]
-SIGNING = ["tests/test_signing.py"]
-ALLOCATION = [
-    TESTS + "pld/test_allocation.py",
-    *("-k", "two_rounds or mean_one or one_used or clipping"),
-]
-TURNS = [TESTS + "test_exact.py", "-k", "turns"]
-TOLD = [TESTS + "pld/test_told.py", "-k", "not two_rounds and not replace"]
-CHAINS = [TESTS + "pld/test_allocation.py", "-k", "change_by_change"]
-BEST = [TESTS + "test_profile_selection.py", "-k", "laws"]
-REACH = ["tests/test_mechanism.py", "-k", "move_at_most"]
-CORRELATED = [TESTS + "test_correlated.py"]
-CORRELATED_NOISE = ["tests/rounds/test_correlated_noise.py"]
-FEDERATED = "forethought/federated/"
-OWN = "forethought/training/"
-SECURE = ["tests/federated/secure_aggregation"]
-PERSON_PLANS = ["tests/planning/test_persons.py", "-k", "budget or less_noise"]
-PERSON_ROWS = [
-    "tests/training/test_persons.py",
-    *("-k", "no_more_than_may_be or mean_loss or go_together"),
-]
-IMAGE_PLANS = ["tests/planning/test_image_features.py"]
-PAGE = ["tests/web/test_server.py", "-k", "nobody_else"]
-CLIENT = ["tests/federated/test_client.py"]
-SERVER = ["tests/federated/test_server.py"]
-TOGETHER = ["tests/rounds/test_together.py"]
-SUMMED = [TESTS + "test_summed.py"]
-DISCRETE = [TESTS + "test_discrete_gaussian.py"]
-VIEWS = ["tests/federated/test_statements.py"]
-GOSSIP = "forethought/gossip/"
-GOSSIP_VIEWS = ["tests/gossip/test_statements.py"]
-WORKER = ["tests/gossip/test_asynchronous.py", "-k", "plan_has or set_back"]
-GOSSIP_POINT = ["tests/gossip/test_asynchronous.py", "-k", "point"]
-DISTANT = ["tests/gossip/test_decentralised.py", "-k", "exponential or independent"]
-MIXING = ["tests/gossip/test_mixing.py", "-k", "one_line or broken"]
-ESTIMATORS = "forethought/estimators/"
-DECLARED = ["tests/estimators/test_declared.py"]
-CALLERS = ["tests/estimators/test_callers.py", "-k", "says_so or named"]
-OWN_LOOP = ["tests/training/test_own_loop.py", "-k", "changed or accumulated or needs or read"]
-LOCAL = ["tests/rounds/test_local_contributions.py", "-k", "state or statistics or order or norms"]
-PREPARED = ["tests/preparing", "-k", "longer or states"]
-CENTRED = ["tests/training/test_centring.py", "-k", "norms_noise or norm_has"]
-STORING = ["tests/estimators/test_storing.py", "-k", "counts"]
-DESCENT = ["tests/convex/test_descent.py", "-k", "general_way or moves or budgets or without_noise"]
-PROBLEMS = ["tests/convex/test_problems.py", "-k", "slopes"]
-HORIZON = ["tests/convex/test_schedules.py", "-k", "last_that_fits"]
-STEERED = ["tests/convex/test_steered.py"]
-EXCHANGE = "forethought/exchange/"
-FRAME, LOG = ["tests/exchange/test_frame.py"], ["tests/exchange/test_log.py"]
-LEDGER = ["tests/exchange/test_ledger.py"]
-COPIES = ["tests/rounds/test_augmenting.py"]
-FILTERS = ["tests/training/test_filters.py", "-k", "left or best or ahead"]
-DRIVING = ["tests/network/test_driving.py"]
-
-
-# Seconds; many times what the slowest of these suites takes.
+PACKAGE = "forethought"
+SOURCE = ROOT / "src" / PACKAGE
+# Seconds; many times what the slowest row takes.
 PATIENCE = 200
-PYTEST = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One line of the source, what it is changed to, and the tests that must notice."""
+    """One piece of a function, what it becomes, and the tests (names, by spaces) that must fail."""
 
     name: str
-    file: str
-    line: str
+    where: str
+    piece: str
     changed: str
-    tests: list[str]
+    tests: str
+
+
+class UnboundError(Exception):
+    """A row does not find what it names."""
 
 
 MUTANTS = [
-    Mutant("local updates: one that is not clipped", "forethought/rounds/local_contributions.py",
-           '{"": whole[0]}, chosen.clip_norm,', '{"": whole[0]}, 9.0 * chosen.clip_norm,', LOCAL),
-    Mutant("local updates: one that is not clipped by layer",
-           "forethought/rounds/local_contributions.py",
-           "clip_and_sum(terms, kinds, chosen.clip_norm,",
-           "clip_and_sum(terms, kinds, 9.0 * chosen.clip_norm,", LOCAL),
-    Mutant("local updates: weights that a group leaves behind", "forethought/local/enclosure.py",
-           "parameter.data.copy_(self.start[name])\n            self._surroundings",
-           "self._surroundings", LOCAL),
-    Mutant("local updates: weights of the group before", "forethought/local/alone.py",
-           "            weight.copy_(value)", "            pass",
-           ["tests/rounds/test_local_contributions.py", "-k", "torch_optim"]),
-    Mutant("local updates: what a group remembers", "forethought/local/enclosure.py",
-           "self._surroundings.restore()", "pass", LOCAL),
-    Mutant("local updates: batches in the order they were drawn",
-           "forethought/rounds/local_contributions.py",
-           "np.sort(batch.indices[batch.member_of == g])",
-           "batch.indices[batch.member_of == g]", LOCAL),
-    Mutant("copies: each a contribution", "forethought/rounds/contributions.py",
-           "copies=copies,", "copies=1,", COPIES),
-    Mutant("copies: by the number of another record", "forethought/rounds/augmenting.py",
-           "state = draws[:, None] + steps", "state = draws[::-1, None] + steps", COPIES),
-    Mutant("copies: another record's pixels", "forethought/rounds/augmenting.py",
-           "images.movedim(1, -1)[which[", "images.movedim(1, -1)[which.flip(0)[", COPIES),
-    Mutant("copies: see each other", "forethought/gradients/batch.py",
-           "return self.members is not None and not self.copies",
-           "return self.members is not None", COPIES),
-    Mutant("copies: of a share by the whole batch's numbers", "forethought/rounds/contributions.py",
-           "None if draws is None else draws[every]", "None if draws is None else draws", COPIES),
-    Mutant("adam-bc: the noise stays in", OWN + "adam_bc.py",
-           'without = (state["square"] - state["noise"]) / settled',
-           'without = state["square"] / settled', ["tests/training/test_adam_bc.py"]),
-    Mutant("adam-bc: another round's noise", OWN + "descent.py",
-           "sum(one.round.noise_std**2 for one in sums) / whole**2",
-           "sum(one.round.noise_std**2 for one in sums) / whole",
-           ["tests/training/test_adam_bc.py", "-k", "nothing"]),
-    Mutant("filters: noise that is left", OWN + "filters.py",
-           "self._left + gain**2 * variance", "self._left + gain * variance", FILTERS),
-    Mutant("filters: weights that stay ahead", OWN + "descent.py",
-           "parameter.copy_(here[name])", "pass", FILTERS),
-    Mutant("preparation: histograms longer than declared", "forethought/preparing/vectors.py",
-           ".double().mean(2) for at", ".double().sum(2) for at", PREPARED),
-    Mutant("preparation: norms longer than declared", "forethought/preparing/vectors.py",
-           "left.log().clamp(-limit, limit)", "left.log()", PREPARED),
-    Mutant("preparation: norms with the noise of the means", "forethought/preparing/prepare.py",
-           "asked.sigma(statistic), 1", "asked.noise_multiplier or 0.0, 1", CENTRED),
-    Mutant("preparation: norms at no cost", "forethought/preparation.py",
-           "(self.sigma(name) for name in self.statistics)",
-           "(self.sigma(name) for name in self.statistics[:1])", CENTRED),
-    Mutant("preparation: in no transcript", "forethought/preparing/paid.py",
-           "whole.extend(prepared.transcript)", "pass", PREPARED),
-    Mutant(
-        "radius of a group's half lines",
-        PLD + "pairs.py",
-        "and by_itself else 2.0",
-        "and by_itself else 1.0",
-        HALF_LINES,
-    ),
-    Mutant(
-        "radius of group clipping and of sampling without replacement",
-        "forethought/mechanism.py",
-        "or rounds.sampling.exchanges:\n        return 2.0",
-        "or rounds.sampling.exchanges:\n        return 1.0",
-        FUZZ,
-    ),
-    Mutant(
-        "radius of the Gaussian that caps every cell",
-        PLD + "pairs.py",
-        "shift = reach(rounds, mechanism.adjacency, most) / rounds.noise_multiplier",
-        "shift = reach(rounds, mechanism.adjacency, 1) / rounds.noise_multiplier",
-        LIMITS,
-    ),
-    Mutant("groups: those of one round for a whole epoch", "forethought/mechanism.py",
-           "places = min(epoch_length(rounds.sampling), rounds.count)", "places = 1", REACH),
-    Mutant("groups: records that are left over", "forethought/mechanism.py",
-           "full * rounds.groups**2 + rest**2", "full * rounds.groups**2", REACH),
-    Mutant("groups: any number of them", "forethought/privacy.py",
-           "if part.groups not in (None, count):", "if False:",
-           ["tests/test_plans.py", "-k", "same_groups"]),
-    Mutant("groups: of all parts, with known batches", ACCOUNTING + "accountants.py",
+    Mutant("local updates: one that is not clipped", "_added",
+           "clip_and_sum({'': Dense(whole)}, {'': whole[0]}, chosen.clip_norm, how.rule, "
+           "batch.round_size)",
+           "clip_and_sum({'': Dense(whole)}, {'': whole[0]}, 9.0 * chosen.clip_norm, how.rule, "
+           "batch.round_size)", "test_one_record_moves_a_rounds_sum_by_two_norms_at_most"),
+    Mutant("local updates: one that is not clipped by layer", "_added",
+           "clip_and_sum(terms, kinds, chosen.clip_norm, how.rule, batch.round_size)",
+           "clip_and_sum(terms, kinds, 9.0 * chosen.clip_norm, how.rule, batch.round_size)",
+           "test_one_record_moves_a_rounds_sum_by_two_norms_at_most"),
+    Mutant("local updates: weights that a group leaves behind", "Enclosure.run",
+           "parameter.data.copy_(self.start[name])", "pass",
+           "test_one_record_moves_a_rounds_sum_by_two_norms_at_most"),
+    Mutant("local updates: weights of the group before", "OneByOne._descend", "weight.copy_(value)",
+           "pass", "test_updates_are_those_of_torch_optim_on_a_copy"),
+    Mutant("local updates: what a group remembers", "Enclosure.run", "self._surroundings.restore()",
+           "pass", "test_no_state_outlives_a_group"),
+    Mutant("local updates: batches in the order they were drawn", "GroupUpdates.add",
+           "np.sort(batch.indices[batch.member_of == g])", "batch.indices[batch.member_of == g]",
+           "test_the_order_of_a_batch_says_nothing"),
+    Mutant("copies: each a contribution", "ExampleGradients.add", "copies=copies", "copies=1",
+           "test_a_contribution_is_the_clipped_mean_over_copies"),
+    Mutant("copies: by the number of another record", "augmenting.py::_uniform", "draws[:, None]",
+           "draws[::-1, None]", "test_a_contribution_is_the_clipped_mean_over_copies"),
+    Mutant("copies: another record's pixels", "augmenting.py::_moved", "which[:, None, None]",
+           "which.flip(0)[:, None, None]", "test_a_contribution_is_the_clipped_mean_over_copies"),
+    Mutant("copies: see each other", "Batch.mixing",
+           "self.members is not None and (not self.copies)", "self.members is not None",
+           "test_copies_may_not_see_each_other"),
+    Mutant("copies: of a share by the whole batch's numbers", "contributions.py::share_of",
+           "draws[every]", "draws", "test_pieces_processes_and_parts_change_nothing"),
+    Mutant("adam-bc: the noise stays in", "AdamBC.step", "state['square'] - state['noise']",
+           "state['square']", "test_steps_are_those_of_the_paper"),
+    Mutant("adam-bc: another round's noise", "Descent.step", "whole ** 2", "whole",
+           "test_under_nothing_but_noise_the_correction_leaves_nothing"),
+    Mutant("filters: noise that is left", "Kalman.filtered", "gain ** 2", "gain",
+           "test_the_noise_that_is_left_has_the_variance_that_is_said"),
+    Mutant("filters: weights that stay ahead", "Descent.ahead", "parameter.copy_(here[name])",
+           "pass", "test_gradients_are_taken_ahead_of_the_weights_and_these_stay"),
+    Mutant("preparation: histograms longer than declared", "Vectors.of",
+           "(bins == at).double().mean", "(bins == at).double().sum",
+           "test_no_record_has_a_longer_vector_than_declared"),
+    Mutant("preparation: norms longer than declared", "Vectors.of",
+           "left.log().clamp(-limit, limit)", "left.log()",
+           "test_no_record_has_a_longer_vector_than_declared"),
+    Mutant("preparation: norms with the noise of the means", "prepare.py::_rounds",
+           "asked.sigma(statistic)", "asked.noise_multiplier or 0.0",
+           "test_the_norms_noise_is_twice_the_means_and_both_cost_what_is_planned"),
+    Mutant("preparation: norms at no cost", "Preparation.parts", "self.statistics",
+           "self.statistics[:1]",
+           "test_the_norms_noise_is_twice_the_means_and_both_cost_what_is_planned"),
+    Mutant("preparation: in no transcript", "paid.py::with_preparation",
+           "whole.extend(prepared.transcript)", "pass", "test_a_run_states_its_preparation"),
+    Mutant("radius of a group's half lines", "_two_sided", "2.0", "1.0",
+           "test_half_lines_hold_where_told_hits_are_too_far_apart"),
+    Mutant("radius of group clipping and of sampling without replacement", "sensitivity",
+           "return 2.0", "return 1.0", "test_a_few_random_mechanisms_lie_in_their_intervals"),
+    Mutant("radius of the Gaussian that caps every cell", "unsampled_distance",
+           "reach(rounds, mechanism.adjacency, most)", "reach(rounds, mechanism.adjacency, 1)",
+           "test_the_cap_is_the_gaussian_at_the_groups_whole_distance"),
+    Mutant("groups: those of one round for a whole epoch", "reach",
+           "min(epoch_length(rounds.sampling), rounds.count)", "1",
+           "test_records_of_a_batch_move_at_most_its_groups"),
+    Mutant("groups: records that are left over", "reach", "full * rounds.groups ** 2 + rest ** 2",
+           "full * rounds.groups ** 2", "test_records_of_a_batch_move_at_most_its_groups"),
+    Mutant("groups: any number of them", "Privacy.__post_init__",
+           "part.groups not in (None, count)", "False",
+           "test_the_mechanism_and_the_contribution_speak_of_the_same_groups"),
+    Mutant("groups: of all parts, with known batches", "_all_turns",
            "part.groups * epoch_length(part.sampling)", "part.groups",
-           [TESTS + "test_exact.py", "-k", "several_parts"]),
-    Mutant("groups: of all parts, with correlated noise", ACCOUNTING + "correlated.py",
-           "rounds.groups * separation", "rounds.groups", CORRELATED),
-    Mutant("selection: a trial's own share", ACCOUNTING + "profile_selection.py",
-           "curve.epsilon(delta / trials.mean * (1 - _ROUNDING))",
-           "curve.epsilon(delta * (1 - _ROUNDING))", BEST),
-    Mutant("selection: losses near the top", ACCOUNTING + "profile_selection.py",
-           "np.maximum(near, far)", "far", BEST),
-    Mutant("selection: the shape of the number", ACCOUNTING + "profile_selection.py",
-           "(trials.shape + 1) * ", "1.0 * ", BEST),
-    Mutant("chains: what is lost on the way", ACCOUNTING + "chains.py",
-           "return (steps - 1) * level + math.log", "return math.log", CHAINS),
-    Mutant("chains: an exchange is one change", ACCOUNTING + "chains.py",
-           "2 * group", "group", CHAINS),
-    Mutant("told hits: the place that another record takes", PLD + "told.py",
-           "hit, 2 * r if told.blanked else r, r if", "hit, r, 0.0 if", TOLD),
-    Mutant("told hits: only one side", PLD + "told.py",
-           "in ((ahead, 1.0), (behind, -1.0)):", "in ((ahead, 1.0),):", TOLD),
-    Mutant("told hits: radius of what is blanked", PLD + "pairs.py",
-           "(shift / 2 if blanked else shift, weight)", "(shift / 2, weight)", TOLD),
-    Mutant("told hits: cells that are not spread", PLD + "told.py",
-           "right = np.expm1(rise) / np.expm1(gap)", "right = 0.0 * rise", TOLD),
-    Mutant("cap: replaced records stay in place", PLD + "pairs.py",
-           'placed = mechanism.adjacency != "add-or-remove" and', "placed =", LIMITS),
-    Mutant("epochs: begun ones with known batches", ACCOUNTING + "accountants.py",
-           "return replace(part, count=releases(part) * part.sampling.rounds_per_epoch)",
-           "return part", TOLD),
-    Mutant("epochs: a cut inside one", "forethought/mechanism.py",
-           "if part.count > taken and taken % epoch_length(part.sampling):", "if False:",
-           ["tests/test_mechanism.py", "-k", "inside"]),
-    Mutant(
-        "direction: the reverse one is never looked at",
-        ACCOUNTING + "exact.py",
-        "one_sided = not all(pair.two_sided for pair in counts)",
-        "one_sided = False",
-        SEARCH,
-    ),
-    Mutant(
-        "direction: the reverse one is skipped too easily",
-        ACCOUNTING + "exact.py",
-        "if largest > (searches[0].lower if epsilon is None else epsilon):",
-        "if largest > 1e9:",
-        SEARCH,
-    ),
-    Mutant(
-        "direction: seen in a mirror the wrong way round",
-        PLD + "transform.py",
-        "(left, right) if swapped and not first.two_sided else (right, left)",
-        "(right, left)",
-        SEARCH,
-    ),
-    Mutant("direction: the reverse one called the lesser too easily", PLD + "contour.py",
-           "value = moment + log_peak(tilt) - tilt * at + self.shift",
-           "value = moment + log_peak(tilt) - tilt * at - 30.0", SEARCH),
-    Mutant("charge: smoothing from above", PLD + "integral.py",
-           "above = common * np.exp(tau * tau * s / 2)", "above = common", LINE),
-    Mutant("charge: smoothing from below", PLD + "integral.py",
-           "below = common * (1 - s * _expm1(tau * tau * (s + 0.5)))", "below = common", LINE),
-    Mutant("charge: a transform that is off", PLD + "integral.py",
-           "wrong = grown + size * (EPS * units)", "wrong = size * (EPS * units)", LINE),
-    Mutant("charge: the end of the line, above", PLD + "integral.py",
-           "float((np.abs(above) * wrong).sum()) + tail * peak,",
-           "float((np.abs(above) * wrong).sum()),", LINE),
-    Mutant("charge: the end of the line, below", PLD + "integral.py",
-           "float((np.abs(below) * wrong).sum()) + tail_below * peak,",
-           "float((np.abs(below) * wrong).sum()),", LINE),
-    Mutant("charge: what wraps around from the left", PLD + "integral.py",
-           "aliased = math.exp(min(left - math.log(-math.expm1(left)) - scale, 700.0))",
-           "aliased = 0.0", LINE),
-    Mutant("charge: what wraps around from the right", PLD + "integral.py",
-           "aliased += math.exp(min(right - scale, 700.0))", "aliased += 0.0", LINE),
-    Mutant("charge: quadrature", PLD + "transform.py",
-           "quadrature = 2 * float(np.exp(found.log_errors).sum())", "quadrature = 0.0", TRANSFORM),
-    Mutant("charge: quadrature of the moment beyond", PLD + "quadrature.py",
-           "size = np.where(analytic, size + demand.frequency * turn, np.inf)",
-           "size = np.where(analytic, size - 40, np.inf)", TRANSFORM),
-    Mutant("charge: rounding of the transform", PLD + "points.py",
-           "return np.asarray(EPS * (6 * turned + (frequency + abs(self.tilt)) * slips + still))",
-           "return np.zeros_like(turned)",
-           TRANSFORM),
-    Mutant("charge: the posterior's spread", PLD + "transform.py",
-           "spread = largest**2 / 4", "spread = largest**2 / 40", TRANSFORM),
-    Mutant("charge: weights in doubt", PLD + "contour.py",
-           "self.shift = math.fsum(2 * n * p.doubt for p, n in parts.items())", "self.shift = 0.0",
-           SEARCH),
-    Mutant("charge: rounding of weights", PLD + "hits.py",
-           "doubt = EPS * (6.0 * max(above.size, below.size) + weights.size + 8)", "doubt = 0.0",
-           HITS),
-    Mutant("charge: weights left out", PLD + "hits.py",
-           "return Hits(first + start, weights, doubt, 1e-270 if cut else 0.0)",
-           "return Hits(first + start, weights, doubt, 0.0)", HITS),
-    Mutant("charge: mass of no component", PLD + "contour.py",
-           "above = self.lost + self.cut_off", "above = self.cut_off", SEARCH),
-    Mutant("charge: losses cut off", PLD + "contour.py",
-           "above = self.lost + self.cut_off", "above = self.lost", SEARCH),
-    Mutant("charge: what the disclosed losses cost", PLD + "charges.py",
-           "gain -= math.exp(min(epsilon + shift, 700.0)) * undisclosed", "gain -= 0.0",
-           SEARCH),
-    Mutant("charge: Q's mass of no component", PLD + "charges.py",
-           "if lower > -math.inf and lost_below > 0:", "if False:", SEARCH),
-    Mutant("charge: mass cut off the transform", PLD + "transform.py",
-           "composed(gap[:, :count] - lost, error", "composed(gap[:, :count], error", TRANSFORM),
-    Mutant("curve: losses below 0 of the same direction", PLD + "privacy_loss.py",
-           "value = 1 - alpha * (1 - self._behind.bounds(-epsilon)[self._above])",
-           "value = 1 - alpha * (1 - self._ahead.bounds(-epsilon)[self._above])", CURVES),
-    Mutant("curve: an upper bound carried to the left", PLD + "privacy_loss.py",
-           'before = int(np.searchsorted(self._knots, epsilon, side="right")) - 1',
-           'before = int(np.searchsorted(self._knots, epsilon, side="right"))', CURVES),
-    Mutant("curve: a lower bound carried to the right", PLD + "privacy_loss.py",
-           'after = int(np.searchsorted(self._knots, epsilon, side="left"))',
-           'after = int(np.searchsorted(self._knots, epsilon, side="left")) - 1', CURVES),
-    Mutant("curve: the other direction left out", ACCOUNTING + "exact.py",
-           "swapped=swapped,\n                accuracy",
-           "swapped=False,\n                accuracy", CURVES),
-    Mutant("charge: what a transform regains between frequencies", PLD + "transform.py",
-           "error = error + slack[rows, None]", "error = error + 0.0", TRANSFORM),
-    Mutant("charge: how fast a transform changes", PLD + "transform.py",
-           "return np.asarray(np.sqrt((moment + error[0]) * square) * (1 + 1e-9))",
-           "return np.asarray(0.3 * np.sqrt((moment + error[0]) * square))", TRANSFORM),
-    Mutant("charge: the variance of a shared base", PLD + "quadrature.py",
-           "height * height / (2 * variance)", "height * height / 2", OFF_THE_LINE),
-    Mutant("filter: an order that may spend too much", ACCOUNTING + "renyi/filter.py",
-           "optimal = binary_moment(order, epsilon, delta) / (order - 1) / LIFT",
-           "optimal = 1.02 * binary_moment(order, epsilon, delta) / (order - 1)",
-           [TESTS + "renyi/test_filter.py"]),
-    Mutant("filter: half of what a round costs", ACCOUNTING + "gaussian_filter.py",
-           "return 2 * zcdp(rounds) * _ROUNDING", "return zcdp(rounds)", FILTER),
-    Mutant("filter: charged although it does not fit", ACCOUNTING + "gaussian_filter.py",
-           "        if not total <= self._limit:\n", "        if False:\n", FILTER),
-    Mutant("filter: charged for other rounds than the stated", ACCOUNTING + "adaptive.py",
-           "if len(charged) != len(spent) or not np.allclose(charged, spent, rtol=_SAME, atol=0):",
-           "if len(charged) != len(spent):", FILTER),
-    Mutant("crossing: the side on which the bound does not hold", PLD + "search.py",
-           "return high if upper else low", "return low if upper else high", SEARCH),
-    Mutant("crossing: clipped instead of reported", ACCOUNTING + "exact.py",
-           "if found.lower > found.upper:", "if False:", SEARCH),
-    Mutant("strong adversary: distance without replacement",
-           ACCOUNTING + "strong_adversary.py",
-           'distance = 2.0 if exchanged or adjacency == "replace-one" else 1.0', "distance = 1.0",
-           COMPARISON),
-    Mutant("statement: an ε that is too small", ACCOUNTING + "verification.py",
-           "if claimed.upper < now.upper and claimed.upper < _finest(case):", "if False:", VERIFY),
-    Mutant("statement: attacks that promise too much", ACCOUNTING + "verification.py",
-           "if stated < true - distance or (", "if (", VERIFY),
-    Mutant("statement: what it must say left out", ACCOUNTING + "verification.py",
-           "    if missing:\n", "    if False:\n", VERIFY),
-    Mutant("statement: another plan beside it", ACCOUNTING + "verification.py",
-           "if s.plan != plan_digest(", "if s.plan == plan_digest(", VERIFY),
-    Mutant("statement: entries that do not follow", ACCOUNTING + "statement.py",
-           "if value != found[name] or", "if", VERIFY),
-    Mutant("statement: seeded noise not mentioned", ACCOUNTING + "assumptions.py",
-           'found.append(Caveat("seeded-noise"))', "pass", VERIFY),
-    Mutant("statement: known batches amplified all the same", ACCOUNTING + "accountants.py",
-           "return Rounds(noise, releases(part), FullBatch()",
-           "return part or Rounds(noise, 1, FullBatch()", KNOWN),
-    Mutant("statement: presence promised with known batches", ACCOUNTING + "accountants.py",
-           '"zero-out" if mechanism.adjacency == "add-or-remove" else mechanism.adjacency',
-           "mechanism.adjacency", KNOWN),
-    Mutant("statement: noise of several releases", ACCOUNTING + "releases.py",
-           "return 0.0 if min(values) == 0 else 1 / math.sqrt(math.fsum(sigma**-2 for "
-           "sigma in values))", "return min(values)", RELEASES),
-    Mutant("signature: of any content", "forethought/signing.py",
-           "return _CONTEXT + canonical(content).encode()", "return _CONTEXT", SIGNING),
-    Mutant("signature: by any key", "forethought/signing.py",
-           "if key is not None and _public_key(key)", "if False and _public_key(key)", SIGNING),
-    Mutant("secure aggregation: colluders hide their noise too", ACCOUNTING + "summed.py",
-           'neither drop out nor collude", clients - dropouts - colluders)',
-           'neither drop out nor collude", clients - dropouts)', SUMMED),
-    Mutant("secure aggregation: noise of drop-outs", FEDERATED + "secure_aggregation/settings.py",
-           "return self.clients - self.dropouts - self.colluders",
-           "return self.clients - self.colluders", SECURE),
-    Mutant("secure aggregation: two sums opened", FEDERATED + "secure_aggregation/settings.py",
-           "if 2 * self.threshold <= self.clients + self.colluders:",
-           "if self.threshold <= self.colluders:", SECURE),
-    Mutant("secure aggregation: few survivors", FEDERATED + "secure_aggregation/participant.py",
-           "if len(survivors) < self.settings.threshold:", "if len(survivors) < 1:", SECURE),
-    Mutant("secure aggregation: second list", FEDERATED + "secure_aggregation/participant.py",
-           "if self._answered[0] != survivors:", "if False:", SECURE),
-    Mutant("secure aggregation: others' keys", FEDERATED + "secure_aggregation/participant.py",
-           "if not self._verify(client, content, signature):", "if False:", SECURE),
-    Mutant("secure aggregation: a secret in the clear", FEDERATED + "secure_aggregation/shamir.py",
-           "drawn = np.frombuffer(entropy((threshold - 1) * len(secret)), np.uint8)",
-           "drawn = np.zeros((threshold - 1) * len(secret), np.uint8)", SECURE),
-    Mutant("secure aggregation: an update in the clear", FEDERATED + "secure_aggregation/client.py",
-           "if not (isinstance(effect, Send) and isinstance(effect.message, Update))", "if True",
-           SECURE),
-    Mutant("secure aggregation: masked again", FEDERATED + "secure_aggregation/client.py",
-           "if asked.base <= self._unmasked:", "if False:", SECURE),
-    Mutant("secure aggregation: attempts share keys", FEDERATED + "secure_aggregation/messages.py",
-           "run_id + attempt.to_bytes(8", "run_id + (0).to_bytes(8", SECURE),
-    Mutant("discrete Gaussian: the second sum", ACCOUNTING + "discrete_gaussian.py",
-           "math.sqrt(before / (before + 1))", "math.sqrt(before)", DISCRETE),
-    Mutant("discrete Gaussian: charged once", ACCOUNTING + "discrete_gaussian.py",
-           "(interval.upper + 2 * divergence)", "(interval.upper + divergence)", DISCRETE),
-    Mutant("views: several local rounds add up", FEDERATED + "statements.py",
-           "or federation.local_rounds != 1", "or False", VIEWS),
-    Mutant("views: a cohort takes part whole", FEDERATED + "statements.py",
-           "or federation.cohort is not None", "or False", VIEWS),
-    Mutant("views: stopped clients still add noise", FEDERATED + "statements.py",
-           "if other != client and round < federation.updates(other)", "if other != client", VIEWS),
-    Mutant("views: momentum of clients that stop", FEDERATED + "statements.py",
-           "return len(ends) == 1 and len(uses) == 1", "return len(uses) == 1", VIEWS),
-    Mutant("views: noise that changes out of step", FEDERATED + "secure_aggregation/settings.py",
-           "(part.count, part.noise_multiplier) for part in", "part.noise_multiplier for part in",
-           VIEWS),
-    Mutant("views: least noisy clients are known", FEDERATED + "statements.py",
-           "hidden = sorted(variances)[: max(0, len(variances) - known)]",
-           "hidden = sorted(variances)[known:]", VIEWS),
-    Mutant("estimator: δ from a private number of records", ESTIMATORS + "declared.py",
-           'if adjacency == "add-or-remove":', "if False:", DECLARED),
-    Mutant("estimator: labels outside the declared classes", ESTIMATORS + "declared.py",
-           "    if len(strange):\n", "    if False:\n", DECLARED),
-    Mutant("estimator: classes read and not named", ESTIMATORS + "declared.py",
-           'return found, (Caveat("classes-from-data", ", ".join(map(str, found))),)',
-           "return found, ()", DECLARED),
-    Mutant("estimator: weights taken", ESTIMATORS + "estimator.py",
-           'if "sample_weight" in given:', "if False:", DECLARED),
-    Mutant("estimator: a search not named", ESTIMATORS + "callers.py",
-           'found.append(Caveat("chosen-on-private-data", words))', "pass", CALLERS),
-    Mutant("estimator: a fitted scaler not named", ESTIMATORS + "callers.py",
-           'found.append(Caveat("preparation-from-data", words))', "pass", CALLERS),
-    Mutant("estimator: private counts stored", ESTIMATORS + "estimator.py",
-           "state.pop(name, None)", "pass", STORING),
-    Mutant("descent: a linear model's norms too small", "forethought/rounds/linear.py",
-           "return Bounds(slopes * self.measured,", "return Bounds(slopes * self.measured / 2,",
-           DESCENT),
-    Mutant("descent: rows longer than their bound", "forethought/convex/rows.py",
-           "few * (bound / torch", "few * (2 * bound / torch", DESCENT),
-    Mutant("descent: noise of half the sensitivity", "forethought/convex/planning.py",
-           "_scaled(found, mu, moved * C / N)", "_scaled(found, mu, C / N)", DESCENT),
-    Mutant("descent: one round too many", "forethought/convex/schedules.py",
-           "if total > allowed:", "if spent > allowed:", HORIZON),
-    Mutant("descent: a gradient bound too small", "forethought/convex/problems.py",
-           "return math.sqrt(2) * self.row_bound", "return self.row_bound", PROBLEMS),
-    Mutant("descent: a round that the filter is not charged for", "forethought/convex/steered.py",
-           "ledger.spend(part)", "ledger.would_exceed(part)", STEERED),
-    Mutant("descent: rounds that share their noise", "forethought/convex/steered.py",
-           "Secrets.draw(self.seeds.part(index))", "Secrets.draw(self.seeds)", STEERED),
-    Mutant("allocation: values spread to the right only", PLD + "allocation.py",
-           "out[m : m + n - d] += left[d] * pairs", "out[m : m + n - d] += 0 * pairs", ALLOCATION),
-    Mutant("allocation: pairs counted once", PLD + "allocation.py",
-           "pairs = q[: n - d] * q[d:] * (2.0 if d else 1.0)", "pairs = q[: n - d] * q[d:]",
-           ALLOCATION),
-    Mutant("allocation: rounds that were not released", PLD + "allocation.py",
-           "share = t / epoch.rounds", "share = 1.0", ALLOCATION),
-    Mutant("allocation: a law below taken for one above", ACCOUNTING + "convex_order.py",
-           "(with_laws(counts, fineness, end) for end in (0, 1))",
-           "(with_laws(counts, fineness, end) for end in (1, 0))", ALLOCATION),
-    Mutant("allocation: radius of group clipping", PLD + "pairs.py",
-           "distance = sensitivity(rounds, adjacency) / rounds.noise_multiplier\n    used",
-           "distance = 1.0 / rounds.noise_multiplier\n    used", ALLOCATION),
-    Mutant("turns: the part that has fewest", "forethought/mechanism.py",
-           "return -(-rounds.count // epoch_length(rounds.sampling))",
-           "return max(1, rounds.count // epoch_length(rounds.sampling))", TURNS),
-    Mutant("correlated: turns do not add up", ACCOUNTING + "correlated.py",
-           ".cumsum(axis=0)", "", CORRELATED),
-    Mutant("correlated: sampled turns may overlap", ACCOUNTING + "correlated.py",
-           "if rounds.strategy.bands > separation:", "if False:", CORRELATED),
-    Mutant("correlated: groups are amplified", ACCOUNTING + "correlated.py",
-           "if group == 1 and sampling.hides", "if sampling.hides", CORRELATED),
-    Mutant("correlated: negative coefficients", ACCOUNTING + "correlated.py",
-           "if strategy.bands > separation and not strategy.nonnegative:", "if False:", CORRELATED),
-    Mutant("correlated: known batches keep their rate", ACCOUNTING + "accountants.py",
-           "CyclicPoisson(1.0, part.sampling.rounds_per_epoch)", "part.sampling", CORRELATED),
-    Mutant("correlated: parts merge", "forethought/mechanism.py",
-           "if isinstance(one, Correlated) or isinstance(other, Correlated):", "if False:",
-           ["tests/test_strategies.py"]),
-    Mutant("correlated: a lag of the noise", "forethought/rounds/correlated_noise.py",
-           "(self._newest + lag) % bands", "self._newest", CORRELATED_NOISE),
-    Mutant("correlated: the transcript forgets the strategy", "forethought/rounds/transcript.py",
-           'getattr(part, "strategy", None),', "None,", CORRELATED_NOISE),
-    Mutant("frame: the sender's claim believed", EXCHANGE + "frame.py",
+           "test_records_of_several_parts_and_epochs_are_in_several_groups"),
+    Mutant("groups: of all parts, with correlated noise", "uncorrelated",
+           "rounds.groups * separation", "rounds.groups",
+           "test_records_of_several_parts_are_in_several_groups"),
+    Mutant("selection: a trial's own share", "best_of_epsilon", "delta / trials.mean", "delta",
+           "test_no_pair_of_laws_is_worse"),
+    Mutant("selection: losses near the top", "best_of_epsilon", "np.maximum(near, far)", "far",
+           "test_no_pair_of_laws_is_worse"),
+    Mutant("selection: the shape of the number", "best_of_epsilon", "trials.shape + 1", "1.0",
+           "test_no_pair_of_laws_is_worse"),
+    Mutant("chains: what is lost on the way", "log_growth",
+           "(steps - 1) * level + math.log(math.expm1(-steps * level) / math.expm1(-level))",
+           "math.log(math.expm1(-steps * level) / math.expm1(-level))",
+           "test_groups_and_exchanged_records_go_change_by_change"),
+    Mutant("chains: an exchange is one change", "single_changes", "2 * group", "group",
+           "test_groups_and_exchanged_records_go_change_by_change"),
+    Mutant("told hits: the place that another record takes", "told.py::_law",
+           "_Side(told.missed, hit, 2 * r if told.blanked else r, r if told.blanked else 0.0)",
+           "_Side(told.missed, hit, r, 0.0 if told.blanked else 0.0)",
+           "test_laws_enclose_both_profiles"),
+    Mutant("told hits: only one side", "told.py::_law", "((ahead, 1.0), (behind, -1.0))",
+           "((ahead, 1.0),)", "test_laws_enclose_both_profiles"),
+    Mutant("told hits: radius of what is blanked", "_replacing", "shift / 2 if blanked else shift",
+           "shift / 2", "test_no_hits_missed_is_a_gaussian"),
+    Mutant("told hits: cells that are not spread", "told.py::_cells",
+           "np.expm1(rise) / np.expm1(gap)", "0.0 * rise", "test_laws_enclose_both_profiles"),
+    Mutant("cap: replaced records stay in place", "unsampled_distance",
+           "mechanism.adjacency != 'add-or-remove'", "True",
+           "test_the_cap_is_the_gaussian_at_the_groups_whole_distance"),
+    Mutant("epochs: begun ones with known batches", "_all_turns",
+           "replace(part, count=releases(part) * part.sampling.rounds_per_epoch)", "part",
+           "test_a_begun_epoch_grows_to_a_whole_one"),
+    Mutant("epochs: a cut inside one", "Mechanism.after",
+           "part.count > taken and taken % epoch_length(part.sampling)", "False",
+           "test_no_mechanism_begins_inside_an_epoch"),
+    Mutant("direction: the reverse one is never looked at", "_searched",
+           "not all((pair.two_sided for pair in counts))", "False",
+           "test_the_reverse_direction_counts_where_it_is_the_worse_one"),
+    Mutant("direction: the reverse one is skipped too easily", "_searched",
+           "searches[0].lower if epsilon is None else epsilon", "1000000000.0",
+           "test_the_reverse_direction_is_looked_at_wherever_it_could_matter"),
+    Mutant("direction: seen in a mirror the wrong way round", "Rows.__init__",
+           "(left, right) if swapped and (not first.two_sided) else (right, left)", "(right, left)",
+           "test_the_reverse_direction_counts_where_it_is_the_worse_one"),
+    Mutant("direction: the reverse one called the lesser too easily", "Total.chernoff",
+           "moment + log_peak(tilt) - tilt * at + self.shift",
+           "moment + log_peak(tilt) - tilt * at - 30.0", "test_chernoffs_bound_lies_above"),
+    Mutant("charge: smoothing from above", "Integral.__init__",
+           "common * np.exp(tau * tau * s / 2)", "common", "test_fine_lines_are_sharp"),
+    Mutant("charge: smoothing from below", "Integral.__init__",
+           "common * (1 - s * _expm1(tau * tau * (s + 0.5)))", "common",
+           "test_fine_lines_are_sharp"),
+    Mutant("charge: a transform that is off", "Integral.__init__", "grown + size * (EPS * units)",
+           "size * (EPS * units)", "test_rough_lines_still_enclose"),
+    Mutant("charge: the end of the line, above", "Integral.__init__",
+           "float((np.abs(above) * wrong).sum()) + tail * peak",
+           "float((np.abs(above) * wrong).sum())", "test_rough_lines_still_enclose"),
+    Mutant("charge: the end of the line, below", "Integral.__init__",
+           "float((np.abs(below) * wrong).sum()) + tail_below * peak",
+           "float((np.abs(below) * wrong).sum())", "test_rough_lines_still_enclose"),
+    Mutant("charge: what wraps around from the left", "Integral.values",
+           "math.exp(min(left - math.log(-math.expm1(left)) - scale, 700.0))", "0.0",
+           "test_rough_lines_still_enclose"),
+    Mutant("charge: what wraps around from the right", "Integral.values",
+           "math.exp(min(right - scale, 700.0))", "0.0", "test_rough_lines_still_enclose"),
+    Mutant("charge: quadrature", "Rows.along", "2 * float(np.exp(found.log_errors).sum())", "0.0",
+           "test_a_coarse_rule_errs_by_less_than_it_says_and_by_more_than_rounding"),
+    Mutant("charge: quadrature of the moment beyond", "_bounds", "size + demand.frequency * turn",
+           "size - 40", "test_a_coarse_rule_errs_by_less_than_it_says_and_by_more_than_rounding"),
+    Mutant("charge: rounding of the transform", "Points.rounding",
+           "np.asarray(EPS * (6 * turned + (frequency + abs(self.tilt)) * slips + still))",
+           "np.zeros_like(turned)", "test_the_line_is_within_its_doubt_of_many_digits"),
+    Mutant("charge: the posterior's spread", "_side", "largest ** 2 / 4", "largest ** 2 / 40",
+           "test_the_posterior_of_a_lattice_mixture_is_no_wider_than_assumed"),
+    Mutant("charge: weights in doubt", "Total.__init__",
+           "math.fsum((2 * n * p.doubt for p, n in parts.items()))", "0.0",
+           "test_doubtful_weights_are_covered"),
+    Mutant("charge: rounding of weights", "_from_ratios",
+           "EPS * (6.0 * max(above.size, below.size) + weights.size + 8)", "0.0",
+           "test_binomial_weights_are_as_exact_as_stated"),
+    Mutant("charge: weights left out", "_from_ratios", "1e-270 if cut else 0.0", "0.0",
+           "test_huge_groups_are_cut_and_say_so"),
+    Mutant("charge: mass of no component", "Total.charges", "self.lost + self.cut_off",
+           "self.cut_off", "test_lost_mass_is_charged_once_a_round"),
+    Mutant("charge: losses cut off", "Total.charges", "self.lost + self.cut_off", "self.lost",
+           "test_cut_off_losses_count_as_disclosed"),
+    Mutant("charge: what the disclosed losses cost", "Charged.at",
+           "math.exp(min(epsilon + shift, 700.0)) * undisclosed", "0.0",
+           "test_cut_off_losses_count_as_disclosed"),
+    Mutant("charge: Q's mass of no component", "Charged.at", "lower > -math.inf and lost_below > 0",
+           "False", "test_lost_mass_is_charged_once_a_round"),
+    Mutant("charge: mass cut off the transform", "Rows.along", "gap[:, :count] - lost",
+           "gap[:, :count]", "test_what_is_cut_off_is_taken_from_the_measure"),
+    Mutant("curve: losses below 0 of the same direction", "Curve.delta", "self._behind",
+           "self._ahead", "test_curves_hold_at_every_real_epsilon"),
+    Mutant("curve: an upper bound carried to the left", "Profile.bounds",
+           "int(np.searchsorted(self._knots, epsilon, side='right')) - 1",
+           "int(np.searchsorted(self._knots, epsilon, side='right'))",
+           "test_curves_hold_at_every_real_epsilon"),
+    Mutant("curve: a lower bound carried to the right", "Profile.bounds",
+           "int(np.searchsorted(self._knots, epsilon, side='left'))",
+           "int(np.searchsorted(self._knots, epsilon, side='left')) - 1",
+           "test_curves_hold_at_every_real_epsilon"),
+    Mutant("curve: the other direction left out", "privacy_loss", "swapped=swapped",
+           "swapped=False", "test_curves_hold_at_every_real_epsilon"),
+    Mutant("charge: what a transform regains between frequencies", "Rows.along",
+           "slack[rows, None]", "0.0", "test_a_line_with_slack_holds_in_between"),
+    Mutant("charge: how fast a transform changes", "Rows.swing",
+           "np.sqrt((moment + error[0]) * square) * (1 + 1e-09)",
+           "0.3 * np.sqrt((moment + error[0]) * square)",
+           "test_no_transform_changes_faster_than_its_swing"),
+    Mutant("charge: the variance of a shared base", "growth", "2 * variance", "2",
+           "test_a_density_above_the_line_is_larger_by_what_is_said"),
+    Mutant("filter: an order that may spend too much", "_limit",
+           "binary_moment(order, epsilon, delta) / (order - 1) / LIFT",
+           "1.02 * binary_moment(order, epsilon, delta) / (order - 1)",
+           "test_an_order_may_spend_what_still_converts_to_the_budget"),
+    Mutant("filter: half of what a round costs", "GaussianFilter._cost",
+           "2 * zcdp(rounds) * _ROUNDING", "zcdp(rounds)",
+           "test_fixed_rounds_get_all_that_the_exact_accountant_allows"),
+    Mutant("filter: charged although it does not fit", "GaussianFilter.spend",
+           "not total <= self._limit", "False",
+           "test_what_does_not_fit_is_refused_before_it_is_charged"),
+    Mutant("filter: charged for other rounds than the stated", "filter_interval",
+           "len(charged) != len(spent) or not np.allclose(charged, spent, rtol=_SAME, atol=0)",
+           "len(charged) != len(spent)", "test_a_statement_recomputes_what_was_charged"),
+    Mutant("crossing: the side on which the bound does not hold", "Search._crossing",
+           "high if upper else low", "low if upper else high", "test_rows_that_were_wrong_or_wide"),
+    Mutant("crossing: clipped instead of reported", "exact.py::_at_once",
+           "found.lower > found.upper", "False", "test_a_crossing_is_an_error_with_its_inputs"),
+    Mutant("strong adversary: distance without replacement", "KnownHits.of_rounds",
+           "1.0 if adjacency == 'zero-out' else 2.0", "1.0",
+           "test_the_strong_adversary_moves_by_two_where_another_record_takes_the_place"),
+    Mutant("statement: an ε that is too small", "verification.py::_epsilon",
+           "claimed.upper < now.upper and claimed.upper < _finest(case)", "False",
+           "test_an_older_version_may_be_looser_but_never_wrong"),
+    Mutant("statement: attacks that promise too much", "verification.py::_attack",
+           "stated < true - distance or (case.of_this_version and stated > true + distance)",
+           "case.of_this_version and stated > true + distance",
+           "test_what_the_issue_lists_is_caught"),
+    Mutant("statement: what it must say left out", "_caveats", "if missing: ...", "if False: ...",
+           "test_an_assumption_cannot_be_struck_out"),
+    Mutant("statement: another plan beside it", "verification.py::_plan",
+           "s.plan != plan_digest(...)", "s.plan == plan_digest(...)",
+           "test_what_the_issue_lists_is_caught"),
+    Mutant("statement: entries that do not follow", "_same_content",
+           "value != found[name] or type(value) is not type(found[name])",
+           "type(value) is not type(found[name])", "test_what_the_issue_lists_is_caught"),
+    Mutant("statement: seeded noise not mentioned", "required",
+           "found.append(Caveat('seeded-noise'))", "pass",
+           "test_the_mention_of_a_seed_cannot_be_struck_out"),
+    Mutant("statement: known batches amplified all the same", "_all_turns",
+           "Rounds(part.noise_multiplier, releases(part), FullBatch(), part.clipping, "
+           "groups=groups)", "part or Rounds(1.0, 1, FullBatch(), part.clipping, groups=groups)",
+           "test_known_batches_leave_one_gaussian"),
+    Mutant("statement: presence promised with known batches", "batches_known",
+           "'zero-out' if mechanism.adjacency == 'add-or-remove' else mechanism.adjacency",
+           "mechanism.adjacency", "test_known_batches_leave_one_gaussian"),
+    Mutant("statement: noise of several releases", "releases.py::_together",
+           "0.0 if min(values) == 0 else 1 / math.sqrt(math.fsum((sigma ** (-2) for sigma in "
+           "values)))", "min(values)", "test_rounds_are_recognised_however_they_are_cut"),
+    Mutant("signature: of any content", "signing.py::_signed",
+           "_CONTEXT + canonical(content).encode()", "_CONTEXT",
+           "test_the_signature_is_plain_ed25519_over_the_canonical_text"),
+    Mutant("signature: by any key", "signing.py::check", "key is not None", "False",
+           "test_a_signed_statement_verifies_with_its_key_only"),
+    Mutant("secure aggregation: colluders hide their noise too", "honest_clients",
+           "clients - dropouts - colluders", "clients - dropouts",
+           "test_ten_clients_of_which_two_drop_out_and_two_collude"),
+    Mutant("secure aggregation: noise of drop-outs", "SecureAggregation.honest",
+           "self.clients - self.dropouts", "self.clients",
+           "test_settings_that_cannot_protect_are_refused"),
+    Mutant("secure aggregation: two sums opened", "SecureAggregation.__post_init__",
+           "2 * self.threshold <= self.clients + self.colluders",
+           "self.threshold <= self.colluders", "test_settings_that_cannot_protect_are_refused"),
+    Mutant("secure aggregation: few survivors", "Participant._on_survivors",
+           "len(survivors) < self.settings.threshold", "len(survivors) < 1",
+           "test_a_client_answers_one_list_of_survivors_and_a_long_enough_one"),
+    Mutant("secure aggregation: second list", "Participant._on_survivors",
+           "self._answered[0] != survivors", "False",
+           "test_a_client_answers_one_list_of_survivors_and_a_long_enough_one"),
+    Mutant("secure aggregation: others' keys", "Participant._on_roster",
+           "not self._verify(client, content, signature)", "False",
+           "test_a_server_that_swaps_keys_is_noticed"),
+    Mutant("secure aggregation: a secret in the clear", "split",
+           "np.frombuffer(entropy((threshold - 1) * len(secret)), np.uint8)",
+           "np.zeros((threshold - 1) * len(secret), np.uint8)", "test_fewer_shares_say_nothing"),
+    Mutant("secure aggregation: an update in the clear", "SecureClient.handle",
+           "not (isinstance(effect, Send) and isinstance(effect.message, Update))", "True",
+           "test_the_models_are_those_of_the_opened_sums"),
+    Mutant("secure aggregation: masked again", "SecureClient._requested",
+           "asked.base <= self._unmasked", "False",
+           "test_updates_in_the_clear_and_second_unmaskings_are_refused"),
+    Mutant("secure aggregation: attempts share keys", "attempted", "attempt", "0",
+           "test_no_key_serves_two_attempts_rounds_or_pairs"),
+    Mutant("discrete Gaussian: the second sum", "sum_divergence", "before / (before + 1)", "before",
+           "test_the_charge_of_a_sum_holds_and_is_not_far_from_it"),
+    Mutant("discrete Gaussian: charged once", "charged", "interval.upper + 2 * divergence",
+           "interval.upper + divergence", "test_charged_moves_both_ends_outward"),
+    Mutant("views: several local rounds add up", "_one_sum_a_round", "federation.local_rounds != 1",
+           "False", "test_no_gain_where_a_model_is_more_than_one_sum"),
+    Mutant("views: a cohort takes part whole", "_one_sum_a_round", "federation.cohort is not None",
+           "False", "test_no_gain_where_a_model_is_more_than_one_sum"),
+    Mutant("views: stopped clients still add noise", "statements.py::gain",
+           "other != client and round < federation.updates(other)", "other != client",
+           "test_where_others_have_stopped_their_noise_is_not_counted"),
+    Mutant("views: momentum of clients that stop", "_one_sum_a_round",
+           "len(ends) == 1 and len(uses) == 1 and (uses.pop().optimizer.name == 'sgd')",
+           "len(uses) == 1 and uses.pop().optimizer.name == 'sgd'",
+           "test_momentum_of_clients_that_stop_tells_their_past_sums"),
+    Mutant("views: noise that changes out of step", "_noises",
+           "(part.count, part.noise_multiplier)", "part.noise_multiplier",
+           "test_what_secure_aggregation_does_not_go_with_is_refused"),
+    Mutant("views: least noisy clients are known", "statements.py::gain",
+           "sorted(variances)[:max(0, len(variances) - known)]", "sorted(variances)[known:]",
+           "test_the_gain_is_that_of_weighted_sums"),
+    Mutant("estimator: δ from a private number of records", "budget",
+           "adjacency == 'add-or-remove'", "False",
+           "test_delta_must_be_given_where_the_number_of_records_is_private"),
+    Mutant("estimator: labels outside the declared classes", "classes", "len(strange)", "False",
+           "test_what_is_wrong_is_said"),
+    Mutant("estimator: classes read and not named", "classes",
+           "(Caveat('classes-from-data', ', '.join(map(str, found))),)", "()",
+           "test_declared_classes_may_be_missing_from_the_data"),
+    Mutant("estimator: weights taken", "PrivateEstimator._refuse", "'sample_weight' in given",
+           "False", "test_weights_are_refused_with_the_reason"),
+    Mutant("estimator: a search not named", "circumstances",
+           "found.append(Caveat('chosen-on-private-data', words))", "pass",
+           "test_the_statement_of_a_chosen_model_says_so"),
+    Mutant("estimator: a fitted scaler not named", "circumstances",
+           "found.append(Caveat('preparation-from-data', words))", "pass",
+           "test_steps_fitted_on_private_data_are_named"),
+    Mutant("estimator: private counts stored", "PrivateEstimator.__getstate__",
+           "state.pop(name, None)", "pass", "test_counts_of_private_records_are_not_stored"),
+    Mutant("descent: a linear model's norms too small", "MeasuredOuter.bounds",
+           "slopes * self.measured", "slopes * self.measured / 2",
+           "test_without_noise_it_is_gradient_descent"),
+    Mutant("descent: rows longer than their bound", "rows.py::_clip",
+           "bound / torch.linalg.vector_norm(few, dim=1, keepdim=True)",
+           "2 * bound / torch.linalg.vector_norm(few, dim=1, keepdim=True)",
+           "test_without_noise_it_is_gradient_descent"),
+    Mutant("descent: noise of half the sensitivity", "planning.py::plan",
+           "_scaled(found, mu, moved * C / N)", "_scaled(found, mu, C / N)",
+           "test_budgets_are_spent_and_kept"),
+    Mutant("descent: one round too many", "horizon", "total > allowed", "spent > allowed",
+           "test_the_horizon_is_the_last_that_fits"),
+    Mutant("descent: a gradient bound too small", "SoftmaxRegression.lipschitz",
+           "math.sqrt(2) * self.row_bound", "self.row_bound",
+           "test_slopes_are_derivatives_and_constants_hold"),
+    Mutant("descent: a round that the filter is not charged for", "descend_steered", "ledger.spend",
+           "ledger.would_exceed", "test_the_filter_keeps_the_budget_and_the_noise_falls"),
+    Mutant("descent: rounds that share their noise", "_Run.release", "self.seeds.part(index)",
+           "self.seeds", "test_every_round_draws_noise_of_its_own"),
+    Mutant("allocation: values spread to the right only", "_doubled", "left[d]", "0",
+           "test_two_rounds_are_enclosed_in_both_directions"),
+    Mutant("allocation: pairs counted once", "_doubled", "q[:n - d] * q[d:] * (2.0 if d else 1.0)",
+           "q[:n - d] * q[d:]", "test_two_rounds_are_enclosed_in_both_directions"),
+    Mutant("allocation: rounds that were not released", "allocation.py::_law", "t / epoch.rounds",
+           "1.0", "test_laws_have_mean_one_and_enclose_the_variance"),
+    Mutant("allocation: a law below taken for one above", "of_laws", "(0, 1)", "(1, 0)",
+           "test_one_used_round_of_many_is_a_poisson_round"),
+    Mutant("allocation: radius of group clipping", "_allocated", "sensitivity(rounds, adjacency)",
+           "1.0", "test_group_clipping_moves_by_two"),
+    Mutant("turns: the part that has fewest", "releases",
+           "-(-rounds.count // epoch_length(rounds.sampling))",
+           "max(1, rounds.count // epoch_length(rounds.sampling))",
+           "test_parts_in_turns_are_the_rounds_of_the_part_that_has_most"),
+    Mutant("correlated: turns do not add up", "sensitivity_over_turns",
+           "padded.reshape(turns, separation).cumsum(axis=0)", "padded.reshape(turns, separation)",
+           "test_sensitivity_is_the_worst_of_all_patterns"),
+    Mutant("correlated: sampled turns may overlap", "uncorrelated",
+           "rounds.strategy.bands > sampling.parts", "False",
+           "test_sampled_turns_that_overlap_are_refused"),
+    Mutant("correlated: groups are amplified", "uncorrelated",
+           "group == 1 and isinstance(sampling, CyclicPoisson) and (sampling.rate < 1)",
+           "isinstance(sampling, CyclicPoisson) and sampling.rate < 1",
+           "test_sampled_turns_are_poisson_rounds_of_the_bands_norm"),
+    Mutant("correlated: negative coefficients", "sensitivity_over_turns",
+           "strategy.bands > separation and (not strategy.nonnegative)", "False",
+           "test_negative_coefficients_need_turns_that_do_not_overlap"),
+    Mutant("correlated: known batches keep their rate", "_all_turns",
+           "CyclicPoisson(1.0, part.sampling.parts)", "part.sampling",
+           "test_statements_say_that_rounds_have_no_guarantee_of_their_own"),
+    Mutant("correlated: parts merge", "_same_release",
+           "isinstance(one, Correlated) or isinstance(other, Correlated)", "False",
+           "test_files_keep_the_strategy_and_prefixes_too"),
+    Mutant("correlated: a lag of the noise", "_Bands.pass_on", "(self._newest + lag) % bands",
+           "self._newest", "test_the_strategy_turns_the_noise_into_independent_numbers"),
+    Mutant("correlated: the transcript forgets the strategy", "transcript.py::_shapes",
+           "getattr(part, 'strategy', None)", "None",
+           "test_the_transcript_holds_the_strategy_that_was_drawn_with"),
+    Mutant("frame: the sender's claim believed", "open_frame",
            "_public(senders[sender]).verify(bytes(view[-SIGNATURE_BYTES:]), signed)", "pass",
-           FRAME),
-    Mutant("frame: another run taken", EXCHANGE + "frame.py",
-           "if its_run != run:", "if False:", FRAME),
-    Mutant("frame: somebody else's frame taken", EXCHANGE + "frame.py",
-           "if recipient != me:", "if False:", FRAME),
-    Mutant("frame: any length allocated", EXCHANGE + "frame.py",
-           "if length > limits[kind]:", "if False:", FRAME),
-    Mutant("frame: the payload not signed", EXCHANGE + "frame.py",
-           "return blake3(payload).digest()", "return bytes(32)", FRAME),
-    Mutant("decode: NaN taken", EXCHANGE + "signed.py",
-           'raise DecodeError(f"{what} holds NaN or ∞")', "return", FRAME),
-    Mutant("decode: another shape taken", EXCHANGE + "signed.py",
-           "if len(vector) != self.parameters:", "if False:", FRAME),
-    Mutant("log: a torn record read as whole", EXCHANGE + "log.py",
-           "if sums[_SUM_BYTES:] != of_record:", "if False:", LOG),
-    Mutant("ledger: two contents for a round", EXCHANGE + "ledger.py",
-           "if self._released[release.round].digest != new.digest:", "if False:", LEDGER),
-    Mutant("ledger: another data set", EXCHANGE + "ledger.py",
-           "elif records[0] != self._opening:", "elif False:", LEDGER),
-    Mutant("client: sent before it is written", "forethought/network/driving.py",
-           "            if kept is None:\n", "            if kept is None and False:\n", DRIVING),
-    Mutant("server: another member's connection", "forethought/network/driving.py",
-           "if peer not in (None, opened.sender):", "if False:", DRIVING),
-    Mutant("federation: a client that goes beyond its plan", FEDERATED + "client.py",
-           "if self.updates >= self._limit:", "if self.updates > self._limit:", CLIENT),
-    Mutant("federation: a lost ledger that nobody notices", FEDERATED + "client.py",
-           "if model.round > self.updates:", "if model.round > self.updates + 1:", CLIENT),
-    Mutant("federation: two updates on one model", FEDERATED + "client.py",
-           "if self.base <= self._last:", "if self.base < self._last:", CLIENT),
-    Mutant("federation: a policy that allows twice as much", FEDERATED + "statements.py",
-           "if found > self.epsilon:", "if found > 2 * self.epsilon:", CLIENT),
-    Mutant("federation: steps that climb", FEDERATED + "pieces.py",
-           "np.subtract(weights, step * scale, out=out)",
-           "np.add(weights, step * scale, out=out)", CLIENT),
-    Mutant("federation: a cadence that begins when a batch is ready", FEDERATED + "client.py",
-           "(self._begun + beats * cadence, update)", "(self._now + beats * cadence, update)",
-           ["tests/federated/test_cadence.py"]),
-    Mutant("federation: secure sums of everybody in place of the cohort",
-           FEDERATED + "secure_training.py",
-           "in cohort_of(federation, index, np.array(members))", "in members",
-           ["tests/federated/test_secure_training.py"]),
-    Mutant("client: a count that lags by one", "forethought/network/driving.py",
-           "self._witness.note(effect.release.round + 1)",
-           "self._witness.note(effect.release.round)", ["tests/jobs/test_witness.py"]),
-    Mutant("federation: sent before it is written", FEDERATED + "server.py",
-           "[on.Append(entry), *answers]", "[*answers, on.Append(entry)]", SERVER),
-    Mutant("federation: other bytes for a round", FEDERATED + "server.py",
-           "if known and known != NO_MARK:", "if known and known == NO_MARK:", SERVER),
-    Mutant("federation: no bound on the norm", FEDERATED + "server.py",
-           "return length <= limit", "return True", SERVER),
-    Mutant("federation: marks lost in a snapshot", FEDERATED + "server.py",
-           "bytearray(marks[start:end]) if end > start else None", "None", SERVER),
-    Mutant("federation: a version that does not wait", FEDERATED + "asynchronous.py",
-           "if self.finished or self._behind:",
-           "if self.finished or (self._behind and self.version % 2):", SERVER),
-    Mutant("federation: noise that does not depend on the weights",
-           "forethought/rounds/private_sum.py",
-           "blake3() if rounds.salted else None", "None", TOGETHER),
-    Mutant("federation: a part that takes its neighbour's records",
-           "forethought/gradients/part_sums.py",
-           "return Dense(term.values[start:end])", "return Dense(term.values[: end - start])",
-           TOGETHER),
-    Mutant("statement: another model file", "forethought/accounting/verification.py",
-           "about.model != case.model:", "False:", ["tests/accounting/test_about.py"]),
-    Mutant("own loop: a model that was changed", OWN + "own_loop.py",
-           "if _hash(self.model) != self._left:", "if False:", OWN_LOOP),
-    Mutant("own loop: gradients accumulated over batches", OWN + "own_loop.py",
-           "if self._batch is not None:", "if False:", OWN_LOOP),
-    Mutant("own loop: a second loss in a round", OWN + "own_loop.py",
-           "if self._value is not None:", "if False:", OWN_LOOP),
-    Mutant("own loop: an earlier batch", OWN + "own_loop.py",
-           "if batch is not self._batch:", "if False:", OWN_LOOP),
-    Mutant("gossip: a round beyond the plan", GOSSIP + "worker.py",
-           "or self.updates >= self.limit:", "or self.updates > self.limit:", WORKER),
-    Mutant("gossip: a ledger set back by one", GOSSIP + "asynchronous.py",
-           "        if message.known > self.own.updates:",
-           "        if message.known > self.own.updates + 1:", WORKER),
-    Mutant("gossip: a waiting worker's ledger set back", GOSSIP + "synchronous.py",
-           "if message.known > self.own.updates:", "if message.known > self.own.updates + 9:",
-           ["tests/gossip/test_synchronous.py", "-k", "set_back"]),
-    Mutant("gossip: what a worker said last is not in its ledger", GOSSIP + "worker.py",
+           "test_forged_sender"),
+    Mutant("frame: another run taken", "open_frame", "its_run != run", "False", "test_other_run"),
+    Mutant("frame: somebody else's frame taken", "open_frame", "recipient != me", "False",
+           "test_what_is_for_somebody_else"),
+    Mutant("frame: any length allocated", "frame.py::length_of", "length > limits[kind]", "False",
+           "test_an_oversized_frame_is_refused_before_it_is_read"),
+    Mutant("frame: the payload not signed", "hashed", "blake3(payload).digest()", "bytes(32)",
+           "test_open_frame_needs_the_key_of_the_place_not_any_key"),
+    Mutant("decode: NaN taken", "Endpoint._judge", "raise DecodeError(f'{what} holds NaN or ∞')",
+           "return", "test_an_honest_signature_under_bad_content"),
+    Mutant("decode: another shape taken", "Endpoint._judge", "len(vector) != self.parameters",
+           "False", "test_an_honest_signature_under_bad_content"),
+    Mutant("log: a torn record read as whole", "_records", "sums[_SUM_BYTES:] != of_record",
+           "False", "test_any_other_damage_stops_the_reader_or_loses_the_last_record_only"),
+    Mutant("ledger: two contents for a round", "ClientLedger.commit",
+           "self._released[release.round].digest != new.digest", "False",
+           "test_one_content_a_round"),
+    Mutant("ledger: another data set", "ClientLedger.__init__", "records[0] != self._opening",
+           "False", "test_it_goes_on_with_its_own_run_only"),
+    Mutant("client: sent before it is written", "ClientDriver.frame", "kept is None",
+           "kept is None and False", "test_an_update_that_is_not_in_the_ledger_cannot_be_sent"),
+    Mutant("server: another member's connection", "Driver.received",
+           "peer not in (None, opened.sender)", "False",
+           "test_another_members_good_frame_over_ones_own_connection_is_refused"),
+    Mutant("federation: a client that goes beyond its plan", "ClientMachine._next",
+           "self.updates >= self._limit", "self.updates > self._limit",
+           "test_nothing_is_computed_beyond_the_plan"),
+    Mutant("federation: a lost ledger that nobody notices", "ClientMachine._model", "self.updates",
+           "self.updates + 1", "test_a_ledger_that_was_set_back_stops_for_ever"),
+    Mutant("federation: two updates on one model", "ClientMachine._next", "self.base <= self._last",
+           "self.base < self._last",
+           "test_an_update_is_committed_before_it_is_sent_and_sent_until_it_is_answered"),
+    Mutant("federation: a policy that allows twice as much", "Policy.require",
+           "found > self.epsilon", "found > 2 * self.epsilon",
+           "test_a_plan_beyond_the_policy_is_refused_before_anything_is_sent"),
+    Mutant("federation: steps that climb", "subtract_step",
+           "np.subtract(weights, step * scale, out=out)", "np.add(weights, step * scale, out=out)",
+           "test_own_steps_go_down_along_the_gradient"),
+    Mutant("federation: a cadence that begins when a batch is ready", "ClientMachine._computed",
+           "self._begun + beats * cadence", "self._now + beats * cadence",
+           "test_an_update_leaves_at_a_beat_and_is_in_the_ledger_before"),
+    Mutant("federation: secure sums of everybody in place of the cohort", "train_securely",
+           "cohort_of(federation, index, np.array(members))", "members",
+           "test_cohorts_are_summed_as_in_the_clear_and_cost_what_their_clients_released"),
+    Mutant("client: a count that lags by one", "ClientDriver.execute", "effect.release.round + 1",
+           "effect.release.round",
+           "test_a_restored_ledger_releases_nothing_whatever_the_server_says"),
+    Mutant("federation: sent before it is written", "ServerMachine._decide",
+           "[on.Append(entry), *answers]", "[*answers, on.Append(entry)]",
+           "test_an_update_is_in_the_journal_before_it_is_acknowledged"),
+    Mutant("federation: other bytes for a round", "ServerMachine._update", "known != NO_MARK",
+           "known == NO_MARK",
+           "test_a_replay_is_acknowledged_again_and_other_bytes_are_a_conflict"),
+    Mutant("federation: no bound on the norm", "ServerMachine._reachable", "length <= limit",
+           "True", "test_what_is_refused_changes_nothing"),
+    Mutant("federation: marks lost in a snapshot", "ServerMachine._restore",
+           "bytearray(marks[start:end]) if end > start else None", "None",
+           "test_a_snapshot_at_any_place_gives_the_same_bits"),
+    Mutant("federation: a version that does not wait", "Asynchronous.advance", "self._behind",
+           "self._behind and self.version % 2", "test_a_new_model_waits_for_every_round_below_it"),
+    Mutant("federation: noise that does not depend on the weights", "PrivateSum.__init__",
+           "blake3() if rounds.salted else None", "None",
+           "test_the_noise_depends_on_the_weights_where_it_is_salted"),
+    Mutant("federation: a part that takes its neighbour's records", "_slice",
+           "term.values[start:end]", "term.values[:end - start]",
+           "test_every_part_is_the_clipped_sum_of_its_own"),
+    Mutant("statement: another model file", "_about", "about.model != case.model", "False",
+           "test_another_model_file_is_noticed"),
+    Mutant("own loop: a model that was changed", "_Rounds.step", "_hash(self.model) != self._left",
+           "False", "test_a_model_that_was_changed_is_refused"),
+    Mutant("own loop: gradients accumulated over batches", "_Rounds.next_batch",
+           "self._batch is not None", "False", "test_gradients_are_not_accumulated_over_batches"),
+    Mutant("own loop: a second loss in a round", "_Rounds.take", "self._value is not None", "False",
+           "test_a_step_needs_a_batch_and_one_loss"),
+    Mutant("own loop: an earlier batch", "_Rounds.take", "batch is not self._batch", "False",
+           "test_a_step_needs_a_batch_and_one_loss"),
+    Mutant("gossip: a round beyond the plan", "Releases.begin", "self.updates >= self.limit",
+           "self.updates > self.limit",
+           "test_no_worker_makes_more_updates_than_its_plan_has_rounds"),
+    Mutant("gossip: a ledger set back by one", "AsynchronousWorker._heard", "self.own.updates",
+           "self.own.updates + 1", "test_a_ledger_that_was_set_back_releases_nothing_more"),
+    Mutant("gossip: a waiting worker's ledger set back", "SynchronousWorker._heard",
+           "message.known > self.own.updates", "message.known > self.own.updates + 9",
+           "test_a_waiting_worker_whose_ledger_was_set_back_releases_nothing_more"),
+    Mutant("gossip: what a worker said last is not in its ledger", "Releases.__init__",
            "self.sent[one.base - before] = sent", "self.sent[one.base - before] = self.held",
-           ["tests/gossip/test_synchronous.py", "-k", "changes_a_bit"]),
-    Mutant("gossip: what was heard of a neighbour is forgotten", "forethought/peers/driving.py",
+           "test_no_death_and_no_lost_message_changes_a_bit"),
+    Mutant("gossip: what was heard of a neighbour is forgotten", "WorkerDriver._arrived",
            "self._heard[came.sender].note(message.round)", "self._heard[came.sender].note(0)",
-           ["tests/peers/test_driving.py", "-k", "known_to"]),
-    Mutant("gossip: the own count lags", "forethought/peers/driving.py",
-           "self._witness.note(effect.release.round + 1)",
-           "self._witness.note(effect.release.round)",
-           ["tests/peers/test_driving.py", "-k", "restart"]),
-    Mutant("gossip: waiting in a group that was given up", "forethought/peers/pairs.py",
-           "self._name(store, lives) != name:", "self._lives(store) != lives:",
-           ["tests/peers/test_pairs.py", "-k", "given_up"]),
-    Mutant("gossip: the own noise stays where gradients are taken", GOSSIP + "worker.py",
-           "excess *= self._beyond", "excess *= np.float32(0)",
-           GOSSIP_POINT),
-    Mutant("gossip: who meets nobody leaves out all it ever added", GOSSIP + "worker.py",
-           "if self._fresh is not None and self.share < 1:", "if self._fresh is not None:",
-           ["tests/gossip/test_asynchronous.py", "-k", "meets_nobody"]),
-    Mutant("planner: a linear model's longest step forgets its weights",
-           "forethought/planning/defaults.py",
+           "test_what_was_heard_of_a_neighbour_is_known_to_the_next_life"),
+    Mutant("gossip: the own count lags", "WorkerDriver._handle", "effect.release.round + 1",
+           "effect.release.round",
+           "test_a_simulation_of_the_order_after_a_restart_comes_to_the_same_transcripts"),
+    Mutant("gossip: waiting in a group that was given up", "_Pair._group",
+           "self._name(store, lives) != name", "self._lives(store) != lives",
+           "test_nobody_waits_in_a_group_that_the_other_side_has_given_up"),
+    Mutant("gossip: the own noise stays where gradients are taken", "Releases.release",
+           "self._beyond", "np.float32(0)",
+           "test_the_point_of_a_gradient_leaves_out_what_was_not_passed_on_yet"),
+    Mutant("gossip: who meets nobody leaves out all it ever added", "Releases.release",
+           "self._fresh is not None and self.share < 1", "self._fresh is not None",
+           "test_who_meets_nobody_does_not_take_all_gradients_at_one_point"),
+    Mutant("planner: a linear model's longest step forgets its weights", "longest_score_step",
            "max(1.0, parameters / STEP_WEIGHTS)", "1.0",
-           ["tests/planning/test_defaults.py", "-k", "carry_the_noise"]),
-    Mutant("planner: image features in small batches", "forethought/planning/solve.py",
-           "if request.image_features and request.by_scores:", "if False:", IMAGE_PLANS),
-    Mutant("planner: large batches for what is not planned by scores",
-           "forethought/planning/solve.py",
-           "if request.image_features and request.by_scores:", "if request.image_features:",
-           IMAGE_PLANS),
-    Mutant("planner: ever shorter paths with more features", "forethought/planning/defaults.py",
-           "min(features, MOST_FEATURES)", "features", IMAGE_PLANS),
-    Mutant("planner: nobody says that features are of images", "forethought/planning/given.py",
-           'found.setdefault("image_features", True)', "pass", IMAGE_PLANS),
-    Mutant("export: nobody says that a network takes features", "forethought/jobs/onnx_export.py",
-           "            **before(predictor),\n", "",
-           ["tests/jobs/test_init_images.py", "-k", "onnx"]),
-    Mutant("gossip: what an exchange takes along is forgotten", GOSSIP + "worker.py",
+           "test_a_linear_models_scores_carry_the_noise_that_the_rule_allows"),
+    Mutant("planner: image features in small batches", "_batch_and_length",
+           "request.image_features and request.by_scores", "False",
+           "test_all_passes_are_taken_at_the_same_promise"),
+    Mutant("planner: large batches for what is not planned by scores", "_batch_and_length",
+           "request.image_features and request.by_scores", "request.image_features",
+           "test_what_is_given_keeps_the_usual_rules"),
+    Mutant("planner: ever shorter paths with more features", "score_noise",
+           "min(features, MOST_FEATURES)", "features",
+           "test_more_than_a_thousand_features_want_no_shorter_path"),
+    Mutant("planner: nobody says that features are of images", "given.py::opened",
+           "found.setdefault('image_features', True)", "pass",
+           "test_fixed_features_say_it_by_themselves"),
+    Mutant("export: nobody says that a network takes features", "onnx_export.py::_whole",
+           "before(predictor)", "{}", "test_an_onnx_file_says_that_it_takes_features"),
+    Mutant("gossip: what an exchange takes along is forgotten", "Releases.move",
            "self.share - weight * share * self._workers / (self._workers - 1)", "self.share",
-           GOSSIP_POINT),
-    Mutant("gossip: half of what a message tells", GOSSIP + "decentralised.py",
-           "total += rest[place] ** 2 / length", "total += rest[place] ** 2 / (2 * length)",
-           DISTANT),
-    Mutant("gossip: messages are solved one by one", GOSSIP + "decentralised.py",
-           "            if part:\n", "            if False:\n", DISTANT),
-    Mutant("gossip: rounds compose at hidden weights", GOSSIP + "statements.py",
-           "elif rounds > 1 and not _averages(gossip):", "elif False:", GOSSIP_VIEWS),
-    Mutant("gossip: a message too late", GOSSIP + "statements.py",
-           "first = round * gossip.exchanges + 1", "first = round * gossip.exchanges + 2",
-           GOSSIP_VIEWS),
-    Mutant("gossip: an outsider where nothing averages", GOSSIP + "statements.py",
-           "return plain and _averages(gossip)", "return plain", GOSSIP_VIEWS),
-    Mutant("gossip: clipped exchanges taken for linear", GOSSIP + "statements.py",
+           "test_the_point_of_a_gradient_leaves_out_what_was_not_passed_on_yet"),
+    Mutant("gossip: half of what a message tells", "_leverage", "rest[place] ** 2 / length",
+           "rest[place] ** 2 / (2 * length)",
+           "test_the_gain_is_that_of_independent_linear_algebra"),
+    Mutant("gossip: messages are solved one by one", "_leverage", "if part: ...", "if False: ...",
+           "test_the_gain_is_that_of_independent_linear_algebra"),
+    Mutant("gossip: rounds compose at hidden weights", "network_gains",
+           "rounds > 1 and (not _averages(gossip))", "False", "test_what_is_not_proven_is_refused"),
+    Mutant("gossip: a message too late", "network_gains", "round * gossip.exchanges + 1",
+           "round * gossip.exchanges + 2",
+           "test_gains_are_those_of_the_messages_that_the_workers_send"),
+    Mutant("gossip: an outsider where nothing averages", "_one_model_a_round",
+           "plain and _averages(gossip)", "plain",
+           "test_an_outsider_of_sync_faces_everybody_s_noise_and_of_others_nobody_s"),
+    Mutant("gossip: clipped exchanges taken for linear", "statements.py::_linear",
            "gossip.compression.exact and gossip.trust.difference is None",
-           "gossip.compression.exact", GOSSIP_VIEWS),
-    Mutant("gossip: the cap is not what the ledger released", GOSSIP + "statements.py",
-           "        released=count,\n", "        released=1,\n", GOSSIP_VIEWS),
-    Mutant("gossip: columns need not sum to one", GOSSIP + "mixing.py",
-           '_sums_to_one("column", worker, columns[worker])', "pass", MIXING),
-    Mutant("gossip: the best round for all of several kinds", ACCOUNTING + "summed.py",
-           "_scaled(mechanism, min(gain for gain, _ in gains))",
-           "_scaled(mechanism, max(gain for gain, _ in gains))", SUMMED),
-    Mutant("persons: the budget is for one row", "forethought/planning/plan_request.py",
-           'return 1 if self.person_as == "contribution" else self.records_per_person',
-           "return 1", PERSON_PLANS),
-    Mutant("persons: a statement is about one row", ACCOUNTING + "statement.py",
-           'together = int(getattr(plan_or_mechanism, "records_per_person", 1))',
-           "together = 1", PERSON_PLANS),
-    Mutant("persons: the noisier way is taken", "forethought/planning/persons.py",
-           "if ratio < 1:", "if ratio >= 1:", PERSON_PLANS),
-    Mutant("persons: a row more than may be kept", "forethought/data/persons.py",
-           "there = place < most\n", "there = place <= most\n", PERSON_ROWS),
-    Mutant("persons: rows are summed", OWN + "persons.py",
-           "return (values * there).sum(1) / there.sum(1).clamp(min=1)",
-           "return (values * there).sum(1)", PERSON_ROWS),
-    Mutant("persons: a plan for single rows", OWN + "persons.py",
-           "if promised < most:", "if False:", PERSON_ROWS),
-    Mutant("planner's page: any token", "forethought/web/server.py",
-           "if not hmac.compare_digest(given.encode(), self.server.token.encode()):", "if False:",
-           PAGE),
-    Mutant("planner's page: another site's page", "forethought/web/server.py",
-           'if origin is not None and origin.removeprefix("http://") not in self.server.names:',
-           "if False:", PAGE),
+           "gossip.compression.exact", "test_what_is_not_proven_is_refused"),
+    Mutant("gossip: the cap is not what the ledger released", "worker_statement", "released=count",
+           "released=1", "test_neighbours_see_the_worker_s_own_rounds_as_the_ledger_counted_them"),
+    Mutant("gossip: columns need not sum to one", "Mixing.check",
+           "_sums_to_one('column', worker, columns[worker])", "pass",
+           "test_a_matrix_that_is_not_doubly_stochastic_is_one_line"),
+    Mutant("gossip: the best round for all of several kinds", "network_curve", "min", "max",
+           "test_rounds_that_an_observer_sees_unequally_each_count_at_their_own_noise"),
+    Mutant("persons: the budget is for one row", "PlanRequest.protected",
+           "1 if self.person_as == 'contribution' else self.records_per_person", "1",
+           "test_the_budget_holds_for_all_records_of_a_person"),
+    Mutant("persons: a statement is about one row", "statement.py::account",
+           "int(getattr(plan_or_mechanism, 'records_per_person', 1))", "1",
+           "test_the_budget_holds_for_all_records_of_a_person"),
+    Mutant("persons: the noisier way is taken", "better", "ratio < 1", "ratio >= 1",
+           "test_the_way_with_less_noise_for_its_signal_is_taken"),
+    Mutant("persons: a row more than may be kept", "by_person", "place < most", "place <= most",
+           "test_every_person_has_their_own_rows_and_no_more_than_may_be"),
+    Mutant("persons: rows are summed", "_mean_over_rows",
+           "(values * there).sum(1) / there.sum(1).clamp(min=1)", "(values * there).sum(1)",
+           "test_a_contribution_is_the_clipped_gradient_of_a_persons_mean_loss"),
+    Mutant("persons: a plan for single rows", "arranged", "promised < most", "False",
+           "test_what_does_not_go_together_is_refused"),
+    Mutant("planner's page: any token", "_Handler._refused",
+           "not hmac.compare_digest(given.encode(), self.server.token.encode())", "False",
+           "test_nobody_else_is_answered"),
+    Mutant("planner's page: another site's page", "_Handler._refused",
+           "origin is not None and origin.removeprefix('http://') not in self.server.names",
+           "False", "test_nobody_else_is_answered"),
 ]  # fmt: skip
 
-
-def unchanged(tests: list[str]) -> str | None:
-    """Why these tests say nothing: they fail without any mutant."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*PYTEST, *tests], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
-    return None if done.returncode == 0 else f"{tests} fail as they are: {done.stdout[-500:]}"
+# Where a row's piece is.
 
 
-def survives(mutant: Mutant) -> str | None:
-    """Why the mutant lives, or None."""
-    text = (ROOT / "src" / mutant.file).read_text(encoding="utf-8")
-    if text.count(mutant.line) != 1:
-        return f"its line is there {text.count(mutant.line)} times: {mutant.line!r}"
-    with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(ROOT / "src" / "forethought", Path(folder) / "forethought")
-        (Path(folder) / mutant.file).write_text(
-            text.replace(mutant.line, mutant.changed), encoding="utf-8"
-        )
-        environment = {**os.environ, "PYTHONPATH": folder, "OMP_NUM_THREADS": "1"}
-        try:
-            done = subprocess.run(
-                [*PYTEST, *mutant.tests],
-                cwd=ROOT,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=PATIENCE,
+_LOOSE = ("ctx", "type_comment", "kind")
+Holes = list[list[ast.AST]]
+
+
+def _is_hole(node: object) -> bool:
+    inside = node.value if isinstance(node, ast.Expr) else node
+    return isinstance(inside, ast.Constant) and inside.value is ...
+
+
+def _parts(node: ast.AST) -> Iterator[object]:
+    """What a node is made of; a call's arguments are one list."""
+    if isinstance(node, ast.Call):
+        yield from (node.func, [*node.args, *node.keywords])
+    else:
+        yield from (getattr(node, name) for name in node._fields if name not in _LOOSE)
+
+
+def _same(pattern: object, found: object, holes: Holes) -> bool:
+    """Whether a piece of syntax has this structure; what ``...`` stands for goes to ``holes``."""
+    if isinstance(pattern, list):
+        if not isinstance(found, list):
+            return False
+        at = next((i for i, one in enumerate(pattern) if _is_hole(one)), None)
+        if at is None:
+            return len(pattern) == len(found) and all(
+                _same(*pair, holes) for pair in zip(pattern, found, strict=True)
             )
-        except subprocess.TimeoutExpired:
-            return None  # it waits for ever where it should not: nobody would overlook that
-    if done.returncode == 1:
-        return None
-    return f"tests ended with status {done.returncode}: {done.stdout.strip()[-200:]}"
+        end = len(found) - (len(pattern) - at - 1)
+        if end < at or not _same(pattern[:at], found[:at], holes):
+            return False
+        holes.append(found[at:end])
+        return _same(pattern[at + 1 :], found[end:], holes)
+    if isinstance(pattern, ast.Assign) and isinstance(found, ast.keyword):  # name=value
+        [target] = pattern.targets
+        named = isinstance(target, ast.Name) and target.id == found.arg
+        return named and _same(pattern.value, found.value, holes)
+    if isinstance(pattern, ast.AST) and isinstance(found, ast.AST):
+        if _is_hole(pattern) and isinstance(found, ast.expr):
+            holes.append([found])
+            return True
+        return type(pattern) is type(found) and all(
+            _same(*pair, holes) for pair in zip(_parts(pattern), _parts(found), strict=True)
+        )
+    return type(pattern) is type(found) and pattern == found
+
+
+def _filled(new: Any, holes: Holes) -> Any:
+    """``new`` with what its holes stand for, in their order."""
+    if isinstance(new, list):
+        return [
+            one
+            for part in new
+            for one in (holes.pop(0) if _is_hole(part) else [_filled(part, holes)])
+        ]
+    if not isinstance(new, ast.AST):
+        return new
+    if _is_hole(new):
+        return holes.pop(0)[0]
+    for name in new._fields:
+        setattr(new, name, _filled(getattr(new, name, None), holes))
+    if isinstance(new, ast.Call):
+        everything = [*new.args, *new.keywords]
+        new.args = [one for one in everything if not isinstance(one, ast.keyword)]
+        new.keywords = [one for one in everything if isinstance(one, ast.keyword)]
+    return new
+
+
+def _parsed(text: str) -> ast.AST:
+    """An expression where the text is one, else a statement."""
+    [statement] = ast.parse(text).body
+    return statement.value if isinstance(statement, ast.Expr) else statement
+
+
+def _definitions(body: Iterable[ast.stmt], prefix: str = "") -> Iterator[tuple[str, ast.stmt]]:
+    """(qualified name, definition) of every function and class, and of those inside classes."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield prefix + node.name, node
+        if isinstance(node, ast.ClassDef):
+            yield from _definitions(node.body, f"{prefix}{node.name}.")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A mutant that has found its place: the file as it is, and as it becomes."""
+
+    file: Path
+    tree: ast.Module
+    changed: ast.Module
+
+
+@dataclass
+class Sources:
+    """The files of a package, by the names that they define."""
+
+    folder: Path
+
+    @functools.cached_property
+    def _texts(self) -> dict[Path, str]:
+        return {path: path.read_text("utf-8") for path in sorted(self.folder.rglob("*.py"))}
+
+    @functools.cached_property
+    def _defining(self) -> dict[str, list[Path]]:
+        found = defaultdict(list)
+        for path, text in self._texts.items():
+            for name in set(re.findall(r"\b(?:def|class) (\w+)", text)):
+                found[name].append(path)
+        return found
+
+    def find(self, row: Mutant) -> Place:
+        """Where the row's piece is, once in the one function of that name."""
+        end, _, qualified = row.where.rpartition("::")
+        holders = [
+            path
+            for path in self._defining.get(qualified.rpartition(".")[2], ())
+            if f"/{path.as_posix()}".endswith(f"/{end}" if end else "")
+            and any(name == qualified for name, _ in _definitions(self._tree(path).body))
+        ]
+        if len(holders) != 1:
+            names = ", ".join(str(path.relative_to(self.folder)) for path in holders) or "no file"
+            raise UnboundError(f"{row.where} is in {names}: name one function")
+        [path] = holders
+        tree = ast.parse(self._texts[path])
+        pattern, new = _parsed(row.piece), _parsed(row.changed)
+        if isinstance(pattern, ast.expr) and isinstance(new, ast.stmt):
+            pattern = ast.Expr(pattern)
+        found = []
+        for name, definition in _definitions(tree.body):
+            for parent in ast.walk(definition) if name == qualified else ():
+                for field_, value in ast.iter_fields(parent):
+                    for at, node in enumerate(value if isinstance(value, list) else [value]):
+                        holes: Holes = []
+                        if _same(pattern, node, holes):
+                            found.append((parent, field_, at, holes))
+        if len(found) != 1:
+            raise UnboundError(f"{row.piece!r} is {len(found)} times in {row.where}, not once")
+        [(parent, field_, at, holes)] = found
+        value = getattr(parent, field_)
+        placed = _fitted(value[at] if isinstance(value, list) else value, _filled(new, holes))
+        if isinstance(value, list):
+            value[at] = placed
+        else:
+            setattr(parent, field_, placed)
+        return Place(path, self._tree(path), ast.fix_missing_locations(tree))
+
+    @functools.cached_property
+    def _trees(self) -> dict[Path, ast.Module]:
+        return {}
+
+    def _tree(self, path: Path) -> ast.Module:
+        if path not in self._trees:
+            self._trees[path] = ast.parse(self._texts[path])
+        return self._trees[path]
+
+
+def _fitted(node: ast.AST, new: ast.AST) -> ast.AST:
+    """What takes the place of ``node``: a statement stays one, a keyword argument too."""
+    if isinstance(node, ast.keyword):
+        if not isinstance(new, ast.Assign):
+            raise UnboundError(f"{ast.unparse(node)} is a keyword argument: replace it by another")
+        return ast.keyword(arg=ast.unparse(new.targets[0]), value=new.value)
+    return ast.Expr(new) if isinstance(node, ast.stmt) and isinstance(new, ast.expr) else new
+
+
+# How a mutant takes its place in a process.
+
+
+def _codes(tree: ast.Module, file: Path) -> dict[str, list[CodeType]]:
+    """The code of every function by its qualified name, in the order of the file."""
+    found: dict[str, list[CodeType]] = defaultdict(list)
+    todo = [compile(tree, str(file), "exec", dont_inherit=True)]
+    while todo:
+        code = todo.pop(0)
+        found[code.co_qualname].append(code)
+        todo += [const for const in code.co_consts if isinstance(const, CodeType)]
+    return found
+
+
+def _own(code: CodeType) -> tuple[object, ...]:
+    """What a piece of code does itself, without the functions inside it."""
+    constants = [repr(one) for one in code.co_consts if not isinstance(one, CodeType)]
+    return code.co_code, code.co_names, constants
+
+
+def install(place: Place) -> None:
+    """Put the changed functions where the original ones are, in this process."""
+    before, after = _codes(place.tree, place.file), _codes(place.changed, place.file)
+    swaps = {}
+    for name, codes in before.items():
+        if len(codes) == len(after.get(name, ())):
+            for old, new in zip(codes, after[name], strict=True):
+                if not old.co_flags & inspect.CO_OPTIMIZED and _own(old) != _own(new):
+                    raise UnboundError("what runs at import cannot be changed: name a function")
+                if old != new:
+                    swaps[name, old.co_firstlineno] = new
+    module = ".".join(place.file.relative_to(SOURCE.parent).with_suffix("").parts)
+    importlib.import_module(module)
+    for one in gc.get_objects():
+        if type(one) is FunctionType and one.__code__.co_filename == str(place.file):
+            key = one.__code__.co_qualname, one.__code__.co_firstlineno
+            one.__code__ = swaps.get(key, one.__code__)
+        elif type(one) is functools._lru_cache_wrapper and one.__module__.startswith(PACKAGE):
+            one.cache_clear()
+
+
+# The tests.
+
+
+def names_of(tests: str) -> list[str]:
+    """Names between spaces; a case in brackets may hold spaces."""
+    return re.findall(r"[^\s\[]+(?:\[[^\]]*\])?", tests)
+
+
+@functools.cache
+def _tests() -> dict[Path, set[str]]:
+    """The names of the functions in every file of tests."""
+    return {
+        path: set(re.findall(r"def (test_\w+)\(", path.read_text("utf-8")))
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+    }
+
+
+def files_with(names: Iterable[str]) -> list[Path]:
+    """The files of tests that define a test of one of these names."""
+    wanted = [(place, last.partition("[")[0]) for place, _, last in map(_split, names)]
+    return [
+        path
+        for path, functions in _tests().items()
+        if any(last in functions and place in path.as_posix() for place, last in wanted)
+    ]
+
+
+def _split(name: str) -> tuple[str, str, str]:
+    return name.rpartition("::")
+
+
+def chosen(row: Mutant, items: list[pytest.Item]) -> list[pytest.Item]:
+    """The row's tests, in its order."""
+    found: list[pytest.Item] = []
+    for name in names_of(row.tests):
+        place, _, last = name.rpartition("::")
+        its = [
+            item
+            for item in items
+            if place in item.path.as_posix()
+            and last in (item.name, getattr(item, "originalname", None))
+        ]
+        if not its:
+            raise UnboundError(f"no test is called {name}")
+        found += its
+    return found
+
+
+@dataclass
+class Verdict:
+    """What became of a mutant: nothing failed, or this test."""
+
+    row: Mutant
+    place: Place | None
+    seconds: float
+    failed: str = ""
+    wrong: str = ""
+
+    @property
+    def good(self) -> bool:
+        """A test failed just where something was changed."""
+        return not self.wrong and bool(self.failed) == (self.place is not None)
+
+
+@dataclass(eq=False)
+class Trials:
+    """A pytest plugin: runs each row's tests in a fork, in place of the collected tests."""
+
+    rows: Sequence[tuple[Mutant, Place | None]]
+    choose: Callable[[Mutant, list[pytest.Item]], list[pytest.Item]] = chosen
+    verdicts: list[Verdict] = field(default_factory=list)
+    _failed: str = ""
+    _wrong: str = ""
+
+    def pytest_collection(self) -> None:
+        """The same examples in every run, none of them stored, none made smaller."""
+        settings.register_profile(
+            "mutants",
+            settings.get_profile("any machine"),
+            database=None,
+            derandomize=True,
+            phases=(Phase.explicit, Phase.generate),
+        )
+        settings.load_profile("mutants")
+
+    def pytest_exception_interact(self, call: pytest.CallInfo[object]) -> None:
+        if call.excinfo is not None and call.excinfo.errisinstance(NameError):
+            self._wrong = f"the changed piece cannot run: {call.excinfo.value}"
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and not self._failed:
+            self._failed = report.nodeid
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        if session.testsfailed:
+            raise session.Failed("tests cannot be collected")
+        with tempfile.TemporaryDirectory() as folder:
+            self.verdicts += self._all(session.items, Path(folder))
+        return True
+
+    def _all(self, items: list[pytest.Item], folder: Path) -> Iterator[Verdict]:
+        todo = list(enumerate(self.rows))[::-1]
+        running: dict[int, tuple[int, float]] = {}
+        while todo or running:
+            while todo and len(running) < (os.cpu_count() or 2):
+                number, (row, place) = todo.pop()
+                pid = os.fork()
+                if not pid:
+                    self._run(row, place, items, folder / str(number))
+                running[pid] = number, time.monotonic()
+            time.sleep(0.01)
+            for pid, (number, begun) in list(running.items()):
+                seconds = time.monotonic() - begun
+                late = seconds > PATIENCE
+                if not late and not os.waitpid(pid, os.WNOHANG)[0]:
+                    continue
+                with contextlib.suppress(ProcessLookupError):  # and what its tests have started
+                    os.killpg(pid, signal.SIGKILL)
+                if late:
+                    os.waitpid(pid, 0)
+                    said = {"failed": f"nothing within {PATIENCE} s"}
+                else:
+                    told = folder / str(number) / "verdict"
+                    said = {"wrong": "the process of its tests died"}
+                    said = json.loads(told.read_text("utf-8")) if told.exists() else said
+                del running[pid]
+                verdict = Verdict(*self.rows[number], seconds, **said)
+                print(said_of(verdict), flush=True)
+                yield verdict
+
+    def _run(
+        self, row: Mutant, place: Place | None, items: list[pytest.Item], folder: Path
+    ) -> NoReturn:
+        """One row in a process of its own, which ends here."""
+        try:
+            os.setsid()
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            for stream in range(3):
+                os.dup2(nowhere, stream)
+            folder.mkdir()
+            os.environ["TMPDIR"] = os.environ["PYTEST_DEBUG_TEMPROOT"] = str(folder)
+            tempfile.tempdir = None
+            try:
+                if place is not None:
+                    install(place)
+                its = self.choose(row, items)
+                for item, after in itertools.zip_longest(its, its[1:]):
+                    item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+                    if self._failed:
+                        break
+            except UnboundError as reason:
+                self._wrong = str(reason)
+            except Exception:
+                self._wrong = traceback.format_exc()
+            told = {"failed": self._failed, "wrong": self._wrong}
+            (folder / "verdict").write_text(json.dumps(told), "utf-8")
+        finally:
+            os._exit(0)
+
+
+def said_of(verdict: Verdict) -> str:
+    """One line: the mutant, how long it lived, and which test has killed it."""
+    state = "WRONG  " if not verdict.good else "killed " if verdict.place else "passed "
+    why = verdict.wrong or verdict.failed or f"nothing fails of {verdict.row.tests}"
+    return f"{state}{verdict.seconds:6.1f} s  {verdict.row.name}: {why}"
+
+
+def bound(
+    rows: Iterable[Mutant], words: Iterable[str] = ()
+) -> tuple[list[tuple[Mutant, Place | None]], list[str]]:
+    """The rows with their places, and what is wrong with those that have none, or no tests."""
+    sources, found, wrong = Sources(SOURCE), [], []
+    for row in rows:
+        if all(word in row.name for word in words):
+            try:
+                found.append((row, sources.find(row)))
+            except UnboundError as reason:
+                wrong.append(f"UNBOUND {row.name}: {reason}")
+    names = {name for row, _ in found for name in names_of(row.tests)}
+    wrong += [f"UNBOUND no test is called {name}" for name in names if not files_with([name])]
+    return found, wrong
+
+
+def tried(rows: Sequence[tuple[Mutant, Place | None]]) -> list[Verdict]:
+    """Every row with the tests that it names."""
+    files = files_with({name for row, _ in rows for name in names_of(row.tests)})
+    trials = Trials(rows)
+    sys.path.insert(0, str(SOURCE.parent))
+    os.environ.update(PYTHONPATH=str(SOURCE.parent), OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+    options = ["-qq", "-s", "--disable-warnings", "-p", "no:cacheprovider", f"--rootdir={ROOT}"]
+    pytest.main([*options, *map(str, files)], plugins=[trials])
+    return trials.verdicts
 
 
 def main() -> None:
-    """One line for each mutant; status 1 where one lives."""
-    words = [word for word in sys.argv[1:] if word != "--tested"]
-    chosen = [mutant for mutant in MUTANTS if all(word in mutant.name for word in words)]
-    with ThreadPoolExecutor(os.cpu_count() or 2) as pool:
-        suites = [list(suite) for suite in dict.fromkeys(tuple(m.tests) for m in chosen)]
-        if "--tested" in sys.argv:
-            suites = []
-        broken = [why for why in pool.map(unchanged, suites) if why]
-        verdicts = list(pool.map(survives, chosen))
-    print(*broken, sep="\n")
-    for mutant, why in zip(chosen, verdicts, strict=True):
-        print(f"killed  {mutant.name}" if why is None else f"ALIVE   {mutant.name}: {why}")
-    sys.exit(any(verdicts) or bool(broken))
+    """One line for each mutant; status 1 where one lives or has no place."""
+    parser = argparse.ArgumentParser(description="Change one piece at a time, and see a test die.")
+    parser.add_argument("words", nargs="*", help="only mutants with these words in their names")
+    parser.add_argument("--bound", action="store_true", help="look for places and tests only")
+    parser.add_argument("--untouched", action="store_true", help="the same tests without a change")
+    given = parser.parse_args()
+    rows, wrong = bound(MUTANTS, given.words)
+    if not given.bound:
+        if given.untouched:
+            suites = {row.tests: (replace(row, name="untouched"), None) for row, _ in rows}
+            rows = [*suites.values(), *rows]
+        verdicts = tried(rows)
+        wrong += [said_of(verdict) for verdict in verdicts if not verdict.good]
+        if len(verdicts) < len(rows):
+            wrong.append(f"only {len(verdicts)} of {len(rows)} rows were tried")
+    print(*wrong, f"{len(rows)} rows, {len(wrong)} wrong", sep="\n")
+    sys.exit(bool(wrong))
 
 
 if __name__ == "__main__":

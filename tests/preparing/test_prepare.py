@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
@@ -88,6 +88,7 @@ def test_channels_are_features() -> None:
     st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), min_size=12, max_size=12),
     st.integers(-3, 9),
 )
+@example("quantiles", [0.5] * 12, 0)  # all in one bin
 def test_no_record_has_a_longer_vector_than_declared(
     statistic: Any, values: list[float], label: int
 ) -> None:
