@@ -36,7 +36,7 @@ from forethought.commands.options import (
 EPILOG = "Example: forethought plan --examples 60000 --epsilon 1 --epochs 20"
 
 
-def plan(
+def plan(  # noqa: C901, PLR0915
     job_file: JobFile = None,
     examples: RecordCount = None,
     epsilon: Epsilon = None,

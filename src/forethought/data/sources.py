@@ -59,7 +59,7 @@ def names() -> tuple[str, ...]:
     return (*_BUNDLED, *_ORIGINAL, *(f"{kind}:PATH" for kind in _FORMATS))
 
 
-def load(
+def load(  # noqa: C901, PLR0915
     source: str,
     *,
     folder: Path | None = None,

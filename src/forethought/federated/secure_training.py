@@ -52,7 +52,7 @@ class SecurelyTrained:
     survivors: tuple[tuple[int, ...], ...]
 
 
-def train_securely(
+def train_securely(  # noqa: PLR0915
     shared: SharedModel,
     holders: Sequence[Holder],
     federation: Federation,

@@ -158,7 +158,7 @@ class Trial:
 
     # ---- what happens
 
-    def _happens(self, kind: int, me: int, what: Any) -> None:
+    def _happens(self, kind: int, me: int, what: Any) -> None:  # noqa: C901
         process = self.processes[me]
         match kind:
             case 0:  # a message

@@ -89,7 +89,7 @@ class _Both(torch.autograd.Function):
         return None, None, *ctx.back(gradients)
 
 
-def call(lanes: Lanes, kind: Any, args: tuple[Any, ...], own: Callable[..., Any]) -> Any:
+def call(lanes: Lanes, kind: Any, args: tuple[Any, ...], own: Callable[..., Any]) -> Any:  # noqa: PLR0915
     """``kind.apply(*args)`` for every lane.
 
     Args:

@@ -123,7 +123,7 @@ class Lanes(TorchFunctionMode):
 
     # What is intercepted
 
-    def __torch_function__(
+    def __torch_function__(  # noqa: C901
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}

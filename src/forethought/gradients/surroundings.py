@@ -71,7 +71,7 @@ class Surroundings:
         for undo in self._undo:
             undo()
 
-    def _note(self, value: Any) -> Iterator[Any]:
+    def _note(self, value: Any) -> Iterator[Any]:  # noqa: C901
         if isinstance(value, types.ModuleType):
             yield from self._module(value)
         elif isinstance(value, Tensor):

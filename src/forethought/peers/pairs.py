@@ -263,7 +263,7 @@ class _Pair:
                 break
         return made.pop() if made else None
 
-    def _receive(self, group: _Group, deliver: Deliver) -> bool:
+    def _receive(self, group: _Group, deliver: Deliver) -> bool:  # noqa: PLR0915
         """Take what comes until the group breaks; whether to meet this neighbour again."""
         outgoing: queue.Queue[Any] = queue.Queue(_QUEUE)
         with self._lock:

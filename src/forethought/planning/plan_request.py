@@ -209,7 +209,7 @@ class PlanRequest:
     augmentations: int | None = None
     gradient_filter: GradientFilter | str | Mapping[str, Any] | None = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self) -> None:  # noqa: C901, PLR0915
         def settle(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 

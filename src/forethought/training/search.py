@@ -97,7 +97,7 @@ class Tuned:
         return self.run.model
 
 
-def tune(
+def tune(  # noqa: C901, PLR0915
     make_model: Callable[[], torch.nn.Module],
     data: object,
     candidates: Sequence[Plan],
