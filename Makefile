@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test coverage lint docs matrix hooks experiments full clean
+.PHONY: demo test coverage lint docs matrix hooks mutants stations experiments full clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -39,6 +39,14 @@ docs: .venv/installed-test
 # Every supported Python that is on this machine; ALL=1 runs the rooms that need torch as well.
 matrix:
 	$(PYTHON) .ci/matrix.py $(if $(ALL),--all)
+
+# One change at a time that soundness hangs on: a test must fail. WORDS="radius" takes those with it.
+mutants: .venv/installed-test
+	$(BIN)/python .ci/mutants.py $(WORDS)
+
+# Files and functions that a value passes on its way, and the size of it all, beside their ceilings.
+stations: .venv/installed-test
+	$(BIN)/python .ci/stations.py --check
 
 # Run ruff, mypy and the layers before every commit.
 hooks: .venv/installed-test
