@@ -74,7 +74,7 @@ def test_a_piece_is_found_by_its_structure_in_a_file_of_any_name(
         ("Ledger.spend", "price < limit", "0 times"),
         ("Ledger.spend", "price", "3 times"),
         ("Ledger.gone", "price", "no file"),
-        ("spend", "price", r"one\.py, two\.py"),
+        ("spend", "price", r"2 times in spend \(one\.py, two\.py"),
     ],
 )
 def test_a_row_without_one_place_is_refused(
@@ -85,6 +85,8 @@ def test_a_row_without_one_place_is_refused(
     with pytest.raises(tool.UnboundError, match=why):
         changed(tool, tmp_path, where, piece, "0")
     assert "return 0" in changed(tool, tmp_path, "two.py::spend", "price", "0")
+    (tmp_path / "two.py").write_text("def spend(amount):\n    return amount\n")
+    assert "return 0" in changed(tool, tmp_path, "spend", "return price", "return 0")
 
 
 LIVES = """
