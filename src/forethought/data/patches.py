@@ -25,6 +25,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from forethought.turns import turns
+
 PATCH, FILTERS, GRID = 6, 512, 4
 LEAST, MOST = 12, 96  # pixels a side: fewer or more would want other windows
 CHANNELS = 2 * FILTERS  # a filter and its negative
@@ -99,13 +101,13 @@ def suits(shape: tuple[int, ...]) -> bool:
 @contextmanager
 def exact_products() -> Iterator[None]:
     """Single precision means single precision, whatever the caller has allowed for speed."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        with torch.no_grad():
+    with turns, torch.no_grad():
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        try:
             yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+        finally:
+            torch.set_float32_matmul_precision(before)
 
 
 def normalised_patches(images: torch.Tensor) -> torch.Tensor:

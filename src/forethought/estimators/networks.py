@@ -22,6 +22,7 @@ from forethought.mechanism import Adjacency
 from forethought.planning.solve import plan
 from forethought.plans import Plan
 from forethought.training.run import Run, train
+from forethought.turns import turns
 
 Network = torch.nn.Module | Callable[[int, int], torch.nn.Module]
 
@@ -35,7 +36,7 @@ def _seeded(seed: int | None) -> Iterator[None]:
     if seed is None:
         yield
         return
-    with torch.random.fork_rng(devices=()):
+    with turns, torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
         yield
 

@@ -21,6 +21,7 @@ from forethought.gradients.ghost import wide
 from forethought.gradients.state import State, changes_itself
 from forethought.gradients.terms import Dense, Term
 from forethought.gradients.trees import Loss
+from forethought.turns import turns
 
 Dims = int | tuple["Dims", ...] | Mapping[str, "Dims"]
 
@@ -78,6 +79,7 @@ def outputs_in_front(outputs: Any, dims: BatchDims | None) -> Any:
     return outputs if dims is None else _moved(outputs, dims.outputs, True)
 
 
+@turns
 def contributions(
     model: nn.Module,
     loss: Loss,

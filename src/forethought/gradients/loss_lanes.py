@@ -13,12 +13,14 @@ from forethought.gradients.control import Stopped, Unable
 from forethought.gradients.derived import Places
 from forethought.gradients.lanes import Lanes, Settings
 from forethought.gradients.trees import Loss
+from forethought.turns import turns
 
 
 def _leave() -> None:
     raise Unable("values of the examples reach Python")
 
 
+@turns
 def loss_in_lanes(
     loss: Loss,
     outputs: Tensor,

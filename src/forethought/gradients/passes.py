@@ -40,6 +40,7 @@ from forethought.gradients.surroundings import Surroundings
 from forethought.gradients.terms import Dense, Term, bounded
 from forethought.gradients.trees import Loss
 from forethought.gradients.whole_batch import check_loss
+from forethought.turns import turns
 
 _LONG = 8  # examples a group
 
@@ -80,7 +81,8 @@ def example_losses(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> T
 @contextmanager
 def _refusing(model: nn.Module) -> Iterator[None]:
     try:
-        yield
+        with turns:
+            yield
     except Refused as reason:
         module = refusals.module_at_fault(model, reason)
         raise ValueError(f"{module}: {reason}") from None

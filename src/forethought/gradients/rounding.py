@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forethought.turns import turns
+
 CHARGE = 5 * 2.0**-9
 """r: the share of the clipping norm set aside for rounding, just under 1 %, whatever the batch."""
 
@@ -72,8 +74,17 @@ _PRODUCTS: tuple[Any, ...] = tuple(
 _EXACT = ("none", "ieee")
 
 
-def exactly(kind: str) -> AbstractContextManager[None]:
-    """No autocast, no history, and float32 products that are float32 (no TF32, no bfloat16)."""
+@contextmanager
+def exactly(kind: str) -> Iterator[None]:
+    """No autocast, no history, and float32 products that are float32 (no TF32, no bfloat16).
+
+    The precision is the process's: nobody gives up what another still computes with.
+    """
+    with turns, _exactly(kind):
+        yield
+
+
+def _exactly(kind: str) -> AbstractContextManager[None]:
     if _PRODUCTS:
         exact = all(products.fp32_precision in _EXACT for products in _PRODUCTS)
     else:

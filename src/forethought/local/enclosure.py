@@ -23,6 +23,7 @@ from forethought.gradients.fallback import Alone
 from forethought.gradients.state import State
 from forethought.gradients.surroundings import Surroundings
 from forethought.local.joined import Joined
+from forethought.turns import turns
 
 Work = Callable[[AbstractContextManager[Any]], Mapping[str, Tensor]]
 
@@ -46,6 +47,7 @@ class Bare:
         self.first = self.joined.join(values)
         self.start = dict(zip(self.trained, self.joined.part(self.first), strict=True))
 
+    @turns
     def run(self, work: Work, seed: int) -> dict[str, Tensor]:
         """One group's update; see :meth:`Enclosure.run`."""
         seeded(seed)
@@ -73,6 +75,7 @@ class Enclosure:
         joined: lays them end to end. first: what they were when the round began, so laid.
     """
 
+    @turns
     def __init__(self, model: nn.Module, *roots: object) -> None:
         self.model = model
         self.trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
@@ -91,6 +94,7 @@ class Enclosure:
         self._state = State(modules)
         self._alone = Alone(model, True)
 
+    @turns
     def run(self, work: Work, seed: int) -> dict[str, Tensor]:
         """One group's update.
 

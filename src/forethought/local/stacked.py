@@ -21,6 +21,7 @@ from forethought.local.alone import steps
 from forethought.local.known import separable
 from forethought.local.optimizers import Displacement
 from forethought.local_updates import Local
+from forethought.turns import turns
 
 # On a CPU one call for all groups pays where the work of a step is small beside calling torch.
 SHORT_STEP, SHORT_CONVOLVED_STEP, FEWEST = 16, 4, 4
@@ -71,6 +72,7 @@ class SideBySide:
         # Chosen, not multiplied: what stands in an empty place must not count, whatever it is.
         return torch.where(here, values, 0.0).sum() / here.sum().clamp(min=1)
 
+    @turns
     def updates(
         self, inputs: Tensor, targets: Tensor, groups: Sequence[Tensor], seeds: Sequence[int]
     ) -> dict[str, Tensor]:

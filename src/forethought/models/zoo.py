@@ -26,6 +26,7 @@ from forethought.models.mobile import (
 )
 from forethought.models.recurrent import PRESETS
 from forethought.models.wide import wrn_16_4, wrn_40_4
+from forethought.turns import turns
 
 _MODELS: dict[str, Callable[..., nn.Module]] = {
     "linear": linear,
@@ -95,7 +96,7 @@ def build(
         raise TypeError(f"a model is named by a string such as 'linear', not {name!r}")
     make = _imported(name) if ":" in name else _of_the_zoo(name)
     _check_call(name, make, shape, classes, options)
-    with torch.random.fork_rng(devices=[]):
+    with turns, torch.random.fork_rng(devices=[]):
         if seed is not None:
             torch.manual_seed(seed)
         model = make(inputs=shape, classes=classes, **options)

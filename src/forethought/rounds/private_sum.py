@@ -39,6 +39,7 @@ from forethought.rounds.records import Records, content
 from forethought.rounds.sampling import Batches, Indices
 from forethought.rounds.team import Team
 from forethought.rounds.transcript import Transcript
+from forethought.turns import turns
 
 
 class RoundError(RuntimeError):
@@ -174,7 +175,8 @@ class PrivateRounds:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._generator.set_state(self._kept.pop())
+        with turns:  # not while another thread's model draws
+            self._generator.set_state(self._kept.pop())
 
     def open(self, index: int) -> PrivateSum:
         """The private sum of round ``index``, with its batch drawn.
@@ -234,6 +236,7 @@ class PrivateRounds:
                 f"the plan is for {chosen.examples} examples, the data has {len(records)}"
             )
 
+    @turns  # of the generator that the model draws from, and of what it touches
     def _contribute(
         self,
         into: Mapping[str, torch.Tensor],

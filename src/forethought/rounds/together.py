@@ -15,6 +15,7 @@ from forethought.gradients.parts import Sums, clipped_sums
 from forethought.rounds.private_sum import PrivateSum, RoundError, input_hash
 from forethought.rounds.records import Records, TensorRecords
 from forethought.rounds.sampling import Indices
+from forethought.turns import turns
 
 
 def add_together(
@@ -46,6 +47,7 @@ def add_together(
         one._took(parts, norms)
 
 
+@turns
 def _computed(
     sums: Sequence[PrivateSum],
     model: torch.nn.Module,

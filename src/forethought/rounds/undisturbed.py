@@ -10,6 +10,7 @@ import torch
 from forethought.gradients.control import Refused
 from forethought.gradients.state import State
 from forethought.gradients.surroundings import Surroundings
+from forethought.turns import turns
 
 
 @contextmanager
@@ -22,14 +23,15 @@ def undisturbed(model: torch.nn.Module, loss: object = None) -> Iterator[None]:
     Raises:
         ValueError: an iterator among these, which cannot be put back.
     """
-    before = State(model.named_modules())
-    try:
-        surroundings = Surroundings(model.modules(), model, loss)
-    except Refused as reason:
-        raise ValueError(str(reason)) from None
-    try:
-        yield
-    finally:
-        surroundings.restore()
-        with torch.no_grad():
-            before.restore()
+    with turns:
+        before = State(model.named_modules())
+        try:
+            surroundings = Surroundings(model.modules(), model, loss)
+        except Refused as reason:
+            raise ValueError(str(reason)) from None
+        try:
+            yield
+        finally:
+            surroundings.restore()
+            with torch.no_grad():
+                before.restore()

@@ -27,6 +27,7 @@ from forethought.training.descent import Descent
 from forethought.training.metrics import Metrics, evaluate, from_values, to_values
 from forethought.training.normalisation import mixing_layers
 from forethought.training.step_sizes import step_sizes
+from forethought.turns import turns
 
 # A batch's loss is shown from at most so many of its records: one more forward pass when logged.
 SHOWN_RECORDS = 256
@@ -122,8 +123,9 @@ class Loop:
         logged = index + 1 in self._epsilon
         loss = None
         if logged and self._diagnostics:
-            self.private.seed_model(index)
-            loss = self._batch_loss(total.indices)
+            with turns:
+                self.private.seed_model(index)
+                loss = self._batch_loss(total.indices)
         with self.descent.ahead(total.round):
             total.add(self.model, self._records)
         noised = total.release()

@@ -30,6 +30,7 @@ from forethought.rounds.records import as_records
 from forethought.samplings import Poisson
 from forethought.training.datasets import opened
 from forethought.training.run import train
+from forethought.turns import turns
 from forethought.use import Averaging, Optimizer, Schedule
 from forethought.utility.graph import SOURCES, Source, UtilityGraph, increasing
 from forethought.utility.side_by_side import SideBySide, side_by_side
@@ -322,7 +323,7 @@ def _initial(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module
         return copy.deepcopy(model)
     if not callable(model):
         raise TypeError(f"model must be a torch module or a function, not {type(model).__name__}")
-    with torch.random.fork_rng(devices=[]):
+    with turns, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         made = model()
     if not isinstance(made, nn.Module):

@@ -29,6 +29,7 @@ from forethought.plans import Plan
 from forethought.rounds.losses import Loss
 from forethought.serialisation import Stored, plain
 from forethought.training.run import train
+from forethought.turns import turns
 from forethought.utility.rehearsal_records import PublicProxy, draws, mixed
 from forethought.utility.resemblance import (
     HELD,
@@ -293,7 +294,7 @@ def rehearse(
     accuracies, baselines = [], []
     for repeat in range(repeats):
         train_part, test_part, distinct, name = drawn(repeat)
-        with torch.random.fork_rng(devices=[]):
+        with turns, torch.random.fork_rng(devices=[]):
             torch.manual_seed(mixed(seed, repeat))
             model = model_builder()
         _check_fit(model, train_part, test_part)
