@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 from forethought.assumed import Assumed
 from forethought.checks import one_of, real, whole
+from forethought.optimizers import check_options
 from forethought.serialisation import build, exact_keys, plain
 
 ScheduleKind = Literal["constant", "inverse", "inverse-sqrt", "cosine", "drops"]
@@ -82,26 +83,6 @@ class Optimizer:
         )
         object.__setattr__(self, "options", frozen)
         check_options(self.name, dict(frozen))
-
-
-def check_options(optimizer: str, options: Mapping[str, Any]) -> None:
-    """Refuse options of torch's optimizers that are outside their range; own ones are not known.
-
-    Raises:
-        TypeError, ValueError: a momentum, betas or a floor that nothing can step with.
-    """
-    if ":" in optimizer:
-        return
-    if options.get("momentum") is not None:
-        real(f"momentum of {optimizer}", options["momentum"], least=0, below=1)
-    if options.get("floor") is not None:
-        real(f"floor of {optimizer}", options["floor"], above=0)
-    if "betas" in options:
-        betas = options["betas"]
-        if not isinstance(betas, tuple | list) or len(betas) != 2:
-            raise ValueError(f"betas of {optimizer} must be two numbers in [0, 1), not {betas!r}")
-        for beta in betas:
-            real(f"each of the betas of {optimizer}", beta, least=0, below=1)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import forethought as ft
-from forethought.planning.adaptive_steps import USUAL, adaptive_rate
+from forethought.optimizers import USUAL_RATE
+from forethought.planning.adaptive_steps import adaptive_rate
 
 KNOWN: dict[str, Any] = {"examples": 5000, "budget": ft.Budget(1.0, 1e-5), "epochs": 10}
 
@@ -61,14 +62,14 @@ def test_the_plan_says_why_and_keeps_the_model_that_it_was_made_for() -> None:
 
 
 def test_elsewhere_it_is_the_usual_one() -> None:
-    assert planned("rmsprop").optimizer.learning_rate == USUAL
+    assert planned("rmsprop").optimizer.learning_rate == USUAL_RATE
     without = ft.plan(examples=100, noise_multiplier=0.0, batch=10, epochs=1, optimizer="adam")
-    assert without.optimizer.learning_rate == USUAL
+    assert without.optimizer.learning_rate == USUAL_RATE
     together = planned("adam", sampling="cyclic-poisson", parts=10, noise="correlated")
-    assert together.optimizer.learning_rate == USUAL
+    assert together.optimizer.learning_rate == USUAL_RATE
     little = planned("adam", budget=ft.Budget(1000.0, 1e-5))
-    assert little.optimizer.learning_rate >= USUAL
-    assert adaptive_rate(little, "adam", {}, 1e-9) == USUAL
+    assert little.optimizer.learning_rate >= USUAL_RATE
+    assert adaptive_rate(little, "adam", {}, 1e-9) == USUAL_RATE
 
 
 def test_noise_that_falls_counts_by_its_mean() -> None:

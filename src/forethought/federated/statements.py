@@ -32,6 +32,7 @@ from forethought.caveats import Caveat
 from forethought.checks import one_of, real, whole
 from forethought.federated.federation import Federation, FederationError
 from forethought.federated.secure_aggregation.settings import SecureAggregation
+from forethought.optimizers import kind_of
 from forethought.plans import Plan
 from forethought.rounds.grid_step import grid
 from forethought.rounds.transcript import Transcript
@@ -286,7 +287,7 @@ def _one_sum_a_round(federation: Federation) -> bool:
     # that tells its past sums apart from the others'.
     ends = {federation.updates(client) for client in range(len(federation.members))}
     uses = {plan.use for plan in federation.plans}
-    return len(ends) == 1 and len(uses) == 1 and uses.pop().optimizer.name == "sgd"
+    return len(ends) == 1 and len(uses) == 1 and kind_of(uses.pop().optimizer.name).descends
 
 
 def _beginnings(federation: Federation, client: int) -> list[int]:

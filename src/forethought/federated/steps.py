@@ -8,14 +8,11 @@ from __future__ import annotations
 import math
 
 from forethought.federated.federation import Federation
+from forethought.optimizers import kind_of
 from forethought.plans import Plan
 
 # Chance that honest noise is beyond the bound: exp(−TAIL) an update.
 TAIL = 45.0
-# Optimizers whose step has a known bound, by how far a mean of norm m moves the weights at most.
-_BOUNDED = ("sgd", "adam", "adamw", "nadam", "radam", "adamax")
-# |step| of one coordinate of Adam is at most η(1 − β₁)/√(1 − β₂) ≤ 3.2 η by default, bias included.
-_ADAPTIVE = 10.0
 
 
 def step_size(federation: Federation, client: int, index: int) -> float:
@@ -41,14 +38,11 @@ def longest_update(federation: Federation, client: int, start: float = 0.0) -> f
     if federation.exchanged == "gradients":
         return mean
     options = dict(plan.optimizer.options)
-    rate, name = plan.optimizer.learning_rate, plan.optimizer.name.lower()
-    if name not in _BOUNDED:
+    rate, kind = plan.optimizer.learning_rate, kind_of(plan.optimizer.name)
+    if kind.longest is None:
         return math.inf
-    if name == "sgd":
-        step = rate * mean / (1 - float(options.get("momentum", 0.0)))
-    else:
-        step = rate * _ADAPTIVE * math.sqrt(federation.parameters)
-    decay = rate * float(options.get("weight_decay", 0.01 if name == "adamw" else 0.0))
+    step = rate * kind.longest(options, mean, federation.parameters)
+    decay = rate * float(options.get("weight_decay", kind.weight_decay))
     moved = federation.local_rounds * step
     if decay:
         moved += federation.local_rounds * decay * (start + moved)

@@ -22,6 +22,7 @@ from forethought.gossip.clipping import Trust
 from forethought.gossip.compression import Compression
 from forethought.gossip.graphs import Graph
 from forethought.gossip.mixing import Mixing
+from forethought.optimizers import kind_of
 from forethought.plans import Plan
 from forethought.samplings import expected_batch
 from forethought.serialisation import Stored, build, canonical, exact_keys, plain
@@ -177,7 +178,7 @@ class Gossip(Stored):
                 "clipping must be the same for all; noise, batch and rounds may differ"
             )
         options = dict(plan.optimizer.options)
-        if plan.optimizer.name != "sgd" or any(options.values()):
+        if not kind_of(plan.optimizer.name).descends or any(options.values()):
             raise GossipError(
                 f"a worker steps by plain 'sgd', not {plan.optimizer.name!r} with {options}: give "
                 "the gossip momentum= or tracking= instead"

@@ -8,6 +8,7 @@ from typing import Any
 from forethought.jobs.job import Job, JobError
 from forethought.jobs.members import asked_of
 from forethought.mechanism import Budget
+from forethought.optimizers import kind_of
 from forethought.plans import Plan
 from forethought.simulation.speeds import lognormal_speeds, slow_ones
 
@@ -63,7 +64,7 @@ def reference_plan(
     changes: dict[str, Any] = {"budget": budget, "delta": None, "noise_borne": noise_borne}
     if asked.batch is not None:
         changes["batch"] = max(1, round(asked.batch * clients**0.5))
-    if gradients and asked.options is None and asked.optimizer == "sgd":
+    if gradients and asked.options is None and kind_of(asked.optimizer).descends:
         changes["options"] = {"momentum": 0.0}  # the server steps along each gradient by itself
     return plan(asked.with_(**changes))
 

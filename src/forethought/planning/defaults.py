@@ -67,7 +67,6 @@ MOST_FEATURES = 1_000
 WASTE = 0.1
 BATCH = 256
 EPOCHS_LIMIT = 30.0
-MOMENTUM = 0.9
 # Error of a private mean, in units of half the declared range, and the most that it may cost.
 PRECISION, PREPARATION = 0.01, 0.1
 # A mean's error, in units of the declared norm, that is not worth having.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from forethought.accounting import exact
 from forethought.accounting.calibration import noise_multiplier
 from forethought.mechanism import Budget, Clipping, Correlated, Mechanism, Rounds
+from forethought.optimizers import kind_of
 from forethought.planning import defaults
 from forethought.planning.grouping import GROUPS_AGAINST
 from forethought.planning.least_noise import least_noise
@@ -137,7 +138,10 @@ def _with_noise(
     if groups is None:
         about = (GROUPS_AGAINST, "groups")
         found = found.with_(reasons=tuple(pair for pair in plan.reasons if pair[0] not in about))
-    if plan.optimizer.name != "sgd" or dict(plan.reasons).get(STEP_SIZE, GIVEN) == GIVEN:
+    if (
+        not kind_of(plan.optimizer.name).descends
+        or dict(plan.reasons).get(STEP_SIZE, GIVEN) == GIVEN
+    ):
         return found
     momentum = float(dict(plan.optimizer.options).get("momentum", 0.0))
     parameters, feature_norm, scores = size

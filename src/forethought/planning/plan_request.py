@@ -15,7 +15,8 @@ from forethought.caveats import Caveat
 from forethought.checks import one_of, real, whole
 from forethought.local_updates import Local
 from forethought.mechanism import Adjacency, Budget, Clipping, Correlated, Mechanism, Rounds
-from forethought.planning import adaptive_steps, correlation, defaults
+from forethought.optimizers import kind_of
+from forethought.planning import correlation, defaults
 from forethought.planning.courses import Course, SizeScheduleName, course_of, with_course
 from forethought.planning.given import opened
 from forethought.planning.limits import LEAST_DELTA, MOST_STEP_SIZE, PlanError
@@ -369,7 +370,8 @@ class PlanRequest:
         """The model that step size or batch are chosen for, where either is."""
         to_length = self.budget is not None and self.noise_multiplier is None
         free_batch = self.batch is None and self.parts is None and self.sampling != "full-batch"
-        planned = self.optimizer == "sgd" or adaptive_steps.planned(self.optimizer)
+        kind = kind_of(self.optimizer)
+        planned = kind.descends or kind.divides is not None
         chosen = ["step size"] if self.learning_rate is None and planned else []
         if to_length and free_batch and self.epochs is None:
             chosen.append("batch")
@@ -402,7 +404,7 @@ class PlanRequest:
         """Whether step size and clipping follow from the noise in a linear model's scores."""
         chosen = self.feature_norm is not None and self.learning_rate is None
         rows = self.persons is None and self.records_per_person == 1
-        return chosen and rows and self.optimizer == "sgd" and self.clipping == "example"
+        return chosen and rows and kind_of(self.optimizer).descends and self.clipping == "example"
 
     @property
     def protected(self) -> int:
@@ -495,9 +497,10 @@ class PlanRequest:
     @property
     def momentum(self) -> float:
         """Of plain SGD, given or by default; 0 for other optimizers."""
-        if self.optimizer != "sgd":
+        kind = kind_of(self.optimizer)
+        if not kind.descends:
             return 0.0
-        given = {"momentum": defaults.MOMENTUM} if self.options is None else self.options
+        given = dict(kind.options) if self.options is None else self.options
         return float(given.get("momentum", 0.0))
 
     def strategy(self, batch: int, rounds: int) -> Strategy | None:

@@ -17,8 +17,9 @@ from forethought.accounting.calibration import noise_multiplier as exact_noise
 from forethought.accounting.interval import at_most
 from forethought.augmentation import Augmentation
 from forethought.mechanism import Budget, Mechanism, Rounds
+from forethought.optimizers import USUAL_RATE, check_options, kind_of
 from forethought.planning import defaults, persons
-from forethought.planning.adaptive_steps import USUAL, adaptive_rate
+from forethought.planning.adaptive_steps import adaptive_rate
 from forethought.planning.correlation import gain
 from forethought.planning.courses import explain_course
 from forethought.planning.grouping import explain, groups_of
@@ -36,7 +37,7 @@ from forethought.plans import Plan
 from forethought.privacy import Clip, ClipRule
 from forethought.samplings import Poisson, SamplingName
 from forethought.strategies import Strategy
-from forethought.use import Averaging, GradientFilter, Optimizer, Schedule, check_options
+from forethought.use import Averaging, GradientFilter, Optimizer, Schedule
 
 # In a plan's reasons: whose choice the step size was.
 STEP_SIZE, GIVEN = "step size", "as given"
@@ -159,7 +160,7 @@ def _plan(request: PlanRequest) -> Plan:
     explain_course(request.course, mechanism, request.examples, why)
     options = request.options
     if options is None:
-        options = {"momentum": defaults.MOMENTUM} if request.optimizer == "sgd" else {}
+        options = dict(kind_of(request.optimizer).options)
     groups = groups_of(request, mechanism, why)
     if request.clipping == "group":
         parts = (replace(part, groups=groups) for part in mechanism)
@@ -241,14 +242,14 @@ def _learning_rate(
         return request.learning_rate
     size, name = request.size, request.optimizer
     check_options(name, options)
-    if name != "sgd":
+    if not kind_of(name).descends:
         like = defaults.learning_rate(
             found, size, 0.0, request.usual_norm, request.score_rule.noise
         )
         rate = adaptive_rate(found, name, options, like)
         why[STEP_SIZE] = (
             f"the usual one of {name}"
-            if rate == USUAL
+            if rate == USUAL_RATE
             else f"under this noise {name} steps as far with it as gradient descent with {like:.3g}"
         )
         return rate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -13,9 +13,15 @@ from forethought.plans import Plan
 from forethought.privacy import Round
 from forethought.rounds.flat import Layout
 from forethought.rounds.private_sum import NoisedSum
-from forethought.training.adam_bc import AdamBC
 from forethought.training.filters import MeanFilter, make_filter
 from forethought.training.optimizers import make_optimizer
+
+
+@runtime_checkable
+class CountsOnNoise(Protocol):
+    """An optimizer that is told the noise of its gradients, independent from round to round."""
+
+    def expect_noise(self, variance: float) -> None: ...
 
 
 class Descent:
@@ -74,7 +80,7 @@ class Descent:
         if step_size is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = step_size
-        if isinstance(self.optimizer, AdamBC):
+        if isinstance(self.optimizer, CountsOnNoise):
             self.optimizer.expect_noise(variance)
         self.optimizer.step()
 
@@ -146,7 +152,7 @@ def descent_of(
             from round to round, where it is not.
     """
     own = make_optimizer(plan.optimizer, parameters.values()) if optimizer is None else optimizer
-    counts = plan.gradient_filter is not None or isinstance(own, AdamBC)
+    counts = plan.gradient_filter is not None or isinstance(own, CountsOnNoise)
     if counts and any(isinstance(part, Correlated) for part in plan.privacy.mechanism):
         raise ValueError(
             "gradient_filter= and the optimizer 'adam-bc' count on independent noise, and "

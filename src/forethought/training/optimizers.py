@@ -9,8 +9,7 @@ from importlib import import_module
 
 import torch
 
-from forethought.training.adam_bc import AdamBC
-from forethought.training.yogi import Yogi
+from forethought.optimizers import OPTIMIZERS
 from forethought.use import Optimizer
 
 # Optimizers that evaluate the loss again inside a step would use the data without noise.
@@ -20,14 +19,15 @@ _LOOKS = (
     "noise; use 'sgd' or 'adam'"
 )
 
-NAMES: dict[str, type[torch.optim.Optimizer]] = {
-    name.lower(): kind
+# Of torch, and of ours with what is known of them.
+NAMES: dict[str, str] = {
+    name.lower(): f"torch.optim:{name}"
     for name, kind in vars(torch.optim).items()
     if inspect.isclass(kind)
     and issubclass(kind, torch.optim.Optimizer)
     and kind is not torch.optim.Optimizer
     and name.lower() not in _LOOKS_AT_THE_DATA
-} | {"yogi": Yogi, "adam-bc": AdamBC}
+} | {name: kind.home for name, kind in OPTIMIZERS.items()}
 
 
 def make_optimizer(
@@ -69,7 +69,7 @@ def _find(name: str) -> type[torch.optim.Optimizer]:
     if ":" not in name:
         found = NAMES.get(name.lower())
         if found is not None:
-            return found
+            return _find(found)
         if name.lower() in _LOOKS_AT_THE_DATA:
             raise ValueError(_LOOKS.format(name=name))
         near = get_close_matches(name.lower(), NAMES, n=1)
