@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -143,3 +144,13 @@ def test_correlated_rounds_cost_what_all_of_them_together_do(strategy):
     assert ledger.would_exceed(replace(rounds, count=most + 1))
     found = exact.epsilon(Mechanism(replace(rounds, count=most)), 1e-5)
     assert found.upper <= 1.0
+
+
+@pytest.mark.parametrize("sigma", [0.7, 3.0, 11.3, 97.1])
+def test_what_is_charged_is_at_least_what_rounds_cost(sigma):
+    """In exact fractions: 1/σ² a round, however many are added one after another."""
+    ledger = GaussianFilter(Budget(50.0, 1e-5), "zero-out")
+    for count in (1, 3, 7):
+        ledger.spend(Rounds(sigma, count, FullBatch()))
+    assert Fraction(11) / Fraction(sigma) ** 2 <= Fraction(ledger.spent)
+    assert ledger.spent <= 11 / sigma**2 * (1 + 1e-9)

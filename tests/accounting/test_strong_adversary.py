@@ -5,6 +5,7 @@ import pytest
 
 from forethought.accounting.exact import epsilon as exact_epsilon
 from forethought.accounting.gaussian import gaussian_epsilon
+from forethought.accounting.pld.occupancy import SquaredHits
 from forethought.accounting.strong_adversary import StrongAdversary, paper_occupancy
 from forethought.mechanism import Mechanism, Rounds, UnsupportedMechanismError
 from forethought.samplings import Poisson
@@ -111,3 +112,11 @@ def test_what_has_no_bound_is_refused():
         StrongAdversary(100, 1, 1.0, adjacency="add-or-remove")
     with pytest.raises(ValueError, match="more than the 100"):
         StrongAdversary(100, 1, 1.0, groups=101)
+
+
+def test_what_is_cut_from_the_hits_counts_as_disclosed():
+    run = StrongAdversary(1000, 10, 2.0, 4, 5, group=8)
+    run.__dict__["hits"] = SquaredHits(np.array([0.0]), np.array([1.0]), 0.01)
+    alpha = np.array([1e-4, 0.1, 0.5])
+    assert np.all(run.tradeoff()(alpha) <= 0.99 * (1 - alpha) + 1e-9)
+    assert run.delta(3.0).upper >= 0.01

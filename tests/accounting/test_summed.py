@@ -9,6 +9,11 @@ from dataclasses import replace
 import pytest
 
 import forethought as ft
+from forethought.accounting.discrete_gaussian import (
+    ROUNDING_SCALE,
+    real_divergence,
+    sum_divergence,
+)
 from forethought.accounting.gaussian import gaussian_epsilon, gaussian_mu
 from forethought.accounting.statement import Statement, StatementError, account
 from forethought.accounting.summed import AGGREGATE, NETWORK, SECURE_AGGREGATION
@@ -136,3 +141,17 @@ def test_rounds_that_an_observer_sees_unequally_each_count_at_their_own_noise() 
     two = Mechanism(Rounds(2.0, 60, Poisson(0.1)), Rounds(3.0, 60, Poisson(0.1)))
     least = account(two, DELTA, accountant={**DISTANT, "gains": gains}).epsilon
     assert least == account(two, DELTA).epsilon
+
+
+def test_the_divergence_of_the_grid_takes_its_share_of_delta() -> None:
+    """By hand, of one Gaussian round: ε at δ·e^(−d), and 2d more (discrete_gaussian)."""
+    whole, scale = Mechanism(Rounds(2.0, 1, FullBatch()), adjacency="zero-out"), 1.3
+    details = {**SECURE, "scale": scale, "coordinates": 1_000_000}
+    honest = details["clients"] - details["dropouts"] - details["colluders"]
+    d = sum_divergence(scale, honest) + real_divergence(scale * math.sqrt(honest))
+    d *= details["coordinates"]
+    assert 1e-3 < d < 1
+    gain = math.sqrt(honest - (ROUNDING_SCALE / scale) ** 2)
+    by_hand = gaussian_epsilon(DELTA * math.exp(-d), 1 / (2.0 * gain)) + 2 * d
+    found = account(whole, DELTA, accountant=details).epsilon.upper
+    assert by_hand * (1 - 1e-12) <= found <= by_hand * (1 + 1e-6)

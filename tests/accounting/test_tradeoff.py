@@ -93,6 +93,8 @@ def test_group_of_a_gaussian_is_a_gaussian_of_the_multiple(size):
     assert np.allclose(f(ALPHA), curve(ALPHA, 0.4 * size), atol=1e-5)
     want = gaussian_epsilon(1e-8, 0.4 * size)
     assert want <= f.epsilon(1e-8) <= want * 1.0001
+    known = gaussian(0.4).group(size)  # whose floor is a theorem's
+    assert np.allclose(known(ALPHA), curve(ALPHA, 0.4 * size), atol=1e-9)
 
 
 def test_group_of_pure_privacy_multiplies_epsilon():

@@ -245,3 +245,12 @@ def test_all_workers_together() -> None:
     table = overview(agreed, [*stopped[:3], Transcript()]).splitlines()
     assert len(table) == 6 and table[-1].startswith("| w3 | 0 | 0 |")
     assert "not claimed" in table[0]
+
+
+def test_an_outsider_s_gain_is_that_of_the_round_with_the_least_noise_of_others() -> None:
+    """Three workers of four treble their noise after two rounds: no gain before them."""
+    louder = ft.Mechanism(*(ft.Rounds(s, 1 + s, ft.Poisson(0.5)) for s in (1, 3)))
+    plans = (plan(6), ft.Plan(louder, 40, 1e-3, optimizer=ft.Optimizer("sgd", 0.5, ())))
+    members = tuple(Member(f"w{k}", min(k, 1)) for k in range(4))
+    agreed = gossip(4, ROUNDS, rule="allreduce", plans=plans, members=members)
+    assert outsider_gain(agreed, 0) == pytest.approx(2)

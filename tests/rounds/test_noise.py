@@ -25,3 +25,11 @@ def test_noise_is_that_of_the_generator() -> None:
     GaussianNoise().add_to(vector, 0.5, np.random.default_rng(7))
     expected = 0.5 * np.random.default_rng(7).standard_normal(10)
     assert np.array_equal(vector.numpy(), expected)
+
+
+@pytest.mark.parametrize("size", [20, CHUNK, 2 * CHUNK + 77])
+def test_no_two_coordinates_have_one_number(size: int) -> None:
+    """Equal doubles among so few draws come by chance with a probability below 1e-6."""
+    vector = torch.zeros(size, dtype=torch.float64)
+    GaussianNoise().add_to(vector, 1.0, np.random.default_rng(3))
+    assert len(vector.unique()) == size
