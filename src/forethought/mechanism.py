@@ -62,7 +62,8 @@ class Rounds:
     groups: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        if type(self.sampling) not in SAMPLINGS.values():
+        kind = type(self.sampling)
+        if not issubclass(kind, Sampling) or kind not in SAMPLINGS.values():
             names = ", ".join(f"{kind.__name__}(...)" for kind in SAMPLINGS.values())
             raise TypeError(f"sampling must be one of {names}, not {self.sampling!r}")
         one_of("clipping", self.clipping, CLIPPINGS)

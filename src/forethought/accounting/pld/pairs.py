@@ -98,7 +98,7 @@ def _hits(rounds: Rounds, group: int) -> Hits:
             assert_never(other)
 
 
-def _one_sided(rounds: Rounds, adjacency: Adjacency, group: int) -> tuple[Pair, int]:
+def one_sided(rounds: Rounds, adjacency: Adjacency, group: int) -> tuple[Pair, int]:
     up, idle, hits = _shifts(rounds, group, lambda k: reach(rounds, adjacency, k))
     return Pair(up, idle=idle, doubt=hits.doubt, lost=hits.lost), releases(rounds)
 
@@ -117,7 +117,7 @@ def _two_sided(rounds: Rounds, adjacency: Adjacency, group: int) -> tuple[Pair, 
 
 
 def _combined(rounds: Rounds, adjacency: Adjacency, group: int) -> tuple[Pair, int]:
-    pair, count = _one_sided(rounds, adjacency, group)
+    pair, count = one_sided(rounds, adjacency, group)
     if len(pair.up) > 1 or (group > 1 and rounds.groups is None):
         return _two_sided(rounds, adjacency, group)
     # One record; or several in the one group that there is, which act as one: without any of them
@@ -125,7 +125,7 @@ def _combined(rounds: Rounds, adjacency: Adjacency, group: int) -> tuple[Pair, i
     return replace(pair, symmetric=not pair.gaussian), count
 
 
-def _replacing(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
+def replacing(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
     """Rounds in which hits replace something, and every two of the three sums are near."""
     plain, count = _combined(rounds, adjacency, group)
     blanked = adjacency == "zero-out" and rounds.clipping == "example"
@@ -209,7 +209,7 @@ _FEW_GROUPS = "; k records of a batch move at most min(k, groups) of its updates
 _TURNS = "only the rounds of a record's own part can hold it (Choquette-Choo et al. 2023); each: "
 _ONE_PART = "most for a group within one part (half lines, a norm is at most the sum); each: "
 
-SUPPORTED: Mapping[tuple[str, str, str], Cell] = {
+SUPPORTED: dict[tuple[str, str, str], Cell] = {
     **{
         ("full-batch", clipping, adjacency): Cell(
             _GAUSS, _gaussian, f"{_GAUSS} at g times the distance"
@@ -242,16 +242,16 @@ SUPPORTED: Mapping[tuple[str, str, str], Cell] = {
         for clipping in CLIPPINGS
     },
     **{
-        ("poisson", clipping, adjacency): Cell(_POISSON, _one_sided, _MIXTURE)
+        ("poisson", clipping, adjacency): Cell(_POISSON, one_sided, _MIXTURE)
         for clipping in CLIPPINGS
         for adjacency in ADJACENCIES
         if adjacency != "replace-one"
     },
     ("poisson", "example", "replace-one"): Cell(_HALF_LINES, _two_sided, _HALF_LINES),
-    ("poisson", "group", "replace-one"): Cell(_AT_DISTANCE_2, _replacing, _TOLD_HITS),
+    ("poisson", "group", "replace-one"): Cell(_AT_DISTANCE_2, replacing, _TOLD_HITS),
     **{
         ("cyclic-poisson", clipping, adjacency): Cell(
-            _TURNS + _POISSON, _one_sided, _ONE_PART + _MIXTURE
+            _TURNS + _POISSON, one_sided, _ONE_PART + _MIXTURE
         )
         for clipping in CLIPPINGS
         for adjacency in ADJACENCIES
@@ -261,13 +261,13 @@ SUPPORTED: Mapping[tuple[str, str, str], Cell] = {
         _TURNS + _HALF_LINES, _two_sided, _ONE_PART + _HALF_LINES
     ),
     ("cyclic-poisson", "group", "replace-one"): Cell(
-        _TURNS + _AT_DISTANCE_2, _replacing, _ONE_PART + _TOLD_HITS
+        _TURNS + _AT_DISTANCE_2, replacing, _ONE_PART + _TOLD_HITS
     ),
     **{
         ("without-replacement", clipping, "add-or-remove"): Cell(
             "sampling without replacement, add or remove (Zhu, Dong, Wang 2022, Theorem 11), "
             "inner distance 2, both directions",
-            _one_sided,
+            one_sided,
             "hypergeometric mixture of Gaussians, both directions (half lines)",
         )
         for clipping in CLIPPINGS
@@ -275,7 +275,7 @@ SUPPORTED: Mapping[tuple[str, str, str], Cell] = {
     **{
         ("without-replacement", clipping, adjacency): Cell(
             "combined curve (Zhu, Dong, Wang 2022, Theorem 11), inner distance 2",
-            _replacing,
+            replacing,
             f"hypergeometric: {_TOLD_HITS}",
         )
         for clipping in CLIPPINGS
@@ -283,7 +283,7 @@ SUPPORTED: Mapping[tuple[str, str, str], Cell] = {
         if adjacency != "add-or-remove"
     },
     ("without-replacement", "example", "zero-out"): Cell(
-        _BLANK, _replacing, f"hypergeometric, told how many hit: {_BLANK}"
+        _BLANK, replacing, f"hypergeometric, told how many hit: {_BLANK}"
     ),
 }
 
