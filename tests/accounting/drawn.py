@@ -14,11 +14,12 @@ from functools import lru_cache
 
 import numpy as np
 from scipy.special import logsumexp
+from scipy.stats import binom, hypergeom
 
 from forethought.mechanism import Rounds
 from forethought.rounds.randomness import Stream
 from forethought.rounds.sampling import sampler
-from forethought.samplings import Sampling
+from forethought.samplings import SAMPLINGS, Binomial, Sampling
 
 DRAWS, NOISES, KNOWN = 12_000, 4, 3_000
 # One comparison's chance to accuse a sound accountant.
@@ -48,11 +49,16 @@ def fewer(sampling: Sampling, examples: int, left: int) -> Sampling:
     """The same sampling where only ``left`` of the records are there."""
     if sampling.known_examples() is None:
         return sampling
-    return sampling.resized(min(left, sampling.expected_batch(examples)), left)
+    return sampling.resized(sampling.expected_batch(examples), left)
 
 
 def sums(
-    times: np.ndarray, own: float, records: int, others: float, part: Rounds, rng: np.random.Generator
+    times: np.ndarray,
+    own: float,
+    records: int,
+    others: float,
+    part: Rounds,
+    rng: np.random.Generator,
 ) -> np.ndarray:
     """Every round's sum in clipping norms, (draws, rounds); the first ``records`` say ``own``."""
     if part.clipping == "example":
@@ -106,7 +112,9 @@ def _told_apart(
     return max(0.0, low - math.exp(epsilon) * high)
 
 
-def _log_density(seen: np.ndarray, sums: np.ndarray, counts: np.ndarray, sigma: float) -> np.ndarray:
+def _log_density(
+    seen: np.ndarray, sums: np.ndarray, counts: np.ndarray, sigma: float
+) -> np.ndarray:
     squares = np.square(seen[..., None, :] - sums).sum(-1)
     return np.asarray(logsumexp(-squares / (2 * sigma**2), b=counts / counts.sum(), axis=-1))
 
@@ -116,3 +124,66 @@ def _least(values: np.ndarray) -> float:
     log, n = math.log(4 / FALSE_ALARM), len(values)
     spread = math.sqrt(2 * float(values.var(ddof=1)) * log / n)
     return float(values.mean()) - spread - 7 * log / (3 * (n - 1))
+
+
+def instance(kind: str, examples: int = 12) -> Sampling:
+    """A sampling of this kind that draws half of the records, or a quarter where half is all."""
+    found = [SAMPLINGS[kind].sized(examples // part, examples, 2) for part in (2, 4)]
+    return next((s for s in found if s.hides(s.rounds_per_epoch)), found[0])
+
+
+def false_facts(sampling: Sampling, examples: int = 12) -> list[str]:
+    """What a sampling says of itself and its batches deny; one false alarm in 10⁷ each."""
+    rounds, faults = sampling.rounds_per_epoch, []
+    times = drawn(sampling, examples, rounds).times
+    for records in (1, 2, 3):
+        often, said = int(times[..., :records].sum(-1).max()), sampling.most(records)
+        if often > said:
+            faults.append(f"{records} records are in one batch {often} times, most() says {said}")
+    mean, spread = times.sum(-1).mean(), times.sum(-1).std() / math.sqrt(times.shape[0])
+    if abs(mean - sampling.expected_batch(examples)) > 6 * spread + 1e-9:
+        faults.append(f"batches of {mean:.3f} on average, not {sampling.expected_batch(examples)}")
+    if int((times[..., 0] > 0).sum(-1).max()) > 1:
+        faults.append("a record is in several rounds of an epoch: it has one turn")
+    # Every (round of the turn, how often) by its chance; never being there is one case.
+    expected = {(0, 0): 0.0}
+    for k, chance in enumerate(law(sampling, 1)):
+        for place in range(rounds):
+            case = (place, k) if k else (0, 0)
+            expected[case] = expected.get(case, 0.0) + sampling.turn(place) * chance
+    places, often = times[..., 0].argmax(-1), times[..., 0].max(-1)
+    faults += _unlike(list(zip(places * (often > 0), often, strict=True)), expected, "hits(1)")
+    if rounds == 1:
+        for records in (2, 3):
+            together = [(0, k) for k in times[:, 0, :records].sum(-1)]
+            chances = {(0, k): chance for k, chance in enumerate(law(sampling, records))}
+            faults += _unlike(together, chances, f"hits({records})")
+    return faults
+
+
+def law(sampling: Sampling, records: int) -> list[float]:
+    """The chances of 0, 1, … hits that a sampling claims."""
+    claimed = sampling.hits(records)
+    if isinstance(claimed, Binomial):
+        return [
+            float(x) for x in binom.pmf(range(claimed.trials + 1), claimed.trials, claimed.chance)
+        ]
+    found = hypergeom(claimed.examples, claimed.marked, claimed.drawn)
+    return [float(found.pmf(k)) for k in range(claimed.marked + 1)]
+
+
+def _unlike(
+    seen: list[tuple[int, int]], expected: dict[tuple[int, int], float], name: str
+) -> list[str]:
+    counts = dict.fromkeys(expected, 0)
+    for place, often in seen:
+        case = (int(place), int(often))
+        counts[case] = counts.get(case, 0) + 1
+    for case, count in counts.items():
+        chance = expected.get(case, 0.0)
+        tail = min(binom.sf(count - 1, len(seen), chance), binom.cdf(count, len(seen), chance))
+        if tail * len(counts) < FALSE_ALARM / 2:
+            return [
+                f"{case} (round, hits) came {count} of {len(seen)} times, {name} says {chance:.4f}"
+            ]
+    return []
