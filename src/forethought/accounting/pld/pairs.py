@@ -13,7 +13,7 @@ most that of Σ w_k N(r_k) against Σ w_k N(-r_k) on the line.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import assert_never
