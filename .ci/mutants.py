@@ -167,7 +167,7 @@ MUTANTS = [
            "test_laws_enclose_both_profiles"),
     Mutant("told hits: only one side", "_law", "((ahead, 1.0), (behind, -1.0))",
            "((ahead, 1.0),)", "test_laws_enclose_both_profiles"),
-    Mutant("told hits: radius of what is blanked", "_replacing", "shift / 2 if blanked else shift",
+    Mutant("told hits: radius of what is blanked", "replacing", "shift / 2 if blanked else shift",
            "shift / 2", "test_no_hits_missed_is_a_gaussian"),
     Mutant("told hits: cells that are not spread", "_cells",
            "np.expm1(rise) / np.expm1(gap)", "0.0 * rise", "test_laws_enclose_both_profiles"),
