@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test coverage lint docs matrix hooks mutants stations experiments full clean
+.PHONY: demo test coverage lint docs matrix hooks figures mutants stations experiments full clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -39,6 +39,10 @@ docs: .venv/installed-test
 # Every supported Python that is on this machine; ALL=1 runs the rooms that need torch as well.
 matrix:
 	$(PYTHON) .ci/matrix.py $(if $(ALL),--all)
+
+# Every figure of README and docs that a committed result holds, against that result.
+figures: .venv/installed-test
+	$(BIN)/python -m pytest -q -p no:cacheprovider .ci/figures
 
 # One change at a time that soundness hangs on: a test must fail. WORDS="radius" takes those with it.
 mutants: .venv/installed-test

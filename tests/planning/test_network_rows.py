@@ -1,11 +1,9 @@
-"""The networks' experiment: rows that get more seeds, and what docs/defaults.md says of them."""
+"""The networks' experiment: rows that get more seeds."""
 
 from __future__ import annotations
 
-import csv
 import importlib.util
 import random
-import re
 import statistics
 import sys
 from pathlib import Path
@@ -16,8 +14,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
-ROOT = Path(__file__).parents[2]
-KEPT = ROOT / "experiments" / "defaults"
+KEPT = Path(__file__).parents[2] / "experiments" / "defaults"
 
 
 @pytest.fixture(scope="module")
@@ -30,16 +27,6 @@ def networks() -> ModuleType:
     spec.loader.exec_module(module)
     sys.path.remove(str(KEPT))
     return module
-
-
-def words(path: Path) -> str:
-    """A file's text, however its lines are broken."""
-    return " ".join(path.read_text(encoding="utf-8").split())
-
-
-def rows() -> list[dict[str, str]]:
-    with (KEPT / "networks.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_seeds_added_to_a_row_are_as_if_all_had_been_measured_at_once(
@@ -89,41 +76,3 @@ def test_a_row_gets_the_seeds_that_it_lacks(networks: ModuleType) -> None:
     assert found.seeds == 5 and found.best_path == 2.0
     with pytest.raises(ValueError, match="drop its line"):
         networks.with_more_seeds(case, networks.replace(row, step_size=1.1 * step), 5)
-
-
-def test_the_page_has_the_summaries_of_the_rows(networks: ModuleType) -> None:
-    """Counted here from networks.csv."""
-    page, told = words(ROOT / "docs" / "defaults.md"), words(KEPT / "networks.md")
-    every = rows()
-    assert every
-    for sets in (networks.HELD_OUT, networks.NEW, networks.AGAIN):
-        own = [row for row in every if row["data"] in sets.get(row["model"], ())]
-        if not own:
-            continue
-        behind = [float(row["behind"]) for row in own]
-        within = sum(gap <= 1.5 for gap in behind)
-        start = f"Median {statistics.median(behind):+.2f} points behind; within 1.5 in {within} of "
-        start += f"{len(own)} cases ("
-        assert start in page and start in told
-        for row in own:
-            if float(row["behind"]) > 1.5:
-                name = f"{row['model']} on {row['data']} at ε = {float(row['epsilon']):g}: "
-                assert name + f"{float(row['behind']):.2f} ± {float(row['error']):.2f}" in page
-
-
-def test_the_page_has_the_means_in_other_units() -> None:
-    page = words(ROOT / "docs" / "defaults.md")
-    (mean,) = (
-        line.strip("| ").split(" | ")
-        for line in (KEPT / "network_units.md").read_text(encoding="utf-8").splitlines()
-        if line.startswith("| mean")
-    )
-    for told, untold in zip(mean[-6:-3], mean[-3:], strict=True):
-        assert re.search(rf"{told} % [^%]*\({untold} %", page), (told, untold)
-
-
-def test_no_set_is_held_out_and_looked_at(networks: ModuleType) -> None:
-    sets = sys.modules["network_sets"]
-    for model, held_out in sets.HELD_OUT.items():
-        assert not set(held_out) & {*sets.LOOKED_AT[model], *sets.AGAIN.get(model, ())}
-    assert {row["data"] for row in rows() if row["model"] == "mlp"} <= set(networks.names("mlp"))

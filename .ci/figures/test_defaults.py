@@ -1,17 +1,19 @@
-"""docs/defaults.md says of linear models and rehearsals what the kept results say."""
+"""docs/defaults.md says of linear models, networks and rehearsals what the kept results say."""
 
 from __future__ import annotations
 
 import csv
+import importlib.util
 import re
 import statistics
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "experiments" / "defaults"
-pytestmark = pytest.mark.skipif(not KEPT.exists(), reason="the experiments are not here")
 
 
 def words(path: Path) -> str:
@@ -64,3 +66,58 @@ def test_the_page_has_the_rows_of_adult() -> None:
     lines = (KEPT / "adult.md").read_text(encoding="utf-8").splitlines()
     rows = [line for line in lines if re.match(r"\| \d", line)]
     assert len(rows) == 4 and all(row in page for row in rows)
+
+
+@pytest.fixture(scope="module")
+def networks() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("defaults_networks", KEPT / "networks.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    sys.path.insert(0, str(KEPT))
+    spec.loader.exec_module(module)
+    sys.path.remove(str(KEPT))
+    return module
+
+
+def rows() -> list[dict[str, str]]:
+    with (KEPT / "networks.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_page_has_the_summaries_of_the_rows(networks: ModuleType) -> None:
+    """Counted here from networks.csv."""
+    page, told = words(ROOT / "docs" / "defaults.md"), words(KEPT / "networks.md")
+    every = rows()
+    assert every
+    for sets in (networks.HELD_OUT, networks.NEW, networks.AGAIN):
+        own = [row for row in every if row["data"] in sets.get(row["model"], ())]
+        if not own:
+            continue
+        behind = [float(row["behind"]) for row in own]
+        within = sum(gap <= 1.5 for gap in behind)
+        start = f"Median {statistics.median(behind):+.2f} points behind; within 1.5 in {within} of "
+        start += f"{len(own)} cases ("
+        assert start in page and start in told
+        for row in own:
+            if float(row["behind"]) > 1.5:
+                name = f"{row['model']} on {row['data']} at ε = {float(row['epsilon']):g}: "
+                assert name + f"{float(row['behind']):.2f} ± {float(row['error']):.2f}" in page
+
+
+def test_the_page_has_the_means_in_other_units() -> None:
+    page = words(ROOT / "docs" / "defaults.md")
+    (mean,) = (
+        line.strip("| ").split(" | ")
+        for line in (KEPT / "network_units.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith("| mean")
+    )
+    for told, untold in zip(mean[-6:-3], mean[-3:], strict=True):
+        assert re.search(rf"{told} % [^%]*\({untold} %", page), (told, untold)
+
+
+def test_no_set_is_held_out_and_looked_at(networks: ModuleType) -> None:
+    sets = sys.modules["network_sets"]
+    for model, held_out in sets.HELD_OUT.items():
+        assert not set(held_out) & {*sets.LOOKED_AT[model], *sets.AGAIN.get(model, ())}
+    assert {row["data"] for row in rows() if row["model"] == "mlp"} <= set(networks.names("mlp"))

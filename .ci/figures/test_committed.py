@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # Page and section, and the results whose numbers its tables show. Other tables are held by tests of
 # their own (the README's, docs/defaults.md) or show means over rows, which no file holds.
 HELD = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FIGURE = re.compile(
     r"\d(?:\s*±\s*[\d.]+)?\s(?:%|ms|µs|s|seconds?|minutes?|hours?|GB|MB|points|×)(?!\w)"

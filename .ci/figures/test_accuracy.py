@@ -12,7 +12,7 @@ import pytest
 from forethought.jobs.job import Job
 
 pytest.importorskip("torch")
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

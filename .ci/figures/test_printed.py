@@ -1,0 +1,35 @@
+"""Committed tables that a command prints within seconds are what it prints now."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def printed(script: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(script)],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("room", ["general_framework", "proactive_dp"])
+def test_the_tables_of_a_paper_are_what_its_script_prints(room: str) -> None:
+    folder = ROOT / "experiments" / room
+    assert printed(folder / "tables.py") == (folder / "tables.md").read_text("utf-8").strip()
+
+
+def test_the_page_on_the_papers_ends_with_what_its_script_prints() -> None:
+    page = (ROOT / "docs" / "papers.md").read_text("utf-8").strip()
+    assert page.endswith(printed(ROOT / "docs" / "papers.py"))
