@@ -832,7 +832,7 @@ def test_equals_one_example_at_a_time(name: str, dtype: torch.dtype) -> None:
     norms = torch.stack([row.reshape(B, -1).norm(dim=1) for row in rows.values()]).norm(dim=0)
     clip_norm = float(norms.median())
     wanted, norms = expected(rows, clip_norm)
-    tolerance = 1e-6 if dtype == torch.float64 else 3e-4
+    tolerance = 1e-6 if dtype == torch.float64 else 5e-4
     with warnings.catch_warnings():
         warnings.simplefilter("error", SlowGradientsWarning)
         for _ in range(2):

@@ -127,7 +127,7 @@ def test_other_rules_and_long_batches_take_the_general_sum(rule: Any) -> None:
     given = [chain.uses_of(model, cross_entropy, inputs, targets, dict(model.named_parameters()))]
     found, norms = clipped_sum(model, cross_entropy, inputs, targets, 0.5, clip=rule)
     wanted, other = sums.clip_and_sum(
-        chain._as_terms(given[0], dict(model.named_parameters()), 600),
+        chain.as_terms(given[0], dict(model.named_parameters()), 600),
         dict(model.named_parameters()),
         0.5,
         rule,
@@ -144,7 +144,7 @@ def test_the_short_sum_is_the_general_one(examples: int, clip_norm: float) -> No
     uses = chain.uses_of(model, cross_entropy, inputs, targets, trained)
     short = once.clip_and_sum_once(uses, clip_norm, None)
     assert short is not None
-    terms = chain._as_terms(uses, trained, examples)
+    terms = chain.as_terms(uses, trained, examples)
     wanted, norms = sums.clip_and_sum(terms, trained, clip_norm)
     torch.testing.assert_close(short[1], norms, rtol=1e-6, atol=0)
     for name in trained:

@@ -246,7 +246,7 @@ def test_dropout_draws_once_and_the_same_as_an_ordinary_pass() -> None:
     reseed(3)
     hidden = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.3))
     model = nn.Sequential(hidden, nn.Dropout(0.4), nn.Flatten(), nn.Linear(80, 3))
-    x, y = randn(6, 5, 8), randint(0, 3, (6,))
+    x, y = randn(16, 5, 8), randint(0, 3, (16,))
     for _ in range(2):
         reseed(11)
         rows, norms = by_graph(model, x, y)

@@ -8,6 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from forethought.gradients import trees
+from forethought.gradients.blocks import MULTIPLES, Blocks
+
+# Groups of so many examples run one after the other.
+LONG = 8
 
 
 @dataclass(frozen=True)
@@ -19,12 +23,16 @@ class Batch:
             each lane has; None: every example is a lane.
         copies: a lane's examples, which then lie one after the other, are altered copies of one
             record, and not a group that may mix.
+        real: how many of the lanes count; the others, which repeat these, fill up a block.
+            None: all. blocks: the sizes of passes of a part of the lanes.
     """
 
     inputs: Any
     targets: Any
     members: Tensor | None = None
     copies: bool = False
+    real: int | None = None
+    blocks: Blocks = MULTIPLES
 
     @property
     def lanes(self) -> int:
@@ -32,6 +40,11 @@ class Batch:
         if self.members is not None:
             return len(self.members)
         return trees.batch_size(self.inputs, self.targets)
+
+    @property
+    def count(self) -> int:
+        """How many of the lanes are not there to fill up."""
+        return self.lanes if self.real is None else self.real
 
     @property
     def each(self) -> int:

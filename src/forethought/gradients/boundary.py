@@ -13,6 +13,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,11 +55,16 @@ NO_HOOKS = (
 )
 
 
+# Whether all examples draw the same random numbers: to compare them with each other.
+SAME_DRAWS: ContextVar[bool] = ContextVar("SAME_DRAWS", default=False)
+
+
 @contextmanager
 def entered(size: int) -> Iterator[int]:
     """One more level of vmap over ``size`` examples; yields its number."""
     lazy_load_decompositions()
-    level = functorch._vmap_increment_nesting(size, "different")
+    drawn = "same" if SAME_DRAWS.get() else "different"
+    level = functorch._vmap_increment_nesting(size, drawn)
     try:
         yield level
     finally:

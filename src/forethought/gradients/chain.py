@@ -28,6 +28,7 @@ from forethought.gradients.place import Unused
 from forethought.gradients.sums import clip_and_sum
 from forethought.gradients.terms import Dense, Outer, Term
 from forethought.gradients.trees import Loss
+from forethought.gradients.watching import WATCH
 
 Known = TypeVar("Known", bound=Callable[..., Any])
 
@@ -119,6 +120,9 @@ def uses_of(
     # One layer, and a loss whose derivative is known: nothing to differentiate.
     kinds = [type(layer) for layer in layers]
     alone = slope is not None and kinds[-1] is nn.Linear and kinds.count(nn.Linear) == 1
+    watch = WATCH.get()
+    if watch is not None:
+        watch.begin(len(inputs))
     with torch.set_grad_enabled(not alone):
         x = inputs
         for layer in layers:
@@ -130,6 +134,8 @@ def uses_of(
                     uses.append((layer, before, x))
             else:
                 x = _ROW_BY_ROW[type(layer)](layer, x)
+            if watch is not None:
+                watch.see(x)
         points = [output for _, _, output in uses]
         steep = None if slope is None else slope(x.detach(), targets)
         if steep is not None:
@@ -141,11 +147,15 @@ def uses_of(
                 x.requires_grad_()
             with torch.enable_grad():
                 values = trees.losses(loss(x, targets), len(inputs))
+            if watch is not None:
+                watch.see(values)
             found = _differentiated(values, points)
         else:
             found = loss_in_lanes(loss, x, targets, points, trained)
     if found is None:
         return None
+    if watch is not None:
+        watch.keep()
     return [
         Once(before, gradient, names.get(id(layer.weight)), names.get(id(layer.bias)))
         for (layer, before, _), gradient in zip(uses, found, strict=True)
@@ -173,13 +183,19 @@ def clipped(
     clip_norm: float,
     clip: ClippingRule,
     round_size: int | None,
+    count: int,
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """The clipped sum and the norms, as :func:`.sums.clip_and_sum` returns them."""
+    """The clipped sum and the norms, as :func:`.sums.clip_and_sum` returns them.
+
+    Args:
+        size: rows of every use. count: how many of them count, the first ones.
+    """
     if clip is flat and _each_once(uses, trained):
-        found = clip_and_sum_once(uses, clip_norm, round_size)
+        found = clip_and_sum_once(uses, clip_norm, round_size, count)
         if found is not None:
             return {name: found[0][name] for name in trained}, found[1]
-    return clip_and_sum(_as_terms(uses, trained, size), dict(trained), clip_norm, clip, round_size)
+    terms = as_terms(uses, trained, size)
+    return clip_and_sum(terms, dict(trained), clip_norm, clip, round_size, count)
 
 
 def clipped_parts(
@@ -198,7 +214,7 @@ def clipped_parts(
     for size in sizes:
         end = start + size
         own = [Once(u.inputs[start:end], u.gradients[start:end], u.weight, u.bias) for u in uses]
-        parts.append(clipped(own, trained, size, clip_norm, clip, None))
+        parts.append(clipped(own, trained, size, clip_norm, clip, None, size))
         start = end
     return parts
 
@@ -209,7 +225,8 @@ def _each_once(uses: Sequence[Once], trained: Mapping[str, nn.Parameter]) -> boo
     )
 
 
-def _as_terms(uses: list[Once], trained: Mapping[str, nn.Parameter], size: int) -> dict[str, Term]:
+def as_terms(uses: list[Once], trained: Mapping[str, nn.Parameter], size: int) -> dict[str, Term]:
+    """The same as terms by parameter, of ``size`` rows."""
     result: dict[str, Term] = {}
     for use in uses:
         rows = use.gradients.reshape(size, -1, use.gradients.shape[-1])

@@ -7,6 +7,8 @@ known. Per layer the cost model decides whether gradients are written out or not
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,10 +16,14 @@ from torch import Tensor, nn
 
 from forethought.checks import real, whole
 from forethought.gradients import chain, clipping, declared, exits, refusals, rules, trees
-from forethought.gradients.batch import Batch
+from forethought.gradients.batch import LONG, Batch
+from forethought.gradients.blocks import MULTIPLES, Blocks, filled, repeated
 from forethought.gradients.groups import by_size, group_numbers
+from forethought.gradients.once import Once
 from forethought.gradients.passes import contributions
+from forethought.gradients.probing import probed, watched
 from forethought.gradients.sums import clip_and_sum
+from forethought.gradients.terms import Term
 from forethought.gradients.trees import Loss
 
 _ = rules, exits, refusals  # importing them registers what the lanes intercept
@@ -36,6 +42,7 @@ def clipped_sum(
     round_size: int | None = None,
     batch_dims: declared.BatchDims | None = None,
     copies: int = 1,
+    blocks: Blocks | None = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The sum over contributions of their clipped gradients, and the norms before clipping.
 
@@ -60,6 +67,10 @@ def clipped_sum(
         copies: the examples are so many altered copies of each record, one record's after the
             other; the *mean* gradient over them is clipped as one contribution (De et al. 2022,
             augmentation multiplicity). Unlike a group's examples they may not see each other.
+        blocks: how many rows passes may have, from public numbers
+            (:func:`~forethought.gradients.blocks.planned`); tried before the first pass on made-up
+            examples, and changed where a place in a block makes a difference. None: the batch is
+            one block, filled up to a multiple of 16 rows, and nothing is tried.
 
     Returns:
         ``(gradients, norms)``: parameter name → sum, float64, in the parameter's shape; norms of
@@ -91,23 +102,79 @@ def clipped_sum(
     if not size:
         sums = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in trained.items()}
         return sums, trees.zeros_for(next(iter(trained.values())), count or 0)
-    if copies > 1:
-        members = torch.arange(size).view(-1, copies)
-        batch = Batch(inputs, targets, members, copies=True)
-        terms = contributions(model, loss, batch, trained)
-        return clip_and_sum(terms, trained, bound, clip, round_size)
-    if batch_dims is not None:
-        terms = declared.contributions(model, loss, inputs, targets, trained, batch_dims)
-        return clip_and_sum(terms, trained, bound, clip, round_size)
     if groups is None or count is None:
-        uses = chain.uses_of(model, loss, inputs, targets, trained)
-        if uses is not None:
-            return chain.clipped(uses, trained, size, bound, clip, round_size)
-        terms = contributions(model, loss, Batch(inputs, targets), trained)
-        return clip_and_sum(terms, trained, bound, clip, round_size)
+        records = size // copies
+        compute = partial(computed, model, loss, trained, batch_dims, copies)
+        if blocks is None:
+            blocks = MULTIPLES
+        else:
+            blocks = probed(blocks, model, loss, (inputs, targets), copies, compute)
+        total: dict[str, Tensor] = {}
+        found = []
+        for start, end, wide in blocks.cut(records):
+            rows = filled((inputs, targets), start * copies, end * copies, wide * copies)
+            terms = compute(rows, end - start, blocks)
+            share = round_size or records
+            if isinstance(terms, list):
+                one, norms = chain.clipped(terms, trained, wide, bound, clip, share, end - start)
+            else:
+                one, norms = clip_and_sum(terms, trained, bound, clip, share, end - start)
+            total = {name: one[name] + total[name] if total else one[name] for name in one}
+            found.append(norms)
+        return total, found[0] if len(found) == 1 else torch.cat(found)
     sums, norms = {}, trees.zeros_for(next(iter(trained.values())), count)
     for which, members in by_size(groups):
-        terms = contributions(model, loss, Batch(inputs, targets, members), trained)
-        some, norms[which] = clip_and_sum(terms, trained, bound, clip, round_size or count)
+        here = len(members)
+        if members.shape[1] < LONG:  # others run one after the other
+            members = members[repeated(here, MULTIPLES.fit(here))]
+        terms = contributions(model, loss, Batch(inputs, targets, members, real=here), trained)
+        some, norms[which] = clip_and_sum(terms, trained, bound, clip, round_size or count, here)
         sums = {name: some[name] + sums[name] if sums else some[name] for name in some}
     return sums, norms
+
+
+def numbers_behind(
+    model: nn.Module, loss: Loss, inputs: Any, targets: Any, blocks: Blocks | None = None
+) -> list[Tensor]:
+    """What :func:`clipped_sum` computes of every example, one row each, to compare bit for bit.
+
+    A record's rows must be the same whatever else is in the batch, wherever it stands, and however
+    the batch is cut: the sum's bound rests on that.
+    """
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    compute = partial(computed, model, loss, trained, None, 1)
+    if blocks is None:
+        blocks = MULTIPLES
+    else:
+        blocks = probed(blocks, model, loss, (inputs, targets), 1, compute)
+    parts = []
+    for start, end, wide in blocks.cut(trees.batch_size(inputs, targets)):
+        rows = filled((inputs, targets), start, end, wide)
+        found = watched(compute, rows, wide, end - start, blocks, model)
+        parts.append([part[: end - start] for part in found])
+    return [torch.cat(column) for column in zip(*parts, strict=True)]
+
+
+def computed(
+    model: nn.Module,
+    loss: Loss,
+    trained: Mapping[str, nn.Parameter],
+    dims: declared.BatchDims | None,
+    copies: int,
+    rows: tuple[Any, Any],
+    real: int,
+    blocks: Blocks,
+) -> list[Once] | dict[str, Term]:
+    """Gradients of one block, of which the first ``real`` contributions count."""
+    inputs, targets = rows
+    if dims is not None:
+        return declared.contributions(model, loss, inputs, targets, trained, dims)
+    if copies > 1:
+        members = torch.arange(trees.batch_size(inputs, targets)).view(-1, copies)
+        batch = Batch(inputs, targets, members, copies=True, real=real, blocks=blocks)
+        return contributions(model, loss, batch, trained)
+    uses = chain.uses_of(model, loss, inputs, targets, trained)
+    if uses is not None:
+        return uses
+    batch = Batch(inputs, targets, real=real, blocks=blocks)
+    return contributions(model, loss, batch, trained)

@@ -21,6 +21,7 @@ from forethought.gradients.ghost import wide
 from forethought.gradients.state import State, changes_itself
 from forethought.gradients.terms import Dense, Term
 from forethought.gradients.trees import Loss
+from forethought.gradients.watching import WATCH
 from forethought.turns import turns
 
 Dims = int | tuple["Dims", ...] | Mapping[str, "Dims"]
@@ -104,6 +105,11 @@ def contributions(
     try:
         with torch.enable_grad():
             values = _losses(model, loss, inputs, targets, dims, size)
+            watch = WATCH.get()
+            if watch is not None:
+                watch.begin(size)
+                watch.see(values)
+                watch.keep()
             rows = vjp_rows([values], leaves, [torch.eye(size).to(values)], size)
             drawn = not torch.equal(torch.get_rng_state(), before)
             changed = [*state.changes(), *state.parameters_changed()]

@@ -150,8 +150,8 @@ def one_at_a_time(
     rows |= {name: [] for name in trained or ()}
     first: dict[str, Any] | None = None
     # Each draws from a stream of its own: how much one draws must not matter to the next.
-    seeds = torch.randint(2**62, (batch.lanes + 1,)).tolist()
-    for at in range(batch.lanes):
+    seeds = torch.randint(2**62, (batch.count + 1,)).tolist()
+    for at in range(batch.count):
         seeded(seeds[at])
         alone = Alone(model, batch.mixing)
         found = contextvars.copy_context().run(_run, alone, model, loss, batch, trained, at)

@@ -43,6 +43,7 @@ from forethought.gradients.draws import Draws, fork
 from forethought.gradients.registry import PARTS, PHYSICAL, RULES, Rule, Use
 from forethought.gradients.tap import Rows, Site, Tap
 from forethought.gradients.terms import Dense, Outer, Term
+from forethought.gradients.watching import WATCH
 
 Handler = Callable[["Lanes", Any, tuple[Any, ...], dict[str, Any]], Any]
 HANDLERS: dict[Any, Handler] = {}
@@ -116,6 +117,7 @@ class Lanes(TorchFunctionMode):
         self.failed: RuleFailed | None = None
         self.stopped: Stopped | None = None
         self._observe = observe
+        self._watch = WATCH.get()
         self._times: Counter[Place] = Counter()
         self._kept: list[weakref.ref[Tensor]] = []
         self.inputs: set[int] = set()  # storages of the caller's tensors
@@ -151,12 +153,19 @@ class Lanes(TorchFunctionMode):
             raise
         if isinstance(result, Tensor):
             if is_lane(result):
-                self._kept.append(weakref.ref(result))
+                self._took(result)
         elif isinstance(result, list | tuple):
             for leaf in result:
                 if isinstance(leaf, Tensor) and is_lane(leaf):
-                    self._kept.append(weakref.ref(leaf))
+                    self._took(leaf)
         return result
+
+    def _took(self, value: Tensor) -> None:
+        self._kept.append(weakref.ref(value))
+        if self._watch is not None and current_level() == self.level:
+            whole, dim = physical(value)
+            with outside():
+                self._watch.see(whole, dim)
 
     def followed(self, value: Tensor) -> Tensor:
         """A lane tensor that nobody may keep when the pass is over."""

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from forethought.gradients.clipping import Norms, flat_factors
+from forethought.gradients.precision import even
 from forethought.gradients.rounding import CHARGE, NARROW, OWN, exactly, gamma, lengths, tiny
 
 # Between these no underflow or overflow matters.
@@ -31,20 +33,21 @@ class Once:
 
 
 def clip_and_sum_once(
-    uses: Sequence[Once], clip_norm: float, round_size: int | None
+    uses: Sequence[Once], clip_norm: float, round_size: int | None, count: int | None = None
 ) -> tuple[dict[str, Tensor], Tensor] | None:
     """As :func:`.sums.clip_and_sum` with flat clipping; None where that must be asked.
 
     Args:
         uses: each parameter in one of them; float32.
+        count: how many of the rows count, the first ones; None: all.
     """
-    size = len(uses[0].inputs)
-    found = _scaled(uses, clip_norm, size, max(size, round_size or size))
+    count = len(uses[0].inputs) if count is None else count
+    found = _scaled(uses, clip_norm, count, max(count, round_size or count))
     if found is None:
         return None
     norms, scaled = found
     with exactly(norms.device.type):
-        return _summed(uses, scaled, slice(None)), norms
+        return _summed(uses, scaled, slice(None)), norms[:count]
 
 
 def clip_and_sum_once_parts(
@@ -55,7 +58,7 @@ def clip_and_sum_once_parts(
     What holds for the longest part's sum holds for shorter ones: each bound grows with the length.
     None where one part by itself might be formed in another way.
     """
-    found = _scaled(uses, clip_norm, max(sizes), max(sizes))
+    found = _scaled(uses, clip_norm, max(sizes), max(sizes), sum(sizes))
     if found is None:
         return None
     norms, scaled = found
@@ -69,37 +72,39 @@ def clip_and_sum_once_parts(
 
 
 def _scaled(
-    uses: Sequence[Once], clip_norm: float, size: int, whole: int
+    uses: Sequence[Once], clip_norm: float, size: int, whole: int, count: int | None = None
 ) -> tuple[Tensor, list[Tensor]] | None:
     """Norms, float32, and every use's clipped gradients of its outputs.
 
+    The factors are those of the general way, to the bit: which way a sum takes may follow from the
+    other records, and a factor must not.
+
     Args:
         size: of the longest sum that is formed. whole: contributions of the round that it is of.
+        count: how many rows count, the first ones; the factor of the others is 0. None: ``size``.
     """
     # B contributions of at most C, whose products meet at most B + 4 roundings each.
+    rows = len(uses[0].inputs)
     products = sum(use.inputs.shape[1] * use.gradients.shape[1] for use in uses)
-    lost = tiny(torch.float32) * size * products * SAFE
-    off = gamma(size + 4, torch.float32) * size * clip_norm + lost
+    lost = tiny(torch.float32) * rows * products * SAFE
+    off = gamma(rows + 4, torch.float32) * size * clip_norm + lost
     allowed = clip_norm * (CHARGE / 2) * OWN * size / whole
     if off > allowed or not SMALLEST < clip_norm < SAFE:
         return None
     with exactly(uses[0].inputs.device.type):
-        squares: Tensor | None = None
+        found: list[Tensor] = []
         longest = 0.0
         for use in uses:
             long, slope = lengths(use.inputs), lengths(use.gradients)
             longest = max(longest, float(long.max()))
-            squared = long.square_() if use.weight is not None else long.zero_()
-            squared = squared.add_(1.0) if use.bias is not None else squared
-            squared.mul_(slope.square_())
-            squares = squared if squares is None else squares.add_(squared)
-        assert squares is not None  # a chain has a layer
-        norms = squares.sqrt_()
-        if not longest < SAFE or not float(norms.max()) < SAFE:  # or they are no numbers
+            found += [long * slope] * (use.weight is not None) + [slope] * (use.bias is not None)
+        norms = Norms((), even(found))
+        if not longest < SAFE or not float(norms.total.max()) < SAFE:  # or they are no numbers
             return None
-        bound = clip_norm * (1 - CHARGE) * NARROW * (1 - 2.0**-40)
-        factors = torch.clamp(bound / norms, max=1.0).float().unsqueeze(1)
-        return norms.float(), [use.gradients * factors for use in uses]
+        bound = clip_norm * (1 - CHARGE) * NARROW
+        factors = flat_factors(norms, bound)[0, :rows].float().unsqueeze(1)
+        factors[size if count is None else count :] = 0.0
+        return norms.total[:rows].float(), [use.gradients * factors for use in uses]
 
 
 def _summed(uses: Sequence[Once], scaled: Sequence[Tensor], part: slice) -> dict[str, Tensor]:

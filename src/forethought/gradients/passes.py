@@ -22,7 +22,8 @@ from forethought.gradients import (
     remembered,
     trees,
 )
-from forethought.gradients.batch import Batch
+from forethought.gradients.batch import LONG, Batch
+from forethought.gradients.blocks import repeated
 from forethought.gradients.control import (
     Asking,
     Parted,
@@ -34,15 +35,14 @@ from forethought.gradients.control import (
 from forethought.gradients.derived import Place, Places
 from forethought.gradients.draws import Draws, Masks
 from forethought.gradients.lanes import Lanes, Observer, Settings
-from forethought.gradients.place import Split, Unused
+from forethought.gradients.place import Filled, Split, Unused
 from forethought.gradients.state import Generators, State, changes_itself
 from forethought.gradients.surroundings import Surroundings
-from forethought.gradients.terms import Dense, Term, bounded
+from forethought.gradients.terms import Separate, Term, bounded
 from forethought.gradients.trees import Loss
+from forethought.gradients.watching import WATCH
 from forethought.gradients.whole_batch import check_loss
 from forethought.turns import turns
-
-_LONG = 8  # examples a group
 
 
 def contributions(
@@ -88,10 +88,10 @@ def _refusing(model: nn.Module) -> Iterator[None]:
         raise ValueError(f"{module}: {reason}") from None
 
 
-def _split(index: Tensor | None, parted: Parted) -> list[Tensor]:
-    """The lanes of every answer, of all that the batch has."""
+def _split(index: Tensor | None, parted: Parted, count: int) -> list[Tensor]:
+    """The lanes of every answer, of all that the batch has and that count."""
     lanes: dict[Any, list[int]] = {}
-    for at, key in enumerate(parted.keys):
+    for at, key in enumerate(parted.keys[: count if index is None else len(index)]):
         lanes.setdefault(key, []).append(at)
     places = [torch.tensor(same) for same in lanes.values()]
     return places if index is None else [index[mine] for mine in places]
@@ -143,16 +143,21 @@ class _Attempt:
     def gradients(self) -> dict[str, Term]:
         """Every trained parameter's gradients, one for each lane."""
         # One pass a group costs no more than lanes where groups are long; copies are many groups.
-        alone = self.batch.each >= _LONG and not self.batch.copies
+        alone = self.batch.each >= LONG and not self.batch.copies
+        alone = alone or self.batch.blocks.alone
         parts = None if alone else self._parts(self._pass)
         if parts is None:
             rows = self._one_at_a_time(True)
-            return {name: Dense(torch.stack(of_name)) for name, of_name in rows.items()}
+            return {name: Separate(torch.stack(of_name)) for name, of_name in rows.items()}
         if len(parts) == 1:
             return dict(parts[0][1])
         return {
             name: Split(
-                [(index, bounded(terms[name])) for index, terms in parts if index is not None],
+                [
+                    (index, Filled(bounded(terms[name]), len(index), self._width(index)))
+                    for index, terms in parts
+                    if index is not None
+                ],
                 self.batch.lanes,
             )
             for name in self.trained
@@ -164,10 +169,11 @@ class _Attempt:
         if parts is None:
             return torch.stack(self._one_at_a_time(False)["loss"])
         if len(parts) == 1:
-            return cast(Tensor, parts[0][1])
-        whole: Tensor = parts[0][1].new_zeros(self.batch.lanes)
+            return cast(Tensor, parts[0][1])[: self.batch.count]
+        whole: Tensor = parts[0][1].new_zeros(self.batch.count)
         for index, values in parts:
-            whole[index] = values
+            assert index is not None  # lanes that parted
+            whole[index] = values[: len(index)]
         return whole
 
     def _parts(self, one: Callable[..., Any]) -> list[tuple[Tensor | None, Any]] | None:
@@ -210,13 +216,25 @@ class _Attempt:
             index = pending.pop()
             try:
                 # In a context of its own: what a pass leaves in context variables goes with it.
-                done.append((index, contextvars.copy_context().run(one, index, settings)))
+                filled = index
+                if index is not None:
+                    filled = index[repeated(len(index), self._width(index))]
+                watch = WATCH.get()
+                if watch is not None:
+                    watch.begin(self.batch.lanes if filled is None else len(filled))
+                done.append((index, contextvars.copy_context().run(one, filled, settings)))
+                if watch is not None:
+                    watch.keep(index, None if index is None else len(index))
             except Parted as parted:
-                pending += _split(index, parted)
+                pending += _split(index, parted, self.batch.count)
             if pending:
                 self._generators.restore()
                 torch.randint(2**62, ())  # what the masks took
         return done
+
+    def _width(self, index: Tensor) -> int:
+        """Rows of the block in which some lanes run apart."""
+        return min(self.batch.lanes, self.batch.blocks.fit(len(index)))
 
     def _pass(self, index: Tensor | None, settings: Settings) -> dict[str, Term]:
         size = self.batch.lanes if index is None else len(index)
@@ -280,7 +298,7 @@ class _Attempt:
             if lanes.stopped is not None:  # swallowed by a bare except
                 raise lanes.stopped
             values = self._values(found, lanes)
-            first = index is None and self.batch.each == 1 and size > 1
+            first = index is None and self.batch.each == 1 and self.batch.count > 1
             if first and not self._known.has_judged(self.loss):
                 known = self._survey()  # it sees all examples there: nothing may stay
                 with boundary.outside():
@@ -324,7 +342,7 @@ class _Attempt:
             raise changes_itself(written, "is written to in the forward pass")
 
     def _say_slow(self, reason: BaseException) -> None:
-        size = self.batch.lanes
+        size = self.batch.count
         cause = str(reason) or type(reason).__name__
         where = refusals.module_at_fault(self.model, reason)
         warnings.warn(

@@ -214,6 +214,62 @@ class Disjoint(_Several):
 
 
 @dataclass
+class Filled:
+    """The first ``count`` of the ``size`` rows of a term, the others repeating these in turn."""
+
+    term: BoundedTerm
+    count: int
+    size: int
+
+    @property
+    def added(self) -> int:
+        return self.term.added
+
+    @property
+    def breadth(self) -> int:
+        return self.term.breadth
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.term.dtype
+
+    def off(self, length: int | None) -> float:
+        return self.term.off(length)
+
+    def bounds(self) -> Bounds:
+        found = self.term.bounds()
+        norms, *others = (None if part is None else part[: self.count] for part in found)
+        assert norms is not None  # every term has norms
+        return Bounds(norms, *others)
+
+    def squared_norms(self) -> Tensor:
+        return self.bounds().norms.square()
+
+    def weighted(self, factors: Tensor) -> Tensor:
+        return self.summed(factors.double(), None)
+
+    def summed(self, factors: Tensor, length: int | None) -> Tensor:
+        missing = factors.new_zeros(self.size - self.count)
+        return self.term.summed(torch.cat([factors, missing]), length)
+
+    def rows(self) -> Tensor:
+        return self.term.rows()[: self.count]
+
+    def picked(self, index: Tensor) -> BoundedTerm:
+        return self.term.picked(index)
+
+    def without(self, bad: Tensor) -> Filled:
+        every = bad[torch.arange(self.size, device=bad.device) % self.count]
+        return Filled(bounded(self.term.without(every)), self.count, self.size)
+
+    def settled(self) -> Filled:
+        return self
+
+    def way(self) -> str:
+        return self.term.way()
+
+
+@dataclass
 class Split(_Several):
     """Terms of lanes that ran apart: (which of all lanes, their term)."""
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from forethought.gradients import clipping
+from forethought.gradients.blocks import UNIT
 from forethought.gradients.rounding import tiny
 from forethought.gradients.terms import BoundedTerm, Bounds, mass_of
 
@@ -31,16 +32,23 @@ class Measured:
 
     def __init__(self, found: Sequence[Bounds], names: tuple[str, ...]) -> None:
         self.found = found
-        self.norms = clipping.Norms(names, torch.stack([bounds.norms for bounds in found]))
+        self.norms = clipping.Norms(names, even([bounds.norms for bounds in found]))
         self.masses: Tensor | None = None
         if any(bounds.masses is not None for bounds in found):
-            self.masses = torch.stack([mass_of(bounds) for bounds in found])
+            self.masses = even([mass_of(bounds) for bounds in found])
 
     def reach(self) -> list[float]:
         """Each term's, over all contributions."""
         # Squares beyond float32 say infinity; the numbers themselves are below 2^128.
         known = (0.0 if b.reach is None else float(b.reach.max()) for b in self.found)
         return [min(reach, BEYOND) for reach in known]
+
+
+def even(found: Sequence[Tensor]) -> Tensor:
+    """Rows of a table; as many columns as vectorised loops take, so that all are computed alike."""
+    table = torch.stack(list(found))
+    missing = -table.shape[1] % UNIT
+    return torch.nn.functional.pad(table, (0, missing)) if missing else table
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ class Remembered:
     unshared: bool = False
     asks: bool = False
     judged: list[weakref.ref[Any]] = field(default_factory=list)
+    probed: list[tuple[weakref.ref[Any], Any, Any]] = field(default_factory=list)
 
     def has_judged(self, loss: Any) -> bool:
         """Whether the loss was compared with that of a whole batch."""
@@ -26,8 +27,23 @@ class Remembered:
 
     def judge(self, loss: Any) -> None:
         """It was."""
-        kept = weakref.WeakMethod if isinstance(loss, MethodType) else weakref.ref
-        self.judged.append(kept(loss))
+        self.judged.append(_weak(loss))
+
+    def found(self, loss: Any, key: Any) -> Any:
+        """What :meth:`note` was told of the loss under this key; None: nothing."""
+        self.probed = [known for known in self.probed if known[0]() is not None]
+        for kept, named, value in self.probed:
+            if named == key and kept() == loss:
+                return value
+        return None
+
+    def note(self, loss: Any, key: Any, value: Any) -> None:
+        """Keep a value for :meth:`found`."""
+        self.probed.append((_weak(loss), key, value))
+
+
+def _weak(loss: Any) -> weakref.ref[Any]:
+    return weakref.WeakMethod(loss) if isinstance(loss, MethodType) else weakref.ref(loss)
 
 
 _REMEMBERED: WeakKeyDictionary[nn.Module, Remembered] = WeakKeyDictionary()

@@ -120,8 +120,9 @@ def _plainly(kind: str) -> Iterator[None]:
 # An inner product, and a float32 norm, are taken over so many numbers at a time.
 RUN = 1 << 10
 SHORT_RUN = 1 << 8
-# The norms of fewer numbers are taken in float64 at once.
-SMALL = 1 << 14
+# The norms of so few numbers are taken in float64 at once. A row's length decides, and not how
+# many rows there are.
+SMALL = 1 << 7
 
 
 def roundings(count: int, length: int = RUN) -> int:
@@ -137,7 +138,7 @@ def square_sums(values: Tensor) -> Tensor:
 def lengths(values: Tensor) -> Tensor:
     """Upper bounds of the norms along the last dimension, float64."""
     count, kind = values.shape[-1], values.dtype
-    if kind == torch.float64 or values.numel() <= SMALL:
+    if kind == torch.float64 or count <= SMALL:
         norms: Tensor = torch.linalg.vector_norm(values, dim=-1, dtype=torch.float64)
         norms.mul_(1 + gamma(count + 16, torch.float64) + 2.0**-45)
         # Squares of float32 numbers do not underflow in float64.

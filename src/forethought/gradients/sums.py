@@ -9,7 +9,7 @@ it is formed: float32 products where their bound suffices, in blocks of so many 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +34,7 @@ def clip_and_sum(
     clip_norm: float,
     clip: clipping.ClippingRule = clipping.flat,
     round_size: int | None = None,
+    count: int | None = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The sum over contributions of their clipped gradients, and the norms before clipping.
 
@@ -43,6 +44,8 @@ def clip_and_sum(
         clip_norm: C, by which one contribution more or less moves the result at most.
         clip: how norms become factors.
         round_size: contributions of the whole round, where several calls are added up.
+        count: how many of the contributions count, the first ones; the others fill up a block and
+            repeat these. None: all.
 
     Returns:
         Sums in float64 in the parameters' shapes; norms (upper bounds), shape (contributions,),
@@ -51,7 +54,7 @@ def clip_and_sum(
     Raises:
         ValueError: more contributions than ``round_size``, or a round of more than 2^20.
     """
-    ready = weighed(terms, trained, clip_norm, clip, round_size)
+    ready = weighed(terms, trained, clip_norm, clip, round_size, count)
     sums = {}
     with exactly(ready.norms.device.type):
         for name, row, length in zip(ready.names, ready.factors, ready.lengths, strict=True):
@@ -83,6 +86,7 @@ def weighed(
     clip_norm: float,
     clip: clipping.ClippingRule,
     round_size: int | None,
+    count: int | None = None,
 ) -> Weighed:
     """Everything of :func:`clip_and_sum` but the sums; the same arguments, and the same errors."""
     names = tuple(terms)
@@ -91,7 +95,9 @@ def weighed(
     with exactly(first.device.type):
         held = [bounded(terms.pop(name)) for name in names]
         measured = Measured([term.bounds() for term in held], names)
-        share = _share(measured.norms.total.shape[0], round_size)
+        rows = len(measured.found[0].norms)
+        real = rows if count is None else count
+        share = _share(real, round_size)
         greatest = float(measured.norms.total.max())
         if not math.isfinite(greatest):
             held, measured = _settled(held, measured)
@@ -105,16 +111,19 @@ def weighed(
             )
             largest = max(1.0, float(factors.max()))
         factors = factors if precise else factors.float()
+        missing = factors.shape[1] - real
+        if missing:
+            factors = torch.cat([factors[:, :real], factors.new_zeros(len(held), missing)], 1)
         limits = Limits(clip_norm, clip_norm * (CHARGE / 2) * OWN * share, largest, precise)
         lengths = block_lengths(held, factors, measured, limits)
-    total = measured.norms.total
+    total = measured.norms.total[:real]
     if not precise:
         # A norm beyond float32 is still a number.
         limit = torch.finfo(torch.float32).max
         if not greatest < limit:
             total = torch.where(total < math.inf, total.clamp(max=limit), total)
         total = total.float()
-    return Weighed(names, held, factors, lengths, total)
+    return Weighed(names, held, factors[:, :rows], lengths, total)
 
 
 def _settled(held: list[BoundedTerm], measured: Measured) -> tuple[list[BoundedTerm], Measured]:
@@ -122,20 +131,20 @@ def _settled(held: list[BoundedTerm], measured: Measured) -> tuple[list[BoundedT
     names = measured.norms.names
     index = (~torch.isfinite(measured.norms.total)).nonzero().squeeze(1)
     found = [
-        _replaced(bounds, index, term.picked(index).bounds())
+        _replaced(bounds, index, [term.picked(at).bounds() for at in torch.split(index, 1)])
         if term.dtype == torch.float32
         else bounds
         for bounds, term in zip(measured.found, held, strict=True)
     ]
     measured = Measured(found, names)
-    bad = ~torch.isfinite(measured.norms.total)
+    bad = ~torch.isfinite(measured.norms.total[: len(found[0].norms)])
     if bad.any():
         held = [bounded(term.without(bad)) for term in held]
         measured.found = [
             b if b.reach is None else b._replace(reach=b.reach.masked_fill(bad, 0)) for b in found
         ]
         if measured.masses is not None:
-            measured.masses = measured.masses.masked_fill(bad, 0)
+            measured.masses = measured.masses.nan_to_num(nan=0.0, posinf=0.0)
     return held, measured
 
 
@@ -154,11 +163,12 @@ def _share(size: int, round_size: int | None) -> float:
     return size / whole
 
 
-def _replaced(bounds: Bounds, index: Tensor, better: Bounds) -> Bounds:
-    norms = bounds.norms.index_copy(0, index, better.norms)
+def _replaced(bounds: Bounds, index: Tensor, better: Sequence[Bounds]) -> Bounds:
+    norms = bounds.norms.index_copy(0, index, torch.cat([one.norms for one in better]))
     masses, reach = bounds.masses, bounds.reach
     if masses is not None:
-        masses = masses.index_copy(0, index, mass_of(better))
-    if reach is not None and better.reach is not None:
-        reach = reach.index_copy(0, index, better.reach)
+        masses = masses.index_copy(0, index, torch.cat([mass_of(one) for one in better]))
+    known = [one.reach for one in better if one.reach is not None]
+    if reach is not None and len(known) == len(better):
+        reach = reach.index_copy(0, index, torch.cat(known))
     return Bounds(norms, masses, reach)

@@ -210,6 +210,14 @@ class Dense:
 
 
 @dataclass
+class Separate(Dense):
+    """Gradients that were computed one after the other; so are their norms."""
+
+    def bounds(self) -> Bounds:
+        return Bounds(torch.cat([Dense(row).bounds().norms for row in torch.split(self.values, 1)]))
+
+
+@dataclass
 class Outer:
     """Σ_t left_t ⊗ right_t per example, as in every linear map and embedding.
 
@@ -294,9 +302,10 @@ class Outer:
             again = ~((slack <= LOOSE * value) & (value < math.inf)) & (masses > 2.0**-60)
             if again.any():
                 index = again.nonzero().squeeze(1)
-                better = self.picked(index).bounds()
-                norms[index] = better.norms
-                masses[index] = mass_of(better)
+                for at in torch.split(index, 1):  # how many there are is no business of one of them
+                    better = self.picked(at).bounds()
+                    norms[at] = better.norms
+                    masses[at] = mass_of(better)
         # Masses that overflow leave no number.
         return Bounds(torch.minimum(norms, masses) + masses * 0, masses, reach)
 

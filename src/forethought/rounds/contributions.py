@@ -7,6 +7,7 @@ frozen dataclass there and a :class:`Contributor`, registered in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ import torch
 
 from forethought.contributions import Contribution, Persons
 from forethought.gradients import BatchDims, ClippingRule, Dense, Term, clipped_sum
+from forethought.gradients.blocks import Blocks, planned
 from forethought.gradients.clipping import flat
 from forethought.gradients.declared import placed
 from forethought.gradients.sums import clip_and_sum
@@ -28,6 +30,7 @@ from forethought.rounds.randomness import Stream
 from forethought.rounds.records import Records
 from forethought.rounds.sampling import Indices, assign_groups
 from forethought.rounds.team import Team
+from forethought.samplings import FullBatch, Shuffled, WithoutReplacement, expected_batch
 
 # A bound that no finite gradient in single precision meets: its group's is applied afterwards.
 UNBOUNDED = 1e30
@@ -66,12 +69,21 @@ class Gradients:
         loss: one value per example. rule: turns norms into factors.
         micro_batch: examples whose gradients are held at once; None: all of them.
         batch_dims: where the model has its examples, as its owner declares.
+        processes: how many compute a round together, each its share.
     """
 
     loss: Loss
     rule: ClippingRule
     micro_batch: int | None = None
     batch_dims: BatchDims | None = None
+    processes: int = 1
+
+    def blocks(self, chosen: Round) -> Blocks:
+        """How many rows passes of the round may have: the plan says so, not what was drawn."""
+        drawn = expected_batch(chosen.sampling, chosen.examples) / self.processes
+        fixed = isinstance(chosen.sampling, FullBatch | WithoutReplacement | Shuffled)
+        most = None if self.micro_batch is None else _at_once(self.micro_batch, chosen)
+        return planned(drawn, 0.0 if fixed else math.sqrt(drawn), most)
 
 
 class Contributor(Protocol):
@@ -109,8 +121,8 @@ class ExampleGradients:
         chosen: Round,
         how: Gradients,
     ) -> torch.Tensor:
-        size = len(batch.indices)
-        piece = size if how.micro_batch is None else _at_once(how.micro_batch, chosen)
+        size, blocks = len(batch.indices), how.blocks(chosen)
+        piece = max(size, 1) if how.micro_batch is None else blocks.sizes[-1]
         norms = []
         for start in range(0, size, piece):
             inputs, targets, copies = _taken(
@@ -126,6 +138,7 @@ class ExampleGradients:
                 round_size=batch.round_size,
                 batch_dims=how.batch_dims,
                 copies=copies,
+                blocks=blocks,
             )
             accumulate(into, sums)
             norms.append(found)

@@ -22,6 +22,7 @@ from blake3 import blake3
 from forethought.contributions import Examples
 from forethought.gradients import BatchDims, ClippingRule
 from forethought.gradients import rule as clipping_rule
+from forethought.gradients.blocks import Blocks
 from forethought.gradients.clipping import centred_count_below
 from forethought.mechanism import Correlated
 from forethought.privacy import Privacy, Round
@@ -131,7 +132,9 @@ class PrivateRounds:
         self.transcript = Transcript() if transcript is None else transcript
         self.clip_norm = privacy.clip.norm
         self.before, self.team = before, team or Team()
-        self._how = Gradients(loss, clipping_rule(privacy.clip), micro_batch, batch_dims)
+        self._how = Gradients(
+            loss, clipping_rule(privacy.clip), micro_batch, batch_dims, self.team.size
+        )
         self._contributor = CONTRIBUTORS[type(privacy.contribution)]
         self._batches = Batches(Stream(secrets.sampling, "sampling"))
         self._groups = Stream(secrets.sampling, "groups")
@@ -216,6 +219,10 @@ class PrivateRounds:
     def rule(self) -> ClippingRule:
         """What turns norms into factors."""
         return self._how.rule
+
+    def blocks(self, chosen: Round) -> Blocks:
+        """How many rows passes of the round may have."""
+        return self._how.blocks(chosen)
 
     @property
     def whole_batches(self) -> bool:

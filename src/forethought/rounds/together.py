@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from forethought.contributions import Examples
+from forethought.gradients.blocks import together
 from forethought.gradients.parts import Sums, clipped_sums
 from forethought.rounds.private_sum import PrivateSum, RoundError, input_hash
 from forethought.rounds.records import Records, TensorRecords
@@ -68,6 +69,7 @@ def _computed(
         sums[0].round.clip_norm,
         [len(indices) for indices in batches],
         clip=lead.rule,
+        blocks=together(one.rounds.blocks(one.round) for one in sums),
     )
 
 

@@ -1,0 +1,138 @@
+"""How many rows a pass has: one of a few numbers that are public, never the batch's own.
+
+A kernel may compute a row in another order when there are more rows, or fewer. So a batch is filled
+up to one of the sizes of a :class:`Blocks`, which follow from the plan, and is cut where it is
+longer than the largest. That a record's numbers are the same bits in all of these sizes and at
+every place is probed before they are used (:mod:`.probing`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forethought.gradients import trees
+
+# Vectorised loops of torch's CPU kernels and the inner blocks of products end on such numbers.
+UNIT = 16
+# Rows of a batch within so many standard deviations of the mean are one block.
+WIDTH = 3
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The numbers of rows that passes may have.
+
+    Attributes:
+        sizes: ascending. alone: one example after the other, each in a pass of its own, whatever
+            the sizes say.
+    """
+
+    sizes: tuple[int, ...]
+    alone: bool = False
+
+    def fit(self, count: int) -> int:
+        """The smallest size that holds ``count`` rows, which are not more than the largest."""
+        return next(size for size in self.sizes if size >= count)
+
+    def cut(self, count: int) -> Iterator[tuple[int, int, int]]:
+        """``(start, end, size)`` of each block of a batch of ``count`` examples."""
+        most = self.sizes[-1]
+        for start in range(0, count, most):
+            end = min(start + most, count)
+            yield start, end, self.fit(end - start)
+
+    def others(self) -> Iterator[Blocks]:
+        """What to try where a record's bits depend on the size or on the place, cheapest first."""
+        most = self.sizes[-1]
+        tried: list[tuple[int, ...]] = [(few,) for few in (2 * UNIT, UNIT, 4, 1) if few < most]
+        if len(self.sizes) > 1:  # one size is as much as may be held
+            longer = tuple(dict.fromkeys(_up(size, 4 * UNIT) for size in self.sizes))
+            tried = [longer, longer[-1:], *tried]
+        for sizes in dict.fromkeys(tried):
+            if sizes != self.sizes:
+                yield replace(self, sizes=sizes)
+
+
+class _Multiples(Blocks):
+    """Any multiple of :data:`UNIT`: the batch as one block. For calls that know of no plan."""
+
+    def fit(self, count: int) -> int:
+        return _up(count, UNIT)
+
+    def cut(self, count: int) -> Iterator[tuple[int, int, int]]:
+        yield 0, count, self.fit(count)
+
+
+MULTIPLES = _Multiples((UNIT,))
+
+
+def planned(expected: float, spread: float, most: int | None = None) -> Blocks:
+    """The sizes for batches of ``expected`` ± ``spread`` rows: public numbers, and nothing else.
+
+    A batch is filled up by half a step on average, and a step is the spread: 1/(2√B) of a Poisson
+    batch of B. About seven sizes hold all but three batches in a thousand, which are cut.
+
+    Args:
+        most: rows that may be held at once; then there is one size, the largest within it.
+    """
+    step = UNIT * max(1, round(spread / UNIT))
+    low = _up(expected - WIDTH * spread, step)
+    high = max(low, _up(expected + WIDTH * spread, step))
+    if most is not None and most < high:
+        return Blocks((most if most < UNIT else most - most % UNIT,))
+    return Blocks(tuple(range(low, high + 1, step)))
+
+
+def together(parts: Iterable[Blocks]) -> Blocks:
+    """For the batches of several plans in one pass."""
+    sizes = [(part.sizes[0], part.sizes[-1]) for part in parts]
+    expected = sum(low + high for low, high in sizes) / 2
+    return planned(expected, math.hypot(*((high - low) / 2 / WIDTH for low, high in sizes)))
+
+
+def _up(count: float, step: int) -> int:
+    return max(1, -int(-count // step)) * step
+
+
+def filled(tree: Any, start: int, end: int, size: int) -> Any:
+    """Examples ``start`` to ``end`` of every tensor, and of these again until there are ``size``.
+
+    What fills up is what the model takes anyway, asks no question that was not asked, and is
+    nothing to a sum that gives it the factor 0. Every block begins at an even place in memory.
+    """
+
+    count, missing = end - start, size - (end - start)
+
+    def change(leaf: Tensor) -> Tensor:
+        part = leaf if (start, end) == (0, len(leaf)) else leaf[start:end]
+        if not missing:
+            return part if _even(part) else part.clone(memory_format=_layout(part))
+        if missing <= count:
+            return torch.cat([part, part[:missing]])
+        return part.index_select(0, repeated(count, size).to(leaf.device))
+
+    return trees.mapped(tree, change)
+
+
+def repeated(count: int, size: int) -> Tensor:
+    """0, 1, …, count − 1, 0, 1, …: ``size`` places."""
+    return torch.arange(size) % count
+
+
+def _layout(leaf: Tensor) -> torch.memory_format:
+    for dims, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if leaf.dim() == dims and leaf.is_contiguous(memory_format=layout):
+            return layout
+    return torch.contiguous_format
+
+
+def _even(leaf: Tensor) -> bool:
+    if leaf.layout is not torch.strided:
+        return True
+    return leaf.is_contiguous(memory_format=_layout(leaf)) and leaf.data_ptr() % 64 == 0

@@ -1,0 +1,88 @@
+"""Records whose gradients turn on a last bit: one more of them moves a sum by no more than C.
+
+A row of a product may have other bits where there are more rows, or at another place among them.
+Where a loss has a kink, a last bit is a whole contribution. The records here are made for the
+machine that runs the tests, from the bits that the product itself has at both places; where blocks
+followed from the batch, they moved its sum by several C.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from forethought.gradients import clipping
+from forethought.privacy import Clip, Examples, Round
+from forethought.rounds.contributions import Batch, ExampleGradients, Gradients
+from forethought.rounds.records import TensorRecords
+from forethought.samplings import FullBatch
+
+C = 1.0
+Place = tuple[int, int]  # which row, of how many
+
+
+def absolute(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs.squeeze(-1) - targets).abs()
+
+
+def at(model: nn.Linear, record: torch.Tensor, place: Place) -> float:
+    row, rows = place
+    x = torch.zeros(rows, model.in_features)
+    x[row] = record
+    with torch.no_grad():
+        return float(model(x)[row, 0])
+
+
+def crafted(here: Place, there: Place) -> tuple[nn.Linear, torch.Tensor, float]:
+    """A model, a record, and a target between its outputs at two places."""
+    draws = np.random.default_rng(here[1])
+    best: tuple[float, nn.Linear, torch.Tensor, float] | None = None
+    for width in (512, 123, 33):
+        model = nn.Linear(width, 1, bias=False)
+        model.weight.data = torch.from_numpy(draws.standard_normal((1, width))).float()
+        for record in torch.from_numpy(draws.standard_normal((100, width))).float():
+            one, other = at(model, record, here), at(model, record, there)
+            if other > one and (best is None or (other - one) / abs(one) > best[0]):
+                between = np.nextafter(np.float32(one), np.float32(np.inf))
+                best = ((other - one) / abs(one), model, record, float(between))
+    if best is None:
+        pytest.skip("this machine's products have the same bits at both places")
+    return best[1:]
+
+
+def moved(before: tuple, after: tuple, model: nn.Linear, micro_batch: int | None) -> float:
+    """How far the sum of a round is from that of another, in units of C."""
+    count = len(before[0])
+    chosen = Round(
+        0, 0, count, FullBatch(), Examples(), Clip(C), C, 1.0, 1.0, "gaussian", float(count)
+    )
+    how = Gradients(absolute, clipping.flat, micro_batch)
+    sums = []
+    for x, y in (before, after):
+        into = {"weight": torch.zeros_like(model.weight, dtype=torch.float64)}
+        batch = Batch(np.arange(len(x)), None, len(x))
+        ExampleGradients().add(into, model, TensorRecords(x, y), batch, chosen, how)
+        sums.append(into["weight"])
+    return float((sums[1] - sums[0]).norm()) / C
+
+
+def records(record: torch.Tensor, target: float, count: int, places: range) -> tuple:
+    y = torch.full((count,), 1e6)
+    y[places] = target
+    return record.expand(count, -1).clone(), y
+
+
+@pytest.mark.parametrize("count", [19, 67, 259, 1027])
+def test_a_record_more_in_one_call(count: int) -> None:
+    model, record, target = crafted((count - 1, count), (count - 1, count + 1))
+    every = records(record, target, count + 1, range(count - 3, count))
+    assert moved((every[0][:-1], every[1][:-1]), every, model, None) <= 1.0
+
+
+@pytest.mark.parametrize(("micro_batch", "count"), [(50, 1000), (5, 400)])
+def test_a_record_more_in_front_of_micro_batches(micro_batch: int, count: int) -> None:
+    model, record, target = crafted((micro_batch - 1, micro_batch), (0, micro_batch))
+    every = records(record, target, count + 1, range(micro_batch, count + 1, micro_batch))
+    assert moved((every[0][1:], every[1][1:]), every, model, micro_batch) <= 1.0

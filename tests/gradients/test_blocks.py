@@ -1,0 +1,197 @@
+"""Sizes of blocks follow from public numbers; a record's numbers do not follow from the others."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from forethought.gradients import SlowGradientsWarning, blocks, chain, clipped_sum, probing
+from forethought.gradients.blocks import UNIT, Blocks, filled, planned
+from forethought.gradients.clipped import numbers_behind
+from forethought.gradients.watching import bits
+from forethought.rounds.losses import cross_entropy, squared_error
+
+
+@pytest.mark.parametrize("batch", [1, 7.3, 64, 256, 1024, 60_000])
+def test_few_sizes_hold_nearly_every_poisson_batch_and_are_filled_cheaply(batch: float) -> None:
+    sizes = planned(batch, math.sqrt(batch)).sizes
+    assert len(sizes) <= 8 and list(sizes) == sorted(sizes)
+    assert all(size % UNIT == 0 for size in sizes)
+    draws = np.random.default_rng(5).poisson(batch, 20_000)
+    found = planned(batch, math.sqrt(batch))
+    rows = [sum(size for _, _, size in found.cut(int(count))) for count in draws]
+    assert np.mean(draws > sizes[-1]) < 0.005
+    # Half a step, which is about the spread, and never more than half of one unit and a bit.
+    assert np.mean(rows) <= batch + 0.75 * max(UNIT, math.sqrt(batch)) + 1
+
+
+@pytest.mark.parametrize("most", [1, 3, 5, 16, 50, 1000])
+def test_no_block_is_longer_than_what_may_be_held(most: int) -> None:
+    found = planned(10_000, 100, most)
+    assert len(found.sizes) == 1 and most / 2 < found.sizes[0] <= most
+    assert all(max(other.sizes) <= most for other in found.others())
+
+
+def test_blocks_cover_a_batch_once() -> None:
+    found = Blocks((16, 32, 48))
+    for count in range(200):
+        places = [place for start, end, _ in found.cut(count) for place in range(start, end)]
+        assert places == list(range(count))
+        assert all(
+            end - start <= size and size in found.sizes for start, end, size in found.cut(count)
+        )
+
+
+def test_a_block_is_filled_with_its_own_examples() -> None:
+    x = torch.arange(10.0).view(5, 2)
+    assert filled(x, 3, 5, 5)[:, 0].tolist() == [6.0, 8.0, 6.0, 8.0, 6.0]
+    assert filled(x, 0, 5, 5).data_ptr() == x.data_ptr()
+    wide = filled({"a": x.t().contiguous().t()}, 0, 5, 5)["a"]
+    assert wide.is_contiguous() and torch.equal(wide, x)
+
+
+Case = tuple[nn.Module, torch.Tensor, torch.Tensor]
+
+
+def chained(count: int = 40) -> Case:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(9, 12), nn.Tanh(), nn.Linear(12, 3))
+    return model, torch.randn(count, 9), torch.randint(0, 3, (count,))
+
+
+@pytest.fixture
+def nudged(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[int], slice]], None]]:
+    """A product whose last bit is another in some rows of so many."""
+    plain = chain._linear
+
+    def plant(which: Callable[[int], slice]) -> None:
+        def linear(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+            output, some = plain(layer, x), which(len(x))
+            other = torch.nextafter(output.detach(), output.detach() + 1) - output.detach()
+            nudge = torch.zeros_like(other)
+            nudge[some] = other[some]
+            return output + nudge
+
+        monkeypatch.setattr(chain, "_linear", linear)
+
+    yield plant
+
+
+def settled(sizes: tuple[int, ...]) -> Blocks:
+    model, x, y = chained()
+    seen: list[Blocks] = []
+
+    def compute(rows: object, real: int, used: Blocks) -> object:
+        from forethought.gradients.clipped import computed
+
+        seen.append(used)
+        trained = dict(model.named_parameters())
+        return computed(model, cross_entropy, trained, None, 1, rows, real, used)
+
+    return probing.probed(Blocks(sizes), model, cross_entropy, (x, y), 1, compute)
+
+
+def test_where_places_are_alike_nothing_is_changed() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert settled((16, 32)) == Blocks((16, 32))
+
+
+def test_another_last_bit_in_one_place_is_found(nudged: Callable) -> None:
+    nudged(lambda count: slice(count - 1, count if count > 1 else 0))
+    with pytest.warns(SlowGradientsWarning, match="other bits at another place"):
+        assert settled((16, 32)) == Blocks((1,))
+
+
+def test_other_bits_in_long_blocks_leave_one_size(nudged: Callable) -> None:
+    nudged(lambda count: slice(0, count if count > 32 else 0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert settled((32, 48)) == Blocks((64,))
+
+
+def test_a_probe_leaves_weights_and_generators_as_they_were() -> None:
+    model, x, y = chained()
+    weights = [p.detach().clone() for p in model.parameters()]
+    before = torch.get_rng_state()
+    versions = [p._version for p in model.parameters()]
+    clipped_sum(model, cross_entropy, x, y, 1.0, blocks=planned(40, 6))
+    assert torch.equal(before, torch.get_rng_state())
+    assert versions == [p._version for p in model.parameters()]
+    assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
+
+
+def test_what_the_data_say_does_not_reach_the_probe() -> None:
+    tried = []
+    for scale in (1.0, 1e30):
+        model, x, y = chained()
+        made: list[torch.Tensor] = []
+        compute = lambda rows, real, used: made.append(rows[0]) or {}  # noqa: E731, B023
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with contextlib.suppress(Exception):
+                probing.probed(planned(40, 6), model, cross_entropy, (x * scale, y), 1, compute)
+        tried.append(torch.stack(made[:1]))
+    assert torch.equal(*tried)
+
+
+def user_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return F.smooth_l1_loss(outputs, F.one_hot(targets, 3).to(outputs), reduction="none").sum(1)
+
+
+class Asks(nn.Module):
+    """Takes another way for every sign: its lanes part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(9, 3), nn.Linear(9, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.one(x) if bool(x.sum() > 0) else torch.sigmoid(self.two(x))
+
+
+@pytest.mark.parametrize("kind", ["chain", "lanes", "parted"])
+@pytest.mark.parametrize("sizes", [(48, 64), (16,), (4,)])
+def test_a_record_has_the_same_numbers_whoever_else_is_there(
+    kind: str, sizes: tuple[int, ...]
+) -> None:
+    model, x, y = chained(60)
+    model = {"chain": model, "lanes": nn.Sequential(model, nn.LayerNorm(3)), "parted": Asks()}[kind]
+    loss = cross_entropy if kind == "chain" else user_loss
+    used = Blocks(sizes)
+    whole = [part[:1] for part in numbers_behind(model, loss, x, y, used)]
+    for count in (1, 2, 15, 16, 17, 47, 53, 59):
+        for place in (0, count - 1):
+            order = torch.arange(1, count + 1)
+            order[place] = 0
+            found = numbers_behind(model, loss, x[order], y[order], used)
+            assert all(
+                torch.equal(bits(one[place : place + 1]), bits(other))
+                for one, other in zip(found, whole, strict=True)
+            )
+
+
+def test_a_size_that_follows_from_the_batch_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "_up", lambda count, step: max(1, math.ceil(count)))
+    monkeypatch.setattr(Blocks, "fit", lambda self, count: count)
+    torch.manual_seed(3)
+    x = torch.randn(70, 784).double()
+    model = nn.Sequential(nn.Linear(784, 512).double(), nn.Identity())
+    numbers = [
+        numbers_behind(model, squared_error, x[:n], x[:n, :512], Blocks((80,)))
+        for n in (67, 68, 69)
+    ]
+    same = [
+        torch.equal(bits(a[:67]), bits(b[:67]))
+        for other in numbers[1:]
+        for a, b in zip(numbers[0], other, strict=True)
+    ]
+    assert not all(same)
