@@ -30,6 +30,7 @@ from forethought.gradients.sums import weighed
 from forethought.gradients.terms import Dense, Outer, Separate, Term
 from forethought.gradients.trees import Loss
 from forethought.gradients.watching import WATCH, Watch, bits
+from forethought.turns import turns
 
 Computed = list[Once] | dict[str, Term]
 Compute = Callable[[Any, int, Blocks], Computed]
@@ -70,6 +71,7 @@ def probed(
     return found
 
 
+@turns
 def _settled(blocks: Blocks, model: nn.Module, data: Any, copies: int, compute: Compute) -> Blocks:
     if blocks.sizes == (1,):
         return blocks
