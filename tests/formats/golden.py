@@ -1,0 +1,343 @@
+"""The stored formats, written down: what the files in ``golden/`` hold, and how to write them.
+
+``python tests/formats/golden.py`` writes them all anew, with fixed seeds and keys. The tests read
+them with today's code and compare with the values that are made here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+import forethought as ft
+from forethought import signing
+from forethought.assumed import Assumed
+from forethought.caveats import Caveat
+from forethought.exchange.codec import layout
+from forethought.exchange.events import Release
+from forethought.exchange.journal import ServerJournal
+from forethought.exchange.ledger import ClientLedger
+from forethought.exchange.messages import KINDS, SERVER, Update
+from forethought.exchange.signed import Endpoint
+from forethought.exchange.storage import MemoryStorage
+from forethought.exchange.storing import ENTRIES, ServerSnapshot
+from forethought.federated.federation import Federation, Member
+from forethought.gossip.gossip import Gossip
+from forethought.gossip.gossip import Member as Worker
+from forethought.gossip.graphs import make
+from forethought.gossip.mixing import Mixing
+from forethought.peers import wire
+from forethought.rounds.transcript import Transcript
+
+GOLDEN = Path(__file__).parent / "golden"
+RUN_ID = bytes(range(32))
+PARAMETERS = 3
+# What of a run folder is its format: neither pictures nor pages.
+NO_FORMAT = {"figures", "report.html", "statement.html"}
+# Written by a run, from computations that end in other bits on other machines.
+RUN = "run"
+
+
+def key(number: int) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32)
+
+
+def mechanism() -> ft.Mechanism:
+    """Every kind of sampling and of correlated noise."""
+    return ft.Mechanism(
+        ft.Rounds(1.5, 10, ft.Poisson(0.125)),
+        ft.Rounds(2.0, 3, ft.WithoutReplacement(5, 40)),
+        ft.Rounds(2.5, 8, ft.Shuffled(10, 40)),
+        ft.Rounds(3.0, 4, ft.RandomAllocation(4)),
+        ft.Rounds(3.5, 6, ft.CyclicPoisson(0.5, 3)),
+        ft.Rounds(4.0, 2, ft.FullBatch(), "group", groups=4),
+        ft.Correlated(1.0, 6, ft.CyclicPoisson(1.0, 3), strategy=ft.Banded((1.0, 0.5))),
+        ft.Correlated(2.0, 6, ft.FullBatch(), strategy=ft.BufferedToeplitz((0.25,), (0.5,))),
+        adjacency="replace-one",
+    )
+
+
+def plan() -> ft.Plan:
+    """A plan that says everything that clipped examples can."""
+    return ft.Plan(
+        ft.Mechanism(ft.Rounds(1.5, 3, ft.Poisson(0.25)), ft.Rounds(2.0, 2, ft.Poisson(0.5))),
+        40,
+        1e-3,
+        ft.Clip(0.5, "per-layer", shares={"weight": 0.75, "bias": 0.5}, final=0.25),
+        budget=ft.Budget(3.0, 1e-3),
+        noise="grid",
+        preparation=ft.Preparation(("moments", "classes"), (0.0, 1.0), 2, 2, noise_multiplier=8.0),
+        records_per_person=2,
+        augmentation=ft.Augmentation(4, ("mirror", "crop"), None, 0.5),
+        optimizer=ft.Optimizer("adam", 0.25, (("betas", (0.5, 0.75)),)),
+        schedule=ft.Schedule("cosine", warmup=1),
+        averaging=ft.Averaging("tail", fraction=0.5),
+        gradient_filter=ft.GradientFilter("low-pass", 2.0, 1),
+        assumed=Assumed(100, 2.0, True, ("step size",)),
+        hyperparameters=Caveat("declared"),
+        not_covered=("the weather",),
+        reasons=(("batch", "given"),),
+    )
+
+
+def plan_of_updates() -> ft.Plan:
+    """A plan of local updates, whose clipping norm follows a quantile."""
+    return ft.Plan(
+        ft.Mechanism(ft.Rounds(2.0, 5, ft.Poisson(0.5), "group", groups=4)),
+        40,
+        1e-3,
+        ft.Clip(1.0, "quantile", count_noise=10.0),
+        groups=4,
+        local=ft.Local("adam", 0.125, (("betas", (0.5, 0.75)),), passes=2, step=4),
+    )
+
+
+def transcript() -> Transcript:
+    """Both releases of each round, then one of another kind."""
+    made, chosen = Transcript(), plan_of_updates()
+    for index in range(3):
+        one = chosen.round(index)
+        made.append(one, one.noise_std, one.clip_norm, one.count_noise)
+    made.append_other("scores", 4.0)
+    return made
+
+
+def plain_plan(rounds: int) -> ft.Plan:
+    optimizer = ft.Optimizer("sgd", 0.5, ())
+    return ft.Plan(
+        ft.Mechanism(ft.Rounds(1.0, rounds, ft.Poisson(0.5))), 40, 1e-3, optimizer=optimizer
+    )
+
+
+def federation() -> Federation:
+    return Federation(
+        members=(Member("a", 0, 1.0, "01" * 32), Member("b", 1, 2.0, "02" * 32)),
+        plans=(plain_plan(3), plain_plan(4)),
+        parameters=PARAMETERS,
+        architecture="test",
+        rounds=3,
+    )
+
+
+def gossip() -> Gossip:
+    return Gossip(
+        members=(Worker("a"), Worker("b"), Worker("c"), Worker("d")),
+        plans=(plain_plan(6),),
+        mixing=Mixing("matchings", make("ring", 4), 5),
+        parameters=PARAMETERS,
+        architecture="test",
+        rounds=4,
+        nonce="golden",
+    )
+
+
+def vector(first: float) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return first + np.arange(PARAMETERS, dtype=np.float32) / 4
+
+
+def endpoint() -> Endpoint:
+    """A client's."""
+    return Endpoint(RUN_ID, 0, key(2), {SERVER: key(1).public_key().public_bytes_raw()}, PARAMETERS)
+
+
+def made(kind: type, number: int) -> Any:
+    """One of a class that is sent or kept, with a value of its own in every field."""
+    values: dict[str, Any] = {}
+    for place, (name, type_) in enumerate(layout(kind), number):
+        values[name] = {
+            "int": place,
+            "str": f"text {place}",
+            "bytes": bytes([place]) * 4,
+            "int64": np.arange(PARAMETERS, dtype=np.int64) - place,
+            "float32": vector(place),
+            "packed": vector(place + (place % 2) / 3),  # of both forms
+        }[type_]
+    return kind(**values)
+
+
+def messages() -> list[Any]:
+    """One of every registered kind, by their numbers."""
+    for room in ("gossip.messages", "federated.secure_aggregation.messages", "peers.sites"):
+        import_module(f"forethought.{room}")  # which register kinds of their own
+    return [made(KINDS[number], number) for number in sorted(KINDS)]
+
+
+def signed_frames() -> bytes:
+    return b"".join(endpoint().seal(SERVER, message) for message in messages())
+
+
+def plain(message: Any) -> bool:
+    """Whether a message goes without a signature, between workers of one cluster."""
+    types = [type_ for _, type_ in layout(type(message))]
+    return set(types) <= {"int", "float32", "packed"} and len(types) - types.count("int") <= 1
+
+
+def plain_frames() -> bytes:
+    parts = []
+    for message in filter(plain, messages()):
+        header, held = wire.encode(message)
+        parts += [header.tobytes(), b"" if held is None else held.tobytes()]
+    return b"".join(parts)
+
+
+def release(round: int) -> Release:
+    update = Update(round, round + 5, vector(round))
+    state = b"state %d" % round
+    return Release(round, round + 5, 2 * round + 2, bytes([round]) * 32, state, update)
+
+
+def ledger() -> bytes:
+    """Three releases, of which the first was acknowledged."""
+    storage = MemoryStorage()
+    made = ClientLedger(storage, endpoint(), "data")
+    for round in range(3):
+        made.commit(release(round))
+        if round == 0:
+            made.acknowledged(0)
+    return storage.contents()["ledger"]
+
+
+SNAPSHOT = ServerSnapshot(
+    {"version": 3, "pending": [[1, 2]], "x": 0.125},
+    {"model": vector(0.0), "counts": np.array([3, 4], dtype=np.int64)},
+)
+
+
+def entries() -> list[Any]:
+    """One of every kind that a journal takes."""
+    return [made(kind, number) for number, kind in sorted(ENTRIES.items())]
+
+
+def journal() -> bytes:
+    """A snapshot, then every kind of entry."""
+    storage = MemoryStorage()
+    kept = ServerJournal(storage, RUN_ID)
+    kept.snapshot(SNAPSHOT)
+    for entry in entries():
+        kept.append(entry)
+    return storage.contents()["journal"]
+
+
+def statement() -> ft.Statement:
+    """Of a plan that was not run, about something, signed."""
+    about = ft.About("patients", "2026", "triage", "A. Person", "sha256:" + "0" * 64)
+    made = replace(ft.account(plain_plan(5)), about=about)
+    with tempfile.TemporaryDirectory() as folder:
+        pem = Path(folder) / "key.pem"
+        pem.write_bytes(
+            key(9).private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+        )
+        return replace(made, signature=signing.sign(made.content(), pem))
+
+
+TABLE = [(20 + age, "AB"[age % 2], "yes" if age > 30 else "no") for age in range(60)]
+JOB = """\
+[data]
+source = "csv:patients.csv"
+label = "died"
+classes = ["no", "yes"]
+
+[data.columns]
+age = [0, 110]
+ward = ["A", "B"]
+
+[model]
+name = "linear"
+
+[budget]
+epsilon = 3.0
+delta = 1e-2
+
+[training]
+rounds = 4
+
+[run]
+seed = 1
+noise_seed = 2
+"""
+
+
+def write_run(folder: Path) -> None:
+    """A job on a declared table, trained with seeds, without its pictures and pages."""
+    from typer.testing import CliRunner
+
+    from forethought.cli import app
+
+    here = Path.cwd()
+    with tempfile.TemporaryDirectory() as made:
+        rows = "".join(f"{age},{ward},{died}\n" for age, ward, died in TABLE)
+        Path(made, "patients.csv").write_text(f"age,ward,died\n{rows}", encoding="utf-8")
+        Path(made, "job.toml").write_text(JOB, encoding="utf-8")
+        os.chdir(made)
+        try:
+            done = CliRunner().invoke(app, ["train", "job.toml", "--out", RUN, "--quiet"])
+            if done.exit_code:
+                raise RuntimeError(f"{done.output} {done.exception}")
+        finally:
+            os.chdir(here)
+        for path in sorted(Path(made, RUN).iterdir()):
+            if path.name not in NO_FORMAT:
+                shutil.copyfile(path, folder / path.name)
+
+
+RECORDS = {"age": ["25", "50", "75"], "ward": ["A", "B", "A"]}
+
+
+def answers() -> dict[str, Any]:
+    """What the run in ``golden/`` says of some records."""
+    predictor = ft.load(GOLDEN / RUN)
+    return {
+        "predictions": predictor.predict(RECORDS).tolist(),
+        "probabilities": predictor.predict_proba(RECORDS).tolist(),
+    }
+
+
+def text(values: Any) -> bytes:
+    return (json.dumps(values, indent=2) + "\n").encode()
+
+
+# File → its bytes, the same on every machine.
+EXACT: dict[str, Callable[[], bytes]] = {
+    "mechanism.json": lambda: text(mechanism().to_dict()),
+    "plan.json": lambda: text(plan().to_dict()),
+    "plan-of-updates.json": lambda: text(plan_of_updates().to_dict()),
+    "transcript.json": lambda: text(transcript().to_values()),
+    "federation.json": lambda: text(federation().to_dict()),
+    "gossip.json": lambda: text(gossip().to_dict()),
+    "signed-frames.bin": signed_frames,
+    "plain-frames.bin": plain_frames,
+    "ledger.bin": ledger,
+    "journal.bin": journal,
+}
+STATEMENT, ANSWERS = "statement.json", "run-answers.json"
+
+
+def main() -> None:
+    """Write every file anew."""
+    shutil.rmtree(GOLDEN, ignore_errors=True)
+    (GOLDEN / RUN).mkdir(parents=True)
+    for name, make_it in EXACT.items():
+        (GOLDEN / name).write_bytes(make_it())
+    (GOLDEN / STATEMENT).write_text(statement().to_json() + "\n", encoding="utf-8")
+    write_run(GOLDEN / RUN)
+    (GOLDEN / ANSWERS).write_bytes(text(answers()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
