@@ -33,3 +33,16 @@ def same_numbers() -> None:
     """Every test draws the same numbers, whatever ran before it."""
     if drawn := sys.modules.get("drawn"):
         drawn.reseed(0)
+
+
+@pytest.fixture
+def noise_by_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise that follows from secret and round alone, so that sums compare behind it.
+
+    For tests that compare how a sum is computed; what the library draws never does this.
+    """
+    from forethought.rounds.private_sum import PrivateRounds
+    from forethought.rounds.randomness import BoundNoise
+
+    monkeypatch.setattr(PrivateRounds, "_about", lambda _, chosen: chosen.index.to_bytes(32, "big"))
+    monkeypatch.setattr(BoundNoise, "bind", lambda _, about, _sum: about[31::-1])

@@ -25,7 +25,7 @@ from comparison import CHOSEN, TIMED, Preset, Problem, Row, measure, train, want
 
 import forethought as ft
 from forethought.gradients.rounding import CHARGE, NARROW
-from forethought.rounds.randomness import Secrets, Stream
+from forethought.rounds.randomness import BoundNoise, Secrets, Stream
 from forethought.rounds.sampling import Indices, sampler
 from forethought.training.step_sizes import step_sizes
 
@@ -44,7 +44,9 @@ class Drawn:
 
 
 class Chance:
-    """Batches and noise of one seed's holders, round by round, as the library draws them.
+    """Batches and noise of one seed's holders, round by round, the noise the same for every plan.
+
+    The library's noise is bound to each sum; plans in step share theirs, so that it is drawn once.
 
     Args:
         plan: of a holder of all the records; its Poisson rate counts.
@@ -56,7 +58,7 @@ class Chance:
         self, plan: ft.Plan, parts: Sequence[Indices], secrets: Sequence[Secrets], weights: int
     ) -> None:
         self._parts, self._weights = parts, weights
-        self._noises = [Stream(own.noise, "noise") for own in secrets]
+        self._noises = [BoundNoise(own.noise) for own in secrets]
         (release,) = plan.mechanism
         self._samplers = [
             sampler(release.sampling, len(part), Stream(own.sampling, "sampling"))
@@ -67,7 +69,8 @@ class Chance:
         """Round ``index``."""
         drawn = zip(self._parts, self._samplers, strict=True)
         records = [part[draw(index)] for part, draw in drawn]
-        noise = sum(stream.at(index).standard_normal(self._weights) for stream in self._noises)
+        place = index.to_bytes(32, "little")
+        noise = sum(noise.at(place).standard_normal(self._weights) for noise in self._noises)
         return Drawn(np.concatenate(records), np.asarray(noise))
 
 

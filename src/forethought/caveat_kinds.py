@@ -78,6 +78,13 @@ KINDS: dict[str, Kind] = {
         "when to stop",
         "what a stopped run releases is a function of what the whole one would have released",
     ),
+    "released-again": Kind(
+        "fact",
+        "{detail} rounds count as released again, on the same batch: the run was interrupted and "
+        "went on from before them, and their sums came out otherwise; every release had noise of "
+        "its own, and all of them are accounted",
+        "several releases of a round tell as much as one with less noise",
+    ),
     "presence-not-protected": Kind(
         "fact",
         "with the batches known, their positions follow from the number of records, so what a "

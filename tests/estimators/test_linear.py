@@ -137,6 +137,7 @@ def test_a_seed_takes_the_guarantee_and_gives_the_same_model() -> None:
     assert free[0].statement_.private
 
 
+@pytest.mark.usefixtures("noise_by_round")
 def test_rows_beyond_the_bound_are_scaled_to_it_everywhere() -> None:
     X = rows(400)
     far = X.copy()
@@ -151,6 +152,7 @@ def test_rows_beyond_the_bound_are_scaled_to_it_everywhere() -> None:
     assert np.allclose(one.decision_function(far), one.decision_function(held))
 
 
+@pytest.mark.usefixtures("noise_by_round")
 def test_targets_beyond_the_range_go_to_its_end() -> None:
     X = rows(400)
     y = X[:, 0].copy()

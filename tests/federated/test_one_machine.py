@@ -53,7 +53,7 @@ def test_one_client_is_train(local_rounds: int, averaging: str, optimizer: str) 
     model = small_model()
     alone = copy.deepcopy(model)
     seeds = Seeds(4, 5)
-    ft.train(alone, (inputs, targets), plan, seeds=seeds, execution=ft.Execution(salted=True))
+    ft.train(alone, (inputs, targets), plan, seeds=seeds)
 
     shared = SharedModel(model)
     start = shared.read()

@@ -77,10 +77,7 @@ def brought(federation: Federation) -> tuple[SharedModel, list[Holder]]:
 def in_the_clear(federation: Federation) -> np.ndarray:
     """The same training with plain sums of the released vectors, in the same order."""
     shared, holders = brought(federation)
-    rounds = [
-        PrivateRounds(h.plan.privacy, shared.parameters, h.loss, h.secrets, salted=True)
-        for h in holders
-    ]
+    rounds = [PrivateRounds(h.plan.privacy, shared.parameters, h.loss, h.secrets) for h in holders]
     weights, sizes = shared.read(), step_sizes(federation.plan(0))
     for index in range(ROUNDS):
         shared.write(weights)

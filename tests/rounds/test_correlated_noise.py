@@ -12,13 +12,15 @@ from scipy.linalg import toeplitz
 
 import forethought as ft
 from drawn import randn, reseed
+from forethought.holders.error import HolderError
+from forethought.holders.trainer import Holder
 from forethought.mechanism import Correlated, Mechanism, Rounds
 from forethought.plans import Plan
 from forethought.privacy import Clip
 from forethought.rounds.correlated_noise import CorrelatedNoise
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
-from forethought.rounds.randomness import Secrets, Seeds, Stream
+from forethought.rounds.randomness import BoundNoise, Secrets, Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.rounds.transcript import TranscriptError
 from forethought.samplings import CyclicPoisson, FullBatch
@@ -30,12 +32,13 @@ TURNS = CyclicPoisson(0.5, 4)
 SIZE, ROUNDS = 70_000, 12
 
 
-def stream() -> Stream:
-    return Stream(bytes([7] * 32), "noise")
+NOISE = BoundNoise(bytes([7] * 32))
+# What each round's noise is bound to.
+BOUND = [bytes([round] * 32) for round in range(3 + ROUNDS)]
 
 
 def drawn(strategy: Strategy, rounds: list[int], first: int = 0) -> np.ndarray:
-    noise = CorrelatedNoise(SIZE, strategy, stream(), first)
+    noise = CorrelatedNoise(SIZE, strategy, NOISE, BOUND, first)
     found = []
     for index in rounds:
         vector = torch.zeros(SIZE, dtype=torch.float64)
@@ -46,10 +49,10 @@ def drawn(strategy: Strategy, rounds: list[int], first: int = 0) -> np.ndarray:
 
 @pytest.mark.parametrize("strategy", [BANDED, BUFFERED, Banded((1.0,))], ids=str)
 def test_the_strategy_turns_the_noise_into_independent_numbers(strategy: Strategy) -> None:
-    """Exactly: C times the noise is what the stream gives for each round."""
+    """Exactly: C times the noise is what each round's sum is bound to."""
     rows = drawn(strategy, list(range(3, 3 + ROUNDS)), first=3)
     C = np.tril(toeplitz(strategy.column(ROUNDS)))
-    numbers = [stream().at(index).standard_normal(SIZE) for index in range(3, 3 + ROUNDS)]
+    numbers = [NOISE.at(BOUND[index]).standard_normal(SIZE) for index in range(3, 3 + ROUNDS)]
     np.testing.assert_allclose(C @ rows, numbers, atol=1e-11)
 
 
@@ -143,11 +146,5 @@ def test_what_cannot_be_correlated_is_refused() -> None:
     chosen = plan()
     with pytest.raises(ft.UnsupportedMechanismError, match="no mechanism of its own"):
         _ = chosen.round(3).mechanism
-    with pytest.raises(ValueError, match="keyed by the weights"):
-        PrivateRounds(
-            chosen.privacy,
-            dict(network().named_parameters()),
-            cross_entropy,
-            Secrets.draw(Seeds(1, 2)),
-            salted=True,
-        )
+    with pytest.raises(HolderError, match="independent noise"):
+        Holder(chosen, TensorRecords(*data()), cross_entropy, Secrets.draw(Seeds(1, 2)))

@@ -94,6 +94,7 @@ def test_sum_is_that_of_examples_clipped_one_by_one() -> None:
         assert torch.equal(p.grad, torch.full_like(p, 7.0))  # never touched
 
 
+@pytest.mark.usefixtures("noise_by_round")
 @pytest.mark.parametrize("micro_batch", [1, 5, 24, 100])
 @pytest.mark.parametrize("clip", [Clip(0.3), Clip(0.3, "automatic"), Clip(0.3, "per-layer")])
 def test_micro_batches_change_nothing(micro_batch: int, clip: Clip) -> None:

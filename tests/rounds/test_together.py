@@ -110,7 +110,7 @@ class Holder:
         self.records = TensorRecords(inputs, targets)
         parameters = dict(model.named_parameters())
         secrets = Secrets.draw(Seeds(place, place))
-        self.rounds = PrivateRounds(plan.privacy, parameters, LOSS, secrets, salted=True)
+        self.rounds = PrivateRounds(plan.privacy, parameters, LOSS, secrets)
 
 
 LOSS = default_loss(torch.zeros(2, dtype=torch.int64))
@@ -121,6 +121,7 @@ def opened(model: nn.Module) -> tuple[list[Holder], list[PrivateSum]]:
     return holders, [holder.rounds.open(0) for holder in holders]
 
 
+@pytest.mark.usefixtures("noise_by_round")
 def test_holders_release_what_they_would_release_alone() -> None:
     model = models()["chain"]
     holders, sums = opened(model)
@@ -161,7 +162,7 @@ def test_nothing_comes_of_a_pass_that_failed() -> None:
             one.release()
 
 
-def test_the_noise_depends_on_the_weights_where_it_is_salted() -> None:
+def test_the_noise_depends_on_the_weights() -> None:
     released = []
     for change in (0.0, 0.0, 1e-3):
         model = models()["chain"]

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forethought.contributions import Examples, Groups
-from forethought.mechanism import Mechanism, Rounds
+from forethought.mechanism import Correlated, Mechanism, Rounds
 from forethought.privacy import Clip, Privacy
 from forethought.rounds.transcript import COUNTS, GRADIENTS, Transcript, TranscriptError
 from forethought.samplings import FullBatch, Poisson, Shuffled, WithoutReplacement
+from forethought.strategies import Banded
 
 N = 12
 samplings = st.sampled_from([Poisson(0.3), WithoutReplacement(4, N), Shuffled(5, N), FullBatch()])
@@ -136,3 +137,58 @@ def test_phases_follow_each_other_and_scores_have_their_name() -> None:
 def test_its_size_is_that_of_the_different_rounds() -> None:
     chosen = privacy([(2.0, 1000, Poisson(0.3)), (1.0, 1000, FullBatch())])
     assert len(written(chosen).to_values()["rounds"]) == 2
+
+
+def released_again(chosen: Privacy, which: dict[int, int]) -> Transcript:
+    transcript = Transcript()
+    for index in range(chosen.rounds):
+        one = chosen.round(index)
+        times = which.get(index, 1)
+        transcript.append(one, one.noise_std, one.clip_norm, one.count_noise, one.strategy, times)
+    return transcript
+
+
+def noises(transcript: Transcript) -> list[tuple[int, float]]:
+    return [(part.count, part.noise_multiplier) for part in transcript.mechanism("zero-out")]
+
+
+def test_rounds_released_again_have_the_noise_of_all_their_releases() -> None:
+    chosen = privacy([(2.0, 6, Poisson(0.3))])
+    transcript = released_again(chosen, {2: 2, 3: 2, 4: 9})
+    found = noises(transcript)
+    assert [count for count, _ in found] == [2, 2, 1, 1]
+    assert [sigma for _, sigma in found] == pytest.approx([2, 2 / 2**0.5, 2 / 3, 2], rel=1e-12)
+    assert all(
+        sigma <= 2 / times**0.5 for (_, sigma), times in zip(found, [1, 2, 9, 1], strict=True)
+    )
+    assert transcript.again == 3
+    transcript.require(chosen.mechanism, once=True)
+    with pytest.raises(TranscriptError):
+        transcript.require(chosen.mechanism)
+    read = Transcript.from_values(transcript.to_values())
+    assert read.releases() == transcript.releases() and noises(read) == found
+    assert sum(row.count for row in read.releases()) == 6
+
+
+@pytest.mark.parametrize("index", [0, 3, 5])
+def test_an_epoch_counts_as_often_as_its_round_that_was_released_most(index: int) -> None:
+    """Its later rounds hold what its earlier ones did not: no mechanism without them."""
+    chosen = privacy([(2.0, 6, Shuffled(5, N)), (2.0, 2, Poisson(0.3))])
+    found = noises(released_again(chosen, {index: 4}))
+    assert found == [(6, pytest.approx(1.0)), (2, 2.0)]
+
+
+def test_correlated_rounds_count_as_often_as_the_one_that_was_released_most() -> None:
+    part = Correlated(2.0, 4, FullBatch(), strategy=Banded((1.0, 0.5)))
+    chosen = Privacy(Mechanism(part, part, adjacency="zero-out"), N, 1e-5)
+    found = noises(released_again(chosen, {5: 4}))
+    assert found == [(4, 2.0), (4, pytest.approx(1.0))]
+
+
+def test_the_count_of_a_round_is_released_again_with_it() -> None:
+    clip = Clip(0.37, "quantile", count_noise=3.0)
+    chosen = privacy([(1.0, 2, FullBatch())], clip=clip)
+    transcript = released_again(chosen, {1: 4})
+    (_, once), (_, again) = noises(transcript)
+    assert once == pytest.approx(1.0) and again == pytest.approx(0.5)
+    assert [row.name for row in transcript.releases()] == [GRADIENTS, COUNTS] * 2

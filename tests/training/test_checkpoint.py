@@ -64,14 +64,19 @@ def test_a_failed_write_leaves_the_old_file(
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-def test_the_count_of_rounds_is_kept_and_never_goes_back(tmp_path: Path) -> None:
-    count = ReleasedRounds(tmp_path)
-    count.advance(5)
-    count.advance(3)
-    count.close()
+def test_every_release_is_kept_and_counted_once(tmp_path: Path) -> None:
+    releases = ReleasedRounds(tmp_path)
+    assert [releases.note(index, bytes([index] * 32)) for index in range(5)] == [1] * 5
+    releases.close()
     again = ReleasedRounds(tmp_path)
-    assert again.value == 5
+    assert again.note(3, bytes([3] * 32)) == 1
+    assert again.note(3, bytes([9] * 32)) == 2
+    assert again.note(3, bytes([8] * 32)) == 3
+    assert again.note(3, bytes([9] * 32)) == 3  # one of those that there were
+    assert again.note(5, bytes([5] * 32)) == 1
     again.close()
+    assert ReleasedRounds.peek(tmp_path) == {0: 1, 1: 1, 2: 1, 3: 3, 4: 1, 5: 1}
+    assert (tmp_path / "released").stat().st_size == 40 * 8
 
 
 NEEDS_TWO_DIMENSIONS_OR_SPARSE = {"muon", "sparseadam"}

@@ -90,6 +90,7 @@ def off(modules: tuple[ModuleType, ModuleType], data, holders, size: int, found)
     return apart
 
 
+@pytest.mark.usefixtures("noise_by_round")
 @pytest.mark.parametrize("size", [1, 16])
 @pytest.mark.parametrize("name", ["ONE", "SHARES", "COPIES"])
 def test_weights_are_the_trainers(modules, data, name: str, size: int) -> None:
@@ -98,6 +99,7 @@ def test_weights_are_the_trainers(modules, data, name: str, size: int) -> None:
     assert max(off(modules, data, holders, size, found)) < ROUNDING
 
 
+@pytest.mark.usefixtures("noise_by_round")
 def test_the_comparison_notices_a_round_s_delay_and_another_clip_norm(
     modules, data, monkeypatch
 ) -> None:

@@ -276,9 +276,9 @@ def test_a_count_beyond_the_checkpoint_needs_the_same_machine(
     out = stopped(tmp_path / "run")
     monkeypatch.setattr("forethought.training.identity.__version__", "99.0")
     shutil.copytree(out, tmp_path / "repeats")
-    count = ReleasedRounds(tmp_path / "repeats" / "checkpoint")
-    count.advance(11)
-    count.close()
+    releases = ReleasedRounds(tmp_path / "repeats" / "checkpoint")
+    releases.note(8, bytes(32))
+    releases.close()
     with pytest.raises(CheckpointError, match=r"forethought was .*, is 99\.0"):
         train(nn.Linear(4, 2), data(), out=tmp_path / "repeats", resume=True)
     # A newer library continues an older run where nothing has to be repeated.

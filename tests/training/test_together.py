@@ -48,8 +48,9 @@ def one(cases: str, folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_two_processes_end_where_one_does(tmp_path: Path) -> None:
+def test_two_processes_end_where_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Same statement, same history; the same weights up to the rounding of the sums."""
+    monkeypatch.setitem(ENVIRONMENT, "NOISE_BY_ROUND", "1")
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     cases = "examples,empty slices,groups,quantile,grid,copies"
@@ -79,8 +80,12 @@ def test_a_stopped_run_goes_on_in_two_processes_bit_for_bit(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_processes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    other, wrapped = two("other data,wrapped", tmp_path)
-    for refused, said in ((other, "process 1 has another data"), (wrapped, ".module")):
+    other, wrapped, sums = two("other data,wrapped,other sum", tmp_path)
+    for refused, said in (
+        (other, "process 1 has another data"),
+        (wrapped, ".module"),
+        (sums, "another sum each"),
+    ):
         for found in refused:
             assert said in found["refused"] and "weights" not in found
 

@@ -24,6 +24,9 @@ from forethought.augmentation import Augmentation
 from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
 from forethought.privacy import Clip
+from forethought.rounds.private_sum import PrivateRounds
+from forethought.rounds.randomness import BoundNoise
+from forethought.rounds.team import ProcessGroup
 from forethought.samplings import FullBatch, Poisson, Shuffled
 from forethought.training.interruption import Interrupted
 from forethought.training.metrics import Event
@@ -80,6 +83,16 @@ def main(case: str, out: Path, stop: int | None) -> None:
         name, inputs = "examples", inputs + 1
     if case == "other data":
         name = "examples"
+    if case == "other sum":
+        name = "examples"
+        if rank:
+            honest = ProcessGroup.add_up
+
+            def add_up(self: ProcessGroup, tensor: torch.Tensor) -> None:
+                honest(self, tensor)
+                tensor[0] = torch.nextafter(tensor[0], tensor[0] + 1)
+
+            ProcessGroup.add_up = add_up  # type: ignore[method-assign]
     if case == "wrapped":
         name, model = "examples", DistributedDataParallel(model)
     generator = np.random.default_rng(5)
@@ -107,6 +120,10 @@ def main(case: str, out: Path, stop: int | None) -> None:
 
 
 if __name__ == "__main__":
+    if "NOISE_BY_ROUND" in os.environ:
+        # Noise of secret and round alone, so that the sums of one process and of two compare.
+        PrivateRounds._about = lambda _, chosen: chosen.index.to_bytes(32, "big")
+        BoundNoise.bind = lambda _, about, _sum: about[31::-1]
     with launched():
         last = int(sys.argv[3]) if len(sys.argv) > 3 else None
         for each in sys.argv[1].split(","):

@@ -23,7 +23,7 @@ from forethought.accounting.pld import pairs
 from forethought.gradients import clipped, clipping, sums
 from forethought.mechanism import per_hit
 from forethought.rounds import clip_norm, contributions, noise, private_sum, sampling
-from forethought.rounds.randomness import Stream
+from forethought.rounds.randomness import BoundNoise
 from forethought.rounds.sampling import Indices
 
 Planting = Callable[[], AbstractContextManager[None]]
@@ -116,23 +116,8 @@ def _quiet_count() -> AbstractContextManager[None]:
 
 
 def _new_after_resume() -> AbstractContextManager[None]:
-    original = Stream.at
     drawn = np.random.default_rng()
-
-    def at(self: Stream, index: int) -> np.random.Generator:
-        return drawn if getattr(self, "purpose", "noise") == "noise" else original(self, index)
-
-    return replaced((private_sum, "Stream", _renamed_stream(at)))
-
-
-def _renamed_stream(at: Any) -> type[Stream]:
-    class Fresh(Stream):
-        def __init__(self, secret: bytes, purpose: str) -> None:
-            super().__init__(secret, purpose)
-            self.purpose = purpose
-
-    Fresh.at = at  # type: ignore[method-assign]
-    return Fresh
+    return replaced((BoundNoise, "at", lambda _self, _bound: drawn))
 
 
 # --- clipping

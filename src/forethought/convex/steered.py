@@ -75,7 +75,7 @@ class _Run:
     def release(self, rounds: Rounds) -> NoisedSum:
         """One round at the path's present place, with secrets of its own."""
         index = len(self.transcript)
-        # The noise of a round is a function of its secret and its number, which is 0 every time.
+        # Every round has number 0 here: with one secret, two that are alike would be one release.
         secrets = Secrets.draw(self.seeds.part(index))
         self.seeded |= secrets.seeded_noise
         privacy, slope = self.privacy(rounds), self.model.slope

@@ -96,7 +96,6 @@ def train_securely(  # noqa: PLR0915
             holder.loss,
             holder.secrets,
             micro_batch=holder.micro_batch,
-            salted=True,
         )
         for holder in holders
     ]

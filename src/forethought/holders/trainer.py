@@ -2,8 +2,8 @@
 
 **Formal guarantee.** What :meth:`ClientTrainer.compute` returns is computed from the received
 weights and from noised sums of the client's own plan, and from nothing else: the weights after
-stepping the plan's optimizer along them, or one noised mean. Each round's noise is keyed by the
-secret, the round and a hash of the weights that it was computed on.
+stepping the plan's optimizer along them, or one noised mean. Each round's noise is bound to the
+weights that it was computed on and to the sum that it hides.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from forethought.contributions import Persons
 from forethought.exchange.messages import Vector
 from forethought.holders.error import HolderError
 from forethought.holders.work import Result
+from forethought.mechanism import Correlated
 from forethought.plans import Plan
 from forethought.rounds.augmenting import require_images
 from forethought.rounds.flat import Layout
@@ -118,6 +119,11 @@ class Holder:
                 "gradient_filter= takes one run's noised means in order, on weights that this run "
                 "stepped itself; here others send the weights: drop it"
             )
+        if any(isinstance(part, Correlated) for part in self.plan.mechanism):
+            raise HolderError(
+                "correlated noise is accounted over all rounds of one run, and a holder's rounds "
+                "may be lost: plan with independent noise"
+            )
         augmentation, kind = self.plan.augmentation, self.plan.contribution
         if augmentation is not None:
             require_images(blank(self.records)[0], augmentation, isinstance(kind, Persons))
@@ -161,7 +167,6 @@ class ClientTrainer:
             holder.loss,
             holder.secrets,
             micro_batch=holder.micro_batch,
-            salted=True,
         )
         if state:
             self._restore(state)

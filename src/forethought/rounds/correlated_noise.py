@@ -1,12 +1,13 @@
 """Noise that is correlated over rounds: (C⁻¹z)_t, drawn round by round.
 
-Each round's z comes from its own place in the stream, and what it takes from the rounds before is
-kept in as many vectors as C has bands (less one) or buffers. Nothing of it is ever stored: a run
-that goes on draws the earlier rounds' noise again from the secret, bit for bit.
+Each round's z is bound to that round's sum, and what it takes from the rounds before is kept in as
+many vectors as C has bands (less one) or buffers. Nothing of them is ever stored: a run that goes
+on keeps 32 bytes a round and draws the earlier rounds' noise again from the secret, bit for bit.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import assert_never
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from forethought.rounds.noise import CHUNK
-from forethought.rounds.randomness import Stream
+from forethought.rounds.randomness import BoundNoise
 from forethought.strategies import Banded, BufferedToeplitz, Strategy
 
 Array = NDArray[np.float64]
@@ -25,12 +26,16 @@ class CorrelatedNoise:
 
     Args:
         size: numbers in a round's noise.
-        strategy: C. stream: the randomness of noise. first: number of the part's first round.
+        strategy: C. noise: where z comes from.
+        bound: what the z of each of the run's rounds is bound to; grows while it is used.
+        first: number of the part's first round.
     """
 
-    def __init__(self, size: int, strategy: Strategy, stream: Stream, first: int) -> None:
+    def __init__(
+        self, size: int, strategy: Strategy, noise: BoundNoise, bound: Sequence[bytes], first: int
+    ) -> None:
         self.strategy, self.first = strategy, first
-        self._stream = stream
+        self._noise, self._bound = noise, bound
         self._memory = _memory(strategy, size)
         self._present = np.empty(size)
         self._next = first
@@ -53,7 +58,7 @@ class CorrelatedNoise:
             vector[part].add_(noise, alpha=std)
 
     def _step(self) -> None:
-        generator = self._stream.at(self._next)
+        generator = self._noise.at(self._bound[self._next])
         for start in range(0, self._present.size, CHUNK):
             # The numbers of uncorrelated noise, in the same order.
             generator.standard_normal(out=self._present[start : start + CHUNK])

@@ -10,6 +10,7 @@ grid. Optimizers, messages to a server and mixing steps take noised sums and not
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import TracebackType
@@ -35,7 +36,7 @@ from forethought.rounds.grid import add_grid_noise
 from forethought.rounds.grid_step import grid
 from forethought.rounds.losses import Loss
 from forethought.rounds.noise import GaussianNoise
-from forethought.rounds.randomness import Secrets, Stream, salted_secret, seed_of
+from forethought.rounds.randomness import BoundNoise, Secrets, Stream, encoded, seed_of
 from forethought.rounds.records import Records, content
 from forethought.rounds.sampling import Batches, Indices
 from forethought.rounds.team import Team
@@ -99,12 +100,10 @@ class PrivateRounds:
         micro_batch: examples whose gradients are held at once; None: the whole batch. It changes
             memory only.
         transcript: where releases are noted; a continued run's own.
-        before: called with a round's number before it is computed, for a record on disk.
+        note: called with a round's number and what its noise is bound to, before the noise is
+            drawn, for a record on disk; answers how many releases of the round that makes.
         team: the processes that compute the rounds together.
         batch_dims: where the model has its examples, as its owner declares; an assumption.
-        salted: the noise is keyed by the weights of the contributing models too, so that no
-            restored backup ever puts a round's noise on another model. (Their difference would be
-            the difference of the sums, without noise.)
 
     Raises:
         ValueError: nothing to train, or a grid too coarse for so many parameters.
@@ -112,7 +111,13 @@ class PrivateRounds:
     Attributes:
         transcript: see above.
         clip_norm: norm of the next round; set it when a run continues.
+        bound: what the noise of the rounds so far was bound to, where later noise depends on it;
+            set it when a run continues.
+        context: bytes that the noise is bound to besides: what is known to have changed.
     """
+
+    note: Callable[[int, bytes], int] | None = None
+    context = b""
 
     def __init__(
         self,
@@ -123,15 +128,13 @@ class PrivateRounds:
         *,
         micro_batch: int | None = None,
         transcript: Transcript | None = None,
-        before: Callable[[int], None] | None = None,
         team: Team | None = None,
         batch_dims: BatchDims | None = None,
-        salted: bool = False,
     ) -> None:
         self.privacy, self.layout = privacy, Layout(parameters)
         self.transcript = Transcript() if transcript is None else transcript
         self.clip_norm = privacy.clip.norm
-        self.before, self.team = before, team or Team()
+        self.team = team or Team()
         self._how = Gradients(
             loss, clipping_rule(privacy.clip), micro_batch, batch_dims, self.team.size
         )
@@ -140,15 +143,15 @@ class PrivateRounds:
         self._groups = Stream(secrets.sampling, "groups")
         self._augment = Stream(secrets.sampling, "augment")
         self._secret = secrets.sampling
-        self._noise = Stream(secrets.noise, "noise")
-        self._noise_secret, self.salted = secrets.noise, salted
+        self._noise = BoundNoise(secrets.noise)
+        self._laid_out = [self.layout.names, [tuple(shape) for shape in self.layout.shapes]]
+        self._written: tuple[object, bytes] = None, b""
         self._gaussian = GaussianNoise()
         self._correlated: CorrelatedNoise | None = None
-        if salted and any(isinstance(part, Correlated) for part in privacy.mechanism):
-            raise ValueError(
-                "correlated noise cannot be keyed by the weights: later rounds need the earlier "
-                "rounds' noise again. Use independent noise here"
-            )
+        self.bound: list[bytes] = []
+        self._remembers = any(isinstance(part, Correlated) for part in privacy.mechanism)
+        # A copy of this process, which os.fork makes, releases its rounds a second time.
+        self._process, self._copies = os.getpid(), 0
         self._opened = -1
         if batch_dims is not None and not isinstance(privacy.contribution, Examples):
             raise ValueError(
@@ -193,8 +196,6 @@ class PrivateRounds:
                 f"round {index} cannot be opened: round {due} is next. Every round is opened once, "
                 "in order; its noise must never meet two different sums"
             )
-        if self.before is not None:
-            self.before(index)
         self._opened = index
         chosen = self.privacy.round(index, self.clip_norm)
         indices = self._batches(chosen)
@@ -263,32 +264,54 @@ class PrivateRounds:
             return None
         kept = self._correlated
         if kept is None or (kept.strategy, kept.first) != (strategy, first):
-            kept = CorrelatedNoise(self.layout.size, strategy, self._noise, first)
+            kept = CorrelatedNoise(self.layout.size, strategy, self._noise, self.bound, first)
             self._correlated = kept
         return kept
 
+    def _about(self, chosen: Round) -> bytes:
+        """All of a round but its number, with the layout and the context of the run."""
+        # Of one plan it follows from the part and the norm, and is the same for many rounds.
+        key = (chosen.origin, chosen.clip_norm, self.context)
+        if self._written[0] != key:
+            about = (replace(chosen, index=0), self._laid_out, self.context)
+            self._written = key, encoded(about)
+        return self._written[1]
+
+    def _releases(self, index: int, bound: bytes) -> int:
+        """How many releases of this round there are with this one; on disk before its noise is."""
+        if os.getpid() != self._process:
+            self._process, self._copies = os.getpid(), self._copies + 1
+        return self._copies + (1 if self.note is None else self.note(index, bound))
+
     def _finish(
-        self, chosen: Round, vector: torch.Tensor, norms: torch.Tensor, salt: bytes | None
+        self, chosen: Round, vector: torch.Tensor, norms: torch.Tensor, inputs: bytes
     ) -> NoisedSum:
-        noise = self._noise
-        if salt is not None:
-            noise = Stream(salted_secret(self._noise_secret, salt), "noise")
-        generator = noise.at(chosen.index)
         std, counted = chosen.noise_std, chosen.count_noise
+        self.team.add_up(vector)
+        count = None
+        if counted is not None:
+            together = vector.new_tensor([centred_count_below(norms, chosen.clip_norm)])
+            self.team.add_up(together)
+            count = float(together)
+        # Correlated noise hides the sums so far: C times what was released is C times them, plus z.
+        so_far = (chosen.index, count, inputs, self.bound[-1:])
+        bound = self._noise.bind(self._about(chosen) + encoded(so_far), vector)
+        self.team.require_equal(bound, "sum")
+        releases = self._releases(chosen.index, bound)
+        if self._remembers:
+            self.bound.append(bound)
         correlated = self._correlated_noise(chosen)
         drawn = None if correlated is None else correlated.strategy
-        self.transcript.append(chosen, std, chosen.clip_norm, counted, drawn)
-        self.team.add_up(vector)
+        self.transcript.append(chosen, std, chosen.clip_norm, counted, drawn, releases)
+        generator = self._noise.at(bound)
         if correlated is not None and std:
             correlated.add_to(vector, std, chosen.index)
         elif chosen.noise == "grid":
             add_grid_noise(vector, std, chosen.clip_norm, generator)
         elif std:
             self._gaussian.add_to(vector, std, generator)
-        if counted is not None:
-            count = vector.new_tensor([centred_count_below(norms, chosen.clip_norm)])
-            self.team.add_up(count)
-            share = noised_share(float(count), chosen, counted, generator)
+        if counted is not None and count is not None:
+            share = noised_share(count, chosen, counted, generator)
             self.clip_norm = next_norm(chosen.clip, chosen.clip_norm, share)
         noised = object.__new__(NoisedSum)
         for name, value in (
@@ -309,7 +332,7 @@ class PrivateSum:
         indices: the records of its batch, int64, shape (batch,); of which a process of a team
             adds its share.
         rounds: what opened it.
-        input_hash: names the model that was added last, where the noise is salted with it.
+        input_hash: names the model that was added last.
     """
 
     def __init__(
@@ -322,8 +345,7 @@ class PrivateSum:
         self._closed = False
         # Made when something is added: a thousand holders' sums are open at once.
         self._vector: torch.Tensor | None = None
-        self._salt = blake3() if rounds.salted else None
-        self.input_hash = b""
+        self.input_hash = self._inputs = b""
 
     def add(self, model: torch.nn.Module, records: Records, indices: Indices | None = None) -> None:
         """Add clipped contributions at the model's present weights. ``.grad`` is never touched.
@@ -340,9 +362,7 @@ class PrivateSum:
         """
         if self._closed:
             raise RoundError(f"round {self.round.index} is closed: it takes nothing more")
-        if self._salt is not None:
-            self.input_hash = input_hash(model)
-            self._salt.update(self.input_hash)
+        self._met(input_hash(model))
         batch = self._batch
         if indices is None and self._left is batch.indices:
             self._left = self._left[:0]
@@ -371,11 +391,14 @@ class PrivateSum:
         if self._closed or self._left is not self._batch.indices:
             raise RoundError(f"round {self.round.index} is closed, or was added to before")
         self.rounds.require_size(records, self.round)
-        if self._salt is not None:
-            self.input_hash = hashed
-            self._salt.update(hashed)
+        self._met(hashed)
         self._left = self._left[:0]
         return self._batch.indices
+
+    def _met(self, hashed: bytes) -> None:
+        """Note the model that is added next; parts at one model's weights are one question."""
+        if hashed != self.input_hash:
+            self.input_hash, self._inputs = hashed, self._inputs + hashed
 
     def _took(self, sums: Mapping[str, torch.Tensor], norms: torch.Tensor) -> None:
         """What came of :meth:`_taken`: the clipped sum of exactly these records, and the norms.
@@ -422,15 +445,13 @@ class PrivateSum:
             )
         vector = self._so_far()
         self._closed, self._vector = True, None
-        salt = None if self._salt is None else self._salt.digest()
-        return self.rounds._finish(self.round, vector, self.norms, salt)
+        return self.rounds._finish(self.round, vector, self.norms, self._inputs)
 
 
 def input_hash(model: torch.nn.Module) -> bytes:
     """32 bytes that name the trained weights and the buffers: what contributions depend on."""
-    state = blake3()
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.requires_grad or not isinstance(tensor, torch.nn.Parameter):
-            state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            state.update(content(tensor))
-    return state.digest()
+    # How long each parameter is says the layout of the rounds.
+    parts = [content(parameter) for parameter in model.parameters() if parameter.requires_grad]
+    for tensor in model.buffers():
+        parts += [f"{tensor.dtype}{tuple(tensor.shape)}".encode(), content(tensor)]
+    return blake3(b"".join(parts)).digest()

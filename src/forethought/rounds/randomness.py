@@ -1,19 +1,27 @@
-"""One source of randomness per purpose, each round's values a function of (secret, round).
+"""One source of randomness per purpose: batches follow from (secret, round), noise from its sum.
 
 A stream is AES-128 in counter mode (FIPS 197, NIST SP 800-38A), whose key is hashed from a 256-bit
 secret and the name of the purpose, and whose 128-bit counter begins at the round's number times
 2⁶⁴. So any round can be drawn again exactly as it was, in any order, and nothing but the secrets
 has to be stored. Uniform bits become normal numbers by NumPy's ziggurat, whose tail beyond 3.65 is
 sampled by itself (Marsaglia and Tsang 2000), in double precision.
+
+Noise never meets two sums (:class:`BoundNoise`): where its counter begins follows from everything
+that it is about to hide, as in misuse-resistant encryption (Rogaway and Shrimpton 2006). The
+argument is in docs/training.md.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from numbers import Real
+from typing import Any
 
 import numpy as np
+import torch
+from blake3 import blake3
 from randomgen import AESCounter
 
 SECRET_BYTES = 32
@@ -47,6 +55,88 @@ class Stream:
         self._bits.state = self._start
         return self._generator
 
+    def at_place(self, place: bytes) -> np.random.Generator:
+        """:meth:`at`, with 12 bytes that are the upper ones of the counter (2³² blocks)."""
+        counters = b"".join([count + place for count in _FOUR])
+        self._start["s"]["counter"] = np.frombuffer(counters, dtype=np.uint64)
+        self._bits.state = self._start
+        return self._generator
+
+
+# The lower bytes of the counters of four blocks.
+_FOUR = tuple(count.to_bytes(4, "little") for count in range(4))
+
+
+class BoundNoise:
+    """Noise that belongs to what it hides: the same value has the same noise, any other its own.
+
+    Args:
+        secret: 32 bytes; whoever knows them can draw the noise again.
+        purpose: what the noise is for; purposes are independent under one secret.
+    """
+
+    def __init__(self, secret: bytes, purpose: str = "noise") -> None:
+        self._stream = Stream(secret, purpose)
+        name = b"bound " + purpose.encode()
+        self._key = hashlib.blake2b(name, key=secret, digest_size=SECRET_BYTES).digest()
+
+    def bind(self, about: bytes, vector: torch.Tensor) -> bytes:
+        """32 bytes that name what is about to be released; they tell nothing without the secret.
+
+        Args:
+            about: all that the release depends on besides, as bytes of :func:`encoded`.
+            vector: the exact sum before the noise, float64, one dimension. It counts by its bits:
+                another zero or another value that is no number is another sum.
+        """
+        state = blake3(about, key=self._key)
+        return state.update(vector.cpu().numpy().view(np.uint8).data).digest()
+
+    def at(self, bound: bytes) -> np.random.Generator:
+        """The generator for what :meth:`bind` named (2³² blocks of 16 bytes).
+
+        The same object is handed out every time: draw what is needed before the next call.
+        """
+        return self._stream.at_place(bound[:12])
+
+
+def encoded(value: object) -> bytes:
+    """Plain values as bytes: equal ones have the same, and no others.
+
+    Args:
+        value: None, a number, text, bytes, a tuple or list, or a dataclass of such.
+
+    Raises:
+        TypeError: anything else.
+    """
+    return _written(value).encode()
+
+
+def _written(value: Any) -> str:
+    kind = type(value)
+    if kind is float:
+        return f"#{(value + 0.0).hex()};"  # zero has one form
+    if kind is int and -(2**53) <= value <= 2**53:
+        return f"#{float(value).hex()};"
+    if value is None:
+        return "-"
+    if kind is str or kind is bytes:
+        return f"{kind.__name__}{len(value)}:{value!r}"
+    if kind is tuple or kind is list:
+        return f"({len(value)}:{''.join(map(_written, value))}"
+    if hasattr(kind, "__dataclass_fields__"):
+        return _of_dataclass(value)
+    if isinstance(value, Real):
+        number = float(value)
+        # A whole number that no float is has its digits.
+        return _written(number) if number == value else f"#{value};"
+    raise TypeError(f"noise cannot be bound to {kind.__name__}: it has no plain form")
+
+
+def _of_dataclass(value: Any) -> str:
+    kind = type(value)
+    held = [_written(getattr(value, field.name)) for field in fields(value)]
+    return f"{kind.__qualname__}({''.join(held)}"
+
 
 def seed_of(secret: bytes, purpose: str, index: int) -> int:
     """A seed below 2⁶³ for ``index``, for generators that are seeded rather than drawn from."""
@@ -55,9 +145,8 @@ def seed_of(secret: bytes, purpose: str, index: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def salted_secret(secret: bytes, salt: bytes) -> bytes:
-    """A secret of its own for each ``salt``; without ``secret`` nobody can tell it from chance."""
-    return hashlib.blake2b(b"salt" + salt, key=secret, digest_size=SECRET_BYTES).digest()
+def _of_holder(secret: bytes, name: bytes) -> bytes:
+    return hashlib.blake2b(b"salt" + name, key=secret, digest_size=SECRET_BYTES).digest()
 
 
 @dataclass(frozen=True)
@@ -124,8 +213,8 @@ class Secrets:
         name = holder.to_bytes(8, "little")
         return replace(
             self,
-            sampling=salted_secret(self.sampling, name),
-            noise=salted_secret(self.noise, name),
+            sampling=_of_holder(self.sampling, name),
+            noise=_of_holder(self.noise, name),
         )
 
 

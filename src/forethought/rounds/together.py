@@ -36,7 +36,7 @@ def add_together(
         for one, own in zip(sums, records, strict=True):
             one.add(model, own)
         return
-    hashed = input_hash(model) if any(one.rounds.salted for one in sums) else b""
+    hashed = input_hash(model)
     try:
         batches = [one._taken(hashed, own) for one, own in zip(sums, records, strict=True)]
         found = _computed(sums, model, records, batches)

@@ -46,21 +46,36 @@ class Releases:
 
 @dataclass
 class _Run:
-    """Equal rounds in a row: their releases, how they sampled, and how many there were."""
+    """Equal rounds in a row: their releases, how they sampled, and how many there were.
+
+    Args:
+        times: how often each was released, on the same batch and behind noise of its own each time.
+    """
 
     noises: tuple[tuple[str, float], ...]
     like: Rounds
     origin: int
     count: int = 0
+    times: int = 1
+
+    @property
+    def together(self) -> tuple[tuple[str, float], ...]:
+        """All releases of a name in one round, as one of the noise that they have together."""
+        if self.times == 1:
+            return self.noises
+        root = math.sqrt(self.times) * (1 + 2.0**-50)  # never less than it is
+        return tuple((name, sigma / root) for name, sigma in self.noises)
 
     def takes(
         self,
         noises: tuple[tuple[str, float], ...],
         released: Round,
         strategy: Strategy | None,
+        times: int,
     ) -> bool:
         return (
             self.noises == noises
+            and self.times == times
             and getattr(self.like, "strategy", None) == strategy
             and self.origin == released.origin
             and self.like.sampling == released.sampling
@@ -88,8 +103,16 @@ class Transcript:
         clip_norm: float,
         count_std: float | None = None,
         strategy: Strategy | None = None,
+        times: int = 1,
     ) -> None:
         """Note a round's noised sum, under the name that its contribution gives it.
+
+        k releases of a round, on one batch and behind independent noise, are accounted as one
+        release of noise σ/√k: whatever they are, they can be computed from it. (A Gaussian number
+        of mean √k·m is turned into k independent ones of mean m without knowing m, and every
+        release is such a number times what the record adds, with more noise.) Rounds of an epoch
+        and of correlated noise are accounted together, so that all of them count as often as the
+        one that was released most.
 
         Args:
             released: the round.
@@ -97,6 +120,7 @@ class Transcript:
             clip_norm: what its contributions were clipped to.
             count_std: that of the noise on the count below the norm, where there was one.
             strategy: what correlated the noise with that of the rounds before, if anything did.
+            times: how many releases of this round there are with this one.
 
         Raises:
             TranscriptError: a round that was released already, or out of order.
@@ -115,12 +139,15 @@ class Transcript:
         if count_std is not None:
             noises += ((COUNTS, 2 * count_std),)  # a contribution moves the count by half
         last = self._runs[-1] if self._runs else None
-        if last is None or not last.takes(noises, released, strategy):
+        apart = strategy is None and released.sampling.rounds_per_epoch == 1
+        if last is not None and last.origin == released.origin and not apart:
+            times = last.times = max(times, last.times)
+        if last is None or not last.takes(noises, released, strategy, times):
             groups = _groups(released)
             like = Rounds(1.0, 1, released.sampling, released.contribution.clipping, groups=groups)
             if strategy is not None:
                 like = Correlated(1.0, 1, like.sampling, like.clipping, strategy, groups=groups)
-            last = _Run(noises, like, released.origin)
+            last = _Run(noises, like, released.origin, times=times)
             self._runs.append(last)
         last.count += 1
         self._rounds += 1
@@ -133,13 +160,21 @@ class Transcript:
     def extend(self, later: Transcript) -> None:
         """Take in another run's rounds behind these, and its other releases."""
         for run in later._runs:
-            self._runs.append(_Run(run.noises, run.like, run.origin + self._rounds, run.count))
+            self._runs.append(replace(run, origin=run.origin + self._rounds))
         for key, count in later._others.items():
             self._others[key] = self._others.get(key, 0) + count
         self._rounds += later._rounds
 
-    def mechanism(self, adjacency: Adjacency) -> Mechanism:
+    @property
+    def again(self) -> int:
+        """Rounds that count as released more than once."""
+        return sum(run.count for run in self._runs if run.times > 1)
+
+    def mechanism(self, adjacency: Adjacency, *, once: bool = False) -> Mechanism:
         """The rounds as a mechanism.
+
+        Args:
+            once: as if none of them had been released again.
 
         Raises:
             TranscriptError: nothing was released.
@@ -147,7 +182,11 @@ class Transcript:
         if not self._runs:
             raise TranscriptError("nothing was released")
         parts = (
-            replace(run.like, noise_multiplier=_together(run.noises), count=run.count)
+            replace(
+                run.like,
+                noise_multiplier=_together(run.noises if once else run.together),
+                count=run.count,
+            )
             for run in self._runs
         )
         return Mechanism(*parts, adjacency=adjacency)
@@ -157,24 +196,25 @@ class Transcript:
         found = [
             Releases(name, run.count, sigma, run.like)
             for run in self._runs
-            for name, sigma in run.noises
+            for name, sigma in run.together
         ]
         found += [Releases(name, count, sigma) for (name, sigma), count in self._others.items()]
         return tuple(found)
 
-    def require(self, accounted: Mechanism, *, stopped: bool = False) -> None:
+    def require(self, accounted: Mechanism, *, stopped: bool = False, once: bool = False) -> None:
         """Refuse anything but what was accounted.
 
         Args:
             accounted: the mechanism that the statement is about.
             stopped: the run ended early; a prefix is enough.
+            once: as if no round had been released again: what was planned.
 
         Raises:
             TranscriptError: names the first difference.
         """
         if stopped and 0 < self._rounds < len(accounted):
             accounted = accounted.first(self._rounds)
-        found = self.mechanism(accounted.adjacency)
+        found = self.mechanism(accounted.adjacency, once=once)
         joined = any(len(run.noises) > 1 for run in self._runs)
         if len(found) != len(accounted):
             raise TranscriptError(
@@ -203,6 +243,7 @@ class Transcript:
                     "like": run.like.to_dict(),
                     "origin": run.origin,
                     "count": run.count,
+                    **({} if run.times == 1 else {"times": run.times}),
                 }
                 for run in self._runs
             ],
@@ -216,7 +257,8 @@ class Transcript:
         transcript = cls()
         for row in values["rounds"]:
             noises = tuple((str(name), float(sigma)) for name, sigma in row["noises"])
-            run = _Run(noises, Rounds.from_dict(row["like"]), row["origin"], row["count"])
+            like, times = Rounds.from_dict(row["like"]), row.get("times", 1)
+            run = _Run(noises, like, row["origin"], row["count"], times)
             transcript._runs.append(run)
             transcript._rounds += run.count
         transcript._others = {(name, sigma): count for name, sigma, count in values["others"]}

@@ -4,20 +4,19 @@ The file is safetensors: tensors of the model, the average and the optimizer; ev
 JSON in its header, with a checksum over both. No pickle, so that a checkpoint cannot run code. The
 keys of the noise are not in it, see :mod:`forethought.training.keys`; it is 0600 all the same.
 
-Beside it lies the count of released rounds, a memory-mapped number that is advanced *before* a
-round is computed. A killed run's count therefore covers all that it may have released since its
-checkpoint. Resuming computes those rounds again with the same batches and the same noise, so they
-come out the same and reveal nothing new.
+Beside it lies the list of releases: each round's number and what its noise is bound to, written
+*before* the noise is drawn. A killed run's list therefore covers all that it may have released
+since its checkpoint. Resuming computes those rounds again with the same batches. A sum that comes
+out the same has the same noise: the same release. Another sum has other noise, and is one more
+release of its round, which the list shows and the statement counts.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import mmap
 import os
-import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from safetensors.torch import save
 
 from forethought.rounds.records import content
 
-CHECKPOINT_SCHEMA = "forethought/checkpoint/2"
+CHECKPOINT_SCHEMA = "forethought/checkpoint/3"
 STATE, RELEASED = "state.safetensors", "released"
 
 
@@ -139,43 +138,64 @@ def restore_optimizer(
 
 
 class ReleasedRounds:
-    """The count of rounds that may have been released, on disk before each is computed.
+    """The releases that may have been made, in a file that only grows.
 
-    It survives the death of the process at any point, not that of the machine; after a power
-    failure it may lag, but a round's noise is the same whenever it is computed again.
+    It survives the death of the process at any point, not that of the machine: after a power
+    failure the last ones may be missing, and a round that is then released again with another sum
+    is not counted.
     """
 
     def __init__(self, folder: Path) -> None:
         path = folder / RELEASED
         if not path.exists():
-            replace_file(path, bytes(8), mode=0o600)
-        with path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), 8)
+            replace_file(path, b"", mode=0o600)
+        self._bound: dict[int, list[bytes]] = {}
+        for index, bound in _releases(path):
+            self._bound.setdefault(index, []).append(bound)
+        self._file = path.open("r+b", buffering=0)
+        # Behind the last whole entry: a kill can have torn one, which came to nothing.
+        self._file.truncate(self._file.seek(sum(map(len, self._bound.values())) * _ENTRY))
 
     @classmethod
-    def peek(cls, folder: Path) -> int:
-        """The count in ``folder``; 0 where there is none."""
-        if not (folder / RELEASED).is_file():
-            return 0
-        count = cls(folder)
-        try:
-            return count.value
-        finally:
-            count.close()
+    def peek(cls, folder: Path) -> dict[int, int]:
+        """Round → how often it may have been released, as the file in ``folder`` says."""
+        found: dict[int, int] = {}
+        for index, _ in _releases(folder / RELEASED):
+            found[index] = found.get(index, 0) + 1
+        return found
 
-    @property
-    def value(self) -> int:
-        """Rounds so far."""
-        return int(struct.unpack_from("<Q", self._map)[0])
+    def note(self, index: int, bound: bytes) -> int:
+        """Write a release down, before its noise is drawn.
 
-    def advance(self, rounds: int) -> None:
-        """Set the count; it never goes back."""
-        if rounds > self.value:
-            struct.pack_into("<Q", self._map, 0, rounds)
+        Args:
+            index: of the round. bound: what its noise is bound to, 32 bytes.
+
+        Returns:
+            How many releases of the round there are with this one; the same one counts once.
+        """
+        known = self._bound.get(index, [])
+        if bound not in known:
+            self._file.write(index.to_bytes(8, "little") + bound)
+            known.append(bound)
+        return len(known)
 
     def close(self) -> None:
-        """Release the mapping."""
-        self._map.close()
+        """Close the file."""
+        self._file.close()
+
+
+# A round's number, and what its noise is bound to.
+_ENTRY = 8 + 32
+
+
+def _releases(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The whole entries of a list of releases."""
+    content = path.read_bytes() if path.is_file() else b""
+    for start in range(0, len(content) - _ENTRY + 1, _ENTRY):
+        yield (
+            int.from_bytes(content[start : start + 8], "little"),
+            content[start + 8 : start + _ENTRY],
+        )
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o644) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from forethought.plans import Plan
+from forethought.serialisation import digest
 from forethought.training.checkpoint import (
     STATE,
     Checkpoint,
@@ -29,6 +31,7 @@ class Checkpointer:
         keys: of this run.
         identity: what makes it this run; see :func:`forethought.training.identity.identity`.
         environment: what can move its rounding.
+        watched: what else its sums may depend on; see :mod:`forethought.training.identity`.
         settings: more that is kept with every checkpoint.
     """
 
@@ -39,18 +42,25 @@ class Checkpointer:
         keys: Keys,
         identity: Mapping[str, str],
         environment: Mapping[str, str],
+        watched: Mapping[str, str],
         settings: Mapping[str, Any],
     ) -> None:
         self.folder, self._plan, self._keys = folder, plan, keys
         self._identity, self._environment = identity, environment
-        self._fixed = {"identity": identity, "environment": environment, **settings}
+        self._fixed = {
+            "identity": identity,
+            "environment": environment,
+            "watched": dict(watched),
+            "context": "",
+            **settings,
+        }
         self._due = 0.0
         self._released: ReleasedRounds | None = None
 
     def begin(
         self, state: Callable[[], Checkpoint], files: Mapping[str, str], *, overwrite: bool
     ) -> None:
-        """Set up the folder: plan, keys, checkpoint of no rounds, and a count at zero."""
+        """Set up the folder: plan, keys, checkpoint of no rounds, and no releases."""
         self.folder.begin(overwrite=overwrite)
         first = state()
         size = sum(t.numel() * t.element_size() for t in first.tensors.values())
@@ -63,22 +73,37 @@ class Checkpointer:
         self.write(first)
         self._released = ReleasedRounds(self.folder.checkpoint)
 
+    @property
+    def context(self) -> bytes:
+        """What noise is bound to besides its round and sum: the last that was seen to change."""
+        return bytes.fromhex(self._fixed["context"])
+
     def resume(self, saved: Checkpoint) -> None:
-        """Continue from a checkpoint, if it is of the same run.
+        """Continue from a checkpoint, if it is of the same run; warn of what may have changed.
 
         Raises:
             CheckpointError: it is not, or rounds would be repeated under other rounding.
         """
         require_same(saved.values["identity"], self._identity)
-        if ReleasedRounds.peek(self.folder.checkpoint) > saved.round:
+        if max(ReleasedRounds.peek(self.folder.checkpoint), default=-1) >= saved.round:
             require_same_environment(saved.values["environment"], self._environment)
+        context, before = saved.values["context"], saved.values["watched"]
+        changed = [name for name, now in self._fixed["watched"].items() if before[name] != now]
+        if changed:
+            context = digest(self._fixed["watched"]).rpartition(":")[2]
+            warnings.warn(
+                f"changed since the run began: {', '.join(changed)}. Rounds after the last "
+                "checkpoint are released a second time, with noise of their own, and the statement "
+                "accounts for it. To avoid that stop, set it back and resume again",
+                stacklevel=2,
+            )
+        self._fixed["context"] = context
         self._released = ReleasedRounds(self.folder.checkpoint)
         self._schedule(0.0)
 
-    def advance(self, index: int) -> None:
-        """Note on disk that round ``index`` may be released, before it is computed."""
-        if self._released is not None:
-            self._released.advance(index + 1)
+    def note(self, index: int, bound: bytes) -> int:
+        """Note on disk that round ``index`` may be released; how many releases of it there are."""
+        return 1 if self._released is None else self._released.note(index, bound)
 
     def close(self) -> None:
         """Let go of the files."""
@@ -126,9 +151,10 @@ def continued(folder: RunFolder, plan: Plan | None) -> tuple[Plan, Checkpoint, K
     if not (folder.checkpoint / STATE).is_file():
         if released:
             raise CheckpointError(
-                f"cannot resume: {released} rounds were released, but {folder.checkpoint / STATE} "
-                "is gone. A new start would release them again with other noise. Restore the file, "
-                "or start a new run in another folder; what this one released adds to it"
+                f"cannot resume: {len(released)} rounds were released, but "
+                f"{folder.checkpoint / STATE} is gone. A new start would release them again with "
+                "other noise. Restore the file, or start a new run in another folder; what this "
+                "one released adds to it"
             )
         return None
     if stored is None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import warnings
+from dataclasses import InitVar, dataclass
 from typing import Any, TypedDict, Unpack
 
 import torch
@@ -20,8 +21,7 @@ class Execution:
         micro_batch: examples whose gradients are held at once. Bounds memory.
         checkpoint_every: rounds between checkpoints; default: by time, about every 10 s.
         log_every: rounds between rows of the history; default: about 100 rows.
-        salted: key each round's noise by the weights that it is computed on as well, as clients
-            of a federation always do: see :class:`forethought.rounds.private_sum.PrivateRounds`.
+        salted: deprecated: a round's noise always depends on the weights, and on the sum.
 
     Raises:
         TypeError, ValueError: no whole number of at least 1.
@@ -31,9 +31,16 @@ class Execution:
     micro_batch: int | None = None
     checkpoint_every: int | None = None
     log_every: int | None = None
-    salted: bool = False
+    salted: InitVar[bool | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, salted: bool | None) -> None:
+        if salted is not None:
+            warnings.warn(
+                "Execution(salted=) does nothing: every round's noise is bound to its weights and "
+                "its sum. Leave it out",
+                DeprecationWarning,
+                stacklevel=3,
+            )
         for name in ("micro_batch", "checkpoint_every", "log_every"):
             value = getattr(self, name)
             if value is not None:

@@ -1,19 +1,23 @@
 """What makes a run the same run, so that resuming repeats its rounds and nothing else.
 
-Rounds released after the last checkpoint are computed again with the same noise. Had data, model
-or settings changed, the difference of the two releases would show the change without noise; so
-they are compared first, by hashes under the run's own key.
+Rounds released after the last checkpoint are computed again. Had data, model or settings changed,
+each of them would be one more release (:mod:`forethought.rounds.randomness`); so they are compared
+first, by hashes under the run's own key. What may have changed for good reasons is only warned of.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import os
 import platform
 import re
+import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
-from types import CodeType, FunctionType, MethodType
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -63,6 +67,50 @@ def environment(
     }
 
 
+def watched(model: torch.nn.Module, loss: Callable[..., Any], key: bytes) -> dict[str, str]:
+    """More that a sum may depend on → keyed hash: a run goes on where it changed, with a warning.
+
+    Args:
+        key: 32 bytes.
+    """
+    modules = dict(model.named_modules())
+    held: dict[str, Any] = {
+        "code of model or loss, or a value that it names": [
+            loss,
+            *dict.fromkeys(map(type, modules.values())),
+            *(getattr(module, hooks) for module in modules.values() for hooks in _HOOKS),
+        ],
+        "plain attributes of the model": {
+            name: {part: value for part, value in vars(module).items() if part not in _OF_TORCH}
+            for name, module in modules.items()
+        },
+        "buffers that no checkpoint holds": {
+            f"{name}.{part}": module._buffers[part]
+            for name, module in modules.items()
+            for part in sorted(module._non_persistent_buffers_set)
+        },
+        "instruction set": _instructions(),
+    }
+    return {
+        name: blake3(fingerprint(value, wide=True), key=key).hexdigest()
+        for name, value in held.items()
+    }
+
+
+# What every module has, and what of it is the user's code.
+_OF_TORCH = frozenset(vars(torch.nn.Module()))
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+
+
+def _instructions() -> list[str]:
+    """What the numerical libraries choose their code paths by."""
+    found = [torch.backends.cpu.get_cpu_capability()]
+    found += [os.environ.get(name, "") for name in ("MKL_CBWR", "ONEDNN_MAX_CPU_ISA")]
+    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as file:
+        found += [line for line in file if line.startswith(("flags", "Features"))][:1]
+    return found
+
+
 def require_same(saved: Mapping[str, str], present: Mapping[str, str]) -> None:
     """Refuse another run's data, model or loss.
 
@@ -72,9 +120,9 @@ def require_same(saved: Mapping[str, str], present: Mapping[str, str]) -> None:
     changed = sorted(name for name in saved if saved[name] != present.get(name))
     if changed:
         raise CheckpointError(
-            f"cannot resume: {' and '.join(changed)} changed since the run began. Repeating its "
-            "noise on anything else would reveal the difference. Give what the run began with, or "
-            "start a new run in another folder"
+            f"cannot resume: {' and '.join(changed)} changed since the run began. Its rounds would "
+            "be released again, about something else. Give what the run began with, or start a new "
+            "run in another folder"
         )
 
 
@@ -91,9 +139,9 @@ def require_same_environment(saved: Mapping[str, str], present: Mapping[str, str
     ]
     if changed:
         raise CheckpointError(
-            f"cannot resume here: {'; '.join(changed)}. Rounds after the last checkpoint must be "
-            "repeated bit for bit, and this could change their rounding. Set it back (threads: "
-            "OMP_NUM_THREADS) and resume again"
+            f"cannot resume here: {'; '.join(changed)}. Rounds after the last checkpoint are "
+            "repeated, bit for bit or at a cost in privacy, and this could change their rounding. "
+            "Set it back (threads: OMP_NUM_THREADS) and resume again"
         )
 
 
@@ -111,18 +159,25 @@ def _architecture(model: torch.nn.Module) -> str:
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-def fingerprint(value: Any) -> bytes:
+def fingerprint(value: Any, *, wide: bool = False) -> bytes:
     """What a function does, as bytes: its code, and the values that it closes over or is bound to.
 
     Followed are partials, closures, defaults, bound objects, callable objects, modules with their
     tensors, and the plain values and functions of its own module that it names.
+
+    Args:
+        wide: follow everything of the user's own modules that it names, classes and objects too.
     """
     state = hashlib.sha256()
-    _feed(value, state.update, set())
+    _feed(value, state.update, set(), wide)
     return state.digest()
 
 
-def _feed(value: Any, take: Callable[[bytes], None], seen: set[int]) -> None:
+# Objects that are followed at most.
+_MOST = 20_000
+
+
+def _feed(value: Any, take: Callable[[bytes], None], seen: set[int], wide: bool) -> None:
     if isinstance(value, torch.Tensor):
         take(f"tensor {value.dtype} {tuple(value.shape)}".encode())
         take(content(value))
@@ -134,12 +189,69 @@ def _feed(value: Any, take: Callable[[bytes], None], seen: set[int]) -> None:
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         take(f"{type(value).__name__} {value!r};".encode())
         return
-    if id(value) in seen:
+    if id(value) in seen or len(seen) == _MOST:
         take(b"again")
         return
     seen.add(id(value))
-    for part in _parts(value):
-        _feed(part, take, seen)
+    for part in _wide_parts(value) if wide else _parts(value):
+        _feed(part, take, seen, wide)
+
+
+def _wide_parts(value: Any) -> list[Any]:
+    """:func:`_parts`, with what the user's own code names wherever it is."""
+    if isinstance(value, classmethod | staticmethod):
+        return ["method", value.__func__]
+    if isinstance(value, property):
+        return ["property", value.fget]
+    if isinstance(value, type):
+        if not _of_user(value.__module__):
+            return [value.__qualname__]
+        held = {name: part for name, part in vars(value).items() if _is_said(name, part)}
+        return ["class", value.__qualname__, held, list(value.__bases__)]
+    if isinstance(value, FunctionType):
+        if not _of_user(value.__module__):
+            return [value.__qualname__]
+        named = _named(value)
+        return [*_of_function(value), {name: named[name] for name in sorted(named)}]
+    if isinstance(value, torch.nn.Module):
+        return ["module", _architecture(value), type(value), dict(value.state_dict())]
+    plain = isinstance(value, functools.partial | Mapping | tuple | list | set | frozenset)
+    if plain or isinstance(value, MethodType):
+        return _parts(value)
+    kind = type(value)
+    if kind is not SimpleNamespace and not _of_user(kind.__module__):
+        return [kind.__qualname__]
+    return [kind, dict(getattr(value, "__dict__", {}))]
+
+
+def _of_user(module: str | None) -> bool:
+    """Whether a module is the user's own, and not an installed or a standard one."""
+    package = (module or "").partition(".")[0]
+    if package == "__main__":
+        return True
+    file = getattr(sys.modules.get(module or ""), "__file__", None)
+    installed = package in sys.stdlib_module_names or package == "forethought"
+    return not installed and file is not None and "site-packages" not in file
+
+
+def _is_said(name: str, part: Any) -> bool:
+    """Whether a class's entry is in its source, and not one that Python adds."""
+    code = isinstance(part, FunctionType | classmethod | staticmethod | property)
+    return code or not name.startswith("__")
+
+
+def _named(function: FunctionType) -> dict[str, Any]:
+    """The globals that a function names, and of modules of the user's the parts that it names."""
+    names = _names(function.__code__)
+    found: dict[str, Any] = {}
+    for name in names:
+        value = function.__globals__.get(name)
+        if isinstance(value, ModuleType):
+            if _of_user(value.__name__):
+                found.update((f"{name}.{part}", vars(value).get(part)) for part in names)
+        elif value is not None:
+            found[name] = value
+    return found
 
 
 def _parts(value: Any) -> list[Any]:

@@ -222,6 +222,7 @@ class Loop:
                 **{f"average/{k}": v for k, v in self.average.state().items()},
                 **{f"optimizer/{k}": v for k, v in tensors.items()},
                 **{f"filter/{k}": v for k, v in filtered.items()},
+                "noise/bound": torch.tensor(list(b"".join(self.private.bound)), dtype=torch.uint8),
             },
             {
                 "optimizer": values,
@@ -236,7 +237,7 @@ class Loop:
 
     def restore(self, saved: Checkpoint) -> None:
         """The inverse of :meth:`checkpoint`."""
-        owners = ("model", "average", "optimizer", "filter")
+        owners = ("model", "average", "optimizer", "filter", "noise")
         owned: dict[str, dict[str, torch.Tensor]] = {owner: {} for owner in owners}
         for key, tensor in saved.tensors.items():
             owner, _, name = key.partition("/")
@@ -248,6 +249,8 @@ class Loop:
         self.history = from_values(saved.values["history"])
         self.private.clip_norm = saved.values["clip_norm"]
         self.private.transcript = Transcript.from_values(saved.values["transcript"])
+        bound = owned["noise"]["bound"].numpy().tobytes()
+        self.private.bound = [bound[at : at + 32] for at in range(0, len(bound), 32)]
         self._non_finite = saved.values["non_finite"]
         self._slowed, self._last_accuracy = saved.values.get("slowed", (1.0, 0.0))
         self.done = saved.round

@@ -138,7 +138,6 @@ class _Rounds:
             cross_entropy,  # every round states its own
             self._secrets,
             micro_batch=execution.micro_batch,
-            salted=execution.salted,
         )
         self._step_size = step_sizes(plan)
         averaging = plan.averaging if self.planned else Averaging("none")

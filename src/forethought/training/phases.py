@@ -244,7 +244,7 @@ def _kept(
     named = identity(task.model, task.records, task.held_out, task.loss, keys.identity)
     place = environment(task.model, task.execution.micro_batch)
     kept = {"seeds": [seeds.sampling, seeds.noise]}
-    checkpointer = Checkpointer(folder, state.plan, keys, named, place, kept)
+    checkpointer = Checkpointer(folder, state.plan, keys, named, place, {}, kept)
     if saved is None:
         overwrite = task.overwrite or task.resume
         checkpointer.begin(state.checkpoint, task.files, overwrite=overwrite)

@@ -41,11 +41,11 @@ from forethought.training.descent import descent_of
 from forethought.training.execution import Execution, ShortForms, settled
 from forethought.training.fit import placed_records, require_fit
 from forethought.training.folder import STATEMENT, RunFolder
-from forethought.training.identity import environment, identity
+from forethought.training.identity import environment, identity, watched
 from forethought.training.interruption import Interrupted, InterruptGuard
 from forethought.training.keys import Keys
 from forethought.training.lock import locked
-from forethought.training.loop import Loop
+from forethought.training.loop import Loop, epsilon_at
 from forethought.training.metrics import Event, Metrics, event
 from forethought.training.normalisation import settle_statistics
 from forethought.training.other_model import warn_of_another_model
@@ -335,8 +335,9 @@ def run_plan(task: Task) -> Run:
     task = _centred(task)
     plan = task.plan
     keys, saved, settings = team.first(lambda: _begun(task))
-    statement = team.first(
-        lambda: account(
+
+    def stated(plan: Plan, *more: Caveat) -> Statement:
+        return account(
             plan,
             randomness=randomness(plan, keys.secrets, task.prepared),
             not_covered=(
@@ -344,9 +345,11 @@ def run_plan(task: Task) -> Run:
                 *((NOT_COVERED_TEST,) if task.held_out is not None else ()),
                 *((NOT_COVERED_DIAGNOSTICS,) if settings["diagnostics"] else ()),
                 *(Caveat.from_dict(values) for values in settings["caveats"]),
+                *more,
             ),
         )
-    )
+
+    statement = team.first(lambda: stated(plan))
     task.centring.begin()
     loop = _loop(task, keys.secrets, settings, statement)
     loop.public_inputs = task.public_inputs
@@ -359,7 +362,16 @@ def run_plan(task: Task) -> Run:
         loop.descent.clear()
         if checkpointer is not None:
             checkpointer.close()
-    transcript = with_preparation(task.prepared, loop.private.transcript)
+    rounds = team.first(lambda: loop.private.transcript)  # who keeps the folder knows of repeats
+    transcript = with_preparation(task.prepared, rounds)
+    transcript.require(statement.mechanism, once=True)
+    if rounds.again:
+        released = plan.with_(mechanism=rounds.mechanism(plan.mechanism.adjacency))
+        more = Caveat("released-again", f"{rounds.again} of {len(rounds)}")
+        statement = team.first(lambda: stated(released, more))
+        before = len(plan.mechanism) - plan.rounds
+        spent = epsilon_at(statement, [before + row.round for row in loop.history])
+        loop.history = [replace(row, epsilon=spent[before + row.round]) for row in loop.history]
     transcript.require(statement.mechanism)
     statement = replace(statement.of_run(transcript.releases()), about=task.about)
     with torch.no_grad():
@@ -386,8 +398,7 @@ def _begun(task: Task) -> tuple[Keys, Checkpoint | None, dict[str, Any]]:
         begun = continued(task.folder, task.plan)
         if begun is not None:
             _, saved, keys = begun
-            # Runs that began before noise could be salted have none.
-            return keys, saved, {name: saved.values.get(name, False) for name in settings}
+            return keys, saved, {name: saved.values[name] for name in settings}
     return keys, None, settings
 
 
@@ -403,19 +414,21 @@ def _kept(
     if folder is None:
         return None
     place = environment(task.model, task.execution.micro_batch, team.size)
-    checkpointer = Checkpointer(folder, task.plan, keys, named, place, settings)
+    also = watched(task.model, task.loss, keys.identity)
+    checkpointer = Checkpointer(folder, task.plan, keys, named, place, also, settings)
 
-    def begin() -> None:
+    def begin() -> bytes:
         if saved is None:
             overwrite = task.overwrite or task.resume
             checkpointer.begin(loop.checkpoint, task.files, overwrite=overwrite)
         else:
             checkpointer.resume(saved)
+        return checkpointer.context
 
-    team.first(begin)
+    loop.private.context = team.first(begin)
     if not team.leads:
         return None
-    loop.private.before = checkpointer.advance
+    loop.private.note = checkpointer.note
     return checkpointer
 
 
@@ -431,7 +444,6 @@ def _settings(task: Task) -> dict[str, Any]:
         "log_every": task.execution.log_every or max(1, round(task.plan.rounds / ROWS)),
         "diagnostics": task.diagnostics,
         "caveats": [caveat.to_dict() for caveat in task.caveats],
-        "salted": task.execution.salted,
     }
 
 
@@ -446,7 +458,6 @@ def _loop(task: Task, secrets: Secrets, settings: Mapping[str, Any], statement: 
         micro_batch=task.execution.micro_batch,
         team=task.team,
         batch_dims=task.batch_dims,
-        salted=bool(settings["salted"]),
     )
     return Loop(
         task.plan,

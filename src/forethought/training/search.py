@@ -41,7 +41,7 @@ from forethought.plans import Plan
 from forethought.preparing.paid import require_unprepared
 from forethought.rounds.clip_norm import noised_count
 from forethought.rounds.losses import Loss
-from forethought.rounds.randomness import Secrets, Seeds, Stream
+from forethought.rounds.randomness import BoundNoise, Secrets, Seeds, Stream, encoded
 from forethought.rounds.records import Records, as_records
 from forethought.rounds.transcript import Transcript, TranscriptError
 from forethought.training.centring import uncentred
@@ -223,12 +223,14 @@ def tune(  # noqa: C901, PLR0915
         folder = None if out is None else RunFolder(out)
         if folder is not None:
             folder.begin(overwrite=overwrite)
-        best = None
+        best, scores = None, BoundNoise(secrets.noise, "score")
         for found in _trials(make_model, tasks, plans, trials, secrets, seeds, progress):
             value = float(mark(found.model))
             if score_noise and found.transcript is not None:
-                noise = Stream(secrets.noise, "score").at(found.trial)
                 right = round(value * size)
+                about = encoded((found.trial, score_noise, found.plan.noise))
+                bound = scores.bind(about, torch.tensor([right], dtype=torch.float64))
+                noise = scores.at(bound)
                 value = noised_count(right, score_noise, 1.0, found.plan.noise, noise) / size
                 found.transcript.append_other(SCORE, score_noise)
             if best is None or value > best[0] or math.isnan(best[0]):

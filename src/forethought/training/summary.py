@@ -11,7 +11,9 @@ from typing import Any
 
 from forethought.accounting.exact import epsilon
 from forethought.accounting.statement import Statement
+from forethought.mechanism import Mechanism
 from forethought.plans import Plan
+from forethought.rounds.transcript import Transcript
 from forethought.training.results import Results
 
 
@@ -105,9 +107,10 @@ class UnfinishedRun:
             )
         plan, saved = Plan.load(folder / "plan.json"), Checkpoint.read(run.checkpoint).values
         phases = saved.get("phases")
+        times = ReleasedRounds.peek(run.checkpoint)
         if phases is None:
             history = saved["history"]
-            released = max(ReleasedRounds.peek(run.checkpoint), 0)
+            released = max(times, default=-1) + 1
         else:
             history = [row for phase in phases for row in phase["history"]]
             released = sum(
@@ -115,14 +118,12 @@ class UnfinishedRun:
             )
             if phases and phases[-1]["accuracy"] is None:
                 current = RunFolder(folder / PHASES / f"{len(phases):02d}")
-                released += ReleasedRounds.peek(current.checkpoint)
+                released += max(ReleasedRounds.peek(current.checkpoint), default=-1) + 1
         spent = None
         if phases is None:
             spent = 0.0
             if released:
-                spent = epsilon(
-                    plan.mechanism.first(len(plan.mechanism) - plan.rounds + released), plan.delta
-                ).upper
+                spent = epsilon(_released(plan, times, released), plan.delta).upper
         last = from_values(history[-1:])
         values = {name: getattr(last[0], name) for name in PUBLIC} if last else {}
         public = {name: value for name, value in values.items() if value is not None}
@@ -138,3 +139,25 @@ class UnfinishedRun:
             "spent": self.spent,
             "last": dict(self.last),
         }
+
+
+def _released(plan: Plan, times: Mapping[int, int], rounds: int) -> Mechanism:
+    """What so many rounds of a plan have released, those that were released again included."""
+    before = len(plan.mechanism) - plan.rounds
+    if max(times.values()) == 1:
+        return plan.mechanism.first(before + rounds)
+    done = Transcript()
+    for index in range(rounds):
+        one = plan.round(index)
+        done.append(
+            one,
+            one.noise_std,
+            one.clip_norm,
+            one.count_noise,
+            one.strategy,
+            times.get(index, 1),
+        )
+    found = done.mechanism(plan.mechanism.adjacency)
+    if not before:
+        return found
+    return plan.mechanism.first(before) + found
