@@ -33,8 +33,10 @@ _FINENESS = (1.0, 0.5, 0.35)
 _LAWS_SHARE = 0.05
 # δ at which two theorems on a round are held against each other.
 _TYPICAL = 1e-6
+# Of more kinds of rounds it is not chosen for each.
+_MOST_CHOSEN = 64
 # Products of two numbers that the lines of one direction may take.
-_WORK = 1e8
+_WORK = 2e9
 
 
 def of_laws(
@@ -58,9 +60,11 @@ def of_laws(
     for fineness in _FINENESS:
         below, above = (with_laws(counts, fineness, end) for end in (0, 1))
         # Either end has a gap of its own.
-        upper = min(upper, _composed(above, accuracy / 2, delta, epsilon).upper)
         lower = max(lower, _composed(below, accuracy / 2, delta, epsilon).lower)
-        if upper - lower <= accuracy * upper or lower >= beaten_by:
+        if lower >= beaten_by:
+            break
+        upper = min(upper, _composed(above, accuracy / 2, delta, epsilon).upper)
+        if upper - lower <= accuracy * upper:
             break
         if delta is not None and upper < math.inf:
             lower = max(lower, _by_one_round(below, delta))
@@ -110,7 +114,7 @@ def alternatives(counts: Counts) -> list[Counts]:
     if not told:
         return [counts]
     choices = [set(told), set()]
-    if len(told) > 1:
+    if 1 < len(told) <= _MOST_CHOSEN:
         tilt = Total(with_laws(counts, 1.0, 1)).locate(delta=_TYPICAL, rough=True).tilt
         choices.append({pair for pair in told if not _cheaper_told(pair, tilt)})
     found: list[Counts] = []
@@ -181,9 +185,11 @@ def _composed(
     if delta is not None and most <= delta:
         return Bounds(0.0, 0.0)
     searches: list[Search] = []
-    for swapped in (False, True):
+    for swapped in (False,) if all(pair.two_sided for pair in counts) else (False, True):
         total = Total(counts, swapped=swapped)
         total.work_left = _WORK
+        if searches and delta is not None and total.lesser(searches[0].lower, delta):
+            break
         search = Search(total, delta=delta, epsilon=epsilon)
         # The direction in which the record is there is nearly always the worse one.
         search.refine(accuracy, beaten_by=max((s.lower for s in searches), default=-1.0))

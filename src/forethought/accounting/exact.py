@@ -317,14 +317,14 @@ def _least(
     Told and half lines do not dominate each other, and no estimate says for certain which proves
     less: all are asked, the quickest first, and the one that proves least is stated.
     """
-    found = Bounds(0.0, math.inf)
+    found = Bounds(math.inf, math.inf)
     for way in alternatives(counts):
         plain = {pair: n for pair, n in way.items() if isinstance(pair, Pair)}
         if len(plain) < len(way):
             here = of_laws(way, accuracy, delta, epsilon, beaten_by=found.upper)
         else:
             here = _of_pairs(plain, accuracy, delta, epsilon)
-        if here.upper < found.upper:
+        if here.upper < found.upper or found.lower == math.inf:
             found = here
     return found
 
@@ -380,12 +380,7 @@ def _searched(
         if largest > (searches[0].lower if epsilon is None else epsilon):
             total = Total(counts, swapped=True)
             first = searches[0]
-            if (
-                delta is not None
-                and first.lower > 0
-                and total.chernoff(first.lower, math.log(delta)) <= math.log(delta)
-            ):
-                # Chernoff's bound says already that this direction is the lesser one.
+            if delta is not None and total.lesser(first.lower, delta):
                 return Bounds(first.lower, min(upper, first.upper))
             searches.append(Search(total, delta=delta, epsilon=epsilon))
             searches[1].refine(rough, beaten_by=searches[0].lower)

@@ -35,7 +35,7 @@ from forethought.accounting.pld.quadrature import UnresolvedError
 from forethought.accounting.pld.transform import Rows, of_one_rate
 
 _MOST_POINTS = 2**19
-_MOST_WORK = 7e8
+_MOST_WORK = 3e9
 _FACTORS = np.array([1.02, 1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 9.0, 15.0])
 # Where the transform has fallen to e^-this, what is left of the line needs little accuracy.
 _DEEP = 60.0
@@ -250,6 +250,11 @@ class Total:
         charge = self.lost + self.cut_off
         return float(np.logaddexp(value, _log(charge))) + 1e-9 * (1 + tilt * at)
 
+    def lesser(self, epsilon: float, delta: float) -> bool:
+        """Whether Chernoff's bound says already that ε at ``delta`` is at most ``epsilon``."""
+        wanted = math.log(delta)
+        return epsilon > 0 and self.chernoff(epsilon, wanted) <= wanted
+
     def _moment_above(self, tilt: float) -> float:
         tight = -math.log(self.count + 1) - 3
         bound = tilt * (tilt + 1) * self.distance**2 / 2 * (1 + 8 * EPS)
@@ -348,6 +353,7 @@ class Total:
                 # So far apart that what the product may regain in between is a part of its fall.
                 stride = max(1, int(0.3 * fallen / (swing * step)))
             here = (first // stride, (last - 1) // stride + (2 if stride > 1 else 1))
+            spent = self.work_left
             for i, rows in enumerate(self.rows):
                 # No round's transform is larger than on the real line, so a few are enough to
                 # bound them all where the product has all but vanished.
@@ -369,6 +375,12 @@ class Total:
                 most = line.real + np.minimum(line.doubt, 700.0)
                 line = Line(most, np.zeros(most.size), np.full(most.size, math.log(3)))
             pieces.append(line)
+            # What is left takes at least as many products for each point, unless the transform
+            # falls on: better to know at once that there are too many.
+            further = points / last
+            falls = (peak - float(line.real[-1])) * further**2
+            if falls < _DEEP and (spent - self.work_left) * (further - 1) > 2 * self.work_left:
+                raise UnresolvedError(f"{points} points on the line")
             large = self.many or points > 4096
             first, last = last, min(points, 2 * last if large else max(3 * last, 512))
         return Line(*(np.concatenate(x) for x in zip(*pieces, strict=True)))

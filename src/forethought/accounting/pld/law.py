@@ -33,6 +33,7 @@ class Law:
         doubt: bound on the relative error of every mass, and on the error of every loss.
         lost, lost_rest: bound on the mass of P and of Q that no value holds; 0 in a law that is a
             lower bound, where leaving out mass only lowers.
+        two_sided: whether both directions have the same profile.
     """
 
     loss: Array
@@ -41,6 +42,7 @@ class Law:
     doubt: float
     lost: float
     lost_rest: float
+    two_sided: bool = False
 
     @property
     def gaussian(self) -> bool:
@@ -88,7 +90,7 @@ class LawRows:
         loss, mass = (x[first:] for x in self._all)
         self._loss, self._mass = loss[None, :], mass[None, :]
         self._log_mass = np.log(self._mass)
-        self._gap = 1 - math.fsum(mass)
+        self._gap = 1 - float(mass.sum())  # its rounding is charged with the masses'
 
     def truncate(self, cut: float) -> tuple[float, float, float]:
         """Leave out the least likely losses, of as much mass in all as a normal has beyond ``cut``.

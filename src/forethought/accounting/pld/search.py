@@ -12,6 +12,8 @@ _TRIES = 7
 _ROUGH = 0.02
 _SMALLEST = 1e-9
 _TINY = -745.0
+# How far the ε of a saddle point may be off, relatively, on a line that starts from it.
+_NEAR = 0.1
 
 
 class Search:
@@ -38,9 +40,6 @@ class Search:
 
     def refine(self, accuracy: float, *, beaten_by: float = -1.0) -> None:
         """Go on until the bounds are ``accuracy`` apart, relatively, or no line helps."""
-        if self.place is None and self.total.many and accuracy < _ROUGH:
-            # A first look is cheap, and tells how fast δ falls there.
-            self._next(_ROUGH)
         for _ in range(_TRIES):
             width = self.upper - self.lower
             if (
@@ -115,7 +114,16 @@ class Search:
     def _first(self) -> Place:
         place = self.total.locate(delta=self.delta, epsilon=self.epsilon, rough=True)
         self._truncate(place.log_delta, place.epsilon)
-        return self.total.locate(delta=self.delta, epsilon=self.epsilon, near=place.tilt)
+        place = self.total.locate(delta=self.delta, epsilon=self.epsilon, near=place.tilt)
+        if self.delta is None or not self.total.many:
+            return place
+        # The saddle point's ε is far nearer than Chernoff's: one line may be enough.
+        about = self.total.estimate(self.delta)
+        if not 0.2 * place.epsilon < about < place.epsilon:
+            return place
+        self._truncate(place.log_delta, about)
+        found = self.total.locate(epsilon=about, near=place.tilt)
+        return Place(found.tilt, about, place.log_delta, _NEAR)
 
     def _truncate(self, log_delta: float, epsilon: float) -> None:
         # What is cut off counts as disclosed: losses that are rarer than δ, or as good as infinite.

@@ -121,7 +121,7 @@ class _Side(NamedTuple):
         return rest + self.hit * tails[1], rest + self.hit * tails[2]
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=512)
 def told_laws(told: Told, fineness: float) -> tuple[Law, Law]:
     """A lower and an upper bound, in convex order, on a round's likelihood ratio.
 
@@ -159,8 +159,10 @@ def _law(told: Told, fineness: float, *, above: bool) -> Law:
         loss, first, second = _fewer(loss, second, int(_MOST_LOSSES / fineness), above)
         doubt += EPS * loss.size
     if not above:
-        return Law(loss, first, second, doubt, 0.0, 0.0)
-    return Law(loss, first, second, doubt, lost * (1 + 1e-9), lost_rest * (1 + 1e-9))
+        lost = lost_rest = 0.0
+    # In a triangle losses above 0 of one direction are those of the other, mirrored.
+    same = not told.blanked
+    return Law(loss, first, second, doubt, lost * (1 + 1e-9), lost_rest * (1 + 1e-9), same)
 
 
 def _fewer(loss: Array, second: Array, most: int, above: bool) -> tuple[Array, Array, Array]:
