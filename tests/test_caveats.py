@@ -62,7 +62,7 @@ def test_what_is_no_caveat_is_refused() -> None:
         Caveat("stated")
     with pytest.raises(TypeError, match="not one string"):
         caveats("means of the columns")
-    with pytest.raises(TypeError, match="a Caveat or a sentence"):
+    with pytest.raises(TypeError, match="or a sentence"):
         caveats([3])  # type: ignore[list-item]
     with pytest.raises(ValueError, match=r"unknown \['role'\]"):
         Caveat.from_dict({"code": "search", "detail": "", "role": "fact"})

@@ -203,5 +203,5 @@ def test_no_mechanism_begins_inside_an_epoch() -> None:
     for sampling in (Shuffled(10, 95), RandomAllocation(10), CyclicPoisson(0.1, 10)):
         mechanism = Mechanism(Rounds(1.0, 25, sampling), adjacency="zero-out")
         assert mechanism.after(10) == Mechanism(Rounds(1.0, 15, sampling), adjacency="zero-out")
-        with pytest.raises(UnsupportedMechanismError, match="inside an epoch of 10"):
+        with pytest.raises(UnsupportedMechanismError, match="epoch of 10"):
             mechanism.after(15)

@@ -109,7 +109,7 @@ def test_a_signature_of_something_else_is_no_signature(signed: Path, key: Path) 
     statement = ft.Statement.load(signed / "statement.json")
     assert statement.signature is not None
     moved = replace(ft.account(MECHANISM, 1e-6), signature=statement.signature)
-    with pytest.raises(ft.errors.StatementError, match="changed after it was signed"):
+    with pytest.raises(ft.errors.StatementError, match="changed after it"):
         check(moved)
     flipped = ("0" if statement.signature.value[0] != "0" else "1") + statement.signature.value[1:]
     with pytest.raises(SignatureError, match="does not fit"):
@@ -140,7 +140,7 @@ def test_what_is_no_key_is_refused_by_name(key: Path, tmp_path: Path) -> None:
             serialization.NoEncryption(),
         )
     )
-    with pytest.raises(SignatureError, match=r"x25519\.pem holds no Ed25519 key"):
+    with pytest.raises(SignatureError, match=r"x25519\.pem holds no"):
         sign({}, other)
     other.write_text("nothing")
     with pytest.raises(SignatureError, match="no private key"):

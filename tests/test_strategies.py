@@ -62,7 +62,7 @@ def test_what_is_no_strategy_is_refused(make: object, message: str) -> None:
 def test_only_turns_that_are_apart_by_rule_can_be_correlated() -> None:
     with pytest.raises(UnsupportedMechanismError, match="CyclicPoisson"):
         Correlated(1.0, 3, Poisson(0.1), strategy=BANDED)
-    with pytest.raises(TypeError, match="strategy must be one of Banded"):
+    with pytest.raises(TypeError, match="strategy must be"):
         Correlated(1.0, 3, FullBatch())
-    with pytest.raises(UnsupportedMechanismError, match="no mechanism of its own"):
+    with pytest.raises(UnsupportedMechanismError, match="mechanism of its"):
         sensitivity(Correlated(1.0, 3, FullBatch(), strategy=BANDED), "zero-out")

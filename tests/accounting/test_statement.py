@@ -150,5 +150,5 @@ def test_a_bare_mechanism_needs_a_delta() -> None:
 
 @pytest.mark.parametrize("wrong", [None, "plan.json", 3.0])
 def test_what_is_no_plan_is_said(wrong: Any) -> None:
-    with pytest.raises(TypeError, match=r"takes a plan, as forethought\.plan makes one"):
+    with pytest.raises(TypeError, match=r"forethought\.plan makes one"):
         account(wrong)

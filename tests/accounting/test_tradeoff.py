@@ -45,7 +45,7 @@ def test_scalars_arrays_and_shapes():
     f = gaussian(1.0)
     assert isinstance(f(0.25), float)
     assert f(ALPHA[:100].reshape(4, 25)).shape == (4, 25)
-    with pytest.raises(ValueError, match="between 0 and 1"):
+    with pytest.raises(ValueError, match="between 0 and"):
         f(1.5)
 
 
@@ -150,7 +150,7 @@ def test_missing_weight_is_disclosure():
     f = gaussian_mixture([0.9], [1.0])
     assert f(0.0) == pytest.approx(0.9)
     assert f.delta(50.0) == pytest.approx(0.1)
-    with pytest.raises(ValueError, match="sum to at most 1"):
+    with pytest.raises(ValueError, match="at most 1"):
         gaussian_mixture([0.9, 0.2], [1.0, 2.0])
 
 
@@ -259,5 +259,5 @@ def test_noise_so_small_that_a_line_has_no_nodes():
 
 
 def test_what_is_no_mechanism_is_said():
-    with pytest.raises(TypeError, match=r"takes a Mechanism, such as plan\.mechanism"):
+    with pytest.raises(TypeError, match=r"such as plan\.mechanism"):
         tradeoff(None)

@@ -136,13 +136,13 @@ def test_copies_and_filters_stand_the_audit() -> None:
 
 
 def test_arguments_that_do_not_fit_are_named() -> None:
-    with pytest.raises(TypeError, match=r"plan must be a forethought\.Plan"):
+    with pytest.raises(TypeError, match="plan must be"):
         ft.audit("job.toml")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="model and data, or neither"):
+    with pytest.raises(ValueError, match="data, or neither"):
         ft.audit(PLAN, torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match="false_alarm"):
         ft.audit(PLAN, false_alarm=0.5)
-    with pytest.raises(ValueError, match="the plan is for 200 examples, the data has 3"):
+    with pytest.raises(ValueError, match="for 200 examples,"):
         data = (torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64))
         ft.audit(PLAN, torch.nn.Linear(2, 2), data, level="quick")
 

@@ -212,5 +212,5 @@ def test_large_data_is_scaled_down_at_its_rate() -> None:
 
 
 def test_an_unknown_level_is_named() -> None:
-    with pytest.raises(ValueError, match="level must be one of 'quick'"):
+    with pytest.raises(ValueError, match="level must be"):
         effort("slow")

@@ -80,5 +80,5 @@ def test_plans_without_games_of_their_own_are_refused() -> None:
         moving,
         Plan(Mechanism(Rounds(1.0, 5, Poisson(0.1), "group")), 50, 1e-5, groups=1),
     ):
-        with pytest.raises(ValueError, match="a game of its own"):
+        with pytest.raises(ValueError, match="game of its"):
             audit_client(plan)

@@ -315,10 +315,10 @@ def test_features_may_be_standardised_by_moments_that_are_paid_for() -> None:
     assert run.statement.releases[0].name == "means and squares of the features"
     scores = prepared.apply(X).numpy() @ run.weights + run.intercept
     assert ((scores > 0) == y).mean() > 0.8
-    with pytest.raises(ValueError, match="pays for a preparation"):
+    with pytest.raises(ValueError, match="for a preparation"):
         convex.descend(plan, X, y)
     plain = convex.plan(problem, BUDGET, examples=20_000, features=3)
-    with pytest.raises(ValueError, match="not what the plan pays for"):
+    with pytest.raises(ValueError, match="the plan pays"):
         convex.descend(plain, X, y, prepared=prepared)
     with pytest.raises(ValueError, match="leaves nothing"):
         convex.plan(

@@ -109,12 +109,12 @@ def test_damage_is_named(save, tmp_path: Path, harm):
         else:
             content = bytearray(b"hello")
         path.write_bytes(bytes(content))
-    with pytest.raises(DataError, match=r"t\.npz: found no readable archive"):
+    with pytest.raises(DataError, match=r"t\.npz: found no"):
         load(source)
 
 
 def test_more_than_a_thousand_whole_numbers_are_values(save):
     data = load(save(x=np.zeros((1500, 1)), y=np.arange(1500)))
     assert data.classes is None
-    with pytest.raises(DataError, match="1500 different words as labels"):
+    with pytest.raises(DataError, match="1500 different words"):
         load(save(x=np.zeros((1500, 1)), y=np.array([f"w{row}" for row in range(1500)])))

@@ -141,7 +141,7 @@ def test_refused_for_what_is_no_image():
     with pytest.raises(DataError, match="scattering needs images"):
         load("breast-cancer", features="scattering")
     tiny = Split(np.zeros((3, 1, 4, 4), np.float32), np.zeros(3, np.int64))
-    with pytest.raises(DataError, match="more than 4 pixels"):
+    with pytest.raises(DataError, match="than 4 pixels"):
         features.with_scattering(Dataset("tiny", tiny, None, 2))
     with pytest.raises(DataError, match="unknown features 'wavelets'"):
         load("digits", features="wavelets")

@@ -200,10 +200,10 @@ def test_filters_are_counted_to_seven_bits():
     "shape", [(2, 2, 20, 20), (2, 1, 11, 20), (2, 1, 20, 97), (2, 20, 20), (2, 400)]
 )
 def test_other_shapes_are_refused_with_what_is_allowed(shape):
-    with pytest.raises(ValueError, match="12 to 96 pixels a side"):
+    with pytest.raises(ValueError, match="12 to 96"):
         patch_features(torch.zeros(shape))
     split = Split(np.zeros(shape, np.float32), np.zeros(2, np.int64))
-    with pytest.raises(DataError, match="own: patches need images"):
+    with pytest.raises(DataError, match="own: patches need"):
         features.with_features(Dataset("own", split, None, 2), "patches")
 
 
@@ -219,5 +219,5 @@ def test_kept_in_half_the_space_and_found_again(tmp_path, monkeypatch):
 
 
 def test_load_says_that_digits_are_too_small():
-    with pytest.raises(DataError, match="not inputs of shape"):
+    with pytest.raises(DataError, match="inputs of shape"):
         load("digits", features="patches")

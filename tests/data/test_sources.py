@@ -54,12 +54,12 @@ def test_the_split_is_the_same_every_time_and_loses_nothing():
 
 @pytest.mark.parametrize("share", [0, 1, -0.1, 1.5, True])
 def test_a_share_that_is_none(share):
-    with pytest.raises(ValueError, match="holdout must be a share"):
+    with pytest.raises(ValueError, match="holdout must be"):
         load("digits", holdout=share)
 
 
 def test_a_part_that_would_be_empty():
-    with pytest.raises(DataError, match="one part would be empty"):
+    with pytest.raises(DataError, match="one part would"):
         split_off(Split(np.zeros((2, 1), np.float32), np.arange(2)), 0.01)
 
 
@@ -87,7 +87,7 @@ def test_options_that_do_not_go_together():
     ]:
         with pytest.raises(DataError, match=message):
             load("mnist", **options)
-    with pytest.raises(TypeError, match="source must be a string"):
+    with pytest.raises(TypeError, match="source must be"):
         load(3)  # type: ignore[arg-type]
 
 
@@ -207,7 +207,7 @@ def test_what_is_declared_is_not_read_from_the_data(tmp_path):
     rows = ["1,2,yes", "3,4,yes", "5,6,yes", "7,8,yes", "9,1,yes", "2,2,yes"] * 3
     rows = [f"{index}.{row}" for index, row in enumerate(rows)]
     source = table(tmp_path, rows, header="a,b,y")
-    with pytest.raises(DataError, match="only the label yes"):
+    with pytest.raises(DataError, match="the label yes"):
         load(source, label="y")
     data = load(source, label="y", classes=["yes", "no"], features=2)
     assert data.classes == 2
@@ -215,9 +215,9 @@ def test_what_is_declared_is_not_read_from_the_data(tmp_path):
     assert [c.code for c in data.not_covered] == ["preparation-from-data"]
     declared = [c for c in data.caveats if c.code == "declared-shape"]
     assert "the classes, the number of features" in str(declared[0])
-    with pytest.raises(DataError, match=r"label yes in example 0, expected one of the declared"):
+    with pytest.raises(DataError, match="example 0, expected"):
         load(source, label="y", classes=["ja", "nein"])
-    with pytest.raises(DataError, match="found 2 features, expected the declared 3"):
+    with pytest.raises(DataError, match="2 features, expected"):
         load(source, label="y", classes=["yes", "no"], features=3)
 
 
@@ -246,9 +246,9 @@ def test_what_is_found_in_the_data_is_named_and_no_value_of_it(tmp_path):
     fixed = load(f"svmlight:{path}", features=7, classes=[1, 2])
     assert fixed.train.inputs.shape[1] == 7
     assert fixed.not_covered == ()
-    with pytest.raises(DataError, match="index 3, expected at most the declared 2"):
+    with pytest.raises(DataError, match="index 3, expected"):
         load(f"svmlight:{path}", features=2)
-    with pytest.raises(DataError, match="files of your own"):
+    with pytest.raises(DataError, match="files of your"):
         load("digits", features=64)
 
 

@@ -101,7 +101,7 @@ def test_truncated(length: int) -> None:
 
 
 def test_something_behind_it() -> None:
-    with pytest.raises(FrameError, match="bytes, where the header says"):
+    with pytest.raises(FrameError, match="the header says"):
         SERVICE.open(SENT + b"\0")
 
 
@@ -173,11 +173,11 @@ def test_unknown_sender() -> None:
 def test_forged_sender() -> None:
     """Client 1 in client 0's name; and client 0's frame with client 1's name put in."""
     data = seal(Frame(2, RUN, 0, SERVER, 3, 2, encode(update(), ("round", "base"))), KEYS[1])
-    with pytest.raises(ForgeryError, match="not that of 0"):
+    with pytest.raises(ForgeryError, match="that of 0"):
         SERVICE.open(data)
     renamed = bytearray(SENT)
     struct.pack_into("<q", renamed, 48, 1)
-    with pytest.raises(ForgeryError, match="not that of 1"):
+    with pytest.raises(ForgeryError, match="that of 1"):
         SERVICE.open(bytes(renamed))
 
 
@@ -208,7 +208,7 @@ def test_other_run() -> None:
 def test_what_is_for_somebody_else() -> None:
     """An acknowledgement for client 0 does not make client 1 forget its update."""
     data = SERVICE.seal(0, Acknowledgement(2, 7))
-    with pytest.raises(FrameError, match="it is for 0, not for 1"):
+    with pytest.raises(FrameError, match="for 0, not"):
         OTHER.open(data)
 
 

@@ -92,7 +92,7 @@ def test_it_goes_on_with_its_own_run_only(other: str) -> None:
     storage = MemoryStorage()
     opened(storage).commit(release(0))
     run = bytes(32) if other == "run" else RUN
-    with pytest.raises(LedgerError, match="another run, client or data"):
+    with pytest.raises(LedgerError, match="another run, client"):
         ClientLedger(
             storage,
             endpoint(run, 1 if other == "client" else 0),

@@ -59,7 +59,7 @@ def test_any_other_damage_stops_the_reader_or_loses_the_last_record_only() -> No
         changed[position] ^= 0x40
         storage = MemoryStorage({"log": bytes(changed)})
         if position < last:
-            with pytest.raises(LogError, match="is damaged at record"):
+            with pytest.raises(LogError, match="damaged at record"):
                 RecordLog(storage, "log")
             assert storage.contents()["log"] == bytes(changed)  # evidence is left alone
             continue

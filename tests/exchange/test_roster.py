@@ -54,7 +54,7 @@ def test_a_roster_survives_its_file_and_has_a_name_of_its_own(
     assert roster.identity(-1).name == "server"
     again = Roster.of(roster.server, roster.clients)
     assert again.fingerprint != roster.fingerprint  # another run, even with the same keys
-    with pytest.raises(RosterError, match="no client is called 'c'"):
+    with pytest.raises(RosterError, match="is called 'c'"):
         roster.place("c")
 
 
@@ -66,9 +66,9 @@ def test_nobody_is_in_it_twice(roster: Roster, folders: Path) -> None:
         (a, Identity("other", b.public_key, a.certificate)),
         (a, Identity("server", b.public_key, b.certificate)),
     ):
-        with pytest.raises(RosterError, match="two members have the same"):
+        with pytest.raises(RosterError, match="two members have"):
             Roster.of(roster.server, clients)
-    with pytest.raises(RosterError, match="at least one client"):
+    with pytest.raises(RosterError, match="least one client"):
         Roster.of(roster.server, ())
 
 
@@ -79,7 +79,7 @@ def test_a_damaged_folder_of_keys_is_noticed(folders: Path, tmp_path: Path) -> N
         for each in (SIGNING, CONNECTION, IDENTITY):
             source = folders / ("b" if each == name else "a") / each
             (mixed / each).write_bytes(source.read_bytes())
-        with pytest.raises(RosterError, match="not those of its"):
+        with pytest.raises(RosterError, match="those of its"):
             Keys.load(mixed)
     (mixed / SIGNING).write_text("nothing")
     with pytest.raises(RosterError, match="holds no keys"):
@@ -106,7 +106,7 @@ def test_names(name: str, roster: Roster) -> None:
     ],
 )
 def test_keys_under_which_anybody_could_sign_are_refused(weak: str) -> None:
-    with pytest.raises(RosterError, match="public key of a"):
+    with pytest.raises(RosterError, match="key of a"):
         Identity("a", weak, "")
 
 

@@ -19,7 +19,7 @@ def test_a_ledger_behind_the_count_is_refused_and_one_ahead_goes_on(tmp_path: Pa
     witness.note(4)
     for updates in (4, 5, 100):
         Witness(tmp_path, RUN, 3).require(updates)
-    with pytest.raises(LedgerError, match=r"4 updates have left.*has 3.*set back"):
+    with pytest.raises(LedgerError, match=r"4 updates have.*has 3.*set back"):
         Witness(tmp_path, RUN, 3).require(3)
     Witness(tmp_path, bytes(32), 3).require(0)  # of another run
     Witness(tmp_path, RUN, 2).require(0)  # of another member

@@ -232,10 +232,10 @@ def test_a_small_ring_other_plans_and_phases_of_cohorts_are_refused() -> None:
         train_securely(shared, holders[:-1], federation)
     two = Mechanism(Rounds(2.0, 2, Poisson(0.5)), Rounds(3.0, 2, Poisson(0.5)))
     phases = replace(federation, plans=(federation.plan(0).with_(mechanism=two),))
-    with pytest.raises(SecureAggregationError, match="leave the cohort out"):
+    with pytest.raises(SecureAggregationError, match="leave the cohort"):
         train_securely(
             shared, holders, replace(phases, cohort=4, secure=SecureAggregation(4).to_dict())
         )
     short = Plan(Mechanism(Rounds(2.0, 2, Poisson(0.5))), RECORDS, 1e-5)
-    with pytest.raises(SecureAggregationError, match="same number of rounds"):
+    with pytest.raises(SecureAggregationError, match="same number of"):
         secured(replace(federation, plans=(federation.plan(0), short), secure=None), SETTINGS)

@@ -141,9 +141,9 @@ def test_messages_and_bytes_are_counted() -> None:
 
 
 def test_shares_and_members_must_be_as_many() -> None:
-    with pytest.raises(ValueError, match="3 shares for 4 members"):
+    with pytest.raises(ValueError, match="for 4 members"):
         simulate(model(), shares()[:3], federation(), TIMES)
-    with pytest.raises(ValueError, match="times for 2 clients"):
+    with pytest.raises(ValueError, match="for 2 clients"):
         simulate(model(), shares(), federation(), Times([1.0, 1.0]))
     with pytest.raises(ValueError, match="float32"):
         simulate(copy.deepcopy(model()).double(), shares(), federation(), TIMES)

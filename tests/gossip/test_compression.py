@@ -95,10 +95,10 @@ def test_what_is_no_message_is_refused(compression, payload, says):
 
 
 def test_kinds_and_fractions_are_told_apart():
-    with pytest.raises(ValueError, match="kind must be one of 'none'"):
+    with pytest.raises(ValueError, match="kind must be"):
         Compression("zip")
     for kind, fraction in (("top-k", None), ("bf16", 0.5)):
-        with pytest.raises(ValueError, match="fraction is for 'top-k'"):
+        with pytest.raises(ValueError, match="fraction is for"):
             Compression(kind, fraction)
     with pytest.raises(ValueError, match="fraction must be"):
         Compression("top-k", 0.0)

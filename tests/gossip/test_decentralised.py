@@ -155,9 +155,9 @@ def test_rounds_do_not_compose_where_gradients_are_taken_at_hidden_weights():
 def test_views_that_cannot_be_solved_are_refused(monkeypatch):
     monkeypatch.setattr(decentralised, "MOST_MESSAGES", 10)
     mixed = Mixing("metropolis", make("complete", 8))
-    with pytest.raises(NetworkViewError, match="sees its own sum"):
+    with pytest.raises(NetworkViewError, match="sees its own"):
         gain(mixed, 0, 1, 3, [3], [1.0] * 8)
-    with pytest.raises(NetworkViewError, match="at least one observer"):
+    with pytest.raises(NetworkViewError, match="least one observer"):
         gain(mixed, 0, 1, 3, [8], [1.0] * 8)
     with pytest.raises(NetworkViewError, match="14 messages"):
         gain(mixed, 0, 2, 3, [0], [1.0] * 8)

@@ -98,11 +98,11 @@ def test_a_file_that_is_no_graph_is_one_line(tmp_path, text, says):
 
 
 def test_impossible_graphs_are_refused():
-    with pytest.raises(GraphError, match="take 8 or 16"):
+    with pytest.raises(GraphError, match="8 or 16"):
         make("hypercube", 9)
-    with pytest.raises(GraphError, match="7 workers make no torus"):
+    with pytest.raises(GraphError, match="7 workers make"):
         make("torus", 7)
-    with pytest.raises(GraphError, match="leave it out for 'ring'"):
+    with pytest.raises(GraphError, match="out for 'ring'"):
         make("ring", 7, degree=2)
     with pytest.raises(ValueError, match="one of 'complete'"):
         make("star", 7)

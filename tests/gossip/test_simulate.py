@@ -82,7 +82,7 @@ def test_each_worker_has_a_statement_for_what_it_released(rule: str, tmp_path: P
     assert not (tmp_path / "run" / "keys").exists()
     with pytest.raises(RunFolderExistsError):
         run(agreed(rule=rule), out=tmp_path / "run")
-    with pytest.raises(CheckpointError, match="no simulation that was interrupted"):
+    with pytest.raises(CheckpointError, match="that was interrupted"):
         run(agreed(rule=rule), out=tmp_path / "run", resume=True)
 
 
@@ -136,7 +136,7 @@ def test_one_round_of_sync_is_the_mean_of_everybodys_noised_means() -> None:
 
 
 def test_other_models_shares_and_weights_are_refused() -> None:
-    with pytest.raises(GossipError, match="3 shares for 4 workers"):
+    with pytest.raises(GossipError, match="for 4 workers"):
         simulate(model(), shares()[:3], agreed(), TIMES)
     with pytest.raises(GossipError, match="another architecture"):
         simulate(nn.Linear(6, 2), shares(), agreed(), TIMES)
@@ -146,7 +146,7 @@ def test_other_models_shares_and_weights_are_refused() -> None:
     with pytest.raises(GossipError, match="first weights"):
         simulate(other, shares(), agreed(), TIMES)
     few = [(x[:30], y[:30]) for x, y in shares()]
-    with pytest.raises(ValueError, match="the guarantee depends on it"):
+    with pytest.raises(ValueError, match="the guarantee depends"):
         simulate(model(), few, agreed(), TIMES)
 
 

@@ -132,5 +132,5 @@ def test_messages_take_their_time() -> None:
 
 
 def test_times_for_others_are_refused() -> None:
-    with pytest.raises(ValueError, match="times for 3 workers"):
+    with pytest.raises(ValueError, match="for 3 workers"):
         run(agreed(), Times([1.0] * 3))

@@ -141,7 +141,7 @@ def test_one_round_is_covered_with_any_matrices() -> None:
     ring = gossip(9, 1, "ring", "metropolis", exchanges=6, **once)
     assert network_gains(ring, 4, [0], 1) == [(1.0, 1)]
     quick = gossip(9, 1, "ring", "metropolis", plans=(plan(1),), rule="synchronous", exchanges=2)
-    with pytest.raises(NetworkViewError, match="nothing of worker 4 reaches"):
+    with pytest.raises(NetworkViewError, match="worker 4 reaches"):
         network_gains(quick, 4, [0], 1)
 
 
@@ -226,7 +226,7 @@ def test_the_paper_s_figure_is_below_the_truth() -> None:
     turns = ft.Plan(
         ft.Mechanism(ft.Rounds(1.2, 9, ft.FullBatch())), 40, 1e-5, optimizer=fixed.optimizer
     )
-    with pytest.raises(GossipError, match="sampled at a rate"):
+    with pytest.raises(GossipError, match="sampled at a"):
         as_in_the_paper(gossip(4, 9, plans=(turns,)), 0)
 
 
@@ -240,7 +240,7 @@ def test_all_workers_together() -> None:
     assert shared(agreed, 2).guarantee == ft.epsilon(pair, 1e-3).upper
     stopped = [released(agreed.plan(k), 2) for k in range(4)]
     assert shared(agreed, 2, transcripts=stopped).guarantee < shared(agreed, 2).guarantee
-    with pytest.raises(StatementError, match="one adjacency, group and view"):
+    with pytest.raises(StatementError, match="one adjacency, group"):
         disjoint({"a": each["w0"], "b": worker_statement(exponential(), 0, "outsider")})
     table = overview(agreed, [*stopped[:3], Transcript()]).splitlines()
     assert len(table) == 6 and table[-1].startswith("| w3 | 0 | 0 |")

@@ -79,7 +79,7 @@ def test_several_exchanges_a_round_mix_after_the_step(seed: int) -> None:
     for means in updates():
         held = matrix @ matrix @ (matrix @ held - RATE * means)
     assert np.array([machine.weights for machine in machines]) == pytest.approx(held, abs=1e-5)
-    with pytest.raises(ValueError, match="for the rule 'synchronous'"):
+    with pytest.raises(ValueError, match="the rule 'synchronous'"):
         gossip(K, ROUNDS, exchanges=2)
 
 

@@ -82,7 +82,7 @@ def test_a_torch_that_was_not_tried_is_refused_by_name(
 ) -> None:
     monkeypatch.setitem(boundary._RELIED_ON, what, lambda: False)
     boundary.check.cache_clear()
-    with pytest.raises(RuntimeError, match=f"not tried with torch.*{what}"):
+    with pytest.raises(RuntimeError, match=f"tried with torch.*{what}"):
         clipped_sum(nn.Conv1d(2, 2, 1), square, torch.randn(3, 2, 4), torch.zeros(3), 1.0)
     monkeypatch.undo()
     boundary.check()
@@ -105,7 +105,7 @@ def test_a_fault_of_our_own_is_not_called_the_model_s(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Lanes, "__enter__", faulty)
     monkeypatch.setattr(refusals, "_OURS", Path(__file__).parent)
-    with pytest.raises(RuntimeError, match=r"a fault of forethought's own.*no_such_thing"):
+    with pytest.raises(RuntimeError, match=r"fault of forethought's.*no_such_thing"):
         clipped_sum(nn.Conv1d(2, 2, 1), square, torch.randn(3, 2, 4), torch.zeros(3), 1.0)
 
 

@@ -39,7 +39,7 @@ def test_per_layer_shares_bound_each_parameter() -> None:
 
 def test_per_layer_shares_must_name_the_parameters() -> None:
     rule = clipping.per_layer({"p0": 0.6, "other": 0.8})
-    with pytest.raises(ValueError, match=r"missing \['p1'\], unknown \['other'\]"):
+    with pytest.raises(ValueError, match=r"\['p1'\], unknown \['other'\]"):
         clipping.factors(table([1.0], [1.0]), 1.0, rule)
     with pytest.raises(ValueError, match="squares"):
         clipping.per_layer({"p0": 0.9, "p1": 0.9})
@@ -78,7 +78,7 @@ def test_a_rule_of_the_wrong_shape_is_refused() -> None:
     def rule(norms: clipping.Norms, clip_norm: float) -> Tensor:
         return torch.ones(5)
 
-    with pytest.raises(ValueError, match="one factor per contribution"):
+    with pytest.raises(ValueError, match="factor per contribution"):
         clipping.factors(table([1.0, 2.0]), 1.0, rule)
 
 

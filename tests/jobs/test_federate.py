@@ -94,7 +94,7 @@ def test_a_section_that_cannot_be_is_refused_in_words(extra: str, words: str) ->
 def test_speeds_that_say_nothing(speeds: str) -> None:
     with pytest.raises(JobError, match="lognormal"):
         speeds_of(FederationSection(speeds=speeds), 3)
-    with pytest.raises(JobError, match="2 speeds for 3"):
+    with pytest.raises(JobError, match="speeds for 3"):
         speeds_of(FederationSection(speeds=(1.0, 2.0)), 3)
 
 

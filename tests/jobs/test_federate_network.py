@@ -115,7 +115,7 @@ def test_members_make_their_own_keys_and_are_joined(job: Path, tmp_path: Path) -
         (tmp_path / "a" / name).write_bytes((tmp_path / "shared" / name).read_bytes())
     member = jobs.Membership.load(tmp_path / "a")
     assert member.roster.place("a") == 0 and member.roster.fingerprint in done.output
-    with pytest.raises(JobError, match="exactly those of server, a, b"):
+    with pytest.raises(JobError, match="server, a, b"):
         jobs.join(from_file(job), files[:2], tmp_path / "other")
 
 
@@ -123,7 +123,7 @@ def test_a_plan_beyond_the_policy_is_refused_before_connecting(
     job: Path, keys: Path, tmp_path: Path
 ) -> None:
     begin = time.monotonic()
-    with pytest.raises(FederationError, match=r"spends epsilon .* the policy allows 1\b"):
+    with pytest.raises(FederationError, match=r"spends epsilon .*policy allows 1\b"):
         jobs.take_part_in_job(
             from_file(job),
             keys / "a",
@@ -142,12 +142,12 @@ def test_keys_and_rosters_of_others_are_refused(job: Path, keys: Path, tmp_path:
         (mixed / name).write_bytes((keys / "a" / name).read_bytes())
     with pytest.raises(FederationError, match="were made anew"):
         jobs.take_part_in_job(from_file(job), mixed, tmp_path / "run")
-    with pytest.raises(FederationError, match="the keys are those of 'a'"):
+    with pytest.raises(FederationError, match="keys are those"):
         jobs.serve_job(from_file(job), keys / "a", tmp_path / "run")
     changed = json.loads((keys / "a" / "federation.json").read_text())
     changed["server_key"] = "11" * 32
     (mixed / "federation.json").write_text(json.dumps(changed))
-    with pytest.raises(FederationError, match="not those of the federation"):
+    with pytest.raises(FederationError, match="of the federation"):
         jobs.take_part_in_job(from_file(job), mixed, tmp_path / "run")
 
 
@@ -193,7 +193,7 @@ def test_a_federation_in_three_threads_leaves_statements_and_one_model(
         assert done.exit_code == 0 and "no plan.json" not in done.output, done.output
         assert not (tmp_path / name / KEYS).exists()  # the noise's secrets are wiped
         assert (tmp_path / name / "ledger").stat().st_mode & 0o077 == 0
-    with pytest.raises(FederationError, match="a part that has ended"):
+    with pytest.raises(FederationError, match="that has ended"):
         jobs.take_part_in_job(request, keys / "a", tmp_path / "a", address=address)
 
 
@@ -294,7 +294,7 @@ def test_every_client_trains_on_its_own_folder(own_folders: Path, tmp_path: Path
 def test_records_of_another_number_are_refused(own_folders: Path, tmp_path: Path) -> None:
     """Before anything is connected: the guarantee depends on how many there are."""
     request = from_file(own_folders / "job.toml")
-    with pytest.raises(FederationError, match="the guarantee depends on it"):
+    with pytest.raises(FederationError, match="the guarantee depends"):
         jobs.take_part_in_job(
             request,
             own_folders / "keys" / "a",

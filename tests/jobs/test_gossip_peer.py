@@ -115,7 +115,7 @@ def test_members_make_their_own_keys_and_join(job: Path, tmp_path: Path) -> None
     assert [one.name for one in roster.workers] == ["a", "b", "c"]
     agreed = Gossip.load(tmp_path / "shared" / jobs.GOSSIP)
     assert roster.with_keys(agreed) == agreed
-    with pytest.raises(JobError, match="needs exactly those of a, b, c"):
+    with pytest.raises(JobError, match="a, b, c"):
         jobs.join(from_file(job), files[:2], tmp_path / "other")
 
 
@@ -123,7 +123,7 @@ def test_a_worker_refuses_what_does_not_belong_to_its_gossip(job: Path, tmp_path
     request = from_file(job)
     jobs.make_everybody(request, tmp_path / "keys")
     own = tmp_path / "keys" / "a"
-    with pytest.raises(GossipError, match=r"its owner allows 0.5: ask for a plan with more noise"):
+    with pytest.raises(GossipError, match=r"owner allows 0.5:"):
         jobs.site_worker(request, own, tmp_path / "out", epsilon=0.5, delta=1e-4)
     assert not (tmp_path / "out" / LEDGER).exists()
     # A job that was changed since the keys were made.
@@ -137,21 +137,21 @@ def test_a_worker_refuses_what_does_not_belong_to_its_gossip(job: Path, tmp_path
         with pytest.raises(JobError, match=what):
             jobs.site_worker(from_file(other), own, tmp_path / "out")
     other.write_text(job.read_text().replace("rounds = 30", 'rounds = 30\nrule = "allreduce"'))
-    with pytest.raises(JobError, match="run it under torchrun"):
+    with pytest.raises(JobError, match="it under torchrun"):
         jobs.planned(from_file(other))
     # Other first weights than were agreed.
     first = np.load(own / jobs.FIRST)
     np.save(own / jobs.FIRST, first + 1)
-    with pytest.raises(GossipError, match="first weights are not those that were agreed"):
+    with pytest.raises(GossipError, match="first weights are"):
         jobs.site_worker(request, own, tmp_path / "out")
     np.save(own / jobs.FIRST, first[:-1])
-    with pytest.raises(GossipError, match="another number of parameters"):
+    with pytest.raises(GossipError, match="number of parameters"):
         jobs.site_worker(request, own, tmp_path / "out")
     # A ledger that has fewer releases than have left under these keys.
     np.save(own / jobs.FIRST, first)
     agreed = Gossip.load(own / jobs.GOSSIP)
     Witness(own, agreed.run_id, 0).note(3)
-    with pytest.raises(LedgerError, match=r"3 updates have left .* its ledger has 0"):
+    with pytest.raises(LedgerError, match=r"3 updates have.*ledger has 0"):
         jobs.site_worker(request, own, tmp_path / "out")
     # A roster that was made another time.
     jobs.make_everybody(request, tmp_path / "again")
@@ -162,14 +162,14 @@ def test_a_worker_refuses_what_does_not_belong_to_its_gossip(job: Path, tmp_path
 
 
 def test_a_process_that_torchrun_did_not_start_says_so() -> None:
-    with pytest.raises(PeersError, match=r"RANK.*start it with torchrun"):
+    with pytest.raises(PeersError, match=r"RANK.*it with torchrun"):
         Launched.here({})
     given = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     here = Launched.here(given)
     assert (here.rank, here.size, here.serves) == (1, 4, False)
     assert Launched.here({**given, "RANK": "0"}).serves
     assert not Launched.here({**given, "RANK": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"}).serves
-    with pytest.raises(PeersError, match="4 processes for 3 workers"), here.meeting(3):
+    with pytest.raises(PeersError, match="4 processes for"), here.meeting(3):
         pass
     with pytest.raises(PeersError, match="at least two"):
         Launched.here({**given, "WORLD_SIZE": "1"})
@@ -280,7 +280,7 @@ def test_three_sites_of_which_one_is_killed_and_comes_back(
 
     results = killed_and_back(processes, start, folders, hurry)
     check_statements(results, folders)
-    with pytest.raises(GossipError, match="a part that has ended"):
+    with pytest.raises(GossipError, match="that has ended"):
         jobs.site_worker(from_file(job), tmp_path / "keys" / "b", folders["b"])
 
 

@@ -210,7 +210,7 @@ def test_a_worker_that_comes_back_when_all_are_gone_keeps_what_it_released():
     machine = worker(agreed, 0, vector())
     back = WorkerDriver(machine, agreed, 0, ways, toward(1), pace=pace, returning=True).run()
     assert back.reason is None and back.rounds == 0 and list(back.counts) == ["alone"]
-    with pytest.raises(PeersError, match=r"no neighbour was met in 0\.3 s; is anybody there"):
+    with pytest.raises(PeersError, match="is anybody there"):
         WorkerDriver(machine, agreed, 0, ways, toward(1), pace=pace).run()
 
 
@@ -273,5 +273,5 @@ def test_synchronous_workers_come_to_the_same_bits_as_their_events():
 
 @pytest.mark.parametrize("name", ["exchange", "answer", "patience", "deadline"])
 def test_a_pace_is_made_of_seconds(name):
-    with pytest.raises(ValueError, match=f"{name} is a number of seconds"):
+    with pytest.raises(ValueError, match=f"{name} is a number"):
         Pace(**{name: -1.0})

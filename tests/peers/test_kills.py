@@ -41,7 +41,7 @@ def test_a_release_that_is_sent_before_it_is_in_the_ledger_is_found():
 def test_a_survivor_that_waits_for_the_dead_is_found():
     with (
         prepared("torchrun", 1, rounds=500) as setting,
-        pytest.raises(ViolationError, match="did not go on after worker"),
+        pytest.raises(ViolationError, match="on after worker"),
     ):
         KillTrial(setting, 5, WaitsForTheDead, patience=8.0).run()
 
@@ -55,6 +55,6 @@ def test_all_of_sync_end_with_their_reason_when_one_is_killed():
 def test_a_worker_of_sync_that_takes_another_mean_is_found():
     with (
         prepared("torchrun", 1, rounds=300, rule="allreduce") as setting,
-        pytest.raises(ViolationError, match="two means of round"),
+        pytest.raises(ViolationError, match="means of round"),
     ):
         EndingTrial(setting, 1, HearsAnotherMean).end()

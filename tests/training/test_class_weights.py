@@ -87,13 +87,13 @@ def test_a_figure_that_there_is_not_is_refused_before_training(tmp_path):
     inputs, targets = rare(200)
     np.savez(tmp_path / "t.npz", x=inputs, y=targets)
     text = JOB.format(path=tmp_path / "t.npz")
-    with pytest.raises(JobError, match=r"metrics has 'recall': of a classification there are acc"):
+    with pytest.raises(JobError, match="classification there are"):
         prepare(Request("t", text, Job.parse(text)))
 
 
 def test_automatic_clipping_is_warned_of():
     known = {"examples": 1000, "budget": ft.Budget(1.0, 1e-5), "rounds": 10}
-    with pytest.warns(MutedWeightsWarning, match="all but muted by automatic clipping"):
+    with pytest.warns(MutedWeightsWarning, match="all but muted"):
         warn_if_muted((1.0, 5.0), ft.plan(**known))
     warn_if_muted((1.0, 5.0), ft.plan(**known, clip_norm=1.0))
     warn_if_muted(None, ft.plan(**known))

@@ -36,9 +36,9 @@ def test_what_does_not_fit_is_said_before_anything_is_released(
 
 
 def test_held_out_records_are_looked_at_too() -> None:
-    with pytest.raises(ValueError, match="one record of test"):
+    with pytest.raises(ValueError, match="record of test"):
         ft.train(nn.Linear(3, 2), (X, Y), PLAN, test=(X[:5, :2], Y[:5]))
-    with pytest.raises(ValueError, match="labels in test go from 0 to 9"):
+    with pytest.raises(ValueError, match="labels in test"):
         ft.train(nn.Linear(3, 2), (X, Y), PLAN, test=(X[:2] + 1, np.array([0, 9])))
 
 
@@ -49,6 +49,6 @@ def test_features_that_are_not_finite_are_not_passed_over_in_silence(
     monkeypatch.setattr(fit, "_PIECE", piece)
     holes = X.copy()
     holes[3, 1], holes[7, 0], holes[7, 2] = np.nan, np.inf, np.nan
-    with pytest.warns(NonFiniteRecordsWarning, match="2 of 60 records in data"):
+    with pytest.warns(NonFiniteRecordsWarning, match="2 of 60"):
         run = ft.train(nn.Linear(3, 2), (holes, Y), PLAN)
     assert np.isfinite(run.model.weight.detach().numpy()).all()

@@ -137,7 +137,7 @@ def returns_nothing(model: Any, batch: Any) -> Any:
 
 def test_an_algorithm_that_does_not_run_is_refused_before_anything_is_released() -> None:
     drawn: list[int] = []
-    with pytest.raises(ValueError, match="mapping from parameter name"):
+    with pytest.raises(ValueError, match="mapping from parameter"):
         ft.train(
             normalised(),
             data(),

@@ -48,7 +48,7 @@ def test_a_guess_is_named_beside_the_model_with_its_cost_and_remedy() -> None:
 
 
 def test_a_given_step_size_is_not_called_too_short() -> None:
-    with pytest.warns(OtherModelWarning, match="plan's batch was chosen .* another batch may"):
+    with pytest.warns(OtherModelWarning, match=r"batch was chosen.* another batch may"):
         ft.train(wide(), (X, Y), plan(learning_rate=0.1))
 
 
@@ -82,11 +82,11 @@ def test_frozen_weights_and_shared_ones_count_as_they_are_trained() -> None:
 
 
 def test_models_that_cannot_be_counted_are_refused_with_the_remedy() -> None:
-    with pytest.raises(ValueError, match=r"lazy layers.*call it once on zeros"):
+    with pytest.raises(ValueError, match=r"lazy layers.*once on zeros"):
         plan(model=nn.Sequential(nn.LazyLinear(2)))
-    with pytest.raises(TypeError, match="a torch module, or a function without arguments"):
+    with pytest.raises(TypeError, match="function without arguments"):
         plan(model="lenet5")
-    with pytest.raises(TypeError, match="builds one, not int"):
+    with pytest.raises(TypeError, match="one, not int"):
         plan(model=lambda: 3)
     with pytest.raises(TypeError, match="not Linear"):
         plan(model=nn.Linear)
@@ -124,7 +124,7 @@ def test_features_of_another_norm_are_named_with_what_it_costs() -> None:
 
 def test_a_network_is_not_trained_by_the_rule_of_linear_models_in_silence() -> None:
     made = plan(feature_norm=1.7)
-    with pytest.warns(OtherModelWarning, match="for a linear model.*of 3,002 weights, is none"):
+    with pytest.warns(OtherModelWarning, match=r"a linear model.*of 3,002 weights,"):
         ft.train(wide(), (X, Y), made)
 
 

@@ -363,7 +363,7 @@ def test_a_lost_state_is_not_made_up(plan: Plan, tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         go(plan, out=tmp_path / "run", progress=stop)
     (tmp_path / "run" / "checkpoint" / "state.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="no run to resume"):
+    with pytest.raises(CheckpointError, match="run to resume"):
         go(plan, out=tmp_path / "run", resume=True)
 
 
@@ -392,14 +392,14 @@ def test_bad_arguments_are_refused_before_anything(plan: Plan, tmp_path: Path) -
         go(plan, 90, out=out)
     with pytest.raises(ValueError, match="decide_on"):
         go(plan, decide_on="secret", out=out)
-    with pytest.raises(ValueError, match="needs a plan with a budget"):
+    with pytest.raises(ValueError, match="needs a plan"):
         adaptive(plan.with_(budget=None), out=out)
     with pytest.raises(ValueError, match="201 examples"):
         go(plan.with_(examples=201), out=out)
-    with pytest.raises(ValueError, match="first phase alone exceeds"):
+    with pytest.raises(ValueError, match="phase alone exceeds"):
         loud = Mechanism(Rounds(0.3, 10, Poisson(0.5)))
         adaptive(plan.with_(mechanism=loud), out=out)
-    with pytest.raises(CheckpointError, match="no run to resume"):
+    with pytest.raises(CheckpointError, match="run to resume"):
         go(plan, out=out, resume=True)
     with pytest.raises(ValueError, match="no labels"):
         go(plan, test=(data(1)[0], data(1)[0][:, :2]), out=out)

@@ -128,12 +128,12 @@ def test_steps_shrink_where_public_accuracy_drops(monkeypatch: pytest.MonkeyPatc
     assert any(caveat.code == "public-test" for caveat in run.statement.caveats)
     with pytest.raises(ValueError, match="give public records"):
         ft.train(linear(), data(), plan)
-    with pytest.raises(ValueError, match="above 0 and below 1"):
+    with pytest.raises(ValueError, match="above 0 and"):
         Schedule("drops", decay=1.5)
 
 
 def test_a_filter_is_refused_with_its_reason() -> None:
-    with pytest.raises(PlanError, match="amplifies as batches at rate"):
+    with pytest.raises(PlanError, match="amplifies as batches"):
         ft.plan(examples=500, budget=ft.Budget(1.0, 1e-5), filter=0.5)  # type: ignore[call-arg]
     # The reason, in figures: what a filter of 1/2 at rate 0.2 is accounted as, and rate 0.1 itself.
     filtered = Rounds(1.0, 100, ft.Poisson(0.1), "group")

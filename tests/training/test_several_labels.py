@@ -100,7 +100,7 @@ def test_arrays_of_labels(tmp_path):
     outputs = model(torch.from_numpy(data.test.inputs)).detach().numpy()
     assert measured(outputs, data.test.targets, "ab").figures["AUC"].value > 0.8
     np.savez(tmp_path / "u.npz", x=x, y=y + 1)
-    with pytest.raises(DataError, match="labels of 0 and 1"):
+    with pytest.raises(DataError, match="labels of 0"):
         load(f"npz:{tmp_path / 'u.npz'}", task="multilabel")
 
 
@@ -152,5 +152,5 @@ def test_labels_that_cannot_be_are_refused(tmp_path, options, message):
 
 def test_without_declared_columns_they_are_refused(tmp_path):
     path = table(tmp_path / "t.csv", 50)
-    with pytest.raises(DataError, match="several labels go with declared columns"):
+    with pytest.raises(DataError, match="several labels go"):
         load(f"csv:{path}", label=["diabetes", "stroke"], task="multilabel")

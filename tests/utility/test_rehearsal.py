@@ -218,15 +218,15 @@ def test_what_does_not_fit_is_refused_in_the_users_words() -> None:
         rehearse(plan, model, data, repeats=1)
     with pytest.raises(ValueError, match="level"):
         rehearse(plan, model, data, level=1.0)
-    with pytest.raises(ValueError, match="relation must be one of"):
+    with pytest.raises(ValueError, match="relation must be"):
         rehearse(plan, model, data, relation="alike")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="leave none to train on"):
+    with pytest.raises(ValueError, match="leave none to"):
         rehearse(plan, model, data, test_examples=350)
-    with pytest.raises(ValueError, match="the plan is for 200"):
+    with pytest.raises(ValueError, match="is for 200"):
         rehearse(plan, model, lambda seed: like((5,), 3, 100, seed=seed))
     with pytest.raises(ValueError, match="leave test_examples out"):
         rehearse(plan, model, lambda seed: like((5,), 3, 200, seed=seed), test_examples=5)
-    with pytest.raises(ValueError, match="does not take the rehearsal's inputs"):
+    with pytest.raises(ValueError, match="the rehearsal's inputs"):
         rehearse(plan, lambda: nn.Linear(4, 3), data)
     with pytest.raises(ValueError, match="only 2 outputs"):
         rehearse(plan, lambda: nn.Linear(5, 2), data)

@@ -40,12 +40,12 @@ def test_the_whole_range_comes_back(bits):
 
 @pytest.mark.parametrize("value", [STEP / 2, np.nan, np.inf, 2.0**54 * STEP])
 def test_what_is_not_on_the_grid_is_refused(value):
-    with pytest.raises(ValueError, match="whole number of steps"):
+    with pytest.raises(ValueError, match="number of steps"):
         to_ring(np.array([0.0, value]), STEP, 64)
 
 
 def test_bytes_of_another_length_or_ring_are_refused():
-    with pytest.raises(ValueError, match="elements of 5 bytes"):
+    with pytest.raises(ValueError, match="elements of 5"):
         unpack(bytes(9), 40, 2)
     with pytest.raises(ValueError, match="outside the ring"):
         unpack(b"\xff\xff", 13, 1)

@@ -43,7 +43,7 @@ def test_wrong_arguments_are_refused():
     for points, threshold in (([1, 1], 1), ([0, 1], 1), ([256], 1), ([1, 2], 3), ([1], 0)):
         with pytest.raises(ValueError, match=r"shares"):
             split(b"x", points, threshold, secrets.token_bytes)
-    with pytest.raises(ValueError, match="1 shares of 2"):
+    with pytest.raises(ValueError, match="shares of 2"):
         combine({1: b"a"}, 2)
     with pytest.raises(ValueError, match="one length"):
         combine({1: b"a", 2: b"ab"}, 2)
