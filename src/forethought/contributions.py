@@ -8,6 +8,9 @@ from typing import ClassVar, Protocol, runtime_checkable
 from forethought.checks import whole
 from forethought.mechanism import Clipping
 
+# The name of noised sums in transcripts.
+GRADIENTS = "sums of clipped contributions"
+
 
 @runtime_checkable
 class Contribution(Protocol):
@@ -20,10 +23,22 @@ class Contribution(Protocol):
     Attributes:
         kind: its name in files.
         clipping: what its sensitivity follows from, see :func:`forethought.mechanism.sensitivity`.
+        alterable: whether it may be the mean over altered copies of a record.
     """
 
     kind: ClassVar[str]
     clipping: ClassVar[Clipping]
+    alterable: ClassVar[bool]
+
+    @property
+    def groups(self) -> int | None:
+        """How many groups a batch is dealt into; None: each record is for itself."""
+        ...
+
+    @property
+    def released(self) -> str:
+        """The name of its noised sums in transcripts."""
+        ...
 
     def expected(self, batch: float) -> float:
         """How many contributions a round is expected to have, at this expected batch size."""
@@ -36,6 +51,9 @@ class Examples:
 
     kind: ClassVar[str] = "examples"
     clipping: ClassVar[Clipping] = "example"
+    alterable: ClassVar[bool] = True
+    groups: ClassVar[int | None] = None
+    released: ClassVar[str] = GRADIENTS
 
     def expected(self, batch: float) -> float:
         """One for each record of the batch."""
@@ -53,9 +71,16 @@ class Groups:
     count: int
     kind: ClassVar[str] = "groups"
     clipping: ClassVar[Clipping] = "group"
+    alterable: ClassVar[bool] = True
+    released: ClassVar[str] = GRADIENTS
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "count", whole("groups", self.count))
+
+    @property
+    def groups(self) -> int:
+        """As many as ``count``."""
+        return self.count
 
     def expected(self, batch: float) -> float:
         """The number of groups, empty ones included: an update is already a mean over records."""
@@ -72,6 +97,9 @@ class LinearExamples:
 
     kind: ClassVar[str] = "linear-examples"
     clipping: ClassVar[Clipping] = "example"
+    alterable: ClassVar[bool] = False
+    groups: ClassVar[int | None] = None
+    released: ClassVar[str] = GRADIENTS
 
     def expected(self, batch: float) -> float:
         """One for each record of the batch."""
@@ -92,6 +120,9 @@ class Persons:
     records: int
     kind: ClassVar[str] = "persons"
     clipping: ClassVar[Clipping] = "example"
+    alterable: ClassVar[bool] = True
+    groups: ClassVar[int | None] = None
+    released: ClassVar[str] = GRADIENTS
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "records", whole("records_per_person", self.records))

@@ -127,6 +127,13 @@ class LocalUpdates:
     local: Local = field(default_factory=Local)
     kind: ClassVar[str] = "local"
     clipping: ClassVar[Clipping] = "group"
+    alterable: ClassVar[bool] = False
+    released: ClassVar[str] = "sums of clipped contributions"
+
+    @property
+    def groups(self) -> int:
+        """As many as ``count``."""
+        return self.count
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "count", whole("groups", self.count))

@@ -183,12 +183,12 @@ class Plan(Stored):
     @property
     def groups(self) -> int | None:
         """How many groups a batch is dealt into; None where examples are clipped."""
-        return getattr(self.contribution, "count", None)
+        return self.contribution.groups
 
     @property
     def local(self) -> Local | None:
         """What runs inside a group; None where gradients are clipped."""
-        return getattr(self.contribution, "local", None)
+        return self.contribution.local if isinstance(self.contribution, LocalUpdates) else None
 
     @property
     def noise(self) -> NoiseKind:

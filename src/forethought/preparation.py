@@ -48,6 +48,8 @@ class Statistics:
     name: str
     kind: ClassVar[str] = "statistics"
     clipping: ClassVar[Clipping] = "example"
+    alterable: ClassVar[bool] = False
+    groups: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
         one_of("statistics", self.name, tuple(NAMES.values()))

@@ -111,10 +111,16 @@ class Clip:
         return float(left**-0.5)
 
 
-CONTRIBUTIONS: dict[str, type[Any]] = {
-    kind.kind: kind
-    for kind in (Examples, Groups, LinearExamples, LocalUpdates, Persons, Statistics)
-}
+# mypy lists what a kind does not say.
+_KINDS: tuple[type[Contribution], ...] = (
+    Examples,
+    Groups,
+    LinearExamples,
+    LocalUpdates,
+    Persons,
+    Statistics,
+)
+CONTRIBUTIONS: dict[str, type[Any]] = {kind.kind: kind for kind in _KINDS}
 
 
 @dataclass(frozen=True)
@@ -245,7 +251,7 @@ class Privacy:
                 "groups= goes with clipping='group' (1 is batch clipping), and only with it: the "
                 f"mechanism clips {kinds.pop()!r}, the contribution is {self.contribution!r}"
             )
-        count = getattr(self.contribution, "count", None)
+        count = self.contribution.groups
         for part in self.mechanism:
             if part.groups not in (None, count):
                 raise ValueError(
@@ -271,9 +277,7 @@ class Privacy:
             raise TypeError(
                 f"augmentation must be a forethought.Augmentation, not {self.augmentation!r}"
             )
-        if self.augmentation is not None and not isinstance(
-            self.contribution, (Examples, Groups, Persons)
-        ):
+        if self.augmentation is not None and not self.contribution.alterable:
             raise ValueError(
                 "augment= averages gradients of altered copies before clipping, which goes with "
                 f"examples, groups and persons, not with {self.contribution.kind!r} contributions: "

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forethought.contributions import Examples, Groups
+from forethought.contributions import GRADIENTS, Examples, Groups
 from forethought.mechanism import Correlated, Mechanism, Rounds
 from forethought.privacy import Clip, Privacy
-from forethought.rounds.transcript import COUNTS, GRADIENTS, Transcript, TranscriptError
+from forethought.rounds.transcript import COUNTS, Transcript, TranscriptError
 from forethought.samplings import FullBatch, Poisson, Shuffled, WithoutReplacement
 from forethought.strategies import Banded
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import assert_never
 
 import numpy as np
 import scipy  # its signal room loads at first use: half a second that other plans need not wait
@@ -150,8 +151,16 @@ def _mean_square(strategy: Strategy, count: int, momentum: float) -> float:
 
 def _through(work: Array, strategy: Strategy) -> Array:
     """First column of AC⁻¹."""
-    if isinstance(strategy, Banded):
-        return np.asarray(scipy.signal.lfilter([1.0], strategy.coefficients, work))
+    match strategy:
+        case Banded():
+            return np.asarray(scipy.signal.lfilter([1.0], strategy.coefficients, work))
+        case BufferedToeplitz():
+            return _through_buffers(work, strategy)
+        case _:
+            assert_never(strategy)
+
+
+def _through_buffers(work: Array, strategy: BufferedToeplitz) -> Array:
     # As a power series C is 1 + x Σ w_j/(1 - d_j x): a quotient of short polynomials.
     below = np.ones(1)
     for decay in strategy.decays:

@@ -171,7 +171,9 @@ class GroupGradients:
     """Each group's mean gradient, clipped. Group by group: one group is the most that is held."""
 
     def deal(self, kind: Contribution, indices: Indices, chosen: Round, stream: Stream) -> Batch:
-        count = int(kind.expected(0.0))
+        count = kind.groups
+        if count is None:
+            raise TypeError(f"{kind!r} is not dealt into groups")
         member_of = assign_groups(len(indices), count, stream.at(chosen.index))
         return Batch(indices, member_of, count)
 

@@ -18,7 +18,7 @@ from forethought.privacy import Round
 from forethought.serialisation import exact_keys
 from forethought.strategies import Strategy
 
-GRADIENTS, COUNTS = "sums of clipped contributions", "counts below the clipping norm"
+COUNTS = "counts below the clipping norm"
 # Two releases of one round are accounted as one: joining their noise rounds in the last digits.
 ROUNDING = 1e-12
 
@@ -134,7 +134,7 @@ class Transcript:
         # A quotient that rounds differently from the plan's own multiplier is that multiplier.
         exact = noise_std == released.noise_multiplier * clip_norm
         sigma = released.noise_multiplier if exact else noise_std / clip_norm
-        name = getattr(released.contribution, "released", GRADIENTS)
+        name = released.contribution.released
         noises: tuple[tuple[str, float], ...] = ((name, sigma),)
         if count_std is not None:
             noises += ((COUNTS, 2 * count_std),)  # a contribution moves the count by half
@@ -269,7 +269,7 @@ def _groups(released: Round) -> int | None:
     """The groups that the round was dealt into, where the accounting counts on their number."""
     if released.groups is None:
         return None
-    return getattr(released.contribution, "count", None)
+    return released.contribution.groups
 
 
 def _together(noises: Iterable[tuple[str, float]]) -> float:
