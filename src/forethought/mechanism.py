@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, get_args
 
 from forethought.checks import one_of, real, whole
-from forethought.samplings import SAMPLINGS, Sampling, epoch_length
+from forethought.samplings import SAMPLINGS, Sampling
 from forethought.samplings import Adjacency as Adjacency
 from forethought.serialisation import Stored, exact_keys
 from forethought.strategies import STRATEGIES, Strategy, strategy_from, strategy_values
@@ -143,7 +143,7 @@ class Correlated(Rounds):
 
 def releases(rounds: Rounds) -> int:
     """How many releases can hold the same record: every round, or one in every epoch."""
-    return -(-rounds.count // epoch_length(rounds.sampling))
+    return -(-rounds.count // rounds.sampling.rounds_per_epoch)
 
 
 def sensitivity(rounds: Rounds, adjacency: Adjacency) -> float:
@@ -187,11 +187,11 @@ def per_hit(rounds: Rounds, adjacency: Adjacency) -> float:
 def reach(rounds: Rounds, adjacency: Adjacency, hits: int) -> float:
     """How far records that are in batches ``hits`` times move the sums of one epoch, in norms.
 
-    An epoch is one round, but where records take turns (:func:`epoch_length`): there they may be
-    in several rounds, and this is the norm of all that moves. Hit by hit at most :func:`per_hit`.
-    But k hits of a batch are in at most min(k, groups) of its groups, each
-    of whose updates moves by at most 2: in an epoch of R rounds Σ min(k_i, groups)² is largest,
-    being convex in each k_i up to there, with as many rounds full as there are hits for.
+    An epoch is one round, but where records take turns: there they may be in several rounds, and
+    this is the norm of all that moves. Hit by hit at most :func:`per_hit`. But k hits of a batch
+    are in at most min(k, groups) of its groups, each of whose updates moves by at most 2: in an
+    epoch of R rounds Σ min(k_i, groups)² is largest, being convex in each k_i up to there, with as
+    many rounds full as there are hits for.
 
     Raises:
         UnsupportedMechanismError: as for :func:`sensitivity`.
@@ -199,7 +199,7 @@ def reach(rounds: Rounds, adjacency: Adjacency, hits: int) -> float:
     each = per_hit(rounds, adjacency)
     if rounds.groups is None:
         return hits * each
-    places = min(epoch_length(rounds.sampling), rounds.count)
+    places = min(rounds.sampling.rounds_per_epoch, rounds.count)
     full, rest = divmod(hits, rounds.groups)
     if full >= places:
         return each * rounds.groups * math.sqrt(places)
@@ -297,9 +297,9 @@ class Mechanism(Stored):
                 raise UnsupportedMechanismError(
                     "the later rounds of correlated noise are no mechanism without the earlier ones"
                 )
-            if part.count > taken and taken % epoch_length(part.sampling):
+            if part.count > taken and taken % part.sampling.rounds_per_epoch:
                 raise UnsupportedMechanismError(
-                    f"{rounds} rounds end inside an epoch of {epoch_length(part.sampling)}: its "
+                    f"{rounds} rounds end inside an epoch of {part.sampling.rounds_per_epoch}: its "
                     "later rounds are no mechanism without the earlier ones. Cut between epochs"
                 )
             if part.count > taken:
@@ -322,7 +322,7 @@ class Mechanism(Stored):
 def _same_release(one: Rounds, other: Rounds) -> bool:
     # Rounds of an epoch are counted in whole epochs, and a part may end inside one: two parts are
     # then not one longer part. Whole epochs merge.
-    if one.count % epoch_length(one.sampling):
+    if one.count % one.sampling.rounds_per_epoch:
         return False
     # Correlated noise begins anew with each of its parts.
     if isinstance(one, Correlated) or isinstance(other, Correlated):

@@ -20,7 +20,7 @@ from forethought.local_updates import Local, LocalUpdates
 from forethought.mechanism import Budget, Mechanism, Rounds
 from forethought.preparation import Preparation
 from forethought.privacy import Clip, NoiseKind, Privacy, Round
-from forethought.samplings import Sampling, expected_batch
+from forethought.samplings import Sampling
 from forethought.serialisation import Stored, plain
 from forethought.use import (
     Averaging,
@@ -261,7 +261,7 @@ class Plan(Stored):
     @property
     def batch(self) -> float:
         """Expected batch size, when all rounds share one (ValueError otherwise)."""
-        return expected_batch(self.sampling, self.examples)
+        return self.sampling.expected_batch(self.examples)
 
     @property
     def mean_batch(self) -> float:
@@ -272,7 +272,7 @@ class Plan(Stored):
     def epochs(self) -> float:
         """Expected passes over the data in the whole run."""
         sizes = (
-            part.count * expected_batch(part.sampling, self.examples)
+            part.count * part.sampling.expected_batch(self.examples)
             for part in self.privacy.mechanism
         )
         return math.fsum(sizes) / self.examples

@@ -20,7 +20,7 @@ from forethought.contributions import Contribution, Examples, Groups, LinearExam
 from forethought.local_updates import LocalUpdates
 from forethought.mechanism import Budget, Correlated, Mechanism, Rounds, UnsupportedMechanismError
 from forethought.preparation import Preparation, Statistics
-from forethought.samplings import Sampling, expected_batch
+from forethought.samplings import Sampling
 from forethought.serialisation import build, exact_keys, plain
 from forethought.strategies import Strategy
 
@@ -343,7 +343,7 @@ class Privacy:
             self.clip.gradient_noise(part.noise_multiplier),
             part.noise_multiplier,
             self.noise,
-            self.contribution.expected(expected_batch(part.sampling, self.examples)),
+            self.contribution.expected(part.sampling.expected_batch(self.examples)),
             part.strategy if isinstance(part, Correlated) else None,
             part.groups,
             self.augmentation,
@@ -352,7 +352,7 @@ class Privacy:
     @cached_property
     def _examples_before(self) -> list[float]:
         sizes = (
-            part.count * expected_batch(part.sampling, self.examples) for part in self.mechanism
+            part.count * part.sampling.expected_batch(self.examples) for part in self.mechanism
         )
         return [0.0, *accumulate(sizes)]
 
@@ -364,7 +364,7 @@ class Privacy:
             return before
         start = self._ends[place - 1] if place else 0
         part = self.mechanism.rounds[place]
-        return before + (index - start) * expected_batch(part.sampling, self.examples)
+        return before + (index - start) * part.sampling.expected_batch(self.examples)
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready mapping; :meth:`from_dict` reads it back."""

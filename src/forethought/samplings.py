@@ -521,13 +521,3 @@ SAMPLINGS: dict[str, type[Sampling]] = {
     kind.kind: kind
     for kind in (Poisson, WithoutReplacement, Shuffled, RandomAllocation, CyclicPoisson, FullBatch)
 }
-
-
-def expected_batch(sampling: Sampling, examples: int) -> float:
-    """Expected number of records in one round: what a noised sum is divided by."""
-    return sampling.expected_batch(examples)
-
-
-def epoch_length(sampling: Sampling) -> int:
-    """Rounds of an epoch in which a record has its turn once; 1 where every round may hold it."""
-    return sampling.rounds_per_epoch

@@ -12,7 +12,7 @@ from forethought.mechanism import Budget, Mechanism, Rounds
 from forethought.planning.phase_plans import next_by_shortfall, next_phase, plan_phases
 from forethought.planning.solve import PlanError
 from forethought.planning.solve import plan as solve
-from forethought.samplings import FullBatch, Poisson, expected_batch
+from forethought.samplings import FullBatch, Poisson
 from forethought.training.progress import Progress
 
 N = 5000
@@ -28,7 +28,7 @@ def test_noise_falls_and_the_whole_budget_is_used(sampling: str) -> None:
     assert [part.count for part in parts] == [40, 40, 40]
     for before, after in pairwise(parts):
         assert after.noise_multiplier < before.noise_multiplier
-        grown = expected_batch(after.sampling, N) > expected_batch(before.sampling, N)
+        grown = after.sampling.expected_batch(N) > before.sampling.expected_batch(N)
         assert grown or sampling == "full-batch"
     spent = exact.epsilon(phased.mechanism, BUDGET.delta).upper
     least = 0.85 if sampling == "shuffled" else 0.99  # shuffled sizes move in whole epochs
@@ -40,7 +40,7 @@ def test_noise_falls_and_the_whole_budget_is_used(sampling: str) -> None:
 def test_a_sample_size_that_cannot_grow_takes_the_rest_from_the_noise() -> None:
     whole = solve(examples=100, budget=BUDGET, rounds=30, batch=95)
     phased = plan_phases(whole)
-    assert expected_batch(phased.mechanism.rounds[-1].sampling, 100) == 100
+    assert phased.mechanism.rounds[-1].sampling.expected_batch(100) == 100
     assert exact.epsilon(phased.mechanism, BUDGET.delta).upper >= 0.99 * BUDGET.epsilon
 
 
@@ -55,7 +55,7 @@ def test_the_next_phase_is_the_largest_that_fits() -> None:
         like=earlier.rounds[0],
     )
     assert found.epsilon <= BUDGET.epsilon
-    size = round(expected_batch(found.rounds.sampling, N))
+    size = round(found.rounds.sampling.expected_batch(N))
     # The statement's interval is about 0.1 % wide: within 1 % of sizes one more would not fit.
     larger = Rounds(3.0, 50, Poisson(1.01 * size / N))
     assert exact.epsilon(earlier + Mechanism(larger), BUDGET.delta).upper > BUDGET.epsilon
@@ -74,7 +74,7 @@ def test_the_closed_form_stands_beside() -> None:
     )
     assert found.closed_form is not None
     assert found.closed_form.result.holds
-    assert found.closed_form.size < expected_batch(found.rounds.sampling, 10_000)
+    assert found.closed_form.size < found.rounds.sampling.expected_batch(10_000)
     full = Mechanism(Rounds(20.0, 5, FullBatch()))
     other = next_phase(
         full, examples=100, rounds=5, noise_multiplier=18.0, budget=BUDGET, like=full.rounds[0]
@@ -117,7 +117,7 @@ def test_the_rule_reacts_to_what_is_missing_and_fits() -> None:
     ledger = progress(0.5).filter
     assert not ledger.would_exceed(Mechanism(far) + Mechanism(far))
     larger = Rounds(far.noise_multiplier, 80, far.sampling.resized(round(0.01 * N) + 1 + round(
-        expected_batch(far.sampling, N)), N))  # fmt: skip
+        far.sampling.expected_batch(N)), N))  # fmt: skip
     assert ledger.would_exceed(larger)
 
 

@@ -38,7 +38,7 @@ from forethought.accounting.summed import (
 )
 from forethought.caveats import Caveat
 from forethought.mechanism import Adjacency, Correlated, Mechanism, Rounds, releases
-from forethought.samplings import CyclicPoisson, FullBatch, Shuffled, epoch_length
+from forethought.samplings import CyclicPoisson, FullBatch, Shuffled
 
 EXACT, KNOWN_BATCHES = "exact", "known-batches"
 
@@ -127,7 +127,7 @@ def _all_turns(part: Rounds) -> Rounds:
     if isinstance(part.sampling, Shuffled):
         return replace(part, count=releases(part) * part.sampling.rounds_per_epoch)
     # Several records may be in as many groups as the rounds of an epoch have together.
-    groups = None if part.groups is None else part.groups * epoch_length(part.sampling)
+    groups = None if part.groups is None else part.groups * part.sampling.rounds_per_epoch
     times = part.sampling.most(1)
     noise = part.noise_multiplier if times == 1 else part.noise_multiplier / times * (1 - 1e-15)
     return Rounds(noise, releases(part), FullBatch(), part.clipping, groups=groups)

@@ -31,7 +31,7 @@ from forethought.accounting.renyi.selection import (
 from forethought.caveats import Caveat
 from forethought.checks import real
 from forethought.mechanism import Budget, Mechanism, Rounds, UnsupportedMechanismError
-from forethought.samplings import FullBatch, epoch_length
+from forethought.samplings import FullBatch
 from forethought.serialisation import exact_keys
 
 SELECTION, FILTER, GAUSSIAN_FILTER = "selection", "renyi-filter", "gaussian-filter"
@@ -231,7 +231,7 @@ def suited_filter(foreseen: Mechanism, budget: Budget) -> Filter:
 
     A Gaussian filter where no round is sampled, else a Rényi filter at the one best order.
     """
-    if not any(part.sampling.hides(epoch_length(part.sampling)) for part in foreseen):
+    if not any(part.sampling.hides(part.sampling.rounds_per_epoch) for part in foreseen):
         return GaussianFilter(budget, foreseen.adjacency)
     return RenyiFilter(budget, foreseen.adjacency, (best_order(foreseen, budget.delta),))
 

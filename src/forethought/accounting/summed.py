@@ -27,7 +27,6 @@ from forethought.accounting.interval import Interval
 from forethought.caveats import Caveat
 from forethought.checks import real, whole
 from forethought.mechanism import Correlated, Mechanism
-from forethought.samplings import epoch_length
 
 AGGREGATE, SECURE_AGGREGATION, NETWORK = "aggregate", "secure-aggregation", "network"
 # A divergence that is lost in the rounding of any power, which is outward.
@@ -88,7 +87,7 @@ def network_curve(mechanism: Mechanism, details: Mapping[str, Any]) -> Mechanism
             f"{len(mechanism)}"
         )
     parts = mechanism.rounds
-    if len(parts) > 1 or epoch_length(parts[0].sampling) > 1 or isinstance(parts[0], Correlated):
+    if len(parts) > 1 or parts[0].sampling.rounds_per_epoch > 1 or isinstance(parts[0], Correlated):
         return _scaled(mechanism, min(gain for gain, _ in gains))
     return Mechanism(
         *(

@@ -23,7 +23,6 @@ from forethought.mechanism import Rounds
 from forethought.plans import Plan
 from forethought.samplings import (
     Sampling,
-    expected_batch,
 )
 
 Indices = NDArray[np.int64]
@@ -72,7 +71,7 @@ def _rounds(sampling: Sampling, examples: int, plan: Plan, effort: Effort) -> in
         drawn = examples if sampling.redealt else drawn
         epochs = max(3, math.ceil(effort.hits / drawn))
         return max(1, min(effort.dry_rounds, epochs * length))
-    wanted = max(48, math.ceil(effort.hits / expected_batch(sampling, examples)))
+    wanted = max(48, math.ceil(effort.hits / sampling.expected_batch(examples)))
     if plan.groups is not None:  # each group is a pass of its own
         wanted = min(wanted, max(24, effort.dry_rounds // plan.groups))
     return min(effort.dry_rounds, wanted)

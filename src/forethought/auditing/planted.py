@@ -22,7 +22,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from forethought.plans import Plan
-from forethought.samplings import expected_batch
 from forethought.training.run import Run, train
 from forethought.use import Averaging, Optimizer, Schedule, Use
 
@@ -69,7 +68,7 @@ def divisors(plan: Plan) -> Iterator[float]:
     """What the sum of each round is divided by, from the mechanism alone: it is public."""
     for part in plan.mechanism:
         for _ in range(part.count):
-            yield float(plan.groups or expected_batch(part.sampling, plan.examples))
+            yield float(plan.groups or part.sampling.expected_batch(plan.examples))
 
 
 class PlantedModel(nn.Module):

@@ -31,7 +31,7 @@ from forethought.plans import Plan
 from forethought.privacy import Clip
 from forethought.rounds.losses import Loss
 from forethought.rounds.records import Records
-from forethought.samplings import FullBatch, expected_batch
+from forethought.samplings import FullBatch
 from forethought.training.run import train
 from forethought.use import Averaging
 
@@ -169,7 +169,7 @@ def model_sensitivity(
     Raises:
         ValueError: a model that training refuses.
     """
-    wanted = math.ceil(max(expected_batch(part.sampling, plan.examples) for part in plan.mechanism))
+    wanted = math.ceil(max(part.sampling.expected_batch(plan.examples) for part in plan.mechanism))
     size = min(len(records), max(2, wanted), effort.batch or wanted)
     size = max(2, min(size, len(records)))
     chosen = generator.choice(len(records), size, replace=False)

@@ -24,7 +24,6 @@ from forethought.gossip.graphs import Graph
 from forethought.gossip.mixing import Mixing
 from forethought.optimizers import kind_of
 from forethought.plans import Plan
-from forethought.samplings import expected_batch
 from forethought.serialisation import Stored, build, canonical, exact_keys, plain
 
 # Norm of weights that no honest model has: beyond it they are refused.
@@ -189,7 +188,7 @@ class Gossip(Stored):
                 "'inverse'"
             )
         for part in plan.privacy.mechanism:
-            batch = expected_batch(part.sampling, plan.examples)
+            batch = part.sampling.expected_batch(plan.examples)
             if batch < 1:
                 raise GossipError(
                     f"worker {name!r} has too little data for its rate: {plan.examples} records "

@@ -21,8 +21,6 @@ from forethought.planning.noise_schedules import FALL, NoiseScheduleName, noise_
 from forethought.samplings import (
     SAMPLINGS,
     Sampling,
-    epoch_length,
-    expected_batch,
 )
 
 SizeScheduleName = Literal["constant", "linear", "geometric", "power"]
@@ -84,7 +82,7 @@ class Course:
         Raises:
             PlanError: rounds that are one epoch, or not even that.
         """
-        together = math.lcm(self.multiple, epoch_length(rounds.sampling))
+        together = math.lcm(self.multiple, rounds.sampling.rounds_per_epoch)
         updates = rounds.count // together
         if updates < 2 <= rounds.count and together > 1:
             raise PlanError(
@@ -108,7 +106,7 @@ class Course:
         if not self.varies:
             return (equal,)
         edges = self.edges(equal)
-        optimal = equal.sampling.hides(epoch_length(equal.sampling))
+        optimal = equal.sampling.hides(equal.sampling.rounds_per_epoch)
         found = []
         for (low, high), size in zip(pairwise(edges), self.relative_sizes(edges), strict=True):
             place = (low + high) / (2 * equal.count)
@@ -135,7 +133,7 @@ def scaled(sampling: Sampling, factor: float, examples: int) -> Sampling:
     Raises:
         PlanError: a sample beyond the data, or a sampling whose rounds are all of one size.
     """
-    size = factor * expected_batch(sampling, examples)
+    size = factor * sampling.expected_batch(examples)
     if sampling.one_size is not None:
         raise PlanError(sampling.one_size)
     pool = sampling.pool(examples)
@@ -191,7 +189,7 @@ def explain_course(
     """Add to a plan's reasons how its sample sizes and its noise change."""
     first, last = mechanism.rounds[0], mechanism.rounds[-1]
     if course.sizes != "constant":
-        small, large = (expected_batch(part.sampling, examples) for part in (first, last))
+        small, large = (part.sampling.expected_batch(examples) for part in (first, last))
         rule = {"linear": "linearly", "geometric": "geometrically"}.get(
             course.sizes, f"as i^{course.power:g}"
         )

@@ -20,7 +20,6 @@ from forethought.federated.simulator import Simulator
 from forethought.federated.statements import client_statement
 from forethought.holders.work import NoTraining, no_gradients
 from forethought.mechanism import Budget
-from forethought.samplings import expected_batch
 from forethought.simulation.times import OVERHEAD, Times
 from forethought.use import Averaging
 
@@ -181,7 +180,7 @@ def _cost(federation: Federation, client: int, budget: Budget, speed: float) -> 
         examples=plan.examples,
         budget=budget,
         speed=speed,
-        batch=expected_batch(first.rounds[0].sampling, plan.examples),
+        batch=first.rounds[0].sampling.expected_batch(plan.examples),
         rounds=rounds,
         updates=updates,
         noise_multiplier=max(part.noise_multiplier for part in first),

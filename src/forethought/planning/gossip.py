@@ -25,7 +25,6 @@ from forethought.gossip.simulator import Pace, Simulated, Simulator
 from forethought.gossip.statements import as_in_the_paper, worker_statement
 from forethought.holders.work import NoTraining, no_gradients
 from forethought.mechanism import Budget
-from forethought.samplings import expected_batch
 from forethought.simulation.times import OVERHEAD, Times
 
 # Graphs and mixings that are compared with the gossip's own, where the number of workers allows.
@@ -198,7 +197,7 @@ def _cost(gossip: Gossip, worker: int, budget: Budget) -> WorkerCost:
         name="",
         examples=plan.examples,
         budget=budget,
-        batch=expected_batch(first.rounds[0].sampling, plan.examples),
+        batch=first.rounds[0].sampling.expected_batch(plan.examples),
         rounds=gossip.rounds,
         cap=gossip.updates(worker),
         noise_multiplier=max(part.noise_multiplier for part in first),

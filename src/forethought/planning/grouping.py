@@ -13,7 +13,6 @@ from forethought.planning.limits import PlanError
 from forethought.planning.noise_to_signal import noise_to_signal
 from forethought.planning.plan_request import PlanRequest, local_of
 from forethought.plans import Plan
-from forethought.samplings import expected_batch
 
 # In a plan's reasons: what groups cost against clipped examples.
 GROUPS_AGAINST = "groups against examples"
@@ -32,7 +31,7 @@ def groups_of(request: PlanRequest, mechanism: Mechanism, why: dict[str, str]) -
     if request.clipping != "group":
         return request.groups
     # The smallest of samples that change must be dealt into as many groups.
-    batch = min(expected_batch(part.sampling, request.examples) for part in mechanism)
+    batch = min(part.sampling.expected_batch(request.examples) for part in mechanism)
     if request.groups is not None:
         if request.groups > math.ceil(batch):
             raise PlanError(

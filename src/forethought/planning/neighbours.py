@@ -15,7 +15,7 @@ from forethought.planning.least_noise import least_noise
 from forethought.planning.noise_to_signal import gradient_computations, noise_to_signal
 from forethought.planning.solve import GIVEN, STEP_SIZE
 from forethought.plans import Plan
-from forethought.samplings import Sampling, expected_batch
+from forethought.samplings import Sampling
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _samplings(plan: Plan) -> list[Sampling]:
 def _resized(plan: Plan, factor: float, budget: Budget, size: _Size) -> Plan | None:
     samplings = []
     for sampling in _samplings(plan):
-        batch = expected_batch(sampling, plan.examples) * factor
+        batch = sampling.expected_batch(plan.examples) * factor
         other = sampling.resized(batch, plan.examples)
         if other == sampling or not 1 <= int(batch) <= sampling.pool(plan.examples):
             return None

@@ -7,7 +7,6 @@ import math
 from forethought.mechanism import Correlated, Rounds
 from forethought.planning.correlation import gain
 from forethought.plans import Plan
-from forethought.samplings import expected_batch
 
 
 def noise_to_signal(plan: Plan, parameters: int = 1) -> float:
@@ -33,7 +32,7 @@ def noise_to_signal(plan: Plan, parameters: int = 1) -> float:
 
 def _of_a_round(plan: Plan, part: Rounds, momentum: float) -> float:
     """Noise of one round's mean, in clipping norms."""
-    signal = plan.contribution.expected(expected_batch(part.sampling, plan.examples))
+    signal = plan.contribution.expected(part.sampling.expected_batch(plan.examples))
     return part.noise_multiplier * _cancelled(part, momentum) / signal
 
 

@@ -27,7 +27,7 @@ from forethought.planning.defaults import budget_mu
 from forethought.planning.solve import PlanError
 from forethought.plans import Plan
 from forethought.published.calculators import Phase, phase_calculator
-from forethought.samplings import FullBatch, Poisson, expected_batch
+from forethought.samplings import FullBatch, Poisson
 from forethought.training.progress import Progress
 
 # σ of a phase against that of the one before. With it every phase can be worth twice the one
@@ -125,8 +125,7 @@ def _closed_form(
     if any(not isinstance(p.sampling, Poisson) or p.clipping != "example" for p in parts):
         return None, "Theorem B.4 speaks of Poisson sampling and clipped examples only"
     before = [
-        (expected_batch(p.sampling, examples), p.count)
-        for p in (() if earlier is None else earlier)
+        (p.sampling.expected_batch(examples), p.count) for p in (() if earlier is None else earlier)
     ]
     try:
         return (
@@ -176,7 +175,7 @@ def plan_phases(plan: Plan, *, phases: int = 3, shrink: float = SHRINK) -> Plan:
     if count == 1:
         return plan
     like, budget = plan.mechanism.rounds[0], plan.budget
-    batch = max(1, round(expected_batch(like.sampling, plan.examples)))
+    batch = max(1, round(like.sampling.expected_batch(plan.examples)))
     lengths = [plan.rounds // count + (j < plan.rounds % count) for j in range(count)]
     shares = [(2**j - 1) / (2**count - 1) for j in range(1, count + 1)]
     targets = [_epsilon_of(math.sqrt(share) * budget_mu(budget), budget) for share in shares[:-1]]
@@ -192,7 +191,7 @@ def plan_phases(plan: Plan, *, phases: int = 3, shrink: float = SHRINK) -> Plan:
         (
             f"phase {j}",
             f"{f.rounds.count} rounds with σ = {f.rounds.noise_multiplier:.4g} and sample size "
-            f"{expected_batch(f.rounds.sampling, plan.examples):.0f}; exact ε up to here "
+            f"{f.rounds.sampling.expected_batch(plan.examples):.0f}; exact ε up to here "
             f"{at_most(f.epsilon)}. Closed form: "
             + (
                 f.remark
@@ -223,7 +222,7 @@ def _solved(
         phase = next_phase(
             done, examples=N, rounds=length, noise_multiplier=sigma, budget=within, like=like
         )
-        size = round(expected_batch(phase.rounds.sampling, N))
+        size = round(phase.rounds.sampling.expected_batch(N))
         if size < N:
             return phase
     # The sample size is given, or cannot grow: what is left is taken from the noise.

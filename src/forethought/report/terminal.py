@@ -17,9 +17,6 @@ from forethought.accounting.interval import at_most
 from forethought.accounting.statement import Statement
 from forethought.contributions import Persons
 from forethought.plans import Plan
-from forethought.samplings import (
-    expected_batch,
-)
 
 if TYPE_CHECKING:
     from forethought.accounting.verification import Verification
@@ -54,7 +51,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
             ("noise multiplier σ", f"{plan.noise_multiplier:.4g}{correlation_text(plan)}"),
         ]
     else:
-        sizes = [expected_batch(part.sampling, plan.examples) for part in parts]
+        sizes = [part.sampling.expected_batch(plan.examples) for part in parts]
         rows += [
             ("sampling", parts[0].sampling.words().partition(", rate")[0]),
             ("batch (expected)", _first_to_last(sizes, ",.0f")),

@@ -30,7 +30,7 @@ from forethought.rounds.randomness import Stream
 from forethought.rounds.records import Records
 from forethought.rounds.sampling import Indices, assign_groups
 from forethought.rounds.team import Team
-from forethought.samplings import FullBatch, Shuffled, WithoutReplacement, expected_batch
+from forethought.samplings import FullBatch, Shuffled, WithoutReplacement
 
 # A bound that no finite gradient in single precision meets: its group's is applied afterwards.
 UNBOUNDED = 1e30
@@ -80,7 +80,7 @@ class Gradients:
 
     def blocks(self, chosen: Round) -> Blocks:
         """How many rows passes of the round may have: the plan says so, not what was drawn."""
-        drawn = expected_batch(chosen.sampling, chosen.examples) / self.processes
+        drawn = chosen.sampling.expected_batch(chosen.examples) / self.processes
         fixed = isinstance(chosen.sampling, FullBatch | WithoutReplacement | Shuffled)
         most = None if self.micro_batch is None else _at_once(self.micro_batch, chosen)
         return planned(drawn, 0.0 if fixed else math.sqrt(drawn), most)
