@@ -110,3 +110,17 @@ def test_a_ledger_of_something_else_is_refused() -> None:
     for rule, compression in (("synchronous", top), ("allreduce", Compression())):
         with pytest.raises(GossipError, match="cannot come back"):
             worker(gossip(rule=rule, compression=compression), 0, vector(), ledger)
+
+
+def test_top_k_wants_links_whose_ends_take_as_much_of_each_other(tmp_path: Path) -> None:
+    turned, even = "1/2 1/2 0\n0 1/2 1/2\n1/2 0 1/2\n", "1/2 1/4 1/4\n1/4 1/2 1/4\n1/4 1/4 1/2\n"
+    for rows, mutual in ((turned, False), (even, True)):
+        (tmp_path / "matrix").write_text(rows, encoding="utf-8")
+        mixing = given(make("complete", 3), tmp_path / "matrix")
+        assert mixing.mutual == mutual
+        known = {"workers": 3, "rule": "synchronous", "compression": Compression("top-k", 0.5)}
+        if mutual:
+            gossip(**known, mixing=mixing)
+        else:
+            with pytest.raises(GossipError, match="both ends"):
+                gossip(**known, mixing=mixing)

@@ -95,9 +95,7 @@ class AsynchronousWorker:
             near = gossip.mixing.graph.neighbours(me)
             self._links = {other: Link(weights, gossip.window) for other in near}
         self._plain = (
-            gossip.mixing.kind == "matchings"
-            and gossip.compression.exact
-            and gossip.trust.difference is None
+            gossip.mixing.drawn and gossip.compression.exact and gossip.trust.difference is None
         )
         # Exchanges until the next gradient begins.
         self._pause = 0
@@ -326,7 +324,7 @@ class AsynchronousWorker:
     def _with_whom(self, step: int) -> tuple[tuple[int, ...], dict[int, float]]:
         """To whom this worker sends in a step, and whose weights it takes, and how much."""
         mixing = self.gossip.mixing
-        if mixing.kind == "matchings":
+        if mixing.drawn:
             other = mixing.partner(step, self.me, self._living)
             return ((), {}) if other is None else ((other,), {other: 0.5})
         targets, sources = self._rows(step % mixing.period)

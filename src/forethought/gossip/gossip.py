@@ -142,7 +142,7 @@ class Gossip(Stored):
             raise GossipError(
                 "'top-k' is for weights without tracking: take compression 'bf16' with tracking"
             )
-        if kind == "top-k" and self.mixing.kind == "exponential":
+        if kind == "top-k" and not self.mixing.mutual:
             raise GossipError(
                 "'top-k' keeps the mean where both ends of a link exchange: take matchings or "
                 "metropolis, or compression 'bf16'"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, assert_never, get_args
 
 from forethought.checks import one_of, whole
 
@@ -126,7 +126,7 @@ class Graph:
         return found
 
 
-def make(kind: str, size: int, *, degree: int | None = None, seed: int = 0) -> Graph:
+def make(kind: Kind, size: int, *, degree: int | None = None, seed: int = 0) -> Graph:
     """A graph by name.
 
     Args:
@@ -149,14 +149,25 @@ def make(kind: str, size: int, *, degree: int | None = None, seed: int = 0) -> G
         )
     if kind == "complete":
         return Graph(kind, size)
-    edges = {
-        "ring": lambda: _steps(size, [1]),
-        "torus": lambda: _torus(size),
-        "hypercube": lambda: _hypercube(size),
-        "exponential": lambda: _steps(size, powers(size)),
-        "random-regular": lambda: _regular(size, degree or 0, seed),
-    }[kind]()
-    return Graph(kind, size, tuple(edges))
+    return Graph(kind, size, tuple(_edges(kind, size, degree or 0, seed)))
+
+
+def _edges(kind: Kind, size: int, degree: int, seed: int) -> set[Edge]:
+    match kind:
+        case "ring":
+            return _steps(size, [1])
+        case "torus":
+            return _torus(size)
+        case "hypercube":
+            return _hypercube(size)
+        case "exponential":
+            return _steps(size, powers(size))
+        case "random-regular":
+            return _regular(size, degree, seed)
+        case "complete":
+            return set(combinations(range(size), 2))
+        case _:
+            assert_never(kind)
 
 
 def read(path: str | Path) -> Graph:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, assert_never, get_args
 
 import numpy as np
 
@@ -32,9 +32,11 @@ from forethought.gossip import spectrum, tournament
 from forethought.gossip.colouring import colour
 from forethought.gossip.graphs import Edge, Graph, powers
 
-Kind = Literal["matchings", "metropolis", "exponential"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-GIVEN = "given"
+# What a job can name, and one matrix from a file.
+Named = Literal["matchings", "metropolis", "exponential"]
+Kind = Named | Literal["given"]
+KINDS: tuple[Named, ...] = get_args(Named)
+GIVEN: Literal["given"] = "given"
 Row = dict[int, Fraction]
 Living = frozenset[int] | None
 HALF = Fraction(1, 2)
@@ -59,7 +61,7 @@ class Mixing:
         MixingError: a matrix that is not doubly stochastic, or none on this graph.
     """
 
-    kind: str
+    kind: Kind
     graph: Graph
     seed: int = 0
     given: tuple[tuple[tuple[int, Fraction], ...], ...] | None = field(default=None, repr=False)
@@ -85,8 +87,33 @@ class Mixing:
                 return tournament.rounds(self.graph.size) if self._complete else len(self._classes)
             case "exponential":
                 return len(powers(self.graph.size))
-            case _:
+            case "metropolis" | "given":
                 return 1
+            case _:
+                assert_never(self.kind)
+
+    @property
+    def drawn(self) -> bool:
+        """Whether a step's matrix is drawn, of pairs, and not the next one of a period."""
+        return self.kind == "matchings"
+
+    @property
+    def mutual(self) -> bool:
+        """Whether both ends of a link take as much of each other, whatever else a matrix does."""
+        match self.kind:
+            case "matchings" | "metropolis":
+                return True
+            case "given":
+                rows = [dict(row) for row in self.given or ()]
+                return all(
+                    rows[other].get(worker) == weight
+                    for worker, row in enumerate(rows)
+                    for other, weight in row.items()
+                )
+            case "exponential":
+                return False
+            case _:
+                assert_never(self.kind)
 
     def matching(self, step: int, living: Living = None) -> tuple[Edge, ...]:
         """The pairs that average in ``step``, sorted: disjoint neighbours, both living.
@@ -130,16 +157,23 @@ class Mixing:
                 return self._metropolis(worker, living)
             case "exponential":
                 return self._exponential(step, worker, living)
-            case _:
+            case "given":
                 row = dict((self.given or ())[worker])
                 return row if living is None else self._repaired(worker, row, living)
+            case _:
+                assert_never(self.kind)
 
     def receivers(self, step: int, worker: int, living: Living = None) -> tuple[int, ...]:
         """Who takes ``worker``'s weights in ``step``, itself not counted: to whom it sends."""
-        if self.kind == "exponential" and (living is None or worker in living):
-            near = self._exponential_near(step, worker)
-        else:
-            near = set(self.weights(step, worker, living)) | set(self._columns[worker])
+        match self.kind:
+            case "exponential":
+                near = self._exponential_near(step, worker)
+            case "given":
+                near = set(self._columns[worker])
+            case "matchings" | "metropolis":  # symmetric
+                near = set(self.weights(step, worker, living))
+            case _:
+                assert_never(self.kind)
         return tuple(
             other
             for other in sorted(near - {worker})
@@ -182,15 +216,21 @@ class Mixing:
         graph with Laplacian L. Of exponential mixing: the mean over a period, 0 where a period
         averages exactly (a power of two of workers).
         """
-        if self.kind == "matchings":
-            return max(0.0, 1 - spectrum.algebraic_connectivity(self.graph) / (2 * self.period))
-        if self.kind == "exponential":
-            left = spectrum.exponential_factors(self.graph.size, self.period).max()
-            return float(left ** (2 / self.period)) if left > _ZERO else 0.0
-        if self.kind == "metropolis" and self._complete:
-            return 0.0
-        found = spectrum.second_singular(self.graph.size, lambda worker: self.weights(0, worker))
-        return found**2 if found > _ZERO else 0.0
+        match self.kind:
+            case "matchings":
+                gap = spectrum.algebraic_connectivity(self.graph)
+                return max(0.0, 1 - gap / (2 * self.period))
+            case "exponential":
+                left = spectrum.exponential_factors(self.graph.size, self.period).max()
+                return float(left ** (2 / self.period)) if left > _ZERO else 0.0
+            case "metropolis" | "given":
+                if self.kind == "metropolis" and self._complete:
+                    return 0.0
+                size = self.graph.size
+                found = spectrum.second_singular(size, lambda worker: self.weights(0, worker))
+                return found**2 if found > _ZERO else 0.0
+            case _:
+                assert_never(self.kind)
 
     def time(self, to: float = 0.01) -> int:
         """Steps until the root mean squared disagreement is at most ``to`` of what it was.
@@ -244,7 +284,7 @@ class Mixing:
         return tuple(range(self.graph.size)) if living is None else tuple(sorted(living))
 
     def _need_matchings(self) -> None:
-        if self.kind != "matchings":
+        if not self.drawn:
             raise MixingError(f"{self.kind!r} mixing has no pairs; weights(...) has its rows")
 
     def _degree(self, worker: int, living: Living) -> int:

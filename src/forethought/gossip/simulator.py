@@ -135,7 +135,7 @@ class Simulator:
         self._jitter = LogNormal(times.way.jitter, [times.seed, 1])
         self._waits_for_time = bool(times.way.latency or times.way.bandwidth or times.way.jitter)
         self._loses = gossip.rule == "asynchronous"
-        self._meets = self._loses and gossip.mixing.kind == "matchings"
+        self._meets = self._loses and gossip.mixing.drawn
         self._rounds = np.zeros(count, dtype=np.int64)
         self._busy = np.zeros(count)
         self._timeline: list[tuple[int, float, float]] | None = [] if timeline else None

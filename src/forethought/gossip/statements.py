@@ -279,7 +279,7 @@ def _linear(gossip: Gossip) -> bool:
 def _averages(gossip: Gossip) -> bool:
     """Whether every round's exchanges after its step average exactly."""
     mixing, mixes = gossip.mixing, gossip.exchanges - 1
-    if mixing.kind == "matchings" or mixes < 1 or gossip.workers > decentralised.MOST_WORKERS:
+    if mixing.drawn or mixes < 1 or gossip.workers > decentralised.MOST_WORKERS:
         return False
     # Once for every place in the period at which a round can begin.
     starts = {(round * gossip.exchanges + 1) % mixing.period for round in range(mixing.period)}

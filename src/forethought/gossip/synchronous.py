@@ -195,13 +195,13 @@ class SynchronousWorker:
     def _matrix(self, step: int) -> tuple[tuple[int, ...], dict[int, float]]:
         """To whom this worker sends in an exchange, and whose weights it takes, and how much."""
         mixing = self.gossip.mixing
-        place = step if mixing.kind == "matchings" else step % mixing.period
+        place = step if mixing.drawn else step % mixing.period
         found = self._matrices.get(place)
         if found is None:
             row = mixing.weights(place, self.me)
             sources = {other: float(part) for other, part in row.items() if other != self.me}
             found = (mixing.receivers(place, self.me), sources)
-            if mixing.kind != "matchings":
+            if not mixing.drawn:
                 self._matrices[place] = found
         return found
 
@@ -247,7 +247,7 @@ class SynchronousWorker:
         gossip = self.gossip
         least = (self._known.get(one, 0) - 1) * gossip.exchanges
         far = gossip.workers + gossip.mixing.period + gossip.exchanges
-        if gossip.mixing.kind != "matchings":
+        if not gossip.mixing.drawn:
             least = max(least, message.base - far)
         while kept and (oldest := next(iter(kept))) < least:
             del kept[oldest]

@@ -31,7 +31,7 @@ from forethought.exchange.unsigned import UnsignedEndpoint
 from forethought.gossip import events as on
 from forethought.gossip.asynchronous import AsynchronousWorker
 from forethought.gossip.gossip import Gossip, Member
-from forethought.gossip.graphs import make
+from forethought.gossip.graphs import Kind, make
 from forethought.gossip.machines import Recorded, replayed
 from forethought.gossip.messages import Weights
 from forethought.gossip.mixing import Mixing
@@ -412,7 +412,8 @@ def run_trials(first: int, count: int, report: Callable[[int], None] | None = No
 
 def _gossip(draw: random.Random) -> Gossip:
     workers = draw.randint(2, 5)
-    graph = draw.choice(("complete", "ring") if workers > 2 else ("complete",))
+    graphs: tuple[Kind, ...] = ("complete", "ring") if workers > 2 else ("complete",)
+    graph = draw.choice(graphs)
     rounds = draw.randint(3, 8)
     mechanism = Mechanism(Rounds(1.0, rounds + draw.randint(0, 3), Poisson(0.5)))
     plan = Plan(mechanism, 20, 1e-3, optimizer=Optimizer("sgd", 0.5, ()))

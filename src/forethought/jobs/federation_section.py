@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, model_validator
 
+from forethought.federated.federation import Exchanged, RobustKind, Rule, ServerKind
+
 _Float = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 _Int = Annotated[int, Field(strict=True)]
 
@@ -31,7 +33,7 @@ class ClientTable(_Table):
 class ServerTable(_Table):
     """``[federation.server]``: what the mean of a round's updates does to the model."""
 
-    kind: Literal["avg", "avgm", "adam", "yogi"] = "avg"
+    kind: ServerKind = "avg"
     rate: _Float = Field(default=1.0, gt=0)
     momentum: _Float = Field(default=0.9, ge=0, lt=1)
     second: _Float = Field(default=0.99, ge=0, lt=1)
@@ -41,7 +43,7 @@ class ServerTable(_Table):
 class RobustTable(_Table):
     """``[federation.robust]``: which mean of a round's updates."""
 
-    kind: Literal["mean", "trimmed", "median", "norm-bound"] = "mean"
+    kind: RobustKind = "mean"
     share: _Float = Field(default=0.1, ge=0, lt=0.5)
     bound: _Float | None = Field(default=None, gt=0)
 
@@ -68,8 +70,8 @@ class FederationSection(_Table):
     rounds: _Int | None = Field(default=None, ge=1)
     local_rounds: _Int | None = Field(default=None, ge=1)
     local_epochs: _Float | None = Field(default=None, gt=0)
-    rule: Literal["synchronous", "asynchronous", "published"] = "synchronous"
-    exchanged: Literal["weights", "gradients"] | None = None
+    rule: Rule = "synchronous"
+    exchanged: Exchanged | None = None
     shares: str = "iid"
     weights: Literal["size", "equal"] = "size"
     cohort: _Int | None = Field(default=None, ge=1)

@@ -6,6 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, model_validator
 
+from forethought.gossip.graphs import Kind as GraphKind
+from forethought.gossip.mixing import Named as MixingKind
+
 _Float = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 _Int = Annotated[int, Field(strict=True)]
 
@@ -61,10 +64,10 @@ class GossipSection(_Table):
     headroom: _Float = Field(default=1.1, ge=1, le=10)
     rule: Literal["asynchronous", "synchronous", "allreduce"] = "asynchronous"
     shares: str = "iid"
-    graph: str = "complete"
+    graph: GraphKind = "complete"
     degree: _Int | None = Field(default=None, ge=1)
     edges: str | None = None
-    mixing: Literal["matchings", "metropolis", "exponential"] = "matchings"
+    mixing: MixingKind = "matchings"
     matrix: str | None = None
     exchanges: _Int = Field(default=1, ge=1)
     weights: Literal["size", "equal"] = "size"

@@ -33,7 +33,7 @@ from forethought.gossip.compression import Compression
 from forethought.gossip.gossip import Gossip, GossipError, Member, Rule, digest_of
 from forethought.gossip.graphs import make
 from forethought.gossip.machines import Recorded
-from forethought.gossip.mixing import Mixing
+from forethought.gossip.mixing import Mixing, Named
 from forethought.gossip.worker import Effects, Machine
 from forethought.holders.trainer import ClientTrainer, SharedModel
 from forethought.holders.work import Result
@@ -111,7 +111,7 @@ class Setting:
         mechanism = Mechanism(Rounds(1.0, planned, Poisson(0.5)))
         plan = Plan(mechanism, RECORDS, 1e-3, optimizer=Optimizer("sgd", 0.5, ()))
         kind, _, share = self.compression.partition(":")
-        mixing = "matchings" if self.rule == "asynchronous" else "metropolis"
+        mixing: Named = "matchings" if self.rule == "asynchronous" else "metropolis"
         made = Gossip(
             tuple(Member(f"worker-{k}") for k in range(self.workers)),
             (plan,),

@@ -20,7 +20,9 @@ from forethought.checks import whole
 from forethought.gossip.clipping import Trust
 from forethought.gossip.gossip import Gossip, GossipError
 from forethought.gossip.graphs import GraphError, make
+from forethought.gossip.graphs import Kind as GraphKind
 from forethought.gossip.mixing import Mixing, MixingError
+from forethought.gossip.mixing import Named as MixingKind
 from forethought.gossip.simulator import Pace, Simulated, Simulator
 from forethought.gossip.statements import as_in_the_paper, worker_statement
 from forethought.holders.work import NoTraining, no_gradients
@@ -28,7 +30,7 @@ from forethought.mechanism import Budget
 from forethought.simulation.times import OVERHEAD, Times
 
 # Graphs and mixings that are compared with the gossip's own, where the number of workers allows.
-ROUTES = (
+ROUTES: tuple[tuple[GraphKind, MixingKind], ...] = (
     ("complete", "matchings"),
     ("exponential", "exponential"),
     ("exponential", "matchings"),
