@@ -206,7 +206,7 @@ def _wide_parts(value: Any) -> list[Any]:
     if isinstance(value, type):
         if not _of_user(value.__module__):
             return [value.__qualname__]
-        held = {name: part for name, part in vars(value).items() if _is_said(name, part)}
+        held = {name: part for name, part in vars(value).items() if _speaks(name, part)}
         return ["class", value.__qualname__, held, list(value.__bases__)]
     if isinstance(value, FunctionType):
         if not _of_user(value.__module__):
@@ -234,7 +234,7 @@ def _of_user(module: str | None) -> bool:
     return not installed and file is not None and "site-packages" not in file
 
 
-def _is_said(name: str, part: Any) -> bool:
+def _speaks(name: str, part: Any) -> bool:
     """Whether a class's entry is in its source, and not one that Python adds."""
     code = isinstance(part, FunctionType | classmethod | staticmethod | property)
     return code or not name.startswith("__")
