@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test coverage lint docs matrix hooks figures mutants stations experiments full clean
+.PHONY: demo test test-all coverage lint docs matrix instruction-sets busy hooks figures mutants stations experiments full clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -18,13 +18,20 @@ demo: .venv/installed
 	$(BIN)/forethought train --demo --out runs/demo --overwrite
 
 # Workers run torch on one thread each: more only makes them fight over the cores.
-test: .venv/installed-test
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal
 
-# The same with the share of lines that ran; below the floor in pyproject.toml it fails.
+# The quick tests, a few minutes on two cores; it says how many were left out.
+test: .venv/installed-test
+	$(PYTEST) -m "not slow"
+
+# Every test, and every fault that the audit is to find.
+test-all: .venv/installed-test
+	$(BIN)/forethought audit --self-test
+	$(PYTEST)
+
+# All tests with the share of lines that ran; below the floor in pyproject.toml it fails.
 coverage: .venv/installed-test
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal \
-	  --cov --cov-report=term
+	$(PYTEST) --cov --cov-report=term
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .
@@ -39,6 +46,16 @@ docs: .venv/installed-test
 # Every supported Python that is on this machine; ALL=1 runs the rooms that need torch as well.
 matrix:
 	$(PYTHON) .ci/matrix.py $(if $(ALL),--all)
+
+# The rooms that touch kernels under other processors' instructions: SETS="default avx2 own".
+instruction-sets: .venv/installed-test
+	$(BIN)/python .ci/instruction_sets.py $(SETS)
+
+# The tests that start processes, or wait for threads, beside two spinning processes a core.
+busy: .venv/installed-test
+	.ci/busy env $(PYTEST) -p no:cacheprovider tests/peers tests/network tests/exchange \
+	  tests/jobs/test_gossip_peer.py tests/jobs/test_federate_network.py \
+	  tests/training/test_together.py tests/training/test_resume.py
 
 # Every figure of README and docs that a committed result holds, against that result.
 figures: .venv/installed-test

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -46,3 +47,28 @@ def noise_by_round(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(PrivateRounds, "_about", lambda _, chosen: chosen.index.to_bytes(32, "big"))
     monkeypatch.setattr(BoundNoise, "bind", lambda _, about, _sum: about[31::-1])
+
+
+SLOW = pytest.StashKey[int]()
+LEFT_OUT = "slow tests left out"
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    config = items[0].config
+    held = getattr(config, "workeroutput", None)
+    count = sum("slow" in item.keywords for item in items)
+    if held is not None:
+        held[LEFT_OUT] = count
+    else:
+        config.stash[SLOW] = count
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Every worker leaves out the same tests."""
+    node.config.stash[SLOW] = getattr(node, "workeroutput", {}).get(LEFT_OUT, 0)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if count := config.stash.get(SLOW, 0):
+        terminalreporter.write_line(f"{count} slow tests were left out: `make test-all` runs them")

@@ -71,11 +71,11 @@ for line in sys.stdin:
     elif words[0] == "break":
         break_connections()
     else:
-        links.close(10.0)
+        links.close(float(words[1]))
         print("threads", threading.active_count(), flush=True)
         break
 """
-PATIENCE = 120.0
+PATIENCE = 300.0
 
 
 class Worker:
@@ -115,7 +115,7 @@ class Worker:
     def end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
-        self.process.wait(30)
+        self.process.wait(PATIENCE)
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def store() -> Iterator[int]:
     from torch.distributed import TCPStore
 
     held = TCPStore(
-        "127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=60), wait_for_workers=False
+        "127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=PATIENCE), wait_for_workers=False
     )
     yield held.port
 
@@ -169,18 +169,19 @@ def test_survivors_go_on_and_whoever_comes_back_is_met_again(store):
         workers[2].process.send_signal(signal.SIGSTOP)
         for round in range(20, 60):  # more than a queue, of which the rest is dropped
             workers[0].tell(f"send 2 {round} 1")
-        time.sleep(2.0)
-        workers[0].tell("heard 2")
-        assert float(workers[0].wait_for("ago 2")["ago 2"].split()[2]) > 1.0
+        silent = 0.0
+        while silent <= 1.0:
+            workers[0].tell("heard 2")
+            silent = float(workers[0].wait_for("ago 2")["ago 2"].split()[2])
         workers[1].tell("send 0 12 1")
         workers[0].wait_for("got 1 12")
         workers[2].process.send_signal(signal.SIGCONT)
         workers[2].wait_for("got 0 20")
 
         for worker in workers:
-            worker.tell("close")
+            worker.tell("close 10")
         for worker in workers:
-            worker.wait_for("threads")
+            worker.wait_for("threads 2")  # its own and the one that watches: nobody is in gloo
             assert worker.process.wait(PATIENCE) == 0
     finally:
         for worker in workers:
@@ -210,9 +211,11 @@ def test_a_connection_that_broke_between_the_living_is_made_again(store):
             worker.end()
 
 
-def test_nobody_waits_in_a_group_that_the_other_side_has_given_up(store):
+def test_nobody_waits_in_a_group_that_the_other_side_has_given_up(store, monkeypatch):
+    from forethought.peers import pairs
     from forethought.peers.pairs import GlooPairs, Meeting
 
+    monkeypatch.setattr(pairs, "_MEET", PATIENCE)  # so it is not this time that ends the waiting
     meeting = Meeting("127.0.0.1", store)
     pair = GlooPairs(meeting, 0, [1], 10, 1e4)._pairs[1]
     other = GlooPairs(meeting, 1, [0], 10, 1e4)._pairs[0]
@@ -222,7 +225,7 @@ def test_nobody_waits_in_a_group_that_the_other_side_has_given_up(store):
     threading.Timer(0.5, lambda: at.add(other._turn(1, 1), 1)).start()
     begin = time.monotonic()
     assert pair._group(meeting.store(), name) is None
-    assert 0.4 < time.monotonic() - begin < 10  # the making itself goes on for twenty seconds
+    assert time.monotonic() - begin < PATIENCE
 
 
 @pytest.mark.slow
@@ -234,9 +237,28 @@ def test_a_process_ends_well_while_its_neighbour_is_stopped(store):
         workers[1].process.send_signal(signal.SIGSTOP)
         for round in range(20):
             workers[0].tell(f"send 1 {round} 1")
-        workers[0].tell("close")
+        workers[0].tell("close 0.1")
         workers[0].wait_for("threads")
         assert workers[0].process.wait(PATIENCE) == 0
+    finally:
+        for worker in workers:
+            worker.end()
+
+
+@pytest.mark.slow
+def test_a_process_ends_well_while_its_neighbour_goes_on(store):
+    """A thread that came back from gloo meanwhile would have it aborted."""
+    workers = [Worker(me, store) for me in range(2)]
+    try:
+        for me, worker in enumerate(workers):
+            worker.wait_for(f"met {1 - me}")
+        for round in range(20):
+            workers[0].tell(f"send 1 {round} 1")
+            workers[1].tell(f"send 0 {round} 1")
+        for worker in workers:
+            worker.tell("close 0")
+        for worker in workers:
+            assert worker.process.wait(PATIENCE) == 0
     finally:
         for worker in workers:
             worker.end()

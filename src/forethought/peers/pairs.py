@@ -33,6 +33,8 @@ _Group: TypeAlias = Any
 _FOR_EVER = timedelta(days=365)
 # Seconds to make a group once both sides are there, and between two looks for the other side.
 _MEET, _LOOK = 20.0, 0.2
+# Seconds after which a neighbour that says nothing counts as stopped.
+_SILENT = 10 * BEAT_EVERY
 # Messages on their way to one neighbour; a stopped one must not fill the memory.
 _QUEUE = 8
 # Gloo's tags: who asks for one before it is sent gets no other.
@@ -131,12 +133,18 @@ class GlooPairs:
         return self._pairs[peer].over
 
     def close(self, seconds: float) -> None:
-        """See Links. Threads that wait for a stopped neighbour are left to the process's end."""
+        """See Links. A living neighbour's last word is waited for longer, only a stopped one's not.
+
+        A thread that comes back from gloo while its process ends has the process aborted: only one
+        that waits for a stopped neighbour may be left to the process's end.
+        """
         until = time.monotonic() + seconds
         for pair in self._pairs.values():
             pair.end()
         for pair in self._pairs.values():
             pair.join(until)
+        for pair in self._pairs.values():
+            pair.join_while_heard(time.monotonic() + 2 * _MEET)
 
 
 class _Pair:
@@ -178,6 +186,15 @@ class _Pair:
     def join(self, until: float) -> None:
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
+
+    def join_while_heard(self, until: float) -> None:
+        for thread in self._threads:
+            while thread.is_alive() and time.monotonic() < until and not self._silent():
+                thread.join(_LOOK)
+
+    def _silent(self) -> bool:
+        heard = self.heard
+        return heard is not None and time.monotonic() - heard > _SILENT
 
     # ---- the receiving thread, which makes the group and begins the other one
 
@@ -250,10 +267,12 @@ class _Pair:
 
         def make() -> None:
             with contextlib.suppress(RuntimeError):
-                # The time that is given here holds for all operations of the group.
-                made.append(ProcessGroupGloo(own, 1 - self._other, 2, _FOR_EVER))
+                # This time ends the making; every operation of the group is given its own.
+                made.append(ProcessGroupGloo(own, 1 - self._other, 2, timedelta(seconds=_MEET)))
 
         thread = threading.Thread(target=make, daemon=True)
+        self._threads = [one for one in self._threads if one.is_alive()]
+        self._threads.append(thread)
         thread.start()
         until = time.monotonic() + _MEET
         while thread.is_alive() and time.monotonic() < until and not self._ending.is_set():
@@ -282,7 +301,7 @@ class _Pair:
             coming = group.recv([headers[0]], peer, _HEADERS)
             following = group.recv([vector], peer, _FLOATS)
             while True:
-                coming.wait()
+                coming.wait(_FOR_EVER)
                 self.heard = time.monotonic()
                 read = headers[0].numpy()
                 headers.reverse()
@@ -294,9 +313,9 @@ class _Pair:
                         raise DecodeError(f"a vector of {length} entries, where {most} are due")
                     if wire.halves(read):
                         held = torch.empty(length, dtype=torch.int16)
-                        group.recv([held], peer, _HALVES).wait()
+                        group.recv([held], peer, _HALVES).wait(_FOR_EVER)
                     else:
-                        following.wait()
+                        following.wait(_FOR_EVER)
                         held, vector = vector, torch.empty(most)
                         following = group.recv([vector], peer, _FLOATS)
                 if kind in (wire.FINISHED, wire.BYE):
@@ -352,4 +371,4 @@ class _Pair:
             tag = _HALVES if wire.halves(header) else _FLOATS
             going.append(group.send([torch.from_numpy(held)], self._other, tag))
         for one in going:
-            one.wait()
+            one.wait(_FOR_EVER)
