@@ -2,6 +2,11 @@
 
 The rooms that never load torch run everywhere: planning, accounting, values. With ``--all`` each
 Python gets torch and runs all quick tests; that downloads gigabytes where there is no CPU build.
+
+``--ends`` leaves the Pythons alone and takes the oldest and the newest versions that pyproject.toml
+allows of what the numbers come from (torch, transformers, scikit-learn, polars and the like), each
+in an environment of its own, and runs the quick tests of the rooms that they reach. An environment
+is kept as long as its requirements are the same: ``--fresh`` asks for newer releases.
 """
 
 from __future__ import annotations
@@ -33,6 +38,13 @@ HEAVY = (
     *("torch", "torchvision", "transformers", "peft", "timm"),
     *("onnx", "tensorboard", "mlflow-skinny"),
 )
+# What the two ends are of, and the rooms that rest on it.
+HELD = (
+    *("numpy", "scipy", "torch", "torchvision", "scikit-learn", "polars"),
+    *("transformers", "peft", "timm"),
+)
+REACHED = ("tests/gradients", "tests/rounds", "tests/data", "tests/training", "tests/estimators")
+UNREACHED = ("playwright", "tensorboard", "mlflow-skinny")
 PYTEST = ("-q", "-m", "not slow", "-n", "auto", "--dist", "worksteal", "-p", "no:cacheprovider")
 
 
@@ -60,40 +72,69 @@ def requirements(everything: bool) -> list[str]:
     ]
 
 
-def run(version: str, python: Path, everything: bool) -> bool:
-    """Whether the suite passes under one Python."""
-    place = ROOT / "build" / f"python{version}"
-    inside = place / "bin" / "python"
+def end(oldest: bool) -> list[str]:
+    """Requirements of the oldest or the newest that pyproject.toml allows."""
+    found = []
+    for one in requirements(True):
+        name, least = re.match(r"([\w-]+)(?:>=([\d.]+))?", one).groups()
+        if name not in UNREACHED:
+            found.append(f"{name}=={least}.*" if oldest and name in HELD else one)
+    return found
+
+
+def run(name: str, python: Path, wanted: list[str], tests: tuple[str, ...], keep: bool) -> bool:
+    """Whether tests pass in an environment with what is wanted; ``keep``: it may be there."""
+    place = ROOT / "build" / name
+    inside, made = place / "bin" / "python", place / "installed.txt"
     install = [inside, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    limits = ["-c", ROOT / "constraints.txt"]
-    tests = ("tests",) if everything else WITHOUT_TORCH
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT / "src"),
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
     }
-    for command in (
-        [python, "-m", "venv", "--clear", place],
-        [*install, "--upgrade", "pip>=25.1"],
-        [*install, *limits, *requirements(everything)],
-        [inside, "-m", "pytest", *PYTEST, *tests],
-    ):
+    commands = [[inside, "-m", "pytest", *PYTEST, *tests]]
+    if not (keep and made.is_file() and made.read_text(encoding="utf-8").split() == wanted):
+        commands = [
+            [python, "-m", "venv", "--clear", place],
+            [*install, "--upgrade", "pip>=25.1"],
+            [*install, *wanted],
+            *commands,
+        ]
+    for command in commands:
+        if command is commands[-1] and place.is_dir():
+            made.write_text("\n".join(map(str, wanted)), encoding="utf-8")
         done = subprocess.run(list(map(str, command)), cwd=ROOT, env=environment, check=False)
         if done.returncode:
-            print(f"Python {version}: failed at {' '.join(map(str, command))}", flush=True)
+            print(f"{name}: failed at {' '.join(map(str, command))}", flush=True)
             return False
-    print(f"Python {version}: passed", flush=True)
+    print(f"{name}: passed", flush=True)
     return True
+
+
+def run_ends(fresh: bool) -> bool:
+    """Whether the rooms pass with the oldest and with the newest versions."""
+    python = next(filter(None, map(interpreter, PYTHONS)), None)
+    if python is None:
+        print(f"none of the Pythons {', '.join(PYTHONS)} is on this machine", flush=True)
+        return False
+    passed = [run(n, python, end(n == "oldest"), REACHED, not fresh) for n in ("oldest", "newest")]
+    return all(passed)
 
 
 def main() -> int:
     """Exit status 0 when every Python that is here passes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--all", action="store_true", help="run the rooms that need torch as well")
+    parser.add_argument("--ends", action="store_true", help="oldest and newest versions instead")
+    parser.add_argument("--fresh", action="store_true", help="of these, install everything again")
     parser.add_argument("--except", dest="left_out", default="", help="a version to leave out")
     options = parser.parse_args()
+    if options.ends:
+        return 0 if run_ends(options.fresh) else 1
     good = True
+    tests = ("tests",) if options.all else WITHOUT_TORCH
+    wanted = ["-c", str(ROOT / "constraints.txt"), *requirements(options.all)]
     for version in PYTHONS:
         if version == options.left_out:
             continue
@@ -101,7 +142,7 @@ def main() -> int:
         if python is None:
             print(f"Python {version}: not on this machine, not tested", flush=True)
         else:
-            good &= run(version, python, options.all)
+            good &= run(f"python{version}", python, wanted, tests, keep=False)
     return 0 if good else 1
 
 

@@ -73,7 +73,8 @@ def evening(height: int, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.
     if known is None:
         mean, directions, factors = _computed(height, width)
         known = np.zeros((len(mean) + 1, len(factors) + 1), np.float32)
-        known[:-1, 0], known[:-1, 1:], known[-1, 1:] = mean, directions, factors
+        known[:-1, 0], known[:-1, 1:] = mean.numpy(), directions.numpy()
+        known[-1, 1:] = factors.numpy()
         if path is not None:
             keep_array(path, known)
     parts = known[:-1, 0], known[:-1, 1:], known[-1, 1:]

@@ -244,7 +244,6 @@ class PrivateRounds:
                 f"the plan is for {chosen.examples} examples, the data has {len(records)}"
             )
 
-    @turns  # of the generator that the model draws from, and of what it touches
     def _contribute(
         self,
         into: Mapping[str, torch.Tensor],
@@ -254,8 +253,9 @@ class PrivateRounds:
         chosen: Round,
     ) -> torch.Tensor:
         self.require_size(records, chosen)
-        self.seed_model(chosen.index)
-        return self._contributor.add(into, model, records, batch, chosen, self._how)
+        with turns:  # of the generator that the model draws from, and of what it touches
+            self.seed_model(chosen.index)
+            return self._contributor.add(into, model, records, batch, chosen, self._how)
 
     def _correlated_noise(self, chosen: Round) -> CorrelatedNoise | None:
         """The part's noise up to this round, drawn again where a run goes on."""
