@@ -38,7 +38,7 @@ def test_there_are_the_seventeen_faults_and_more() -> None:
 
 
 def plant(fault: Fault) -> self_test.Outcome:
-    job = self_test._jobs()[fault.job]
+    job = self_test.jobs_of()[fault.job]
     return self_test.outcome(fault.name, fault.plant(), job, None)
 
 

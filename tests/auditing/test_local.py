@@ -42,7 +42,7 @@ def audited(local: Local, sampling: str, groups: int = 3) -> Any:
     kind, adjacency = SAMPLINGS[sampling]
     mechanism = Mechanism(Rounds(1.0, 20, kind, "group"), adjacency=adjacency)
     plan = Plan(mechanism, EXAMPLES, 1e-4, groups=groups, local=local)
-    effort = self_test.effort_of(self_test._Job(plan))
+    effort = self_test.effort_of(self_test.Job(plan))
     return gather(plan, None, None, None, effort, FALSE_ALARM, 0)
 
 

@@ -126,9 +126,9 @@ def test_cached_features_are_the_computed_ones():
 def test_constants_are_computed_once_and_kept_bit_for_bit(monkeypatch):
     first = evening(28, 28)
     runs = []
-    computed = handwriting._computed
+    computed = handwriting.computed_for
     monkeypatch.setattr(
-        handwriting, "_computed", lambda *size: runs.append(size) or computed(*size)
+        handwriting, "computed_for", lambda *size: runs.append(size) or computed(*size)
     )
     for expected_runs, variable in ((0, None), (1, "off")):
         if variable:
@@ -141,10 +141,10 @@ def test_constants_are_computed_once_and_kept_bit_for_bit(monkeypatch):
 
 
 def test_other_code_or_torch_has_other_constants(monkeypatch):
-    path = handwriting._path_of(28, 28)
-    assert path == handwriting._path_of(28, 28) != handwriting._path_of(28, 32)
+    path = handwriting.path_of(28, 28)
+    assert path == handwriting.path_of(28, 28) != handwriting.path_of(28, 32)
     monkeypatch.setattr(torch, "__version__", "another")
-    assert path != handwriting._path_of(28, 28)
+    assert path != handwriting.path_of(28, 28)
 
 
 @pytest.mark.slow

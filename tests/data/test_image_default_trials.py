@@ -52,7 +52,7 @@ def test_without_noise_it_is_the_trainer(
     trainer: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The two runs' means differ by their noise.
-    monkeypatch.setattr(defaults, "_OF_IMAGES", replace(defaults.centring(True), error=1e-3))
+    monkeypatch.setattr(defaults, "OF_IMAGES", replace(defaults.centring(True), error=1e-3))
     random = np.random.default_rng(1)
     targets = random.integers(0, CLASSES, 1500)
     rows = random.standard_normal((1500, SIZE)) + 2 * np.eye(CLASSES, SIZE)[targets] + 1

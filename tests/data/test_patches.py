@@ -108,7 +108,7 @@ def test_windows_are_their_own_mirror_images():
     for side in range(LEAST, MOST + 1):
         windows = patches.windows(side - PATCH + 1)
         assert torch.equal(windows, windows.flip(0, 1))
-        assert int(windows.sum(1).max()) <= patches._WEIGHT
+        assert int(windows.sum(1).max()) <= patches.WEIGHT
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -22,14 +22,14 @@ def test_digits():
 def test_breast_cancer_uses_bounds_that_hold_all_rows():
     from sklearn.datasets import load_breast_cancer
 
-    from forethought.data.bundled import _BOUNDS
+    from forethought.data.bundled import BOUNDS
 
     raw = load_breast_cancer()
-    bounds = np.array(list(_BOUNDS.values())).T.ravel()
+    bounds = np.array(list(BOUNDS.values())).T.ravel()
     names_of_bounds = [
         f"{kind} {measure}" if kind != "error" else f"{measure} error"
         for kind in ("mean", "error", "worst")
-        for measure in _BOUNDS
+        for measure in BOUNDS
     ]
     assert names_of_bounds == raw.feature_names.tolist()
     assert (raw.data.max(0) <= bounds).all(), "a bound clips the public range"

@@ -105,7 +105,7 @@ def test_a_planted_fault_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without its checksum a torn record would be read as a whole one."""
     import forethought.exchange.log as module
 
-    monkeypatch.setattr(module, "_sums", lambda chain, length, record: (bytes(16), bytes(16)))
+    monkeypatch.setattr(module, "sums_of", lambda chain, length, record: (bytes(16), bytes(16)))
     planted = written()
     torn = planted[:-3] + b"abc"
     assert RecordLog(MemoryStorage({"log": torn}), "log").replay() != RECORDS

@@ -160,12 +160,12 @@ def test_pixels_may_be_augmented_and_chosen_features_may_not(tmp_path):
 
 
 def test_an_audit_of_an_older_run_takes_pixels(job, tmp_path):
-    from forethought.jobs.audit import _read
+    from forethought.jobs.audit import read_run
 
     folder = tmp_path / "old"
     folder.mkdir()
     (folder / "job.toml").write_text(job.read_text())
     ft.plan(examples=28, budget=ft.Budget(8, 1e-3), rounds=2).save(folder / "plan.json")
-    _, loaded, _ = _read(folder, None)
+    _, loaded, _ = read_run(folder, None)
     assert loaded is not None
     assert loaded.dataset.shape == (3, 12, 12)

@@ -110,7 +110,7 @@ def test_raw_columns_give_the_runs_probabilities_and_the_names_of_classes(tmp_pa
 @pytest.mark.slow
 def test_a_row_that_the_declarations_refuse_has_no_answer(tmp_path: Path) -> None:
     made = predictor(tmp_path)
-    model = onnx_export._whole(made, _network())
+    model = onnx_export.whole_model(made, _network())
     session = onnxruntime.InferenceSession(model.SerializeToString())
     for row in REFUSED:
         with pytest.raises(ft.errors.DataError):
@@ -126,7 +126,7 @@ _KEPT: list[onnx.ModelProto] = []
 def _network() -> onnx.ModelProto:
     # Torch takes seconds to export: once is enough for what does not depend on it.
     if not _KEPT:
-        _KEPT.append(onnx_export._network(predictor(Path())))
+        _KEPT.append(onnx_export.network_of(predictor(Path())))
     return _KEPT[0]
 
 
@@ -178,7 +178,7 @@ def test_a_file_that_answers_otherwise_is_not_written(
     wrong.CopyFrom(network)
     place = list(network.graph.initializer).index(network_bias)
     wrong.graph.initializer[place].CopyFrom(onnx.numpy_helper.from_array(values, network_bias.name))
-    monkeypatch.setattr(onnx_export, "_network", lambda _: wrong)
+    monkeypatch.setattr(onnx_export, "network_of", lambda _: wrong)
     with pytest.raises(JobError, match="answers otherwise"):
         write_onnx(made, tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())

@@ -12,7 +12,7 @@ from torch import nn
 from drawn import rand
 from forethought.models import build, names
 from forethought.models.activations import TemperedSigmoid
-from forethought.models.zoo import _MODELS
+from forethought.models.zoo import MODELS
 
 
 def count(model: nn.Module) -> int:
@@ -66,7 +66,7 @@ def test_convolutional_models_take_any_size(name, side):
 
 def small(name: str, seed: int) -> nn.Module:
     """A model of the zoo; those with a width, an eighth as wide."""
-    wide = "width" in inspect.signature(_MODELS[name]).parameters
+    wide = "width" in inspect.signature(MODELS[name]).parameters
     options = {"width": 0.125} if wide else {"cells": 8} if name.startswith("lstm") else {}
     return build(name, inputs=(1, 28, 28), classes=10, seed=seed, **options)
 

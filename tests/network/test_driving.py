@@ -246,8 +246,8 @@ def test_a_release_is_in_the_ledger_before_it_is_sent_and_stays_the_same_bytes()
     order: list[str] = []
     append = holder.storage.append
     holder.storage.append = lambda *a: (order.append("written"), append(*a))[1]  # type: ignore[method-assign, func-returns-value]
-    out = holder.driver._out
-    holder.driver._out = lambda *a: (order.append("sent"), out(*a))[1]  # type: ignore[assignment, func-returns-value]
+    out = holder.driver.out
+    holder.driver.out = lambda *a: (order.append("sent"), out(*a))[1]  # type: ignore[assignment, func-returns-value]
     holder.told(model(0))
     holder.compute()
     assert order == ["written", "sent"]

@@ -149,14 +149,14 @@ def test_a_client_that_is_stopped_while_it_computes_commits_what_it_computed(
         server = make_server(tmp_path, agreed, [])
         port = await server.start("127.0.0.1:0")
         client = make_client(tmp_path, agreed, 0)
-        compute = client._compute
+        compute = client.compute
 
         def slowly(asked: Any) -> Any:
             computing.set()
             time.sleep(0.3)
             return compute(asked)
 
-        client._compute = slowly
+        client.compute = slowly
         stop, ended = asyncio.Event(), asyncio.Event()
         serving = asyncio.create_task(server.run(ended))
         taking_part = asyncio.create_task(client.run(f"127.0.0.1:{port}", stop))

@@ -20,7 +20,7 @@ def test_keys_that_a_kill_cut_off_are_made_anew(
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr("forethought.exchange.roster.Identity.save", killed)
-        taking_part._own_keys(folder, "worker-0")
-    made = taking_part._own_keys(folder, "worker-0")
-    assert taking_part._own_keys(folder, "worker-0").identity == made.identity
+        taking_part.own_keys(folder, "worker-0")
+    made = taking_part.own_keys(folder, "worker-0")
+    assert taking_part.own_keys(folder, "worker-0").identity == made.identity
     assert Keys.load(folder).identity == made.identity and (folder / SIGNING).exists()

@@ -7,7 +7,7 @@ import pytest
 
 from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
-from forethought.report.utility_figures import _edges, draw_utility
+from forethought.report.utility_figures import draw_utility, edges_of
 from forethought.samplings import FullBatch
 from forethought.utility.graph import UtilityGraph
 
@@ -46,6 +46,6 @@ def test_both_figures_are_drawn(
 
 @pytest.mark.parametrize("grid", [(1.0, 2.0, 3.0), tuple(np.geomspace(0.01, 10, 7)), (4.0,)])
 def test_every_grid_point_lies_in_its_cell(grid: tuple[float, ...]) -> None:
-    edges = _edges(grid)
+    edges = edges_of(grid)
     assert len(edges) == len(grid) + 1
     assert (edges[:-1] < grid).all() and (grid < edges[1:]).all()

@@ -20,7 +20,7 @@ from forethought.gradients.clipping import flat
 from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
 from forethought.privacy import Clip
-from forethought.rounds.augmenting import _uniform, augmented, require_images
+from forethought.rounds.augmenting import augmented, require_images, uniform
 from forethought.rounds.contributions import share_of
 from forethought.rounds.losses import check_loss, cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
@@ -245,7 +245,7 @@ def test_a_crop_of_all_is_the_image_and_a_smaller_one_lies_inside() -> None:
 
 def test_the_numbers_are_uniform() -> None:
     draws = np.random.default_rng(0).integers(0, 2**64, 5000, dtype=np.uint64)
-    for column in _uniform(draws, 4).T:
+    for column in uniform(draws, 4).T:
         assert stats.kstest(column, "uniform").pvalue > FALSE_ALARM
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from forethought.rounds.grid import (
-    _accepted_far,
+    accepted_far,
     add_grid_noise,
     bernoulli_exp,
     discrete_gaussian,
@@ -80,7 +80,7 @@ def test_far_proposals_are_weighed_exactly_too() -> None:
     """Offsets whose square leaves 64 bits, at a scale where they still come up."""
     scale, generator = 1 << 31, random("far")
     offset = (1 << 31) + 5
-    kept = sum(_accepted_far(offset, 2 * scale * scale, generator) for _ in range(20_000))
+    kept = sum(accepted_far(offset, 2 * scale * scale, generator) for _ in range(20_000))
     chance = math.exp(-(offset**2) / (2 * scale * scale))
     assert stats.binomtest(kept, 20_000, chance).pvalue > FALSE_ALARM
 

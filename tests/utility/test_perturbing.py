@@ -123,8 +123,8 @@ def test_every_weight_gets_noise_of_its_own() -> None:
         return 0.0
 
     looped = copy.deepcopy(model)
-    perturbed = perturbing._Perturbed(looped, rand(4, 30), torch.zeros(4), keep)
-    perturbed._stacked = None
+    perturbed = perturbing.Perturbed(looped, rand(4, 30), torch.zeros(4), keep)
+    perturbed.stacked = None
     perturbed.scores([0.0, 2.0], draw=1, seed=0)
     perturbed.scores([2.0], draw=2, seed=0)
     noise = torch.stack([seen[1] - seen[0], seen[2] - seen[0]])
@@ -138,11 +138,11 @@ def test_loop_and_side_by_side_measure_the_same(name: str) -> None:
     reseed(0)
     model = build(name, inputs=(1, 28, 28), classes=10, seed=0)
     inputs, labels = rand(150, 1, 28, 28), randint(10, (150,))
-    perturbed = perturbing._Perturbed(model, inputs, labels, perturbing._accuracy)
+    perturbed = perturbing.Perturbed(model, inputs, labels, perturbing.accuracy_of)
     deviations = [0.0, *np.linspace(0.01, 0.5, 20)]
     fast = perturbed.scores(deviations, draw=3, seed=5)
-    assert perturbed._stacked is not None
-    perturbed._stacked = None
+    assert perturbed.stacked is not None
+    perturbed.stacked = None
     slow = perturbed.scores(deviations, draw=3, seed=5)
     np.testing.assert_allclose(fast, slow, atol=1.5 / 150)  # rounding may tip one example
 
@@ -156,7 +156,7 @@ def test_models_without_a_rule_and_datasets_work(digits: tuple[Any, Any]) -> Non
 
 def test_non_finite_outputs_are_wrong_answers() -> None:
     outputs = torch.tensor([[1.0, 0.0], [torch.nan, 0.0], [torch.inf, 0.0], [0.0, 1.0]])
-    assert perturbing._accuracy(outputs, torch.tensor([0, 0, 0, 0])) == 0.25
+    assert perturbing.accuracy_of(outputs, torch.tensor([0, 0, 0, 0])) == 0.25
 
 
 def test_private_data_is_refused_unless_the_leak_is_accepted(digits: tuple[Any, Any]) -> None:

@@ -82,7 +82,7 @@ class SelfTest:
 
 
 @dataclass(frozen=True)
-class _Job:
+class Job:
     plan: Plan
     model: Callable[[], nn.Module] | None = None
     variants: bool = False
@@ -102,29 +102,29 @@ def _correlated(sampling: Sampling) -> Plan:
     return Plan(Mechanism(part), CANARIES, DELTA)
 
 
-def _jobs() -> dict[str, _Job]:
+def jobs_of() -> dict[str, Job]:
     fixed = WithoutReplacement(200, CANARIES)
     shuffled = Shuffled(200, CANARIES)
     own = _plan(Poisson(RATE), RECORDS)
     return {
-        "poisson": _Job(_plan(Poisson(RATE))),
-        "replace-one": _Job(_plan(FullBatch(), rounds=4, adjacency="replace-one")),
-        "quantile": _Job(_plan(Poisson(RATE), clip=Clip(1.0, "quantile", count_noise=10.0))),
-        "shuffled": _Job(_plan(shuffled, rounds=30, adjacency="zero-out")),
-        "without replacement": _Job(_plan(fixed, adjacency="zero-out")),
-        "random allocation": _Job(_plan(RandomAllocation(5), rounds=30)),
-        "parts in turn": _Job(_plan(CyclicPoisson(0.5, 5), rounds=30)),
-        "correlated": _Job(_correlated(CyclicPoisson(0.5, 5))),
-        "groups": _Job(_plan(Poisson(RATE), groups=4)),
-        "local momentum": _Job(
+        "poisson": Job(_plan(Poisson(RATE))),
+        "replace-one": Job(_plan(FullBatch(), rounds=4, adjacency="replace-one")),
+        "quantile": Job(_plan(Poisson(RATE), clip=Clip(1.0, "quantile", count_noise=10.0))),
+        "shuffled": Job(_plan(shuffled, rounds=30, adjacency="zero-out")),
+        "without replacement": Job(_plan(fixed, adjacency="zero-out")),
+        "random allocation": Job(_plan(RandomAllocation(5), rounds=30)),
+        "parts in turn": Job(_plan(CyclicPoisson(0.5, 5), rounds=30)),
+        "correlated": Job(_correlated(CyclicPoisson(0.5, 5))),
+        "groups": Job(_plan(Poisson(RATE), groups=4)),
+        "local momentum": Job(
             _plan(Poisson(RATE), groups=4, local=Local("momentum", 0.1, passes=2))
         ),
-        "local adam": _Job(_plan(Poisson(RATE), groups=4, local=Local("adam", 0.1, step=16))),
-        "variants": _Job(_plan(Poisson(RATE)), variants=True),
-        "model": _Job(own, Plain),
-        "running mean": _Job(own, RunningMean),
-        "remembers": _Job(own, Remembers),
-        "late mixing": _Job(own, LateMixing),
+        "local adam": Job(_plan(Poisson(RATE), groups=4, local=Local("adam", 0.1, step=16))),
+        "variants": Job(_plan(Poisson(RATE)), variants=True),
+        "model": Job(own, Plain),
+        "running mean": Job(own, RunningMean),
+        "remembers": Job(own, Remembers),
+        "late mixing": Job(own, LateMixing),
     }
 
 
@@ -192,7 +192,7 @@ def _data() -> tuple[torch.Tensor, torch.Tensor]:
     return inputs, (inputs @ torch.randn(FEATURES, CLASSES, generator=source)).argmax(1)
 
 
-def effort_of(job: _Job) -> Effort:
+def effort_of(job: Job) -> Effort:
     """Quick, with the canaries of the trial, and what the job is there to show."""
     return replace(
         EFFORTS["quick"],
@@ -206,13 +206,13 @@ def effort_of(job: _Job) -> Effort:
     )
 
 
-def _audited(job: _Job, seed: int | None) -> Audit:
+def _audited(job: Job, seed: int | None) -> Audit:
     model = None if job.model is None else job.model()
     data = None if model is None else _data()
     return gather(job.plan, model, data, None, effort_of(job), FALSE_ALARM, seed)
 
 
-def outcome(name: str, plant: AbstractContextManager[None], job: _Job, seed: int | None) -> Outcome:
+def outcome(name: str, plant: AbstractContextManager[None], job: Job, seed: int | None) -> Outcome:
     """Audit a job while a fault is planted.
 
     What training refuses never runs: that counts as caught, by the refusal.
@@ -241,7 +241,7 @@ def self_test(seed: int | None = None, *, more: bool = True) -> SelfTest:
         tuple(outcomes(seed, more=more)),
         tuple(
             outcome(f"sound: {name}", nullcontext(), job, seed)
-            for name, job in _jobs().items()
+            for name, job in jobs_of().items()
             if name not in REFUSED
         ),
     )
@@ -249,7 +249,7 @@ def self_test(seed: int | None = None, *, more: bool = True) -> SelfTest:
 
 def outcomes(seed: int | None = None, *, more: bool = True) -> Iterator[Outcome]:
     """The outcome of each planted fault as it comes."""
-    jobs = _jobs()
+    jobs = jobs_of()
     all_of_them = (*FAULTS, *MORE_FAULTS, *LOCAL_FAULTS, *TURN_FAULTS)
     faults: tuple[Fault, ...] = all_of_them if more else FAULTS
     for fault in faults:
@@ -258,7 +258,7 @@ def outcomes(seed: int | None = None, *, more: bool = True) -> Iterator[Outcome]
 
 def attack_alone(seed: int | None = None) -> list[str]:
     """Names of the faults that the attack finds without the other checks."""
-    jobs, found = _jobs(), []
+    jobs, found = jobs_of(), []
     for fault in FAULTS:
         job = jobs[fault.job]
         with fault.plant():

@@ -13,7 +13,7 @@ from forethought.data.idx import usual_norm_of_pixels
 # Upper bounds of breast-cancer's ten measurements: round numbers at or above the ranges printed in
 # the data set's public description, so that no constant comes from the rows loaded. Each line is
 # mean, standard error and worst value of one measurement.
-_BOUNDS = {
+BOUNDS = {
     "radius": (30, 3, 40),
     "texture": (40, 5, 50),
     "perimeter": (200, 25, 300),
@@ -44,7 +44,7 @@ def load_breast_cancer(name: str, folder: Path | None, holdout: float | None) ->
     from sklearn.datasets import load_breast_cancer as fetch
 
     features, labels = fetch(return_X_y=True)
-    bounds = np.array(list(_BOUNDS.values())).T.ravel()
+    bounds = np.array(list(BOUNDS.values())).T.ravel()
     inputs = (2 * np.clip(features / bounds, 0, 1) - 1).astype(np.float32)
     train, test = split_off(Split(inputs, labels.astype(np.int64)), holdout)
     note = "measurements scaled from [0, bound] to [−1, 1] by fixed public bounds, and clipped"

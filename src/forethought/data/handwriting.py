@@ -68,10 +68,10 @@ def evening(height: int, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.
     A direction's part is multiplied by 1 + factor. Kept in the cache folder, under a name that
     changes with the code that makes them and with torch's version: bit for bit what is computed.
     """
-    path = _path_of(height, width)
+    path = path_of(height, width)
     known = None if path is None else kept_array(path, np.float32)
     if known is None:
-        mean, directions, factors = _computed(height, width)
+        mean, directions, factors = computed_for(height, width)
         known = np.zeros((len(mean) + 1, len(factors) + 1), np.float32)
         known[:-1, 0], known[:-1, 1:] = mean.numpy(), directions.numpy()
         known[-1, 1:] = factors.numpy()
@@ -83,7 +83,7 @@ def evening(height: int, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.
     return mean, directions, factors
 
 
-def _path_of(height: int, width: int) -> Path | None:
+def path_of(height: int, width: int) -> Path | None:
     folder = cache_folder()
     if folder is None:
         return None
@@ -98,7 +98,7 @@ def _path_of(height: int, width: int) -> Path | None:
     return folder / "constants" / name
 
 
-def _computed(height: int, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def computed_for(height: int, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Subspace iteration from a fixed start, so that the same machine gives the same numbers."""
     features = _scattered(torch.from_numpy(pen_strokes.pen_strokes(height, width))).flatten(1)
     mean = features.double().mean(0).float()

@@ -35,7 +35,7 @@ _STEP = 32  # a normalised patch is counted in 1/32 of its standard deviation, t
 _UNIT = 64  # a response is counted in 1/64
 _THRESHOLD = 0.5
 _LARGEST = 4095.0  # of a response so counted: 2 · 4095 · _WEIGHT² is below 2²⁴
-_WEIGHT = 44  # pooling weights of a window sum to less than this
+WEIGHT = 44  # pooling weights of a window sum to less than this
 _ROOTS, _STANDARD, _FINE = 2.0**12, 2.0**8, 2.0**10  # steps to one, in the stages after pooling
 
 
@@ -193,7 +193,7 @@ def windows(positions: int, grid: int = GRID, moved: int = 0) -> torch.Tensor:
     heights = 1 - np.abs(np.arange(-beyond, positions + beyond) - centres) / width
     steps = np.clip(heights, 0, None)
     largest = steps[:, beyond : beyond + positions].sum(1).max()
-    whole = np.round(steps * (_WEIGHT - grid) / largest)
+    whole = np.round(steps * (WEIGHT - grid) / largest)
     # A tie may be rounded one way here and the other way in the mirror image.
     whole = np.minimum(whole, whole[::-1, ::-1])[:, beyond - moved :][:, :positions]
     return torch.from_numpy(np.ascontiguousarray(whole, np.float32))

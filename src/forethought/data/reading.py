@@ -32,7 +32,7 @@ _ENDINGS: dict[str, Kind] = {
     **dict.fromkeys((".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"), "excel"),
 }
 # Bytes of text that are parsed at once: large enough for speed, small beside any table's features.
-_PIECE = 16 << 20
+PIECE = 16 << 20
 _ROWS = 100_000
 _QUOTE, _NEWLINE, _RETURN = b'"'[0], b"\n"[0], b"\r"[0]
 _OPENERS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\x00": lzma.open, b"BZh": bz2.open}
@@ -188,7 +188,7 @@ class Table:
             with opened_file(self.path) as file:
                 held = ""
                 while True:
-                    block = file.read(_PIECE)
+                    block = file.read(PIECE)
                     text = held + decoder.decode(block, final=not block)
                     # The two characters of one line end may lie in two blocks.
                     held = "\r" if block and text.endswith("\r") else ""

@@ -76,7 +76,9 @@ class RecordLog:
         self._chain, self.size = chain, len(whole)
 
 
-def _sums(chain: bytes, length: bytes, record: Iterable[bytes | memoryview]) -> tuple[bytes, bytes]:
+def sums_of(
+    chain: bytes, length: bytes, record: Iterable[bytes | memoryview]
+) -> tuple[bytes, bytes]:
     of_length = blake3(chain + length).digest(length=_SUM_BYTES)
     state = blake3(key=blake3(of_length).digest())
     for part in record:
@@ -86,7 +88,7 @@ def _sums(chain: bytes, length: bytes, record: Iterable[bytes | memoryview]) -> 
 
 def _written(record: Sequence[bytes | memoryview], chain: bytes) -> tuple[bytes, bytes]:
     length = _LENGTH.pack(sum(map(len, record)))
-    of_length, of_record = _sums(chain, length, record)
+    of_length, of_record = sums_of(chain, length, record)
     return b"".join((length, of_length, of_record, *record)), of_record
 
 
@@ -100,7 +102,7 @@ def _records(kept: bytes, name: str) -> tuple[list[bytes], bytes, int]:
         (length,) = _LENGTH.unpack(length_bytes)
         end = at + _HEAD_BYTES + length
         record = view[at + _HEAD_BYTES : min(end, len(view))]
-        of_length, of_record = _sums(chain, length_bytes, (record,))
+        of_length, of_record = sums_of(chain, length_bytes, (record,))
         if sums[:_SUM_BYTES] != of_length:
             if not any(view[at:]):
                 break  # the file had grown, its content had not arrived

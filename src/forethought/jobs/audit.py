@@ -53,7 +53,7 @@ def audit(
     from forethought.auditing.audit import FALSE_ALARM
     from forethought.auditing.audit import audit as audited
 
-    plan, loaded, problem = _read(path, data_dir)
+    plan, loaded, problem = read_run(path, data_dir)
     model: Any = None
     data: Any = None
     loss: Any = None
@@ -75,7 +75,7 @@ def audit(
     return Audited(found, plan, folder)
 
 
-def _read(path: Path, data_dir: Path | None) -> tuple[Plan, Loaded | None, str]:
+def read_run(path: Path, data_dir: Path | None) -> tuple[Plan, Loaded | None, str]:
     """The plan, the job's data and model where there is one, and what was missing."""
     if path.is_dir():
         if not (path / PLAN).is_file():

@@ -58,7 +58,7 @@ def write_onnx(predictor: Predictor, out: Path) -> ModelProto:
         raise JobError(
             f"ONNX needs packages that are not here ({error.name}): pip install 'forethought[onnx]'"
         ) from None
-    model = _whole(predictor, _network(predictor))
+    model = whole_model(predictor, network_of(predictor))
     onnx.checker.check_model(model, full_check=True)
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), providers=["CPUExecutionProvider"]
@@ -73,7 +73,7 @@ def write_onnx(predictor: Predictor, out: Path) -> ModelProto:
     return model
 
 
-def _network(predictor: Predictor) -> ModelProto:
+def network_of(predictor: Predictor) -> ModelProto:
     """The torch module alone, from ``features`` to ``outputs``."""
     shape = predictor.card.inputs
     rows = torch.export.Dim.DYNAMIC
@@ -100,7 +100,7 @@ def _network(predictor: Predictor) -> ModelProto:
     return found
 
 
-def _whole(predictor: Predictor, network: ModelProto) -> ModelProto:
+def whole_model(predictor: Predictor, network: ModelProto) -> ModelProto:
     """Encoding before the network, answers behind it."""
     from onnx import helper
 

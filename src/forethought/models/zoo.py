@@ -28,7 +28,7 @@ from forethought.models.recurrent import PRESETS
 from forethought.models.wide import wrn_16_4, wrn_40_4
 from forethought.turns import turns
 
-_MODELS: dict[str, Callable[..., nn.Module]] = {
+MODELS: dict[str, Callable[..., nn.Module]] = {
     "linear": linear,
     "mlp": mlp,
     "lenet5": lenet5,
@@ -54,7 +54,7 @@ _MODELS: dict[str, Callable[..., nn.Module]] = {
 
 def names() -> tuple[str, ...]:
     """Every model of the zoo."""
-    return tuple(_MODELS)
+    return tuple(MODELS)
 
 
 def build(
@@ -106,12 +106,12 @@ def build(
 
 
 def _of_the_zoo(name: str) -> Callable[..., nn.Module]:
-    if name in _MODELS:
-        return _MODELS[name]
-    near = difflib.get_close_matches(name.lower(), _MODELS, 1)
+    if name in MODELS:
+        return MODELS[name]
+    near = difflib.get_close_matches(name.lower(), MODELS, 1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise ValueError(
-        f"unknown model {name!r}.{hint} The models are {', '.join(_MODELS)}, or module:function "
+        f"unknown model {name!r}.{hint} The models are {', '.join(MODELS)}, or module:function "
         "for your own"
     )
 

@@ -52,7 +52,7 @@ class FederationClient:
         back_off: tuple[float, float] = BACK_OFF,
     ) -> None:
         self._roster, self._keys, self._back_off = roster, keys, back_off
-        self._compute = compute
+        self.compute = compute
         self._outbox: Outbox | None = None
         self.driver = driver(self._send, self._begin)
         self.connections, self.connected = 0, False
@@ -157,7 +157,7 @@ class FederationClient:
 
     def _work(self, asked: Compute) -> None:
         try:
-            done = self._compute(asked)
+            done = self.compute(asked)
         except BaseException as error:
             outcome = _raising(error)
         else:

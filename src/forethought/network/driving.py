@@ -59,7 +59,7 @@ class Driver:
         self.done: str | None = None
         self.alarms: deque[Raised] = deque(maxlen=_KEPT_ALARMS)
         self.counts: Counter[str] = Counter()
-        self._out = out
+        self.out = out
 
     def connected(self) -> None:
         """The way to the other side is open."""
@@ -106,7 +106,7 @@ class Driver:
         for effect in self.machine.handle(event):
             match effect:
                 case on.Send():
-                    self._out(effect.to, effect.message, self.frame(effect.to, effect.message))
+                    self.out(effect.to, effect.message, self.frame(effect.to, effect.message))
                 case on.Wake():
                     early = self.wake_at is None or effect.at < self.wake_at
                     self.wake_at = effect.at if early else self.wake_at

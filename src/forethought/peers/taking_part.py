@@ -148,7 +148,7 @@ def take_part(
     with locked(folder):
         own = _secrets(folder, share.seeds)
         if keys is None:
-            keys = _own_keys(folder / "member", f"worker-{me}")
+            keys = own_keys(folder / "member", f"worker-{me}")
         storage = FolderStorage(folder)
         returning = storage.read(LEDGER) is not None
         endpoint = Endpoint(gossip.run_id, me, keys.signing, {}, gossip.in_ledger)
@@ -224,7 +224,7 @@ def _secrets(folder: Path, seeds: Seeds) -> Keys:
     return own
 
 
-def _own_keys(folder: Path, name: str) -> MemberKeys:
+def own_keys(folder: Path, name: str) -> MemberKeys:
     if folder.exists():
         return MemberKeys.load(folder)
     # Whole or not at all: a kill while they are made must not keep the worker from beginning.

@@ -93,7 +93,7 @@ class Centring:
 
 
 # Features of images have much the norm that is declared: only their means are released.
-_OF_IMAGES = Centring(0.2, PREPARATION, 1000.0, 3.0, ("means",))
+OF_IMAGES = Centring(0.2, PREPARATION, 1000.0, 3.0, ("means",))
 _OF_TABLES = Centring(0.1, 0.15, 450.0, 2.0, ("means", "norms"))
 # Records in a group on which an inner algorithm runs.
 GROUP = 32
@@ -155,7 +155,7 @@ def score_noise(classes: int, features: int | None = None) -> float:
 
 def centring(images: bool) -> Centring:
     """The rule for fixed features of images, or for columns of tables."""
-    return _OF_IMAGES if images else _OF_TABLES
+    return OF_IMAGES if images else _OF_TABLES
 
 
 @dataclass(frozen=True)

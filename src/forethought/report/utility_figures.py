@@ -95,8 +95,8 @@ def draw_utility_map(graph: UtilityGraph, path: Path, tolerance: float = 0.1) ->
     axes.grid(visible=False)
     values = graph.accuracy.mean(axis=-1)
     mesh = axes.pcolormesh(
-        _edges(graph.noise_multipliers),
-        _edges(graph.clip_norms),
+        edges_of(graph.noise_multipliers),
+        edges_of(graph.clip_norms),
         values,
         cmap="cividis",
         vmin=0,
@@ -138,7 +138,7 @@ def draw_utility_map(graph: UtilityGraph, path: Path, tolerance: float = 0.1) ->
 
 def _outline(graph: UtilityGraph, axes: Axes, largest: dict[float, float]) -> None:
     # A staircase along the edges of the cells.
-    sigmas, norms = _edges(graph.noise_multipliers), _edges(graph.clip_norms)
+    sigmas, norms = edges_of(graph.noise_multipliers), edges_of(graph.clip_norms)
     x, y = [], []
     for row, norm in enumerate(graph.clip_norms):
         right = (
@@ -151,7 +151,7 @@ def _outline(graph: UtilityGraph, axes: Axes, largest: dict[float, float]) -> No
     axes.plot(x, y, color="white", linewidth=2.0)
 
 
-def _edges(grid: tuple[float, ...]) -> Any:
+def edges_of(grid: tuple[float, ...]) -> Any:
     """Borders of the cells around grid points: halfway, in the logarithm where that is even."""
     points = np.log(grid) if _logarithmic(grid) else np.asarray(grid)
     if len(points) == 1:

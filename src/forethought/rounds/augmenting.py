@@ -48,7 +48,7 @@ def augmented(
     size, each = len(inputs), inputs.shape[1] if rows else 1
     copies = inputs.repeat_interleave(how.copies, 0)
     images = copies.flatten(0, 1) if rows else copies
-    chance = torch.from_numpy(_uniform(draws, how.copies * each)).to(images.device)
+    chance = torch.from_numpy(uniform(draws, how.copies * each)).to(images.device)
     altered = _moved(images, chance, how)
     if "crop" in how.kinds:
         altered = _cropped(altered, chance[:, 4:7].to(images.dtype), how.least)
@@ -95,7 +95,7 @@ def _farthest(how: Augmentation, height: int, width: int) -> int:
     return max(1, min(height, width) // 8) if how.pixels is None else how.pixels
 
 
-def _uniform(draws: Draws, each: int) -> NDArray[np.float64]:
+def uniform(draws: Draws, each: int) -> NDArray[np.float64]:
     """Numbers in [0, 1), shape (records · each, _NUMBERS): SplitMix64 (Steele et al. 2014)."""
     steps = np.arange(1, each * _NUMBERS + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     state = draws[:, None] + steps

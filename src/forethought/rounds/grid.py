@@ -140,11 +140,11 @@ def _accepted(offset: Whole, scale: int, generator: np.random.Generator) -> NDAr
         again = np.flatnonzero(kept & (whole >= units))
         kept[again] = bernoulli_exp(np.ones(len(again), dtype=np.int64), 1, generator)
     for place in np.flatnonzero(far):
-        kept[place] = _accepted_far(int(offset[place]), denominator, generator)
+        kept[place] = accepted_far(int(offset[place]), denominator, generator)
     return kept
 
 
-def _accepted_far(offset: int, denominator: int, generator: np.random.Generator) -> bool:
+def accepted_far(offset: int, denominator: int, generator: np.random.Generator) -> bool:
     whole, rest = divmod(offset * offset, denominator)
     one = np.ones(1, dtype=np.int64)
     if not all(bernoulli_exp(one, 1, generator)[0] for _ in range(whole)):

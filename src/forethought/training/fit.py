@@ -22,7 +22,7 @@ from forethought.training.together import check_model as check_unwrapped
 
 # Cross entropy passes over targets of this value.
 IGNORED = -100
-_PIECE = 1 << 20  # numbers that are added at a time
+PIECE = 1 << 20  # numbers that are added at a time
 
 
 class NonFiniteRecordsWarning(UserWarning):
@@ -116,7 +116,7 @@ def _sums_are_finite(values: torch.Tensor) -> bool:
 
     In pieces, for a sum in double precision makes a copy in it.
     """
-    rows = max(1, _PIECE // max(1, values[:1].numel()))
+    rows = max(1, PIECE // max(1, values[:1].numel()))
     return all(
         bool(torch.isfinite(piece.sum(dtype=torch.float64))) for piece in torch.split(values, rows)
     )

@@ -229,7 +229,7 @@ def utility_graph(
         trained = copy.deepcopy(initial)
         own = plan.with_(clip=replace(plan.clip, norm=norm))
         train(trained, data, own, loss=loss, seed=seed, diagnostics=False)
-        perturbed = _Perturbed(trained, *tested.take(rows), score or _accuracy)
+        perturbed = Perturbed(trained, *tested.take(rows), score or accuracy_of)
         noiseless[row] = perturbed.scores([0.0], 0, seed)[0]
         deviations = [scale * norm * sigma for sigma in sigmas]
         for draw in range(draws + 1):
@@ -241,7 +241,7 @@ def utility_graph(
     return UtilityGraph(norms, sigmas, noiseless, accuracy, source, len(rows), plan, scale, seed)
 
 
-class _Perturbed:
+class Perturbed:
     """A trained model that is measured with noise on its weights.
 
     Args:
@@ -255,9 +255,9 @@ class _Perturbed:
         self._inputs, self._targets, self._score = inputs, targets, score
         self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._weights = {name: p.detach().clone() for name, p in self._parameters.items()}
-        self._stacked: SideBySide | None = None
+        self.stacked: SideBySide | None = None
         if isinstance(inputs, Tensor):
-            self._stacked = side_by_side(model, inputs[:8])
+            self.stacked = side_by_side(model, inputs[:8])
 
     def scores(self, deviations: Sequence[float], draw: int, seed: int) -> list[float]:
         """F at each standard deviation, with one direction of noise for all of them."""
@@ -267,12 +267,12 @@ class _Perturbed:
             for name, weights in self._weights.items()
         }
         with torch.no_grad():
-            if self._stacked is None:
+            if self.stacked is None:
                 return [self._one(deviation, directions) for deviation in deviations]
             size = sum(weights.numel() for weights in self._weights.values())
             most = max(1, min(MOST_COPIES, STACKED_WEIGHTS // size))
             pieces = np.array_split(np.asarray(deviations), -(-len(deviations) // most))
-            return [f for piece in pieces for f in self._many(self._stacked, piece, directions)]
+            return [f for piece in pieces for f in self._many(self.stacked, piece, directions)]
 
     def _one(self, deviation: float, directions: Mapping[str, Tensor]) -> float:
         for name, parameter in self._parameters.items():
@@ -300,7 +300,7 @@ class _Perturbed:
         return next(iter(self._weights.values())).device
 
 
-def _accuracy(outputs: Any, targets: Any) -> float:
+def accuracy_of(outputs: Any, targets: Any) -> float:
     hits = correct(outputs, targets)
     if hits is None:
         raise ValueError(

@@ -90,7 +90,7 @@ def _convolution(layer: nn.Conv2d, values: _Values, stack: Stack, copies: int) -
 
 
 # By exact type: a subclass may do anything in its forward.
-_RULES: dict[type[nn.Module], _Rule] = {
+RULES: dict[type[nn.Module], _Rule] = {
     **dict.fromkeys(
         (
             nn.ReLU,
@@ -190,8 +190,8 @@ def _layers(model: nn.Sequential) -> list[tuple[nn.Module, _Rule]]:
             raise _UnsupportedError
         if type(layer) is nn.Sequential:
             found += _layers(layer)
-        elif type(layer) in _RULES:
-            found.append((layer, _RULES[type(layer)]))
+        elif type(layer) in RULES:
+            found.append((layer, RULES[type(layer)]))
         else:
             raise _UnsupportedError
     return found
