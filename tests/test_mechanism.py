@@ -18,6 +18,7 @@ from forethought.mechanism import (
     sensitivity,
 )
 from forethought.samplings import (
+    SAMPLINGS,
     CyclicPoisson,
     FullBatch,
     Poisson,
@@ -27,12 +28,10 @@ from forethought.samplings import (
 )
 
 samplings = st.one_of(
-    st.builds(Poisson, st.floats(1e-8, 1)),
-    st.builds(WithoutReplacement, st.just(3), st.integers(3, 1000)),
-    st.builds(Shuffled, st.just(3), st.integers(3, 1000)),
-    st.builds(RandomAllocation, st.integers(1, 1000)),
-    st.builds(CyclicPoisson, st.floats(1e-8, 1), st.integers(1, 1000)),
-    st.just(FullBatch()),
+    *(
+        st.builds(kind.sized, st.integers(1, 3), st.integers(6, 1000), st.just(2))
+        for kind in SAMPLINGS.values()
+    )
 )
 rounds = st.builds(
     Rounds,

@@ -7,10 +7,13 @@ test says which oracle it lacks.
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from itertools import product
 from pathlib import Path
+from typing import get_args
 
+import jsonschema
 import pytest
 
 from forethought import mechanism as mechanisms
@@ -19,6 +22,7 @@ from forethought.accounting.accountants import batches_known
 from forethought.accounting.pld import pairs
 from forethought.accounting.pld.pairs import SUPPORTED
 from forethought.accounting.renyi.curves import CURVES, rdp
+from forethought.accounting.statement import account, json_schema
 from forethought.auditing.sampling_tests import TESTS
 from forethought.mechanism import (
     ADJACENCIES,
@@ -29,7 +33,7 @@ from forethought.mechanism import (
     UnsupportedMechanismError,
 )
 from forethought.rounds.sampling import SAMPLERS
-from forethought.samplings import SAMPLINGS
+from forethought.samplings import SAMPLINGS, SamplingName
 from forethought.strategies import STRATEGIES, Banded, BufferedToeplitz
 
 
@@ -95,6 +99,15 @@ def test_every_cell_has_an_oracle_and_a_draw() -> None:
     assert set(CURVES) <= set(SAMPLERS) and set(TESTS) <= set(SAMPLERS)
     assert set(STRATEGIES) == set(STRATEGY), "a strategy that is compared with nothing"
     assert all(c in CLIPPINGS and a in ADJACENCIES for _, c, a in SUPPORTED)
+
+
+def test_plans_and_statements_know_every_sampling() -> None:
+    assert set(get_args(SamplingName)) == set(SAMPLINGS)
+    for kind in SAMPLINGS:
+        part = part_of(kind, "example", 12)
+        said = account(Mechanism(part, adjacency=part.sampling.usual_adjacency), delta=1e-5)
+        jsonschema.validate(json.loads(said.to_json()), json_schema())
+        assert Mechanism.from_json(said.mechanism.to_json()) == said.mechanism
 
 
 def test_what_is_in_no_cell_is_refused_with_those_that_are() -> None:

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,7 +26,7 @@ from forethought.accounting.releases import STOPPED, Release, Released, differen
 from forethought.caveats import Caveat, caveats, choice, of_role
 from forethought.checks import real, whole
 from forethought.mechanism import Adjacency, Correlated, Mechanism, Rounds
-from forethought.samplings import Sampling
+from forethought.samplings import SAMPLINGS, Sampling
 from forethought.serialisation import digest, exact_keys, parse, plain, write_text
 from forethought.signing import Signature
 
@@ -461,7 +461,25 @@ def json_schema() -> dict[str, Any]:
     """The published JSON schema of ``statement.json``."""
     text = resources.files("forethought.accounting").joinpath("statement.schema.json").read_text()
     schema: dict[str, Any] = json.loads(text)
+    rounds = schema["$defs"]["rounds"]["properties"]
+    rounds["sampling"]["oneOf"] = [_sampling_schema(kind) for kind in SAMPLINGS.values()]
     return schema
+
+
+def _sampling_schema(kind: type[Sampling]) -> dict[str, Any]:
+    """A kind's name, and its numbers: counts and rates."""
+    numbers: dict[str, dict[str, Any]] = {
+        one.name: {"type": "integer", "minimum": 1}
+        if one.type in ("int", int)
+        else {"type": "number", "exclusiveMinimum": 0}
+        for one in fields(kind)
+    }
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["kind", *numbers],
+        "properties": {"kind": {"const": kind.kind}, **numbers},
+    }
 
 
 # ---- in words
