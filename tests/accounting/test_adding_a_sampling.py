@@ -26,6 +26,7 @@ from forethought.mechanism import (
     Mechanism,
     Rounds,
     UnsupportedMechanismError,
+    sensitivity,
 )
 from forethought.rounds.sampling import SAMPLERS
 from forethought.samplings import SAMPLINGS, Binomial, Sampling, WithoutReplacement
@@ -83,6 +84,7 @@ def test_the_sampling_of_the_page_is_whole_and_sound(added: type[Sampling]) -> N
 @pytest.mark.parametrize("adjacency", ["zero-out", "replace-one"])
 def test_known_batches_count_every_draw(added: type[Sampling], adjacency: str) -> None:
     mechanism = Mechanism(Rounds(0.5, 1, added(3, 4)), adjacency=adjacency)
+    assert sensitivity(mechanism.rounds[0], adjacency) == 2 * 3  # type: ignore[arg-type]
     known = batches_known(mechanism).rounds[0]
     assert math.isclose(known.noise_multiplier, 0.5 / 3, rel_tol=1e-12)
     assert exact.delta(mechanism, 0.7).upper <= exact.delta(batches_known(mechanism), 0.7).upper
