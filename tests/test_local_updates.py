@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from forethought.local_updates import INNER, USUAL, Local, LocalUpdates, imported
+from forethought.local_updates import INNER, Local, LocalUpdates, imported
 from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
 from forethought.samplings import FullBatch
@@ -20,10 +20,10 @@ def own(model: Any, batch: Any) -> Any:
 
 @pytest.mark.parametrize("name", INNER)
 def test_names_are_torch_optims(name: str) -> None:
-    kind, preset, allowed = INNER[name]
+    kind, preset, allowed = INNER[name].home, INNER[name].preset, INNER[name].options
     torch_options = getattr(torch.optim, kind).__init__.__code__.co_varnames
     assert {*preset, *allowed} <= set(torch_options)
-    assert Local(name).learning_rate == USUAL.get(name, 0.1)
+    assert Local(name).learning_rate == INNER[name].rate
 
 
 def test_a_plan_keeps_its_local_algorithm() -> None:

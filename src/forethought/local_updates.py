@@ -16,19 +16,42 @@ from forethought.checks import real, whole
 from forethought.mechanism import Clipping
 from forethought.serialisation import build
 
-_DECAY = {"weight_decay": 0.0}
-# Name → (torch.optim's class, options that it is short for, options that may be given).
-INNER: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
-    "sgd": ("SGD", {}, ("momentum", "dampening", "nesterov", "weight_decay")),
-    "momentum": ("SGD", {"momentum": 0.9}, ("momentum", "dampening", "weight_decay")),
-    "nesterov": ("SGD", {"momentum": 0.9, "nesterov": True}, ("momentum", "weight_decay")),
-    "adam": ("Adam", _DECAY, ("betas", "eps", "amsgrad", "weight_decay")),
-    "adamw": ("AdamW", {"weight_decay": 0.01}, ("betas", "eps", "amsgrad", "weight_decay")),
-    "adagrad": ("Adagrad", _DECAY, ("lr_decay", "eps", "initial_accumulator_value", *_DECAY)),
-    "rmsprop": ("RMSprop", _DECAY, ("alpha", "eps", "momentum", "centered", "weight_decay")),
+
+@dataclass(frozen=True)
+class Inner:
+    """An inner optimizer; every one steps coordinate by coordinate.
+
+    Args:
+        home: torch.optim's class. preset: options that the name is short for.
+        options: those that may be given. rate: its usual step size.
+        along: whether its steps are sums of gradients, so that they lie along their mean.
+        decoupled: whether weight decay is a step of its own, no part of the gradient.
+    """
+
+    home: str
+    preset: Mapping[str, Any]
+    options: tuple[str, ...]
+    rate: float
+    along: bool
+    decoupled: bool
+
+
+_OF_ADAM = ("betas", "eps", "amsgrad", "weight_decay")
+_OF_ADAGRAD = ("lr_decay", "eps", "initial_accumulator_value", "weight_decay")
+_OF_RMSPROP = ("alpha", "eps", "momentum", "centered", "weight_decay")
+_OF_SGD = ("momentum", "dampening", "nesterov", "weight_decay")
+_NONE = {"weight_decay": 0.0}
+INNER: dict[str, Inner] = {
+    "sgd": Inner("SGD", {}, _OF_SGD, 0.1, True, False),
+    "momentum": Inner("SGD", {"momentum": 0.9}, (*_OF_SGD[:2], "weight_decay"), 0.1, True, False),
+    "nesterov": Inner(
+        "SGD", {"momentum": 0.9, "nesterov": True}, ("momentum", "weight_decay"), 0.1, True, False
+    ),
+    "adam": Inner("Adam", _NONE, _OF_ADAM, 1e-3, False, False),
+    "adamw": Inner("AdamW", {"weight_decay": 0.01}, _OF_ADAM, 1e-3, False, True),
+    "adagrad": Inner("Adagrad", _NONE, _OF_ADAGRAD, 1e-2, False, False),
+    "rmsprop": Inner("RMSprop", _NONE, _OF_RMSPROP, 1e-2, False, False),
 }
-# The usual step sizes of torch.optim; plain ones are 0.1.
-USUAL = {"adam": 1e-3, "adamw": 1e-3, "rmsprop": 1e-2, "adagrad": 1e-2}
 MOST_PASSES = 10_000
 
 
@@ -72,19 +95,19 @@ class Local:
                 )
             return
         _known_optimizer(self.optimizer)
-        rate = USUAL.get(self.optimizer, 0.1) if self.learning_rate is None else self.learning_rate
+        known = INNER[self.optimizer]
+        rate = known.rate if self.learning_rate is None else self.learning_rate
         settle("learning_rate", real("learning_rate of local", rate, above=0))
         pairs = self.options.items() if isinstance(self.options, Mapping) else self.options
         options = tuple(
             (str(name), tuple(value) if isinstance(value, list) else value) for name, value in pairs
         )
         settle("options", options)
-        allowed = INNER[self.optimizer][2]
-        unknown = sorted({name for name, _ in options} - set(allowed))
+        unknown = sorted({name for name, _ in options} - set(known.options))
         if unknown:
             raise ValueError(
                 f"the inner optimizer {self.optimizer!r} has no option "
-                f"{', '.join(map(repr, unknown))}; it takes {', '.join(allowed)}"
+                f"{', '.join(map(repr, unknown))}; it takes {', '.join(known.options)}"
             )
         for name, value in options:
             _check_option(name, value)

@@ -108,7 +108,7 @@ def trained_apart(
 ) -> torch.Tensor:
     """Oracle: torch.optim over a copy, whole groups; the weights' way, negative."""
     twin = copy.deepcopy(model)
-    _, preset, _ = INNER[local.optimizer]
+    preset = INNER[local.optimizer].preset
     options = {"weight_decay": 0.0, **preset, **dict(local.options)}
     optimizer = MODULES[local.optimizer](twin.parameters(), lr=local.learning_rate, **options)
     inputs, targets = data.take(members)

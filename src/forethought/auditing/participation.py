@@ -19,6 +19,7 @@ from forethought.auditing import sampling_tests
 from forethought.auditing.effort import Effort, evenly, scaled, with_parts
 from forethought.auditing.planted import PlantedRecords, divisors, observe
 from forethought.auditing.verdict import Finding, certain
+from forethought.local_updates import INNER
 from forethought.mechanism import Rounds
 from forethought.plans import Plan
 from forethought.samplings import (
@@ -177,7 +178,7 @@ def proportional(plan: Plan) -> bool:
         return True
     plain = local.function is None and local.step is None
     decays = any(name == "weight_decay" and value for name, value in local.options)
-    return plain and not decays and local.optimizer in ("sgd", "momentum", "nesterov")
+    return plain and not decays and INNER[local.optimizer].along
 
 
 def group_contributions(seen: DryRun, generator: np.random.Generator) -> list[Finding]:

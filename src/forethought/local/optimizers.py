@@ -30,17 +30,17 @@ class Displacement:
     """
 
     def __init__(self, local: Local, start: Sequence[Tensor]) -> None:
-        kind, preset, _ = INNER[local.optimizer]
-        options: dict[str, Any] = {**preset, **dict(local.options)}
+        kind = INNER[local.optimizer]
+        options: dict[str, Any] = {**kind.preset, **dict(local.options)}
         self._decay = float(options.pop("weight_decay", 0.0))
-        self._decoupled = kind == "AdamW"
+        self._decoupled = kind.decoupled
         if self._decoupled:
             options["weight_decay"] = 0.0
         self._start = list(start)
         self.moved = [torch.zeros_like(value) for value in start]
         rate = self._rate = local.learning_rate
         try:
-            self._optimizer = getattr(torch.optim, kind)(self.moved, lr=rate, **options)
+            self._optimizer = getattr(torch.optim, kind.home)(self.moved, lr=rate, **options)
         except (TypeError, ValueError) as error:
             raise ValueError(f"inner optimizer {local.optimizer!r}: {error}") from error
 
