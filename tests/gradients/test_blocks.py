@@ -195,3 +195,15 @@ def test_a_size_that_follows_from_the_batch_would_be_seen(monkeypatch: pytest.Mo
         for a, b in zip(numbers[0], other, strict=True)
     ]
     assert not all(same)
+
+
+def test_a_model_with_layers_of_every_kind_needs_no_other_blocks() -> None:
+    torch.manual_seed(2)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.GELU(), nn.Flatten(), nn.Dropout(0.3),
+        nn.Linear(64, 10), nn.SiLU(), nn.LayerNorm(10), nn.Linear(10, 3),
+    )  # fmt: skip
+    x, y = torch.randn(40, 1, 6, 6), torch.randint(0, 3, (40,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        clipped_sum(model, cross_entropy, x, y, 1.0, blocks=planned(40, 6))

@@ -100,6 +100,11 @@ def _up(count: float, step: int) -> int:
     return max(1, -int(-count // step)) * step
 
 
+def even_parts(count: int, most: int) -> Blocks:
+    """One size of at most ``most`` rows, of which a few hold ``count`` nearly exactly."""
+    return Blocks((_up(count / -(-count // most), UNIT),)) if count else MULTIPLES
+
+
 def filled(tree: Any, start: int, end: int, size: int) -> Any:
     """Examples ``start`` to ``end`` of every tensor, and of these again until there are ``size``.
 

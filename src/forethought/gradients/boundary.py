@@ -339,9 +339,13 @@ def _lanes_are_apart() -> bool:
 
 
 def _lanes_draw_apart() -> bool:
-    with entered(4):
-        drawn = torch.rand(2)
-        return is_lane(drawn) and len(set(rows(drawn).flatten().tolist())) == 8
+    kept = SAME_DRAWS.set(False)
+    try:
+        with entered(4):
+            drawn = torch.rand(2)
+            return is_lane(drawn) and len(set(rows(drawn).flatten().tolist())) == 8
+    finally:
+        SAME_DRAWS.reset(kept)
 
 
 class _Squared(torch.autograd.Function):

@@ -163,6 +163,14 @@ def _alike(blocks: Blocks, model: nn.Module, data: Any, copies: int, compute: Co
     return True
 
 
+def rows_alike(compute: Callable[[Tensor], Tensor], rows: Tensor) -> bool:
+    """Whether ``compute(rows)`` has the same bits for a row at every place of this many rows."""
+    generator = torch.Generator().manual_seed(len(rows))
+    expected = compute(rows)
+    orders = (torch.randperm(len(rows), generator=generator) for _ in range(4))
+    return all(_equal(compute(rows[order]), expected, order) for order in orders)
+
+
 def _equal(one: Tensor, other: Tensor, index: Tensor) -> bool:
     if one.shape[1:] != other.shape[1:] or one.dtype != other.dtype:
         return False

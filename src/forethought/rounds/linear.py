@@ -17,11 +17,16 @@ from blake3 import blake3
 from torch import Tensor
 
 from forethought.gradients import ClippingRule
+from forethought.gradients.blocks import Blocks, even_parts, filled
+from forethought.gradients.probing import rows_alike
 from forethought.gradients.rounding import lengths
 from forethought.gradients.sums import clip_and_sum
 from forethought.gradients.terms import Bounds, Outer, Term
 from forethought.rounds.records import PIECE, content
 from forethought.rounds.sampling import Indices
+
+# Rows of a product at a time, at most.
+ROWS = 1 << 12
 
 Slope = Callable[[Tensor, Tensor], Tensor]
 """(outputs (B, k), targets (B, …)) → the derivative of each record's loss, (B, k), row by row."""
@@ -39,9 +44,44 @@ class LinearModel(torch.nn.Module):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(inputs, outputs, dtype=torch.float64))
         self.slope = slope
+        self._blocks: dict[int, Blocks] = {}
 
     def forward(self, features: Tensor) -> Tensor:
         return features @ self.weight
+
+    def slopes(self, features: Tensor, targets: Tensor, examples: int) -> Tensor:
+        """The derivative of every record's loss by its outputs, (B, k).
+
+        In blocks whose rows follow from the number of all records, so that a record's bits do not
+        depend on how many others there are.
+
+        Args:
+            examples: of which the batch is drawn.
+        """
+        blocks = self._blocks.get(examples)
+        if blocks is None:
+            blocks = self._blocks[examples] = self._tried(even_parts(examples, ROWS), targets)
+        found = []
+        for start, end, rows in blocks.cut(len(features)):
+            part, wanted = filled((features, targets), start, end, rows)
+            found.append(self.slope(part @ self.weight, wanted)[: end - start])
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _tried(self, blocks: Blocks, targets: Tensor) -> Blocks:
+        generator = torch.Generator().manual_seed(0)
+        weight = torch.randn(self.weight.shape, generator=generator).to(self.weight)
+        for tried in (blocks, *blocks.others()):
+            size = tried.sizes[0]
+            rows = torch.randn(size, len(weight), generator=generator).to(weight)
+            wanted = torch.zeros((size, *targets.shape[1:])).to(targets)
+
+            def compute(rows: Tensor, wanted: Tensor = wanted) -> Tensor:
+                outputs = rows @ weight
+                return torch.cat([outputs, self.slope(outputs, wanted).reshape(outputs.shape)], 1)
+
+            if size == 1 or rows_alike(compute, rows):
+                return tried
+        return Blocks((1,))
 
 
 class LinearRecords:
@@ -57,7 +97,11 @@ class LinearRecords:
                 "a linear model needs a matrix of features and one target a row: shapes "
                 f"{tuple(features.shape)} and {tuple(targets.shape)}"
             )
-        self.features, self.targets = features.double(), targets
+        # Whole blocks, so that none has to be filled up in every round.
+        count, blocks = len(features), even_parts(len(features), ROWS)
+        rows = sum(size for _, _, size in blocks.cut(count))
+        self.filled = filled((features.double(), targets), 0, count, rows)
+        self.features, self.targets = (leaf[:count] for leaf in self.filled)
         self.lengths = torch.cat([lengths(part) for part in torch.split(self.features, PIECE)])
 
     def __len__(self) -> int:
@@ -127,7 +171,9 @@ def linear_sums(
         _refuse(model, records)
     features, targets, measured = records.some(indices)
     with torch.no_grad():
-        slopes = model.slope(features @ model.weight, targets)
+        whole = len(indices) == len(records)
+        rows = records.filled if whole else (features, targets)
+        slopes = model.slopes(*rows, len(records))[: len(features)]
         if slopes.shape != (len(features), model.weight.shape[1]):
             raise ValueError(
                 f"the slope must have the outputs' shape {(len(features), model.weight.shape[1])}, "
