@@ -40,7 +40,7 @@ def test_no_theorem_proves_less_than_is_stated(seed):
     assert len(ways) > 1
     for way in ways:
         if all(isinstance(pair, Pair) for pair in way):
-            proven = exact._of_pairs(way, 1e-3, 1e-5, None)
+            proven = exact.of_pairs(way, 1e-3, 1e-5, None)
         else:
             proven = of_laws(way, 1e-3, 1e-5, None)
         assert found.upper <= proven.upper and found.lower <= proven.upper

@@ -232,15 +232,15 @@ def _arguments(mechanism: Mechanism, group: int, accuracy: float) -> tuple[int, 
 
 @lru_cache(maxsize=4096)
 def _epsilon(mechanism: Mechanism, delta: float, group: int, accuracy: float) -> Interval:
-    return _enclose(mechanism, group, accuracy, delta=delta)
+    return enclose(mechanism, group, accuracy, delta=delta)
 
 
 @lru_cache(maxsize=4096)
 def _delta(mechanism: Mechanism, epsilon: float, group: int, accuracy: float) -> Interval:
-    return _enclose(mechanism, group, accuracy, epsilon=epsilon)
+    return enclose(mechanism, group, accuracy, epsilon=epsilon)
 
 
-def _enclose(
+def enclose(
     mechanism: Mechanism,
     group: int,
     accuracy: float,
@@ -290,7 +290,7 @@ def _at_once(
     if len(pairs) < len(counts):
         found = _least(counts, accuracy, delta, epsilon)
     else:
-        found = _of_pairs(pairs, accuracy, delta, epsilon)
+        found = of_pairs(pairs, accuracy, delta, epsilon)
     if found.lower > found.upper:
         raise CertificateError(
             f"the bounds contradict each other, which is a fault of this library: lower "
@@ -323,13 +323,13 @@ def _least(
         if len(plain) < len(way):
             here = of_laws(way, accuracy, delta, epsilon, beaten_by=found.upper)
         else:
-            here = _of_pairs(plain, accuracy, delta, epsilon)
+            here = of_pairs(plain, accuracy, delta, epsilon)
         if here.upper < found.upper or found.lower == math.inf:
             found = here
     return found
 
 
-def _of_pairs(
+def of_pairs(
     counts: Mapping[Pair, int], accuracy: float, delta: float | None, epsilon: float | None
 ) -> Bounds:
     """Bounds on ε at ``delta``, or on δ at ``epsilon``, of the composed dominating pairs."""
@@ -338,7 +338,7 @@ def _of_pairs(
         return nothing
     regular = all(pair.integrable for pair in counts)
     if regular and _single_round(counts):
-        return _single(next(iter(counts)), delta, epsilon)
+        return single_part(next(iter(counts)), delta, epsilon)
     # δ(0) is a total variation distance, which adds up over the rounds.
     varies = math.fsum(n * total_variation(p) for p, n in counts.items()) * (1 + 1e-12)
     if delta is not None and varies <= delta:
@@ -347,10 +347,10 @@ def _of_pairs(
     if epsilon is not None:
         upper = min(1.0, varies)
     if regular:
-        lower, upper = _searched(counts, accuracy, delta, epsilon, upper)
+        lower, upper = searched(counts, accuracy, delta, epsilon, upper)
     if upper == math.inf or upper - lower > accuracy * upper:
         # What needs no integral, where the integrals did not settle it.
-        lower = max(lower, *(_floor(p, n, delta, epsilon) for p, n in counts.items()))
+        lower = max(lower, *(floor_of(p, n, delta, epsilon) for p, n in counts.items()))
         if delta is not None:
             upper = min(upper, disclosed_epsilon(counts, delta))
             if regular and 0 < upper < 600:
@@ -363,7 +363,7 @@ def _single_round(counts: Mapping[Pair, int]) -> bool:
     return few and sum(counts.values()) == 1
 
 
-def _searched(
+def searched(
     counts: Mapping[Pair, int],
     accuracy: float,
     delta: float | None,
@@ -394,7 +394,7 @@ def _searched(
     return Bounds(max(s.lower for s in searches), min(upper, max(s.upper for s in searches)))
 
 
-def _floor(pair: Pair, count: int, delta: float | None, epsilon: float | None) -> float:
+def floor_of(pair: Pair, count: int, delta: float | None, epsilon: float | None) -> float:
     """What one kind of round proves from below without an integral."""
     if pair.gaussian:
         distance = pair.up[0][0] * math.sqrt(count)
@@ -434,7 +434,7 @@ def _noisy(mechanism: Mechanism) -> bool:
     return all(part.noise_multiplier > 0 for part in mechanism)
 
 
-def _single(pair: Pair, delta: float | None, epsilon: float | None) -> Bounds:
+def single_part(pair: Pair, delta: float | None, epsilon: float | None) -> Bounds:
     """One round: its profile is P(loss > ε) - e^ε Q(loss > ε), with no grid at all."""
     forward = Stack([pair])
 

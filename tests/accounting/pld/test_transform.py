@@ -178,7 +178,7 @@ def test_the_gaussian_line_is_its_own_transform():
 def test_the_posterior_of_a_lattice_mixture_is_no_wider_than_assumed(group, unit):
     k = np.arange(1, group + 1)
     weights = np.array([math.comb(group, int(i)) * 0.3**i * 0.7 ** (group - i) for i in k])
-    side = transform._side(
+    side = transform.side_of(
         [tuple(zip((unit * k).tolist(), weights.tolist(), strict=True))], [0.7**group]
     )
     z = np.linspace(-12, unit * group + 12, 4001)
@@ -195,7 +195,7 @@ def test_the_posterior_of_a_lattice_mixture_is_no_wider_than_assumed(group, unit
 
 
 def test_weights_that_are_not_log_concave_get_the_general_bound():
-    side = transform._side([((1.0, 0.001), (2.0, 0.5))], [0.499])
+    side = transform.side_of([((1.0, 0.001), (2.0, 0.5))], [0.499])
     assert side.spread[0, 0] == 1.0
 
 

@@ -44,7 +44,7 @@ _MOST_BEYOND = 5
 # A line of so few points is one band.
 _SHORT = 160
 # Rounds of one rate that are worth a table of their own.
-_SEVERAL = 3
+SEVERAL = 3
 # How far a line keeps from the pole, in standard deviations, and how much it may lose by that.
 _CLEARANCE, _DEARER = 0.7, 3.0
 
@@ -67,7 +67,7 @@ def _alike(parts: Mapping[Pair, int]) -> list[list[Pair]]:
             key = (*pair.shape, round(2 * math.log2(pair.largest)))
             rates.setdefault((*key, pair.up[0][1], pair.idle, pair.rest), []).append(pair)
     for rate, pairs in rates.items():
-        kept = len(pairs) >= _SEVERAL and of_one_rate(pairs)
+        kept = len(pairs) >= SEVERAL and of_one_rate(pairs)
         shapes.setdefault(rate if kept else rate[:-3], []).extend(pairs)
     return list(shapes.values())
 

@@ -99,7 +99,7 @@ def _hits(rounds: Rounds, group: int) -> Hits:
 
 
 def one_sided(rounds: Rounds, adjacency: Adjacency, group: int) -> tuple[Pair, int]:
-    up, idle, hits = _shifts(rounds, group, lambda k: reach(rounds, adjacency, k))
+    up, idle, hits = shifts_of(rounds, group, lambda k: reach(rounds, adjacency, k))
     return Pair(up, idle=idle, doubt=hits.doubt, lost=hits.lost), releases(rounds)
 
 
@@ -108,7 +108,7 @@ def _two_sided(rounds: Rounds, adjacency: Adjacency, group: int) -> tuple[Pair, 
     by_itself = not rounds.sampling.exchanges
     radius = 1.0 if rounds.clipping == "example" and by_itself else 2.0
     share = radius / per_hit(rounds, adjacency)
-    up, idle, hits = _shifts(rounds, group, lambda k: share * reach(rounds, adjacency, k))
+    up, idle, hits = shifts_of(rounds, group, lambda k: share * reach(rounds, adjacency, k))
     if idle == 0 and len(up) == 1:
         # Every record is in every batch: nothing but the distance is left.
         return Pair(((2 * up[0][0], 1.0),)), releases(rounds)
@@ -131,7 +131,7 @@ def replacing(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
     blanked = adjacency == "zero-out" and rounds.clipping == "example"
     if plain.symmetric and not blanked:
         return plain, count
-    up, missed, hits = _shifts(rounds, group, lambda k: reach(rounds, adjacency, k))
+    up, missed, hits = shifts_of(rounds, group, lambda k: reach(rounds, adjacency, k))
     # What is blanked is at most 1 from the blank, and the blank from what another record says.
     distances = tuple((shift / 2 if blanked else shift, weight) for shift, weight in up)
     if missed == 0 and len(up) == 1:
@@ -164,7 +164,7 @@ def _shuffled(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
     return (told if _resolved(told) else plain), 1
 
 
-def _shifts(
+def shifts_of(
     rounds: Rounds, group: int, moved: Callable[[int], float]
 ) -> tuple[tuple[tuple[float, float], ...], float, Hits]:
     """Components right of 0, what stays at 0, and how well both are known.

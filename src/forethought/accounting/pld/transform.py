@@ -50,8 +50,8 @@ class Rows:
         self.counts = counts
         self.size = len(pairs)
         self.measures = (FORWARD, MIRROR) if first.symmetric else (FORWARD,)
-        right = _side([p.up for p in pairs], [p.idle for p in pairs])
-        left = _side([p.down for p in pairs], [p.rest for p in pairs])
+        right = side_of([p.up for p in pairs], [p.idle for p in pairs])
+        left = side_of([p.down for p in pairs], [p.rest for p in pairs])
         self.base = STANDARD
         # All rows then have their losses at the same nodes.
         self.shared = self.size > 1 and of_one_rate(pairs)
@@ -59,8 +59,8 @@ class Rows:
             # Coordinate x = u + 1/2, in which every round's component is e^(x - 1/2).
             variance = right.shifts**2
             self.base = Base((1 - variance) / 2, variance)
-            right = _side([((1.0, first.up[0][1]),)], [first.idle])
-            left = _side([()], [first.rest])
+            right = side_of([((1.0, first.up[0][1]),)], [first.idle])
+            left = side_of([()], [first.rest])
         # Seen in a mirror, (Q, P) has Q's components on the right.
         self.up, self.down = (left, right) if swapped and not first.two_sided else (right, left)
         if self.up is left:
@@ -335,7 +335,7 @@ def of_one_rate(pairs: Sequence[Pair]) -> bool:
     )
 
 
-def _side(parts: Sequence[tuple[tuple[float, float], ...]], idle: Sequence[float]) -> Mixture:
+def side_of(parts: Sequence[tuple[tuple[float, float], ...]], idle: Sequence[float]) -> Mixture:
     shifts = np.array([[c for c, _ in part] for part in parts]).reshape(len(parts), -1)
     weights = np.array([[w for _, w in part] for part in parts]).reshape(len(parts), -1)
     if not shifts.shape[1]:

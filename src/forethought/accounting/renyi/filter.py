@@ -82,7 +82,7 @@ class RenyiFilter:
         self.adjacency: Adjacency = adjacency
         self._spent = RenyiCurve(tuple(sorted(set(orders))), (0.0,) * len(set(orders)))
         share = budget.delta / len(self.orders)
-        self._limits = tuple(_limit(order, budget.epsilon, share) for order in self.orders)
+        self._limits = tuple(limit_of(order, budget.epsilon, share) for order in self.orders)
 
     @property
     def orders(self) -> tuple[float, ...]:
@@ -191,7 +191,7 @@ class RenyiFilter:
         return ledger
 
 
-def _limit(order: float, epsilon: float, delta: float) -> float:
+def limit_of(order: float, epsilon: float, delta: float) -> float:
     """Largest divergence that converts to (ε, δ) at this order: next to nothing where it is low.
 
     The better of two conversions (Canonne, Kamath and Steinke 2020, Proposition 12; the optimal one
