@@ -75,6 +75,24 @@ def of_laws(
     return Bounds(lower, upper)
 
 
+@np.errstate(all="ignore")
+def of_laws_below(counts: Mapping[Pair | Epoch | Law, int], delta: float) -> float:
+    """A lower bound on ε at ``delta`` of rounds some of which are laws already; 0 if none is known.
+
+    Of an epoch the smaller law in convex order is taken.
+    """
+    known: dict[Pair | Law, int] = {}
+    for pair, n in counts.items():
+        if isinstance(pair, Epoch):
+            if pair.distance > LARGEST_DISTANCE or pair.rounds > MOST_ROUNDS:
+                return 0.0
+            pair = epoch_laws(pair, 1.0)[0]
+        elif isinstance(pair, Pair) and not pair.integrable:
+            return 0.0
+        known[pair] = known.get(pair, 0) + n
+    return _composed(known, 1e-3, delta, None).lower
+
+
 def lawful(counts: Counts) -> bool:
     """Whether laws can be built of all that need one, and the others be integrated."""
 

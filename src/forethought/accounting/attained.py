@@ -1,0 +1,253 @@
+"""ε that data sets attain: a lower bound on the truth, by an attack that the library can name.
+
+A certified interval encloses what a theorem proves; the mechanism's own ε may lie below it. Here
+are pairs of neighbouring data sets on which the sums lie on one line, so that their laws are known:
+a record's contribution is as long as it may be, and all others are zero, or as long in the opposite
+direction where a batch's size is fixed, so that a hit takes the place of one of them. With clipped
+groups a group's update points one way where it holds a differing record and the other way where it
+holds none; k records of a batch are dealt to groups at random. Records of a group that differs all
+say the same. What is not on the line is left out, which only helps the mechanism (post-processing):
+of a shuffled epoch what is beyond whole batches, of correlated noise turns that are not over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.special import ndtr
+
+from forethought.accounting import exact
+from forethought.accounting.convex_order import of_laws_below
+from forethought.accounting.correlated import uncorrelated
+from forethought.accounting.pld.allocation import Epoch
+from forethought.accounting.pld.hits import binomial, hypergeometric
+from forethought.accounting.pld.law import Law
+from forethought.accounting.pld.mixtures import Array
+from forethought.accounting.pld.pair import Pair
+from forethought.accounting.pld.pairs import parts
+from forethought.mechanism import Correlated, Mechanism, Rounds, releases
+from forethought.samplings import (
+    Adjacency,
+    CyclicPoisson,
+    FullBatch,
+    Poisson,
+    RandomAllocation,
+    Shuffled,
+    WithoutReplacement,
+)
+
+_STEP = 0.05
+_FAR = 38.0
+# Relative rounding of masses in cells of that width, and of their quotients.
+_DOUBT = 1e-11
+_DOWN = 1 - 1e-9
+_ACCURACY = 1e-3
+# A batch of so many records a group leaves no group empty, but for e^-60.
+_FULL = 60
+ZEROS, OPPOSITE = "all others zero", "all others in the opposite direction"
+
+Mix = list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Attained:
+    """The least that any proof can state.
+
+    Args:
+        epsilon: a lower bound on the mechanism's own ε.
+        data: the data sets that attain it, in words.
+    """
+
+    epsilon: float
+    data: str
+
+
+def attained(mechanism: Mechanism, delta: float, group: int = 1) -> Attained:
+    """The largest ε that a named pair of data sets has at ``delta``.
+
+    Raises:
+        UnsupportedMechanismError: no theorem is known for a part of the mechanism.
+    """
+    theorem = exact.epsilon(mechanism, delta, group)
+    if not all(part.noise_multiplier > 0 for part in mechanism):
+        return Attained(theorem.lower, ZEROS)
+    proven = parts(mechanism, group)
+    best = Attained(0.0, ZEROS)
+    for many in sorted({1, group}):
+        for others in (ZEROS, OPPOSITE):
+            counts = _composed(mechanism, many, others)
+            if not counts:
+                continue
+            found = theorem.lower if counts == proven else _lower(counts, delta) * _DOWN
+            who = "a record" if many == 1 else f"{many} records alike"
+            if found > best.epsilon:
+                best = Attained(min(found, theorem.upper), f"{who} at the clip norm, {others}")
+    return best
+
+
+@np.errstate(all="ignore")
+def _lower(counts: dict[Pair | Epoch | Law, int], delta: float) -> float:
+    pairs = {pair: n for pair, n in counts.items() if isinstance(pair, Pair)}
+    if len(pairs) < len(counts):
+        return of_laws_below(counts, delta)
+    return exact.of_pairs(pairs, _ACCURACY, delta, None).lower
+
+
+def _composed(mechanism: Mechanism, group: int, others: str) -> dict[Pair | Epoch | Law, int]:
+    found: dict[Pair | Epoch | Law, int] = {}
+    squares: list[float] = []
+    for part in mechanism:
+        for pair, count in _on_a_line(part, mechanism.adjacency, group, others):
+            if isinstance(pair, Pair) and pair.gaussian:
+                squares.append(count * pair.up[0][0] ** 2)
+            elif count:
+                found[pair] = found.get(pair, 0) + count
+    if squares:
+        found[Pair(((math.sqrt(math.fsum(squares)), 1.0),))] = 1
+    return found
+
+
+def _on_a_line(
+    part: Rounds, adjacency: Adjacency, group: int, others: str
+) -> Iterator[tuple[Pair | Epoch | Law, int]]:
+    """What one part's sums are on the line, and how often."""
+    if isinstance(part, Correlated):
+        if group == 1:
+            yield from _turns(part, adjacency)
+        return
+    sampling, sigma = part.sampling, part.noise_multiplier
+    if isinstance(sampling, RandomAllocation | Shuffled):
+        if group == 1:
+            yield from _epochs(part, adjacency, others)
+        return
+    first, hits = _hits(part, group)
+    one, other = _sums(part, adjacency, first, hits, others)
+    scaled = ([(shift / sigma, weight) for shift, weight in side] for side in (one, other))
+    yield _pair(*scaled), releases(part)
+
+
+def _hits(part: Rounds, group: int) -> tuple[int, Array]:
+    match part.sampling:
+        case Poisson(rate=rate) | CyclicPoisson(rate=rate):
+            found = binomial(group, rate)
+        case WithoutReplacement(batch=batch, examples=examples):
+            found = hypergeometric(group, batch, examples)
+        case _:
+            assert isinstance(part.sampling, FullBatch)
+            return group, np.ones(1)
+    return found.first, found.weights
+
+
+def _sums(
+    part: Rounds, adjacency: Adjacency, first: int, hits: Array, others: str
+) -> tuple[Mix, Mix]:
+    """P and Q as mixtures of (place, weight) on the line, in clip norms."""
+    moved: dict[float, float] = {}
+    for k, weight in enumerate(hits.tolist(), first):
+        for j, share in _dealt(part, k):
+            moved[j] = moved.get(j, 0.0) + weight * share
+    law = [(place, weight) for place, weight in sorted(moved.items()) if weight > 0]
+    still, mirrored = [(0.0, 1.0)], [(-place, weight) for place, weight in law]
+    fixed, grouped = isinstance(part.sampling, WithoutReplacement), part.clipping == "group"
+    # Whether what says nothing of the records says the opposite, so that a hit moves twice as far.
+    twice_as_far = others == OPPOSITE and fixed and (not grouped or _filled(part))
+    if grouped and not fixed:
+        twice_as_far = others == OPPOSITE or adjacency != "replace-one"
+    if twice_as_far:
+        # A blank is half as far.
+        blank = law if adjacency == "zero-out" and not grouped else still
+        return [(2 * place, weight) for place, weight in law], blank
+    return law, mirrored if adjacency == "replace-one" else still
+
+
+def _filled(part: Rounds) -> bool:
+    assert isinstance(part.sampling, WithoutReplacement)
+    return part.groups is None or part.sampling.batch >= _FULL * part.groups or part.groups == 1
+
+
+def _dealt(part: Rounds, records: int) -> list[tuple[float, float]]:
+    """How many contributions ``records`` of one batch are in, and how likely each number is."""
+    if part.clipping == "example" or part.groups is None or records == 0:
+        return [(float(records), 1.0)]
+    # Each record goes to a group of its own choice.
+    chances = np.zeros(min(part.groups, records) + 1)
+    chances[0] = 1.0
+    j = np.arange(chances.size)
+    for _ in range(records):
+        opened = chances * (1 - j / part.groups)
+        chances = chances * (j / part.groups)
+        chances[1:] += opened[:-1]
+    return [(float(k), float(x)) for k, x in enumerate(chances) if x > 0]
+
+
+def _pair(one: Mix, other: Mix) -> Pair | Law:
+    right = tuple((c, w) for c, w in one if c > 0)
+    left = tuple((-c, w) for c, w in other if c < 0)
+    if all(c >= 0 for c, _ in one) and all(c <= 0 for c, _ in other):
+        if not left and len(right) == 1 and right[0][1] >= 1:
+            return Pair(((right[0][0], 1.0),))
+        if left and len(right) == 1 == len(left) and min(right[0][1], left[0][1]) >= 1:
+            return Pair(((right[0][0] + left[0][0], 1.0),))
+        return Pair(right, left, doubt=_DOUBT)
+    return _in_cells(one, other)
+
+
+def _in_cells(one: Mix, other: Mix) -> Law:
+    """What is left when only the cell of a line is seen in which a sum lies: post-processing."""
+    places = [c for c, _ in (*one, *other)]
+    low, high = min(places) - _FAR, max(places) + _FAR
+    edges = np.linspace(low, high, math.ceil((high - low) / _STEP) + 1)
+
+    def masses(mix: Mix) -> Array:
+        total = np.zeros(edges.size - 1)
+        for centre, weight in mix:
+            z = edges - centre
+            # Differences of the nearer tail.
+            tail = ndtr(-np.abs(z))
+            inside = np.where(z[1:] <= 0, np.diff(tail), -np.diff(tail))
+            across = (z[:-1] < 0) & (z[1:] > 0)
+            inside = np.where(across, 1 - tail[:-1] - tail[1:], inside)
+            total += weight * inside
+        return total
+
+    p, q = masses(one), masses(other)
+    kept = (p > 1e-290) & (q > 1e-290)
+    p, q = p[kept], q[kept]
+    return Law(np.log(p / q), p, q, _DOUBT, 0.0, 0.0)
+
+
+def _epochs(
+    part: Rounds, adjacency: Adjacency, others: str
+) -> Iterator[tuple[Pair | Epoch | Law, int]]:
+    """A record is in one round of an epoch, as likely in each."""
+    sampling = part.sampling
+    assert isinstance(sampling, RandomAllocation | Shuffled)
+    if isinstance(sampling, Shuffled):
+        length = sampling.examples // sampling.batch
+        rounds = length + (1 if sampling.examples % sampling.batch else 0)
+        fixed = others == OPPOSITE and adjacency == "replace-one"
+    else:
+        length = rounds = sampling.rounds
+        fixed = False
+    move = 2.0 if part.clipping == "group" or fixed else 1.0
+    distance = move / part.noise_multiplier
+    whole, rest = divmod(part.count, sampling.rounds_per_epoch)
+    for used, count in ((length, whole), (min(rest, length), 1)):
+        if used and count:
+            one = Pair(((distance, 1.0),))
+            yield (one if rounds == 1 else Epoch(distance, rounds, used)), count
+
+
+def _turns(part: Correlated, adjacency: Adjacency) -> Iterator[tuple[Pair | Epoch | Law, int]]:
+    """Every turn of one record; where turns are sampled, those that are over."""
+    sampling = part.sampling
+    if isinstance(sampling, CyclicPoisson) and sampling.rate < 1:
+        over = part.count - part.count % sampling.parts
+        if not over:
+            return
+        part = replace(part, count=over)
+    plain = uncorrelated(part, 1)
+    yield from _on_a_line(plain, adjacency, 1, ZEROS)

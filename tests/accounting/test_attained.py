@@ -1,0 +1,106 @@
+"""ε that data sets attain, against data sets: small ones, every batch and every deal enumerated."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from forethought.accounting import exact
+from forethought.accounting.attained import OPPOSITE, ZEROS, _composed, _lower, attained
+from forethought.mechanism import Mechanism, Rounds
+from forethought.samplings import FullBatch, Poisson, RandomAllocation, Shuffled, WithoutReplacement
+
+SIGMA = 1.3
+
+
+def delta_of(one: Counter, other: Counter, epsilon: float) -> float:
+    """δ(ε) of one round, the larger of both directions: mixtures of normals, by one integral."""
+    z = np.linspace(-30, 30, 60_001)
+    densities = [
+        sum(float(w) * norm.pdf(z, place / SIGMA) for place, w in law.items())
+        for law in (one, other)
+    ]
+    ways = (densities, densities[::-1])
+    step = z[1] - z[0]
+    return max(float(np.maximum(p - math.exp(epsilon) * q, 0).sum() * step) for p, q in ways)
+
+
+def sums(values: list[float], batch: int, groups: int | None) -> Counter:
+    """The law of a round's sum: every batch, and every deal to groups, as likely as any other.
+
+    Without groups each value is added; else a group adds 1 where it holds a marked record, else -1.
+    """
+    law: Counter = Counter()
+    batches = list(itertools.combinations(values, batch))
+    for chosen in batches:
+        if groups is None:
+            law[sum(chosen)] += 1 / len(batches)
+            continue
+        deals = list(itertools.product(range(groups), repeat=batch))
+        for deal in deals:
+            marked = {g for g, value in zip(deal, chosen, strict=True) if value == 1}
+            law[2 * len(marked) - groups] += 1 / (len(batches) * len(deals))
+    return law
+
+
+@pytest.mark.parametrize("group", [1, 2, 3])
+@pytest.mark.parametrize("adjacency", ["zero-out", "replace-one"])
+@pytest.mark.parametrize("others", [ZEROS, OPPOSITE])
+def test_batches_of_examples_enumerated(group, adjacency, others):
+    rest = [0.0 if others == ZEROS else -1.0] * (6 - group)
+    one = sums([1.0] * group + rest, 3, None)
+    other = sums([0.0 if adjacency == "zero-out" else -1.0] * group + rest, 3, None)
+    mechanism = Mechanism(Rounds(SIGMA, 1, WithoutReplacement(3, 6)), adjacency=adjacency)
+    counts = _composed(mechanism, group, others)
+    for delta in (1e-2, 1e-4):
+        found = _lower(counts, delta)
+        assert delta_of(one, other, found) >= delta * (1 - 1e-3)
+        assert delta_of(one, other, found * 1.002) <= delta
+        assert found <= exact.epsilon(mechanism, delta, group).upper
+
+
+@pytest.mark.parametrize("group", [2, 3])
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_deals_to_groups_enumerated(group, groups):
+    # Full batches, so that no group's emptiness matters to what is enumerated here.
+    one, other = sums([1.0] * group, group, groups), Counter({-float(groups): 1.0})
+    mechanism = Mechanism(Rounds(SIGMA, 1, FullBatch(), "group", groups=groups))
+    found = _lower(_composed(mechanism, group, ZEROS), 1e-3)
+    assert delta_of(one, other, found) == pytest.approx(1e-3, rel=3e-3)
+
+
+CELLS = [
+    (sampling, clipping, adjacency)
+    for sampling in (
+        Poisson(0.05),
+        FullBatch(),
+        WithoutReplacement(20, 300),
+        RandomAllocation(12),
+        Shuffled(20, 300),
+    )
+    for clipping in ("example", "group")
+    for adjacency in ("add-or-remove", "zero-out", "replace-one")
+    if not (isinstance(sampling, Shuffled) and adjacency == "add-or-remove")
+]
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+@pytest.mark.parametrize("group", [1, 4])
+def test_no_data_attain_more_than_is_proven(cell, group):
+    sampling, clipping, adjacency = cell
+    mechanism = Mechanism(Rounds(2.5, 48, sampling, clipping), adjacency=adjacency)
+    proven = exact.epsilon(mechanism, 1e-5, group)
+    found = attained(mechanism, 1e-5, group)
+    assert 0 < found.epsilon <= proven.upper * (1 + 1e-9)
+    exactly = isinstance(sampling, FullBatch) or (
+        isinstance(sampling, Poisson) and (clipping == "example" or adjacency != "replace-one")
+    )
+    if exactly:
+        assert found.epsilon >= proven.lower * (1 - 1e-6)
+    elif group == 1 and isinstance(sampling, Poisson | WithoutReplacement):
+        assert proven.upper <= 1.25 * found.epsilon
