@@ -13,13 +13,14 @@ import sys
 import time
 from collections.abc import Callable
 
+import numpy as np
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
 
 from forethought.accounting import exact
 from forethought.accounting.calibration import noise_multiplier
 from forethought.mechanism import Budget, Mechanism, Rounds
-from forethought.samplings import Poisson
+from forethought.samplings import Adjacency, Poisson, RandomAllocation, WithoutReplacement
 
 
 def ours(*rounds: Rounds, group: int = 1) -> Callable[[], float]:
@@ -51,6 +52,48 @@ def calibrated() -> float:
     """σ for ε = 1."""
     exact._epsilon.cache_clear()
     return noise_multiplier(Budget(1, 1e-5), Poisson(256 / 60_000), 4700)
+
+
+def cliffs() -> list[tuple[str, Mechanism, float, int, float]]:
+    """Where accounting once took long or gave up: name, mechanism, δ, group, goal in seconds."""
+    rng = np.random.default_rng(1)
+    rates, sigmas = 10 ** rng.uniform(-4, -1.5, 3000), rng.uniform(0.7, 5, 3000)
+    mixed = (Rounds(float(s), 1, Poisson(float(r))) for r, s in zip(rates, sigmas, strict=True))
+
+    def falling(step: float, parts: int, adjacency: Adjacency) -> Mechanism:
+        batches = WithoutReplacement(100, 10_000)
+        rounds = (Rounds(1 + step * i, 10, batches) for i in range(parts))
+        return Mechanism(*rounds, adjacency=adjacency)
+
+    rare = Mechanism(Rounds(0.566, 282, Poisson(3 / 113_104)))
+    epochs = (Rounds(1 + 0.2 * i, 500 * (i + 1), RandomAllocation(100 + i)) for i in range(6))
+    least = Mechanism(Rounds(1.9, 472, WithoutReplacement(2, 20_000)), adjacency="zero-out")
+    return [
+        ("without replacement, zero-out, 100 σ", falling(0.01, 100, "zero-out"), 1e-5, 1, 1),
+        ("150 σ", falling(0.01, 150, "zero-out"), 1e-5, 1, 1),
+        ("300 σ, replace-one, group of 4", falling(0.005, 300, "replace-one"), 1e-5, 4, 2),
+        ("3,000 Poisson rates and σ", Mechanism(*mixed), 1e-5, 1, 2),
+        ("3 of 113,104, σ 0.566, 282 rounds", rare, 5.87e-6, 1, 1),
+        ("random allocation, 6 parts", Mechanism(*epochs), 1e-5, 1, 1),
+        ("random allocation, 1e6 rounds", _epoch(10**6, 0.5), 1e-5, 1, 2),
+        ("2 of 20,000, zero-out, group of 5", least, 4.3e-8, 5, 1),
+    ]
+
+
+def _epoch(rounds: int, sigma: float) -> Mechanism:
+    return Mechanism(Rounds(sigma, rounds, RandomAllocation(rounds)))
+
+
+def _show_cliffs() -> None:
+    print("\n| cliff | interval | relative width | processor seconds | goal |")
+    print("| --- | --- | ---: | ---: | ---: |")
+    for name, mechanism, delta, group, goal in cliffs():
+        exact._epsilon.cache_clear()
+        start = time.process_time()
+        found = exact.epsilon(mechanism, delta, group)
+        seconds = time.process_time() - start
+        ends = f"[{found.lower:.5g}, {found.upper:.5g}]"
+        print(f"| {name} | {ends} | {found.relative_width:.1e} | {seconds:.2f} | {goal} |")
 
 
 def _median(work: Callable[[], float], times: int) -> tuple[float, float]:
@@ -91,6 +134,8 @@ def main() -> None:
         else:
             rival_seconds, rival = _median(other, 1)
             print(f"{line} {rival:.5g} | {rival_seconds:.3f} |")
+    if not smoke:
+        _show_cliffs()
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import forethought.accounting.exact"], check=True)
     print(f"| import, whole process | | {time.perf_counter() - start:.3f} | 0.5 | | |")

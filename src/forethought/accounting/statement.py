@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +22,7 @@ from forethought.accounting.about import About
 from forethought.accounting.accountants import ACCOUNTANTS, EXACT, Accountant
 from forethought.accounting.assumptions import SECRET, Randomness, required, suited
 from forethought.accounting.attack import bounded
+from forethought.accounting.attained import Attained, attained
 from forethought.accounting.interval import Interval, at_least, at_most
 from forethought.accounting.releases import STOPPED, Release, Released, difference, listed, rows
 from forethought.caveats import Caveat, caveats, choice, of_role
@@ -149,6 +151,17 @@ class Statement:
     def adversary(self) -> str:
         """What the attacker is assumed to see and know; follows "The attacker"."""
         return self.way.adversary(self.mechanism)
+
+    @cached_property
+    def attained(self) -> Attained | None:
+        """The ε that named data sets attain: the truth lies between it and the theorem's upper end.
+
+        None where nothing is known to be attained, and where only one (ε, δ) is proven.
+        """
+        if self.way.composed is None or not math.isfinite(self.epsilon.upper):
+            return None
+        found = attained(self.way.composed(self.mechanism), self.delta, self.group)
+        return found if found.epsilon > 0 else None
 
     @property
     def theorems(self) -> tuple[str, ...]:
@@ -580,6 +593,18 @@ def _noise(part: Rounds) -> str:
     return f"{part.noise_multiplier:.6g}, correlated over rounds ({part.strategy.words()})"
 
 
+def truth(statement: Statement) -> list[tuple[str, str]]:
+    """Pairs (what, how much) of what data sets attain; none where nothing is known."""
+    found = statement.attained
+    if found is None:
+        return []
+    factor = max(1.0, statement.epsilon.upper / found.epsilon)
+    return [
+        (f"ε that data attain ({found.data}), at least", at_least(found.epsilon, ".6g")),
+        ("proven over attained, at most", f"{at_most(factor, '.4g')} times"),
+    ]
+
+
 def _numbers(statement: Statement) -> list[str]:
     s = statement
     upper = "ε (upper end: the guarantee)"
@@ -590,6 +615,7 @@ def _numbers(statement: Statement) -> list[str]:
         "| --- | --- |",
         f"| {upper} | {at_most(s.epsilon.upper, '.6g')} |",
         f"| ε (lower end: how tightly it is computed) | {at_least(s.epsilon.lower, '.6g')} |",
+        *(f"| {what} | {value} |" for what, value in truth(s)),
         f"| δ | {at_most(s.delta, '.6g')} |",
         f"| adjacency | {s.adjacency} |",
         f"| records protected together | {s.group} |",

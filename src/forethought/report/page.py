@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from forethought.accounting.interval import at_least, at_most
 from forethought.accounting.releases import rows
-from forethought.accounting.statement import protected, records
+from forethought.accounting.statement import protected, records, truth
 from forethought.report import charts
 from forethought.report.terminal import plan_rows
 
@@ -122,6 +122,7 @@ def _annex(s: Statement) -> list[str]:
     numbers = [
         ("ε, certified upper end (the guarantee)", at_most(s.epsilon.upper, ".6g")),
         ("ε, certified lower end", at_least(s.epsilon.lower, ".6g")),
+        *truth(s),
         ("δ", at_most(s.delta, ".6g")),
         ("adjacency", s.adjacency),
         ("records protected together", f"{s.group}"),

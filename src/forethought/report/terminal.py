@@ -14,7 +14,7 @@ from rich.table import Table
 from forethought.accounting import exact
 from forethought.accounting.adaptive import PHASES_ALONE, SEARCH_ALONE
 from forethought.accounting.interval import at_most
-from forethought.accounting.statement import Statement
+from forethought.accounting.statement import Statement, truth
 from forethought.contributions import Persons
 from forethought.plans import Plan
 
@@ -213,6 +213,8 @@ def show_statement(console: Console, statement: Statement, *, verified: bool = F
     table.add_column()
     what = "ε, certified interval" if statement.private else "ε, had the randomness been secret"
     table.add_row(what, f"{statement.epsilon:.6g}")
+    for name, value in truth(statement):
+        table.add_row(name, value)
     table.add_row("δ", at_most(statement.delta, ".3g"))
     table.add_row("adjacency", statement.adjacency)
     table.add_row("records protected together", str(statement.group))
