@@ -354,8 +354,8 @@ class _Pair:
             while True:
                 try:
                     message = outgoing.get(timeout=BEAT_EVERY)
-                except queue.Empty:
-                    message = _SIGN
+                except queue.Empty:  # a full queue may have lost the last word
+                    message = _LAST if self._ending.is_set() else _SIGN
                 if message is _LAST:
                     self._out(group, wire.sign(wire.BYE))
                     return
