@@ -92,7 +92,7 @@ def test_a_room_imports_from_rooms_below_it_only(lint_imports: str, tmp_path: Pa
             env={"PYTHONPATH": str(tmp_path / "src"), "PATH": "/usr/bin:/bin"},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
             check=False,
         )
         return "kept" if done.returncode == 0 else done.stdout + done.stderr

@@ -88,4 +88,4 @@ assert "torch" not in sys.modules
 
 
 def test_accounting_and_planning_never_load_torch() -> None:
-    subprocess.run([sys.executable, "-c", LIGHT], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", LIGHT], check=True, timeout=600)

@@ -32,17 +32,17 @@ from forethought.peers.launched import Launched
 from forethought.training.keys import KEYS
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 240.0
+PATIENCE = 600.0
 MOST = 60  # rounds of each plan
-# Gradients take a second until a file is there: so a worker can be killed and come back meanwhile,
-# however slow the machine is.
+# Gradients take four seconds, a plan four minutes, until a file is there: so a worker can be killed
+# and come back meanwhile, however slow the machine is.
 PATIENT = """
 import sys, time
 from pathlib import Path
 from forethought.holders.trainer import ClientTrainer
 compute, hurry = ClientTrainer.compute, Path(sys.argv.pop(1))
 def slowly(*what):
-    end = time.monotonic() + 1.0
+    end = time.monotonic() + 4.0
     while not hurry.exists() and time.monotonic() < end:
         time.sleep(0.02)
     return compute(*what)
@@ -206,7 +206,7 @@ class Processes:
         for one in self.running.values():
             with contextlib.suppress(ProcessLookupError):
                 one.kill()
-            one.wait(30)
+            one.wait(PATIENCE)
 
 
 @pytest.fixture

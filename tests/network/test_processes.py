@@ -143,7 +143,7 @@ def test_a_client_that_is_stopped_while_it_computes_commits_what_it_computed(
 ) -> None:
     roster = prepare(tmp_path, CLIENTS)
     agreed = federation(roster, "asynchronous", 10, 30)
-    computing = threading.Event()
+    computing, stopped = threading.Event(), threading.Event()
 
     async def scenario() -> int:
         server = make_server(tmp_path, agreed, [])
@@ -153,7 +153,7 @@ def test_a_client_that_is_stopped_while_it_computes_commits_what_it_computed(
 
         def slowly(asked: Any) -> Any:
             computing.set()
-            time.sleep(0.3)
+            stopped.wait(PATIENCE)
             return compute(asked)
 
         client.compute = slowly
@@ -163,6 +163,9 @@ def test_a_client_that_is_stopped_while_it_computes_commits_what_it_computed(
         async with asyncio.timeout(PATIENCE):
             await asyncio.to_thread(computing.wait)
             stop.set()
+            asyncio.get_running_loop().call_later(
+                0.3, stopped.set
+            )  # the client has seen it by then
             await taking_part
             ended.set()
             await serving

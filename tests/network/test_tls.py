@@ -55,7 +55,7 @@ async def asked(port: int, keys: Keys, roster: Roster) -> str:
     options = [("grpc.ssl_target_name_override", "server")]
     async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options) as channel:
         try:
-            return str(await channel.unary_unary(METHOD)(b"", timeout=30), "utf-8")
+            return str(await channel.unary_unary(METHOD)(b"", timeout=300), "utf-8")
         except grpc.aio.AioRpcError as error:
             return error.code().name
 
@@ -124,7 +124,7 @@ def test_nothing_below_tls_1_3_and_nothing_without_a_certificate(
         context.set_alpn_protocols(["h2"])
         if certificate:
             context.load_cert_chain(own)
-        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=300) as connection:
             try:
                 with context.wrap_socket(connection, server_hostname="server") as secure:
                     # In TLS 1.3 a server refuses a client after the client's side is done.

@@ -229,7 +229,7 @@ def test_what_was_heard_of_a_neighbour_is_known_to_the_next_life(tmp_path):
         stop = threading.Event()
         thread = threading.Thread(target=driver.run, args=(stop.is_set,))
         thread.start()
-        until = time.monotonic() + 60
+        until = time.monotonic() + 300
         while not told and time.monotonic() < until:
             time.sleep(0.005)
         told.clear()

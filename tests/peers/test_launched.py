@@ -66,6 +66,6 @@ def test_its_neighbours_are_told_as_well(meeting: Meeting) -> None:
     links.start(told.put)
     with pytest.raises(GossipError):
         here(1, meeting).require_same(meeting, gossip(6))
-    refused = told.get(timeout=30)
+    refused = told.get(timeout=300)
     links.close(5.0)
     assert isinstance(refused, Refused) and "worker 1 has another gossip" in refused.text

@@ -24,7 +24,7 @@ from forethought.peers.links import Arrived, Refused
 from forethought.peers.roster import PeerRoster
 from forethought.peers.sites import SiteLinks
 
-PATIENCE = 60.0
+PATIENCE = 300.0
 
 
 def ports(count: int) -> list[str]:
@@ -118,9 +118,8 @@ def test_a_stranger_does_not_get_in(two, tmp_path):
     came: list[Any] = []
     stranger.start(came.append)
     before = two.links[0].heard(1)
-    time.sleep(1.5)
+    two.until(lambda: two.links[0].heard(1) > before + 1.5)  # time enough for the stranger, too
     assert stranger.heard(0) is None and not came
-    assert before is not None and two.links[0].heard(1) > before  # the honest one is not displaced
     stranger.close(1.0)
 
 

@@ -101,7 +101,7 @@ class Crew:
         for thread in self.threads:
             thread.start()
 
-    def join(self, seconds: float = 120.0) -> None:
+    def join(self, seconds: float = 300.0) -> None:
         until = time.monotonic() + seconds
         for thread in self.threads:
             thread.join(max(0.1, until - time.monotonic()))

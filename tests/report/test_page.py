@@ -167,7 +167,7 @@ def test_a_browser_shows_the_pages_without_an_error(tmp_path):
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=True,
     )
     assert "<title>0 faults, round 10: 60.0%</title>" in done.stdout

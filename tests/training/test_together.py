@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 def launch(*arguments: str, module: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node=2", *(module or (str(SCRIPT),)), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=ENVIRONMENT)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, env=ENVIRONMENT)
 
 
 def two(cases: str, folder: Path, *stop: str) -> list[list[dict[str, Any]]]:
@@ -43,7 +43,7 @@ def two(cases: str, folder: Path, *stop: str) -> list[list[dict[str, Any]]]:
 
 def one(cases: str, folder: Path) -> list[dict[str, Any]]:
     command = [sys.executable, str(SCRIPT), cases, str(folder)]
-    subprocess.run(command, check=True, timeout=240, env=ENVIRONMENT)
+    subprocess.run(command, check=True, timeout=600, env=ENVIRONMENT)
     return [json.loads((folder / f"{case}-0.json").read_text()) for case in cases.split(",")]
 
 
