@@ -349,7 +349,8 @@ KINDS: dict[str, Kind] = {
     "own-loop": Kind(
         "not-covered",
         "what the training loop, its owner's own code, did with the private records besides the "
-        "rounds: in the rounds it saw none of them",
+        "rounds, in which it saw none of them: figures that it printed or kept, step sizes and an "
+        "end that it chose by them, what hooks of the optimizer took from them",
         "a figure without noise, or a choice by one, is a release",
     ),
     "time-and-memory": Kind(

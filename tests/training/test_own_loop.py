@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -382,6 +383,103 @@ def test_a_model_that_was_changed_is_refused(change: str) -> None:
     with pytest.raises(RoundError, match="since the last"):
         optimizer.step()
     assert optimizer.rounds_done == 1
+
+
+class Keeping(nn.Linear):
+    """Keeps tensors and arrays that are neither parameters nor buffers."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 2)
+        self.kept, self.row, self.several = torch.zeros(3), array("d", [0.0]), [torch.zeros(2)]
+        self.numbers = np.zeros(2)
+
+
+def raw(model: nn.Module) -> torch.Tensor:
+    """A gradient without noise, as a loop's own code can compute it."""
+    inputs, targets = data()
+    value = criterion(nn.functional.linear(inputs, model.weight), targets).sum()
+    return torch.autograd.grad(value, model.weight)[0]
+
+
+def into_state(model: Keeping, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.state[model.weight]["momentum_buffer"].add_(raw(model))
+
+
+def into_new_state(model: Keeping, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.state[model.weight]["kept"] = raw(model)
+
+
+def into_a_number(model: Keeping, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.state[model.weight]["kept"] = float(raw(model)[0, 0])
+
+
+def into_a_loaded_state(model: Keeping, optimizer: torch.optim.Optimizer) -> None:
+    state = copy.deepcopy(optimizer.state_dict())
+    state["state"][0]["momentum_buffer"] += raw(model)
+    optimizer.load_state_dict(state)
+
+
+def into_a_tensor(model: Keeping, _: torch.optim.Optimizer) -> None:
+    model.kept[0] = raw(model)[0, 0]
+
+
+def into_a_new_tensor(model: Keeping, _: torch.optim.Optimizer) -> None:
+    model.new = raw(model)
+
+
+def into_a_list(model: Keeping, _: torch.optim.Optimizer) -> None:
+    model.several.append(raw(model))
+
+
+def into_an_array(model: Keeping, _: torch.optim.Optimizer) -> None:
+    model.row.append(float(raw(model)[0, 0]))
+
+
+def into_numpy(model: Keeping, _: torch.optim.Optimizer) -> None:
+    model.numbers[0] = float(raw(model)[0, 0])
+
+
+@pytest.mark.parametrize(
+    "carry",
+    [
+        *(into_state, into_new_state, into_a_loaded_state, into_a_tensor, into_a_new_tensor),
+        *(into_a_list, into_an_array, into_numpy, into_a_number),
+    ],
+)
+def test_raw_gradients_are_not_carried_past_a_round(carry: Callable[..., None]) -> None:
+    model = Keeping()
+    sgd = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    loader, optimizer = ft.private(model, sgd, data(), plan(), seed=1)
+    batches = iter(loader)
+    for number in range(2):
+        inputs, targets = next(batches)
+        criterion(model(inputs), targets).backward()
+        if number == 0:
+            optimizer.step()
+    carry(model, optimizer)
+    with pytest.raises(RoundError, match="changed since the last step"):
+        optimizer.step()
+    assert optimizer.rounds_done == 1
+
+
+def test_what_belongs_to_a_loop_changes_between_steps() -> None:
+    """Schedulers, hooks behind a step, and evaluation of a model that keeps nothing."""
+    model = Keeping()
+    adam = torch.optim.Adam(model.parameters(), 0.1)
+    loader, optimizer = ft.private(model, adam, data(), plan(), seed=1)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=20)
+
+    def average(own: torch.optim.Optimizer, *_: Any) -> None:
+        own.state.setdefault("means", {})["all"] = model.weight.detach().sum(0)
+
+    adam.register_step_post_hook(average)
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        criterion(model(inputs), targets).backward()
+        optimizer.step()
+        scheduler.step()
+        model(data()[0])
+    assert optimizer.finish().statement.private
 
 
 def test_optimizers_that_do_not_fit_are_refused() -> None:

@@ -81,7 +81,7 @@ def watched(model: torch.nn.Module, loss: Callable[..., Any], key: bytes) -> dic
             *(getattr(module, hooks) for module in modules.values() for hooks in _HOOKS),
         ],
         "plain attributes of the model": {
-            name: {part: value for part, value in vars(module).items() if part not in _OF_TORCH}
+            name: {part: value for part, value in vars(module).items() if part not in OF_TORCH}
             for name, module in modules.items()
         },
         "buffers that no checkpoint holds": {
@@ -98,7 +98,7 @@ def watched(model: torch.nn.Module, loss: Callable[..., Any], key: bytes) -> dic
 
 
 # What every module has, and what of it is the user's code.
-_OF_TORCH = frozenset(vars(torch.nn.Module()))
+OF_TORCH = frozenset(vars(torch.nn.Module()))
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 

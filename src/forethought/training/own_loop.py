@@ -8,11 +8,14 @@ released is the plan's mechanism all the same.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from numbers import Number
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Unpack
 
+import numpy as np
 import torch
 from blake3 import blake3
 
@@ -34,6 +37,7 @@ from forethought.training.descent import descent_of
 from forethought.training.execution import Execution, ShortForms, settled
 from forethought.training.fit import placed_records, require_fit
 from forethought.training.folder import RunFolder
+from forethought.training.identity import OF_TORCH
 from forethought.training.lock import locked
 from forethought.training.optimizers import needs_closure
 from forethought.training.other_model import warn_of_another_model
@@ -152,7 +156,7 @@ class _Rounds:
         self.done, self.closed = 0, ""
         self._batch: _Batch | None = None
         self._value: Deferred | None = None
-        self._left = _hash(model)
+        self._left = self._standing()
         self._gate = Gate(model)
 
     def next_batch(self) -> Any:
@@ -187,12 +191,15 @@ class _Rounds:
             raise RoundError(
                 "optimizer.step() without a loss: call loss.backward() on the present batch's loss"
             )
-        if _hash(self.model) != self._left:
+        now = self._standing()
+        changed = [name for name, left in self._left.items() if now[name] != left]
+        if changed:
             raise RoundError(
-                "the model was changed since the last step (weights, buffers, or which are "
-                "trained): what is not released by a round may follow from private records. Change "
-                "weights in a hook of the optimizer (register_step_post_hook), and keep buffers "
-                "still by model.eval() where you evaluate"
+                f"{' and '.join(changed)} changed since the last step: what is not released by a "
+                "round may follow from private records. Change weights or the optimizer's state in "
+                "a hook of the optimizer (register_step_post_hook), load them before "
+                "forethought.private, and evaluate in model.eval() (a copy, where the model keeps "
+                "what it computed)"
             )
         self._gate.open()
         try:
@@ -202,7 +209,15 @@ class _Rounds:
                 self._gate.close()
         self._batch = self._value = None
         self.done += 1
-        self._left = _hash(self.model)
+        self._left = self._standing()
+
+    def _standing(self) -> dict[str, bytes]:
+        """What rounds start from, and only rounds may change, as a hash each."""
+        return {
+            "the model (weights, buffers, or which are trained)": _hash(self.model),
+            "tensors among the model's attributes": _of_attributes(self.model),
+            "the optimizer's state": _of_state(self.descent.optimizer),
+        }
 
     def _round(self, value: Deferred) -> None:
         loss, arranged_records = found = stated(value, self.model, self.records, self._stated)
@@ -436,3 +451,33 @@ def _hash(model: torch.nn.Module) -> bytes:
         state.update(f"{name} {tensor.requires_grad} {tensor.dtype} {shape}\n".encode())
         state.update(content(tensor))
     return state.digest()
+
+
+def _of_attributes(model: torch.nn.Module) -> bytes:
+    """Names the tensors and arrays that modules hold as plain attributes, also in lists."""
+    state = blake3()
+    for name, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            if attribute not in OF_TORCH:
+                _take(state, f"{name}.{attribute}", value)
+    return state.digest()
+
+
+def _of_state(optimizer: torch.optim.Optimizer) -> bytes:
+    """Names what an optimizer remembers of the rounds before; step sizes are a scheduler's."""
+    state = blake3()
+    for key, value in optimizer.state_dict()["state"].items():
+        _take(state, str(key), value)
+        numbers = [one for one in torch.utils._pytree.tree_leaves(value) if isinstance(one, Number)]
+        state.update(f"{key} {numbers}\n".encode())
+    return state.digest()
+
+
+def _take(state: blake3, name: str, value: Any) -> None:
+    """Add the tensors and arrays in a value."""
+    for place, leaf in enumerate(torch.utils._pytree.tree_leaves(value)):
+        if isinstance(leaf, np.ndarray | array) and np.asarray(leaf).dtype != object:
+            leaf = torch.from_numpy(np.array(leaf))
+        if isinstance(leaf, torch.Tensor) and not isinstance(leaf, torch.nn.Parameter):
+            state.update(f"{name} {place} {leaf.dtype} {tuple(leaf.shape)}\n".encode())
+            state.update(content(leaf))
