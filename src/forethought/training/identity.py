@@ -169,7 +169,7 @@ def fingerprint(value: Any, *, wide: bool = False) -> bytes:
         wide: follow everything of the user's own modules that it names, classes and objects too.
     """
     state = hashlib.sha256()
-    _feed(value, state.update, set(), wide)
+    _feed(value, state.update, {}, wide)
     return state.digest()
 
 
@@ -177,7 +177,7 @@ def fingerprint(value: Any, *, wide: bool = False) -> bytes:
 _MOST = 20_000
 
 
-def _feed(value: Any, take: Callable[[bytes], None], seen: set[int], wide: bool) -> None:
+def _feed(value: Any, take: Callable[[bytes], None], seen: dict[int, Any], wide: bool) -> None:
     if isinstance(value, torch.Tensor):
         take(f"tensor {value.dtype} {tuple(value.shape)}".encode())
         take(content(value))
@@ -192,7 +192,7 @@ def _feed(value: Any, take: Callable[[bytes], None], seen: set[int], wide: bool)
     if id(value) in seen or len(seen) == _MOST:
         take(b"again")
         return
-    seen.add(id(value))
+    seen[id(value)] = value  # kept, so that nothing else is there
     for part in _wide_parts(value) if wide else _parts(value):
         _feed(part, take, seen, wide)
 

@@ -144,6 +144,12 @@ class PhaseState:
         self.phases[-1].accuracy = run.accuracy
         if run.transcript is None:
             raise TranscriptError("a phase left no transcript: no statement is written")
+        if run.transcript.again:
+            raise TranscriptError(
+                f"{run.transcript.again} rounds of a phase were released again with other sums, "
+                "which phases that were decided within a budget do not account for: no statement "
+                "is written. The phase's own folder has its own"
+            )
         self.transcript.extend(run.transcript)
 
     @property
