@@ -96,7 +96,9 @@ def settled(sizes: tuple[int, ...]) -> Blocks:
         trained = dict(model.named_parameters())
         return computed(model, cross_entropy, trained, None, 1, rows, real, used)
 
-    return probing.probed(Blocks(sizes), model, cross_entropy, (x, y), 1, compute)
+    return probing.probed(
+        Blocks(sizes), model, cross_entropy, (x, y), dict(model.named_parameters()), 1, compute
+    )
 
 
 def test_where_places_are_alike_nothing_is_changed() -> None:
@@ -138,7 +140,7 @@ def test_what_the_data_say_does_not_reach_the_probe() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with contextlib.suppress(Exception):
-                probing.probed(planned(40, 6), model, cross_entropy, (x * scale, y), 1, compute)
+                probing.probed(planned(40, 6), model, cross_entropy, (x * scale, y), {}, 1, compute)
         tried.append(torch.stack(made[:1]))
     assert torch.equal(*tried)
 

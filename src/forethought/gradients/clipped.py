@@ -108,7 +108,7 @@ def clipped_sum(
         if blocks is None:
             blocks = MULTIPLES
         else:
-            blocks = probed(blocks, model, loss, (inputs, targets), copies, compute)
+            blocks = probed(blocks, model, loss, (inputs, targets), trained, copies, compute)
         total: dict[str, Tensor] = {}
         found = []
         for start, end, wide in blocks.cut(records):
@@ -146,7 +146,7 @@ def numbers_behind(
     if blocks is None:
         blocks = MULTIPLES
     else:
-        blocks = probed(blocks, model, loss, (inputs, targets), 1, compute)
+        blocks = probed(blocks, model, loss, (inputs, targets), trained, 1, compute)
     parts = []
     for start, end, wide in blocks.cut(trees.batch_size(inputs, targets)):
         rows = filled((inputs, targets), start, end, wide)

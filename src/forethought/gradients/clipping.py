@@ -33,8 +33,8 @@ class Norms:
     @cached_property
     def total(self) -> Tensor:
         """Shape (contributions,): the L2 norm over all parameters."""
-        total: Tensor = torch.linalg.vector_norm(self.by_parameter, dim=0)
-        return total
+        # A norm along the first dimension takes torch six times as long.
+        return self.by_parameter.square().sum(0).sqrt_()
 
 
 # Smaller factors are zero.

@@ -61,7 +61,7 @@ def clipped_sums(
         if blocks is None:
             blocks = MULTIPLES
         else:
-            blocks = probed(blocks, model, loss, (inputs, targets), 1, compute)
+            blocks = probed(blocks, model, loss, (inputs, targets), trained, 1, compute)
         [*cut] = blocks.cut(size)
         if len(cut) > 1:  # more than were planned for: each part by itself
             ends = list(accumulate(sizes))

@@ -10,7 +10,7 @@ nothing else is. Where there is a difference other sizes are tried, down to one 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -42,13 +42,20 @@ _KINDS = (("normal", "uniform", 2), ("uniform", "uniform", 1), ("zero", "zero", 
 
 
 def probed(
-    blocks: Blocks, model: nn.Module, loss: Loss, data: Any, copies: int, compute: Compute
+    blocks: Blocks,
+    model: nn.Module,
+    loss: Loss,
+    data: Any,
+    trained: Mapping[str, Tensor],
+    copies: int,
+    compute: Compute,
 ) -> Blocks:
     """The blocks, or others in which every example has the same bits at every place.
 
     Args:
         data: what a block is cut from: its shapes and types count, its values do not.
-        copies: examples of one contribution. compute: gradients of ``(rows, real, blocks)``.
+        trained: its trained parameters. copies: examples of one contribution.
+        compute: gradients of ``(rows, real, blocks)``.
 
     Warns:
         SlowGradientsWarning: one example goes at a time.
@@ -58,9 +65,9 @@ def probed(
     key = (
         blocks,
         copies,
-        tuple((leaf.shape[1:], leaf.dtype, leaf.device) for leaf in leaves),
-        tuple((p.shape, p.dtype, p.device, p.requires_grad) for p in model.parameters()),
-        tuple(module.training for module in model.modules()),
+        tuple([(leaf.shape[1:], leaf.dtype, leaf.device) for leaf in leaves]),
+        tuple([(name, p.shape, p.dtype) for name, p in trained.items()]),
+        tuple([module.training for module in model.modules()]),
         torch.get_num_threads(),
         torch.is_autocast_enabled(leaves[0].device.type),
     )

@@ -122,7 +122,7 @@ RUN = 1 << 10
 SHORT_RUN = 1 << 8
 # The norms of so few numbers are taken in float64 at once. A row's length decides, and not how
 # many rows there are.
-SMALL = 1 << 7
+SMALL = 1 << 6
 
 
 def roundings(count: int, length: int = RUN) -> int:

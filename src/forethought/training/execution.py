@@ -18,7 +18,8 @@ class Execution:
 
     Args:
         device: where to train; default: where the model is.
-        micro_batch: examples whose gradients are held at once. Bounds memory.
+        micro_batch: examples whose gradients are held at once. Bounds memory. Blocks follow from it
+            and are probed, so that it changes no record's contribution but in last bits.
         checkpoint_every: rounds between checkpoints; default: by time, about every 10 s.
         log_every: rounds between rows of the history; default: about 100 rows.
         salted: deprecated: a round's noise always depends on the weights, and on the sum.
