@@ -118,7 +118,7 @@ def choice(value: Caveat | str) -> Caveat:
     """
     if isinstance(value, str):
         text = value.strip().removesuffix(".")
-        known = "declared" if text in _DECLARED else _BY_SENTENCE.get(text)
+        known = _BY_SENTENCE.get(text)
         if known is not None and KINDS[known].role == "choice":
             return Caveat(known)
         return Caveat("declared-as", text.removeprefix("as declared by the user: "))
@@ -134,7 +134,5 @@ def of_role(values: Iterable[Caveat], role: Role) -> tuple[Caveat, ...]:
 
 
 _ORDER = {code: (ROLES.index(kind.role), place) for place, (code, kind) in enumerate(KINDS.items())}
-# What plans of earlier versions said of numbers that came from a person or from the planner.
-_DECLARED = ("fixed in advance, without looking at the private data",)
-# Files of earlier versions hold sentences; those that need no detail are recognised.
+# Sentences of those that need no detail, by which a caller's words are recognised.
 _BY_SENTENCE = {kind.sentence: code for code, kind in KINDS.items() if not kind.detailed}

@@ -149,13 +149,10 @@ def test_refused_for_what_is_no_image():
 
 def test_what_is_kept_is_for_its_owner_only_and_named_by_a_keyed_hash(images, cache, transforms):
     cache.mkdir(mode=0o755)
-    unkeyed = cache / "scattering-0123.npy"
-    unkeyed.write_bytes(b"left by an earlier version")
     features.cached(images)
     folder = cache / "private"
     assert folder.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
-    assert not unkeyed.exists()
     (name,) = (path.name for path in folder.glob("*.npy"))
     for path in folder.iterdir():
         path.unlink()

@@ -326,8 +326,6 @@ def _path_of(images: NDArray[np.float32], extractor: Extractor) -> Path | None:
     key = None if folder is None else _cache_key(folder / PRIVATE)
     if folder is None or key is None:
         return None
-    for unkeyed in folder.glob("scattering-*.npy"):  # as earlier versions left them
-        unkeyed.unlink(missing_ok=True)
     description = repr((extractor.kind, images.shape)).encode()
     digest = hashlib.blake2b(description, key=key, digest_size=16)
     digest.update(images.data)
