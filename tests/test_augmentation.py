@@ -23,12 +23,6 @@ def test_a_plan_keeps_what_was_asked_for() -> None:
     assert plan.round(0).augmentation == plan.augmentation
 
 
-def test_a_plan_without_copies_is_stored_as_before() -> None:
-    plan = ft.plan(examples=1000, budget=ft.Budget(3.0, 1e-5), epochs=2)
-    assert plan.augmentation is None
-    assert "augmentation" not in plan.to_dict()["privacy"]
-
-
 def test_the_guarantee_is_the_same_and_the_statement_says_so() -> None:
     plan = ft.plan(examples=1000, budget=ft.Budget(3.0, 1e-5), epochs=2)
     altered = plan.with_(augmentation=Augmentation(4))

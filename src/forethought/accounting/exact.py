@@ -84,7 +84,8 @@ def epsilon(
         UnsupportedMechanismError: no theorem is known for a part of the mechanism.
         TypeError, ValueError: an argument is of the wrong kind or out of range.
 
-    >>> from forethought.mechanism import Poisson, Rounds
+    >>> from forethought.mechanism import Rounds
+    >>> from forethought.samplings import Poisson
     >>> epsilon(Mechanism(Rounds(1.1, 14_000, Poisson(0.004))), 1e-5)  # doctest: +SKIP
     Interval(lower=2.2097..., upper=2.2111...)
     """

@@ -62,7 +62,8 @@ class RenyiFilter:
         adjacency: under which every round is accounted.
         orders: fixed before the first release; see :func:`best_order` for a single good one.
 
-    >>> from forethought.mechanism import Budget, Poisson, Rounds
+    >>> from forethought.mechanism import Budget, Rounds
+    >>> from forethought.samplings import Poisson
     >>> ledger = RenyiFilter(Budget(1.0, 1e-5))
     >>> ledger.would_exceed(Rounds(0.1, 1, Poisson(1.0)))
     True
