@@ -492,3 +492,11 @@ def test_generators_of_noise_come_from_what_was_bound() -> None:
     assert text.count("self._noise.at(") == 1 and "self._noise.at(bound)" in text
     text = (SOURCE / "training/search.py").read_text(encoding="utf-8")
     assert text.count("scores.at(") == 1 and "scores.at(bound)" in text
+
+
+def test_salted_noise_is_deprecated_since_all_of_it_is_bound() -> None:
+    with pytest.warns(DeprecationWarning, match="salted"):
+        old = ft.Execution(salted=True, micro_batch=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert replace(old, log_every=2) == ft.Execution(micro_batch=3, log_every=2)

@@ -14,7 +14,9 @@ from forethought.rounds.randomness import Seeds
 
 @dataclass(frozen=True)
 class Execution:
-    """How a plan is executed. Sampling, noise and results stay the same, up to rounding.
+    """How a plan is executed. Sampling and the laws of noise and results stay the same.
+
+    A sum that is rounded otherwise, by a last bit, has another draw of the noise.
 
     Args:
         device: where to train; default: where the model is.
