@@ -12,6 +12,7 @@ from scipy.stats import norm
 
 from forethought.accounting import exact
 from forethought.accounting.attained import OPPOSITE, ZEROS, _composed, _lower, attained
+from forethought.accounting.statement import account, truth
 from forethought.mechanism import Mechanism, Rounds
 from forethought.samplings import FullBatch, Poisson, RandomAllocation, Shuffled, WithoutReplacement
 
@@ -104,3 +105,14 @@ def test_no_data_attain_more_than_is_proven(cell, group):
         assert found.epsilon >= proven.lower * (1 - 1e-6)
     elif group == 1 and isinstance(sampling, Poisson | WithoutReplacement):
         assert proven.upper <= 1.25 * found.epsilon
+
+
+def test_a_statement_says_what_data_attain_and_how_far_below_that_is():
+    mechanism = Mechanism(Rounds(2.5, 48, WithoutReplacement(20, 300)), adjacency="zero-out")
+    made = account(mechanism, 1e-5)
+    assert made.attained is not None and made.attained.epsilon <= made.epsilon.upper
+    assert "| ε that data attain | at least" in made.to_markdown()
+    (_, value), (_, factor) = truth(made)
+    assert value.endswith(made.attained.data)
+    assert float(factor.split()[2]) >= made.epsilon.upper / made.attained.epsilon
+    assert account(Mechanism(Rounds(0.0, 1, FullBatch())), 1e-5).attained is None

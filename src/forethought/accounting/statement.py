@@ -600,8 +600,8 @@ def truth(statement: Statement) -> list[tuple[str, str]]:
         return []
     factor = max(1.0, statement.epsilon.upper / found.epsilon)
     return [
-        (f"ε that data attain ({found.data}), at least", at_least(found.epsilon, ".6g")),
-        ("proven over attained, at most", f"{at_most(factor, '.4g')} times"),
+        ("ε that data attain", f"at least {at_least(found.epsilon, '.6g')}: {found.data}"),
+        ("proven over attained", f"at most {at_most(factor)} times"),
     ]
 
 
