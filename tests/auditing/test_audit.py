@@ -19,6 +19,7 @@ from forethought.auditing.local_faults import LOCAL_FAULTS
 from forethought.auditing.sensitivity import model_sensitivity
 from forethought.auditing.turn_faults import TURN_FAULTS
 from forethought.auditing.verdict import Audit, Finding, certain
+from forethought.gradients.blocks import Blocks
 from forethought.plans import Plan
 from forethought.rounds import contributions
 from forethought.rounds.losses import cross_entropy
@@ -118,6 +119,23 @@ def test_a_record_whose_copies_are_clipped_one_by_one_is_seen() -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(contributions, "clipped_sum", apart)
         assert refuted()
+
+
+def test_a_block_that_varies_with_the_batch_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = TensorRecords(randn(200, 784).double(), randint(0, 3, (200,)))
+    plan = PLAN.with_(mechanism=ft.Mechanism(ft.Rounds(1.0, 10, ft.Poisson(0.35))))
+    model = torch.nn.Sequential(torch.nn.Linear(784, 512), torch.nn.Linear(512, 3)).double()
+
+    def findings() -> list[Finding]:
+        generator, effort = np.random.default_rng(0), sizes("quick")
+        found = model_sensitivity(model, records, plan, cross_entropy, effort, generator)
+        return [finding for finding in found if finding.name.startswith("bits of")]
+
+    assert [finding.violated for finding in findings()] == [False]
+    monkeypatch.setattr(Blocks, "fit", lambda self, count: count)
+    if torch.equal(model[0](records.inputs[:67])[-1], model[0](records.inputs[:68])[66]):
+        pytest.skip("this machine's products have the same bits for any number of rows")
+    assert [finding.violated for finding in findings()] == [True]
 
 
 @pytest.mark.slow

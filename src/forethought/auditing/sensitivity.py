@@ -26,9 +26,13 @@ from forethought.auditing.effort import Effort
 from forethought.auditing.module_state import changes, state_of
 from forethought.auditing.planted import PlantedRecords, divisors, observe, recorded_plan, watching
 from forethought.auditing.verdict import Finding, certain
+from forethought.gradients.clipped import numbers_behind
+from forethought.gradients.clipping import flat
+from forethought.gradients.watching import bits
 from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
-from forethought.privacy import Clip
+from forethought.privacy import Clip, Examples
+from forethought.rounds.contributions import Gradients
 from forethought.rounds.losses import Loss
 from forethought.rounds.records import Records
 from forethought.samplings import FullBatch
@@ -211,6 +215,7 @@ def model_sensitivity(
                 f"{text[kind][1]} {moved:.5g} C {where}, where {limit:g} C is allowed: {cause}.",
             )
         )
+    found += _bits(model, inputs, targets, size, plan, loss)
     names = ", ".join(dict.fromkeys(changed))
     found.append(
         certain(
@@ -223,6 +228,42 @@ def model_sensitivity(
         )
     )
     return found
+
+
+def _bits(
+    model: nn.Module, inputs: Any, targets: Any, size: int, plan: Plan, loss: Loss
+) -> list[Finding]:
+    """Every number that is computed of a record, among fewer others.
+
+    Behind a kink of the loss a last bit is a whole contribution.
+    """
+    chosen = plan.round(0)
+    if not isinstance(chosen.contribution, Examples) or chosen.augmentation is not None:
+        return []
+    blocks = Gradients(loss, flat).blocks(chosen)
+    copied = copy.deepcopy(model)
+
+    def numbers(count: int) -> list[torch.Tensor]:
+        less = tree_map(lambda leaf: leaf[:count], (inputs, targets))
+        return numbers_behind(copied, loss, *less, blocks)
+
+    whole = numbers(size)
+    differing = sum(
+        int((bits(few) != bits(many[: size - gone])).sum())
+        for gone in range(1, min(4, size))
+        for few, many in zip(numbers(size - gone), whole, strict=True)
+    )
+    return [
+        certain(
+            "sensitivity",
+            "bits of a record among fewer others",
+            f"{differing} numbers differ" if differing else "the same",
+            "the same",
+            bool(differing),
+            "A record's gradient has other last bits in a batch of another size: behind a kink of "
+            "the loss one record then moves the contributions of others.",
+        )
+    ]
 
 
 def _cases(

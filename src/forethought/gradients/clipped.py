@@ -139,7 +139,8 @@ def numbers_behind(
     """What :func:`clipped_sum` computes of every example, one row each, to compare bit for bit.
 
     A record's rows must be the same whatever else is in the batch, wherever it stands, and however
-    the batch is cut: the sum's bound rests on that.
+    the batch is cut: the sum's bound rests on that. All examples draw the same random numbers.
+    Nothing is returned of a model that goes one example at a time.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     compute = partial(computed, model, loss, trained, None, 1)
@@ -147,6 +148,8 @@ def numbers_behind(
         blocks = MULTIPLES
     else:
         blocks = probed(blocks, model, loss, (inputs, targets), trained, 1, compute)
+    if blocks.alone:
+        return []
     parts = []
     for start, end, wide in blocks.cut(trees.batch_size(inputs, targets)):
         rows = filled((inputs, targets), start, end, wide)

@@ -142,7 +142,6 @@ def _alike(blocks: Blocks, model: nn.Module, data: Any, copies: int, compute: Co
     rows = _made_up(data, most * copies, next(kinds), generator)
 
     def run(index: Tensor) -> list[Tensor]:
-        torch.default_generator.manual_seed(0)
         whole = (index.unsqueeze(1) * copies + torch.arange(copies)).flatten()
         return watched(compute, trees.select(rows, whole), len(index), len(index), blocks, model)
 
@@ -193,11 +192,14 @@ def watched(
     everything that was computed on the way.
     """
     watch = Watch(size)
-    kept = WATCH.set(watch)
+    kept, drawn, generators = WATCH.set(watch), SAME_DRAWS.set(True), Generators([])
+    torch.default_generator.manual_seed(0)
     try:
         found = compute(rows, real, blocks)
     finally:
         WATCH.reset(kept)
+        SAME_DRAWS.reset(drawn)
+        generators.restore()
     return [*_numbers(found, model), watch.marks]
 
 
