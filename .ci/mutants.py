@@ -131,7 +131,7 @@ MUTANTS = [
     Mutant("radius of group clipping and of sampling without replacement", "per_hit",
            "if rounds.clipping == 'group' or ...: ...",
            "if rounds.clipping == 'group' or ...: return 1.0",
-           "test_a_few_random_mechanisms_lie_in_their_intervals"),
+           "test_sensitivity_follows_from_the_mechanism"),
     Mutant("radius of the Gaussian that caps every cell", "unsampled_distance",
            "reach(rounds, mechanism.adjacency, most)", "reach(rounds, mechanism.adjacency, 1)",
            "test_the_cap_is_the_gaussian_at_the_groups_whole_distance"),

@@ -457,7 +457,7 @@ def test_raw_gradients_are_not_carried_past_a_round(carry: Callable[..., None]) 
         if number == 0:
             optimizer.step()
     carry(model, optimizer)
-    with pytest.raises(RoundError, match="changed since the last step"):
+    with pytest.raises(RoundError, match="changed since the"):
         optimizer.step()
     assert optimizer.rounds_done == 1
 
