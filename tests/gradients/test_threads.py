@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+import left_as_found
 from forethought.gradients import boundary, clipped_sum, passes, rounding
 from forethought.gradients.boundary import Answers
 from forethought.mechanism import Mechanism, Rounds
@@ -218,9 +219,15 @@ def test_what_patches_torch_for_a_pass_is_caught() -> None:
     hooks: Any = torch.autograd.graph.saved_tensors_hooks
     kind: Any = torch.autograd.Function
     enter, apply = hooks.__enter__, kind.__dict__["apply"]
+    names = left_as_found.Namespaces()
+    names.look()
     try:
         with pytest.raises((AssertionError, pytest.fail.Exception)):
             protection_outlives_others(patching)
+        assert list(names.changed()) == [
+            "torch.autograd.Function.apply is another",
+            "torch.autograd.graph.saved_tensors_hooks.__enter__ is another",
+        ]
     finally:
         hooks.__enter__, kind.apply = enter, apply
 

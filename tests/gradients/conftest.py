@@ -1,0 +1,21 @@
+"""What every test of the gradients is held to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import left_as_found
+
+NAMES = left_as_found.Namespaces()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Fails a test that leaves torch, numpy, the environment or the library other than before."""
+    NAMES.look()
+    before = left_as_found.settings()
+    yield
+    if left := [*left_as_found.differing(before), *NAMES.changed()]:
+        pytest.fail(f"the test left behind: {'; '.join(left)}")
