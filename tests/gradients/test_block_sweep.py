@@ -37,7 +37,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         )
         for kind in (
             nn.Sigmoid, nn.SiLU, nn.GELU, nn.Softplus, nn.ELU, nn.Mish, nn.Tanh, nn.ReLU, nn.SELU,
-            nn.CELU, nn.Softsign, nn.Hardswish, nn.LogSigmoid, nn.LeakyReLU, nn.Softmin, nn.PReLU,
+            nn.CELU, nn.Softsign, nn.Hardswish, nn.LogSigmoid, nn.LeakyReLU, nn.PReLU,
         )
     },
     "tanh-GELU": (lambda: nn.Sequential(nn.Linear(5, 3), nn.GELU("tanh")), (5,)),

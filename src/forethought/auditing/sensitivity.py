@@ -26,12 +26,13 @@ from forethought.auditing.effort import Effort
 from forethought.auditing.module_state import changes, state_of
 from forethought.auditing.planted import PlantedRecords, divisors, observe, recorded_plan, watching
 from forethought.auditing.verdict import Finding, certain
+from forethought.contributions import Examples
 from forethought.gradients.clipped import numbers_behind
 from forethought.gradients.clipping import flat
 from forethought.gradients.watching import bits
 from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
-from forethought.privacy import Clip, Examples
+from forethought.privacy import Clip
 from forethought.rounds.contributions import Gradients
 from forethought.rounds.losses import Loss
 from forethought.rounds.records import Records
@@ -244,8 +245,8 @@ def _bits(
     copied = copy.deepcopy(model)
 
     def numbers(count: int) -> list[torch.Tensor]:
-        less = tree_map(lambda leaf: leaf[:count], (inputs, targets))
-        return numbers_behind(copied, loss, *less, blocks)
+        few, wanted = tree_map(lambda leaf: leaf[:count], (inputs, targets))
+        return numbers_behind(copied, loss, few, wanted, blocks)
 
     whole = numbers(size)
     differing = sum(

@@ -172,8 +172,8 @@ def linear_sums(
     features, targets, measured = records.some(indices)
     with torch.no_grad():
         whole = len(indices) == len(records)
-        rows = records.filled if whole else (features, targets)
-        slopes = model.slopes(*rows, len(records))[: len(features)]
+        rows, wanted = records.filled if whole else (features, targets)
+        slopes = model.slopes(rows, wanted, len(records))[: len(features)]
         if slopes.shape != (len(features), model.weight.shape[1]):
             raise ValueError(
                 f"the slope must have the outputs' shape {(len(features), model.weight.shape[1])}, "
