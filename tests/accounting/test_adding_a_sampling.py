@@ -18,6 +18,7 @@ from forethought.accounting import exact
 from forethought.accounting.accountants import batches_known
 from forethought.accounting.pld.pairs import SUPPORTED
 from forethought.accounting.renyi.curves import rdp
+from forethought.accounting.statement import account
 from forethought.accounting.strong_adversary import KnownHits
 from forethought.mechanism import (
     ADJACENCIES,
@@ -79,6 +80,12 @@ def test_the_sampling_of_the_page_is_whole_and_sound(added: type[Sampling]) -> N
     for cell, group in product(CELLS, (1, 2)):
         assert not cells.too_low(*cell, group), cell
         assert not cells.refuted(*cell, group), cell
+
+
+def test_its_statement_claims_no_attack_that_nobody_knows(added: type[Sampling]) -> None:
+    said = account(Mechanism(Rounds(1.0, 10, added(3, 12)), adjacency="replace-one"), 1e-5)
+    assert said.attained is None and "-differentially private" in said.to_markdown()
+    assert Mechanism.from_json(said.mechanism.to_json()) == said.mechanism
 
 
 @pytest.mark.parametrize("adjacency", ["zero-out", "replace-one"])

@@ -123,21 +123,26 @@ def _on_a_line(
         if group == 1:
             yield from _epochs(part, adjacency, others)
         return
-    first, hits = _hits(part, group)
+    found = _hits(part, group)
+    if found is None:
+        return
+    first, hits = found
     one, other = _sums(part, adjacency, first, hits, others)
     scaled = ([(shift / sigma, weight) for shift, weight in side] for side in (one, other))
     yield _pair(*scaled), releases(part)
 
 
-def _hits(part: Rounds, group: int) -> tuple[int, Array]:
+def _hits(part: Rounds, group: int) -> tuple[int, Array] | None:
+    """How often the records are in a batch, from the first number; None: no attack is known."""
     match part.sampling:
         case Poisson(rate=rate) | CyclicPoisson(rate=rate):
             found = binomial(group, rate)
         case WithoutReplacement(batch=batch, examples=examples):
             found = hypergeometric(group, batch, examples)
-        case _:
-            assert isinstance(part.sampling, FullBatch)
+        case FullBatch():
             return group, np.ones(1)
+        case _:
+            return None
     return found.first, found.weights
 
 
