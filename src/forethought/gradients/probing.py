@@ -36,6 +36,8 @@ Computed = list[Once] | dict[str, Term]
 Compute = Callable[[Any, int, Blocks], Computed]
 # The weights themselves, and the same with noise: zeros would hide what they are multiplied with.
 _WEIGHTS = 2
+# At least so many examples are compared: in short blocks few are at the places that differ.
+_ROWS = 256
 # How inputs and targets are made up, and below what whole numbers are: the first that the model
 # takes. A run is tried on zeros before it starts, so these it does take.
 _KINDS = (("normal", "uniform", 2), ("uniform", "uniform", 1), ("zero", "zero", 1))
@@ -139,15 +141,17 @@ def _alike(blocks: Blocks, model: nn.Module, data: Any, copies: int, compute: Co
     generator = torch.Generator().manual_seed(len(blocks.sizes) + blocks.sizes[-1])
     most = blocks.sizes[-1]
     kinds = iter(_KINDS)
-    rows = _made_up(data, most * copies, next(kinds), generator)
+    kind: tuple[str, str, int] | None = next(kinds)
+    rows: Any = None
 
     def run(index: Tensor) -> list[Tensor]:
         whole = (index.unsqueeze(1) * copies + torch.arange(copies)).flatten()
         return watched(compute, trees.select(rows, whole), len(index), len(index), blocks, model)
 
-    for turn in range(_WEIGHTS):
-        if turn:
+    for turn in range(max(_WEIGHTS, _ROWS // most)):
+        if turn == 1:
             _disturb(model, generator)
+        rows = _made_up(data, most * copies, kind, generator)
         expected: list[Tensor] | None = None
         while expected is None:
             try:
@@ -255,7 +259,7 @@ def _disturb(model: nn.Module, generator: torch.Generator) -> None:
             parameter.data.add_(noise.to(parameter))
 
 
-def _made_up(data: Any, size: int, kind: tuple[str, str, int], generator: torch.Generator) -> Any:
+def _made_up(data: Any, size: int, kind: Any, generator: torch.Generator) -> Any:
     of_inputs, of_targets, most = kind
 
     def tree(given: Any, kind: str) -> Any:
