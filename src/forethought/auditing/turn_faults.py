@@ -39,22 +39,16 @@ def _in_order() -> AbstractContextManager[None]:
 
 def _dealt_anew() -> AbstractContextManager[None]:
     """Parts change after every cycle."""
-    original = sampling._Turns
+    turns = sampling._Turns
 
     def draw(self: Any, index: int) -> Any:
-        cycle = (index - self._first) // self._sampling.parts
-        moved = original(self._sampling, self.examples, self._stream, self._first + 7919 * cycle)
-        part = moved._dealt[(index - self._first) % self._sampling.parts]
+        cycle, turn = divmod(index - self._first, self._sampling.parts)
+        examples = len(self._dealt._order)
+        moved = turns(self._sampling, examples, self._stream, self._first + 7919 * cycle)
+        part = moved._dealt[turn]
         return part[sampling._poisson(len(part), self._sampling.rate, self._stream.at(index))]
 
-    class Moving(original):  # type: ignore[misc, valid-type]
-        def __init__(self, kind: Any, examples: int, stream: Any, first: int) -> None:
-            super().__init__(kind, examples, stream, first)
-            self.examples = examples
-
-        __call__ = draw
-
-    return replaced((sampling, "_Turns", Moving))
+    return replaced((turns, "__call__", draw))
 
 
 def _uncorrelated() -> AbstractContextManager[None]:
