@@ -24,12 +24,14 @@ ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.11", "3.12", "3.13")
 ROOMS = ("tests/accounting", "tests/planning", "tests/published", "tests/data", "tests/exchange")
 # Of these, what is about networks or tensors; in the other rooms a test that loads torch fails.
+WITH_TORCH = r"^(import|from) (torch|onnx|forethought\.rounds)\b"
 ON_TENSORS = (
     ROOT / "tests" / "planning" / "test_defaults.py",
     *(
         path
-        for path in sorted((ROOT / "tests" / "data").glob("test_*.py"))
-        if re.search(r"^(import|from) torch\b", path.read_text(encoding="utf-8"), re.MULTILINE)
+        for room in ROOMS
+        for path in sorted((ROOT / room).rglob("*.py"))
+        if re.search(WITH_TORCH, path.read_text(encoding="utf-8"), re.MULTILINE)
     ),
 )
 WITHOUT_TORCH = (*ROOMS, *(f"--ignore={path.relative_to(ROOT)}" for path in ON_TENSORS))

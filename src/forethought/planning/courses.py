@@ -160,6 +160,7 @@ def course_of(
     """
     one_of("noise_schedule", noise, get_args(NoiseScheduleName))
     one_of("size_schedule", sizes, get_args(SizeScheduleName))
+    one_of("sampling", sampling, tuple(SAMPLINGS))
     if fall is not None and noise == "constant":
         raise PlanError('noise_fall= goes with noise_schedule="geometric" or another')
     if growth is not None and sizes not in ("linear", "geometric"):
