@@ -52,7 +52,7 @@ def crafted(here: Place, there: Place) -> tuple[nn.Linear, torch.Tensor, float]:
     return best[1:]
 
 
-def moved(before: tuple, after: tuple, model: nn.Linear, micro_batch: int | None) -> float:
+def moved(before: tuple, after: tuple, model: nn.Module, micro_batch: int | None) -> float:
     """How far the sum of a round is from that of another, in units of C."""
     count = len(before[0])
     chosen = Round(
@@ -61,10 +61,11 @@ def moved(before: tuple, after: tuple, model: nn.Linear, micro_batch: int | None
     how = Gradients(absolute, clipping.flat, micro_batch)
     sums = []
     for x, y in (before, after):
-        into = {"weight": torch.zeros_like(model.weight, dtype=torch.float64)}
+        ((name, weight),) = model.named_parameters()
+        into = {name: torch.zeros_like(weight, dtype=torch.float64)}
         batch = Batch(np.arange(len(x)), None, len(x))
         ExampleGradients().add(into, model, TensorRecords(x, y), batch, chosen, how)
-        sums.append(into["weight"])
+        sums.append(into[name])
     return float((sums[1] - sums[0]).norm()) / C
 
 
@@ -86,3 +87,26 @@ def test_a_record_more_in_front_of_micro_batches(micro_batch: int, count: int) -
     model, record, target = crafted((micro_batch - 1, micro_batch), (0, micro_batch))
     every = records(record, target, count + 1, range(micro_batch, count + 1, micro_batch))
     assert moved((every[0][1:], every[1][1:]), every, model, micro_batch) <= 1.0
+
+
+class Branching(nn.Module):
+    """A linear model that does, for large inputs, what no example can do beside others."""
+
+    def __init__(self, inner: nn.Linear) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if bool(x[..., 0].sum() > 1000):
+            x = x + torch.func.grad(lambda v: (v * 0.0).sum())(torch.ones(()))
+        return self.inner(x)
+
+
+def test_one_example_that_cannot_run_beside_others_does_not_move_them() -> None:
+    """The others would go one at a time because of it: with other bits than they had."""
+    model, record, target = crafted((3, 64), (0, 1))
+    x, y = records(record, target, 64, range(64))
+    rare = torch.cat([x, record.new_full((1, record.numel()), 2000.0)]), torch.cat([y, y[:1]])
+    with pytest.raises(ValueError, match="micro_batch=1"):
+        moved((x, y), rare, Branching(model), None)
+    assert moved((x, y), rare, Branching(model), 1) <= 1.0

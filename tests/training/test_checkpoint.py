@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,20 @@ def test_state_that_cannot_be_stored_is_named() -> None:
     optimizer.state[model.weight]["history"] = [torch.zeros(2)]
     with pytest.raises(TypeError, match="keeps 'history' as"):
         optimizer_state(optimizer)
+
+
+def test_a_release_that_is_not_written_whole_is_not_made(tmp_path: Path) -> None:
+    """A full disk takes a part of an entry: it is cut off again, and the release refused."""
+    released = ReleasedRounds(tmp_path)
+    released.note(0, b"a" * 32)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60, hard))
+        for _ in range(2):  # a short write, and none at all
+            with pytest.raises(OSError):
+                released.note(1, b"b" * 32)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    released.note(2, b"c" * 32)
+    released.close()
+    assert ReleasedRounds.peek(tmp_path) == {0: 1, 2: 1}

@@ -23,7 +23,7 @@ from forethought.gradients import (
     trees,
 )
 from forethought.gradients.batch import LONG, Batch
-from forethought.gradients.blocks import repeated
+from forethought.gradients.blocks import MULTIPLES, repeated
 from forethought.gradients.control import (
     Asking,
     Parted,
@@ -97,6 +97,14 @@ def _split(index: Tensor | None, parted: Parted, count: int) -> list[Tensor]:
     return places if index is None else [index[mine] for mine in places]
 
 
+_NOT_BESIDE_OTHERS = (
+    "an example of this batch cannot run beside others ({}), and made-up ones could before the "
+    "first round. If all went one at a time because of it, they would have other last bits, which "
+    "can move a sum by more than the clipping norm. Train with micro_batch=1 (every example by "
+    "itself, always), or leave what cannot run out of the model"
+)
+
+
 class _Attempt:
     """One batch's passes, until every lane has run to its end."""
 
@@ -121,6 +129,7 @@ class _Attempt:
         self._parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
         self._surroundings: Surroundings | None = None
         self._masks: Masks | None = None
+        self._unable: Exception | None = None
 
     def _survey(self) -> Surroundings:
         """Note what Python could remember, before it learns anything of the examples."""
@@ -148,6 +157,8 @@ class _Attempt:
         parts = None if alone else self._parts(self._pass)
         if parts is None:
             rows = self._one_at_a_time(True)
+            if not alone and self._tried():
+                raise Refused(_NOT_BESIDE_OTHERS.format(self._unable))
             return {name: Separate(torch.stack(of_name)) for name, of_name in rows.items()}
         if len(parts) == 1:
             return dict(parts[0][1])
@@ -162,6 +173,14 @@ class _Attempt:
             )
             for name in self.trained
         }
+
+    def _tried(self) -> bool:
+        """Whether examples ran beside others before, in blocks, with the bits that they have there.
+
+        Alone they may have others, so one example's failure must not be what the others go by.
+        """
+        blocks = self.batch.blocks
+        return blocks is not MULTIPLES and blocks.sizes != (1,) and WATCH.get() is None
 
     def losses(self) -> Tensor:
         """Every lane's loss, without gradients."""
@@ -203,6 +222,7 @@ class _Attempt:
                     raise Refused(str(error)).with_traceback(error.__traceback__) from None
                 refusals.own_fault(error)
                 self._say_slow(error)
+                self._unable = error
                 return None
             self._generators.restore()
 

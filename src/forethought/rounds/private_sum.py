@@ -296,8 +296,9 @@ class PrivateRounds:
         # Correlated noise hides the sums so far: C times what was released is C times them, plus z.
         so_far = (chosen.index, count, inputs, self.bound[-1:])
         bound = self._noise.bind(self._about(chosen) + encoded(so_far), vector)
-        self.team.require_equal(bound, "sum")
+        # Written down first: behind the barrier every process draws noise.
         releases = self._releases(chosen.index, bound)
+        self.team.require_equal(bound, "sum")
         if self._remembers:
             self.bound.append(bound)
         correlated = self._correlated_noise(chosen)

@@ -14,6 +14,7 @@ release of its round, which the list shows and the statement counts.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -172,10 +173,22 @@ class ReleasedRounds:
 
         Returns:
             How many releases of the round there are with this one; the same one counts once.
+
+        Raises:
+            OSError: it could not be written whole (a full disk): nothing may be released.
         """
         known = self._bound.get(index, [])
         if bound not in known:
-            self._file.write(index.to_bytes(8, "little") + bound)
+            end = self._file.tell()
+            written = 0
+            try:
+                written = self._file.write(index.to_bytes(8, "little") + bound)
+            finally:
+                if written != _ENTRY:
+                    self._file.truncate(end)
+                    self._file.seek(end)
+            if written != _ENTRY:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
             known.append(bound)
         return len(known)
 
