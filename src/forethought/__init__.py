@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 # It is read when torch computes its first product; gradients/probing.py finds out if it was not.
 os.environ.setdefault("MKL_CBWR", "AUTO")
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from forethought import accounting as accounting
