@@ -8,6 +8,7 @@ lower bound on δ, short of the stated false-alarm rate, whatever the accountant
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -153,12 +154,33 @@ def false_facts(sampling: Sampling, examples: int = 12) -> list[str]:
             expected[case] = expected.get(case, 0.0) + sampling.turn(place) * chance
     places, often = times[..., 0].argmax(-1), times[..., 0].max(-1)
     faults += _unlike(list(zip(places * (often > 0), often, strict=True)), expected, "hits(1)")
+    faults += _dependent(sampling, examples)
     if rounds == 1:
         for records in (2, 3):
             together = [(0, k) for k in times[:, 0, :records].sum(-1)]
             chances = {(0, k): chance for k, chance in enumerate(law(sampling, records))}
             faults += _unlike(together, chances, f"hits({records})")
     return faults
+
+
+def _dependent(sampling: Sampling, examples: int) -> list[str]:
+    """What a record's second epoch has to do with its first, beyond the turn that it may keep."""
+    rounds, chances = sampling.rounds_per_epoch, law(sampling, 1)
+    times = drawn(sampling, examples, 2 * rounds).times[..., 0].reshape(-1, 2, rounds)
+    often = times.max(-1)
+    seen = np.where(often > 0, times.argmax(-1) * len(chances) + often, 0)
+    # Of every turn what may come of it, by its chance; never being there is one case.
+    turns = [
+        [(place * len(chances) + k if k else 0, chance) for k, chance in enumerate(chances)]
+        for place in range(rounds)
+    ]
+    expected: dict[tuple[int, int], float] = {}
+    for first in range(rounds):
+        for second in range(rounds) if sampling.redealt else [first]:
+            both = sampling.turn(first) * (sampling.turn(second) if sampling.redealt else 1.0)
+            for (one, p), (other, q) in itertools.product(turns[first], turns[second]):
+                expected[one, other] = expected.get((one, other), 0.0) + both * p * q
+    return _unlike([(int(a), int(b)) for a, b in seen], expected, "being independent of it")
 
 
 def law(sampling: Sampling, records: int) -> list[float]:

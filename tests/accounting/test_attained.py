@@ -12,9 +12,18 @@ from scipy.stats import norm
 
 from forethought.accounting import exact
 from forethought.accounting.attained import OPPOSITE, ZEROS, _composed, _lower, attained
+from forethought.accounting.pld.pairs import replacing
 from forethought.accounting.statement import account, truth
-from forethought.mechanism import Mechanism, Rounds
-from forethought.samplings import FullBatch, Poisson, RandomAllocation, Shuffled, WithoutReplacement
+from forethought.mechanism import Correlated, Mechanism, Rounds, UnsupportedMechanismError
+from forethought.samplings import (
+    CyclicPoisson,
+    FullBatch,
+    Poisson,
+    RandomAllocation,
+    Shuffled,
+    WithoutReplacement,
+)
+from forethought.strategies import Banded
 
 SIGMA = 1.3
 
@@ -71,7 +80,7 @@ def test_deals_to_groups_enumerated(group, groups):
     # Full batches, so that no group's emptiness matters to what is enumerated here.
     one, other = sums([1.0] * group, group, groups), Counter({-float(groups): 1.0})
     mechanism = Mechanism(Rounds(SIGMA, 1, FullBatch(), "group", groups=groups))
-    found = _lower(_composed(mechanism, group, ZEROS), 1e-3)
+    found = _lower(_composed(mechanism, group, OPPOSITE), 1e-3)
     assert delta_of(one, other, found) == pytest.approx(1e-3, rel=3e-3)
 
 
@@ -116,3 +125,34 @@ def test_a_statement_says_what_data_attain_and_how_far_below_that_is():
     assert value.endswith(made.attained.data)
     assert float(factor.split()[2]) >= made.epsilon.upper / made.attained.epsilon
     assert account(Mechanism(Rounds(0.0, 1, FullBatch())), 1e-5).attained is None
+
+
+def test_of_parts_that_nobody_is_told_nothing_is_claimed():
+    """One epoch of ten parts, all of each, is random allocation, which proves half of one turn."""
+    parts = Rounds(1.0, 10, CyclicPoisson(1.0, 10))
+    dealt = exact.epsilon(Mechanism(Rounds(1.0, 10, RandomAllocation(10))), 1e-5)
+    assert attained(Mechanism(parts), 1e-5).epsilon <= dealt.upper
+    turns = Correlated(1.0, 10, CyclicPoisson(1.0, 10), strategy=Banded((1.0, 0.5)))
+    assert attained(Mechanism(turns), 1e-5).epsilon <= dealt.upper
+
+
+def test_rounds_without_noise_attain_everything_only_where_a_record_is_always_in_them():
+    assert attained(Mechanism(Rounds(0.0, 1, FullBatch())), 1e-5).epsilon == math.inf
+    assert attained(Mechanism(Rounds(0.0, 1, Poisson(1e-7))), 1e-5).epsilon == 0
+
+
+@pytest.mark.parametrize("sampling", [FullBatch(), Poisson(0.05), RandomAllocation(12)], ids=str)
+def test_groups_move_twice_as_far_only_where_the_others_point_the_other_way(sampling):
+    mechanism = Mechanism(Rounds(2.5, 48, sampling, "group"), adjacency="zero-out")
+    assert attained(mechanism, 1e-5).data.endswith(OPPOSITE)
+
+
+def test_a_lone_blanked_record_leaves_nobody_to_point_the_other_way():
+    alone = Mechanism(Rounds(2.5, 10, Shuffled(1, 10), "group"), adjacency="zero-out")
+    single = Mechanism(Rounds(2.5, 10, Shuffled(1, 10)), adjacency="zero-out")
+    assert attained(alone, 1e-5).epsilon == attained(single, 1e-5).epsilon
+
+
+def test_hits_that_replace_nobody_are_refused_where_a_blank_is_taken_for_half_way():
+    with pytest.raises(UnsupportedMechanismError, match="Poisson"):
+        replacing(Rounds(1.0, 50, Poisson(0.5)), "zero-out", 1)

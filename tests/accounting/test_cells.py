@@ -11,7 +11,7 @@ import json
 import sys
 from itertools import product
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import jsonschema
 import pytest
@@ -33,7 +33,7 @@ from forethought.mechanism import (
     UnsupportedMechanismError,
 )
 from forethought.rounds.sampling import SAMPLERS
-from forethought.samplings import SAMPLINGS, SamplingName
+from forethought.samplings import SAMPLINGS, Poisson, SamplingName
 from forethought.strategies import STRATEGIES, Banded, BufferedToeplitz
 
 
@@ -143,6 +143,21 @@ def test_no_cell_certifies_less_than_an_attack_on_drawn_batches(cell: tuple[str,
 def test_batches_follow_what_a_sampling_says_of_them(kind: str) -> None:
     """One false alarm in 10⁷ for each of its facts."""
     assert drawn.false_facts(drawn.instance(kind)) == []
+
+
+def test_batches_that_come_twice_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every batch is used in two rounds, and each round by itself is what it should be."""
+    draws = SAMPLERS[Poisson]
+
+    def echoed(*given: Any) -> Any:
+        draw = draws(*given)
+        return lambda index: draw(index - index % 2)
+
+    monkeypatch.setitem(SAMPLERS, Poisson, echoed)
+    drawn.drawn.cache_clear()
+    (fault,) = drawn.false_facts(drawn.instance("poisson"))
+    drawn.drawn.cache_clear()
+    assert "independent" in fault
 
 
 @pytest.mark.parametrize("cell", [c for c in SUPPORTED if SAMPLINGS[c[0]] in CURVES], ids="-".join)

@@ -7,14 +7,15 @@ direction where a batch's size is fixed, so that a hit takes the place of one of
 groups a group's update points one way where it holds a differing record and the other way where it
 holds none; k records of a batch are dealt to groups at random. Records of a group that differs all
 say the same. What is not on the line is left out, which only helps the mechanism (post-processing):
-of a shuffled epoch what is beyond whole batches, of correlated noise turns that are not over.
+of a shuffled epoch what is beyond whole batches. Where records belong to parts that nobody is told
+no attack is claimed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import ndtr
@@ -73,7 +74,8 @@ def attained(mechanism: Mechanism, delta: float, group: int = 1) -> Attained:
     """
     theorem = exact.epsilon(mechanism, delta, group)
     if not all(part.noise_multiplier > 0 for part in mechanism):
-        return Attained(theorem.lower, ZEROS)
+        bare = any(p.noise_multiplier == 0 and p.sampling == FullBatch() for p in mechanism)
+        return Attained(math.inf if bare else 0.0, ZEROS)
     proven = parts(mechanism, group)
     best = Attained(0.0, ZEROS)
     for many in sorted({1, group}):
@@ -135,7 +137,8 @@ def _on_a_line(
 def _hits(part: Rounds, group: int) -> tuple[int, Array] | None:
     """How often the records are in a batch, from the first number; None: no attack is known."""
     match part.sampling:
-        case Poisson(rate=rate) | CyclicPoisson(rate=rate):
+        # Of several parts nobody is told which a record is in: no attack on these is known to us.
+        case Poisson(rate=rate) | CyclicPoisson(rate=rate, parts=1):
             found = binomial(group, rate)
         case WithoutReplacement(batch=batch, examples=examples):
             found = hypergeometric(group, batch, examples)
@@ -158,9 +161,10 @@ def _sums(
     still, mirrored = [(0.0, 1.0)], [(-place, weight) for place, weight in law]
     fixed, grouped = isinstance(part.sampling, WithoutReplacement), part.clipping == "group"
     # Whether what says nothing of the records says the opposite, so that a hit moves twice as far.
-    twice_as_far = others == OPPOSITE and fixed and (not grouped or _filled(part))
-    if grouped and not fixed:
-        twice_as_far = others == OPPOSITE or adjacency != "replace-one"
+    most = first + hits.size - 1
+    twice_as_far = others == OPPOSITE and (
+        _filled(part, most) if grouped and fixed else grouped or fixed
+    )
     if twice_as_far:
         # A blank is half as far.
         blank = law if adjacency == "zero-out" and not grouped else still
@@ -168,9 +172,12 @@ def _sums(
     return law, mirrored if adjacency == "replace-one" else still
 
 
-def _filled(part: Rounds) -> bool:
-    assert isinstance(part.sampling, WithoutReplacement)
-    return part.groups is None or part.sampling.batch >= _FULL * part.groups or part.groups == 1
+def _filled(part: Rounds, records: int) -> bool:
+    """Whether every group of a batch holds others beside ``records`` that differ."""
+    assert isinstance(part.sampling, WithoutReplacement | Shuffled)
+    if part.groups is None or part.groups == 1:
+        return part.sampling.batch > records
+    return part.sampling.batch >= _FULL * part.groups + records
 
 
 def _dealt(part: Rounds, records: int) -> list[tuple[float, float]]:
@@ -230,14 +237,15 @@ def _epochs(
     """A record is in one round of an epoch, as likely in each."""
     sampling = part.sampling
     assert isinstance(sampling, RandomAllocation | Shuffled)
+    grouped = part.clipping == "group"
     if isinstance(sampling, Shuffled):
         length = sampling.examples // sampling.batch
         rounds = length + (1 if sampling.examples % sampling.batch else 0)
-        fixed = others == OPPOSITE and adjacency == "replace-one"
+        far = _filled(part, 1) if grouped else adjacency == "replace-one"
     else:
         length = rounds = sampling.rounds
-        fixed = False
-    move = 2.0 if part.clipping == "group" or fixed else 1.0
+        far = grouped
+    move = 2.0 if far and others == OPPOSITE else 1.0
     distance = move / part.noise_multiplier
     whole, rest = divmod(part.count, sampling.rounds_per_epoch)
     for used, count in ((length, whole), (min(rest, length), 1)):
@@ -247,12 +255,8 @@ def _epochs(
 
 
 def _turns(part: Correlated, adjacency: Adjacency) -> Iterator[tuple[Pair | Epoch | Law, int]]:
-    """Every turn of one record; where turns are sampled, those that are over."""
-    sampling = part.sampling
-    if isinstance(sampling, CyclicPoisson) and sampling.rate < 1:
-        over = part.count - part.count % sampling.parts
-        if not over:
-            return
-        part = replace(part, count=over)
+    """Every round of one record."""
+    if isinstance(part.sampling, CyclicPoisson) and part.sampling.parts > 1:
+        return  # nobody is told which part a record is in
     plain = uncorrelated(part, 1)
     yield from _on_a_line(plain, adjacency, 1, ZEROS)

@@ -129,6 +129,12 @@ def replacing(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
     """Rounds in which hits replace something, and every two of the three sums are near."""
     plain, count = _combined(rounds, adjacency, group)
     blanked = adjacency == "zero-out" and rounds.clipping == "example"
+    if blanked and not rounds.sampling.exchanges:
+        raise UnsupportedMechanismError(
+            f"a blanked record of {type(rounds.sampling).__name__} takes nobody's place: "
+            "its rounds need another dominating pair than that of hits which replace something "
+            "(one_sided, where hits are independent)"
+        )
     if plain.symmetric and not blanked:
         return plain, count
     up, missed, hits = shifts_of(rounds, group, lambda k: reach(rounds, adjacency, k))
