@@ -97,7 +97,7 @@ def _split(index: Tensor | None, parted: Parted, count: int) -> list[Tensor]:
     return places if index is None else [index[mine] for mine in places]
 
 
-_NOT_BESIDE_OTHERS = (
+_ONLY_ALONE = (
     "an example of this batch cannot run beside others ({}), and made-up ones could before the "
     "first round. If all went one at a time because of it, they would have other last bits, which "
     "can move a sum by more than the clipping norm. Train with micro_batch=1 (every example by "
@@ -158,7 +158,7 @@ class _Attempt:
         if parts is None:
             rows = self._one_at_a_time(True)
             if not alone and self._tried():
-                raise Refused(_NOT_BESIDE_OTHERS.format(self._unable))
+                raise Refused(_ONLY_ALONE.format(self._unable))
             return {name: Separate(torch.stack(of_name)) for name, of_name in rows.items()}
         if len(parts) == 1:
             return dict(parts[0][1])
