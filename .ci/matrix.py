@@ -6,7 +6,8 @@ Python gets torch and runs all quick tests; that downloads gigabytes where there
 ``--ends`` leaves the Pythons alone and takes the oldest and the newest versions that pyproject.toml
 allows of what the numbers come from (torch, transformers, scikit-learn, polars and the like), each
 in an environment of its own, and runs the quick tests of the rooms that they reach. An environment
-is kept as long as its requirements are the same: ``--fresh`` asks for newer releases.
+is kept as long as its requirements are the same: ``--fresh`` asks for newer releases, ``--install``
+makes environments for a later run.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -84,68 +86,89 @@ def end(oldest: bool) -> list[str]:
     return found
 
 
-def run(name: str, python: Path, wanted: list[str], tests: tuple[str, ...], keep: bool) -> bool:
-    """Whether tests pass in an environment with what is wanted; ``keep``: it may be there."""
-    place = ROOT / "build" / name
-    inside, made = place / "bin" / "python", place / "installed.txt"
-    install = [inside, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT / "src"),
-        "OMP_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-    }
-    commands = [[inside, "-m", "pytest", *PYTEST, *tests]]
-    if not (keep and made.is_file() and made.read_text(encoding="utf-8").split() == wanted):
-        commands = [
-            [python, "-m", "venv", "--clear", place],
-            [*install, "--upgrade", "pip>=25.1"],
-            [*install, *wanted],
-            *commands,
-        ]
-    for command in commands:
-        if command is commands[-1] and place.is_dir():
-            made.write_text("\n".join(map(str, wanted)), encoding="utf-8")
-        done = subprocess.run(list(map(str, command)), cwd=ROOT, env=environment, check=False)
-        if done.returncode:
-            print(f"{name}: failed at {' '.join(map(str, command))}", flush=True)
+@dataclass(frozen=True)
+class Environment:
+    """Something to run tests in: where it is, what it holds, and the tests."""
+
+    name: str
+    python: Path
+    wanted: list[str]
+    tests: tuple[str, ...]
+
+    def ready(self, fresh: bool) -> bool:
+        """Install what is wanted, where it is not there; whether it is then."""
+        place = ROOT / "build" / self.name
+        inside, made = place / "bin" / "python", place / "installed.txt"
+        if not fresh and made.is_file() and made.read_text(encoding="utf-8") == self._said():
+            return True
+        install = [inside, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        done = (
+            self._done([self.python, "-m", "venv", "--clear", place])
+            and self._done([*install, "--upgrade", "pip>=25.1"])
+            and self._done([*install, *self.wanted])
+        )
+        if done:
+            made.write_text(self._said(), encoding="utf-8")
+        return done
+
+    def passes(self) -> bool:
+        """Whether the tests pass there."""
+        inside = ROOT / "build" / self.name / "bin" / "python"
+        if done := self._done([inside, "-m", "pytest", *PYTEST, *self.tests]):
+            print(f"{self.name}: passed", flush=True)
+        return done
+
+    def _said(self) -> str:
+        return "\n".join(self.wanted)
+
+    def _done(self, command: list[str | Path]) -> bool:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT / "src"),
+            "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+        }
+        words = list(map(str, command))
+        if subprocess.run(words, cwd=ROOT, env=environment, check=False).returncode:
+            print(f"{self.name}: failed at {' '.join(words)}", flush=True)
             return False
-    print(f"{name}: passed", flush=True)
-    return True
+        return True
 
 
-def run_ends(fresh: bool) -> bool:
-    """Whether the rooms pass with the oldest and with the newest versions."""
+def ends() -> list[Environment]:
+    """With the oldest and with the newest versions."""
     python = next(filter(None, map(interpreter, PYTHONS)), None)
     if python is None:
-        print(f"none of the Pythons {', '.join(PYTHONS)} is on this machine", flush=True)
-        return False
-    passed = [run(n, python, end(n == "oldest"), REACHED, not fresh) for n in ("oldest", "newest")]
-    return all(passed)
+        raise SystemExit(f"none of the Pythons {', '.join(PYTHONS)} is on this machine")
+    return [Environment(n, python, end(n == "oldest"), REACHED) for n in ("oldest", "newest")]
+
+
+def pythons(everything: bool, left_out: str) -> list[Environment]:
+    """With every Python that is here."""
+    tests = ("tests",) if everything else WITHOUT_TORCH
+    wanted = ["-c", str(ROOT / "constraints.txt"), *requirements(everything)]
+    found = []
+    for version in PYTHONS:
+        python = None if version == left_out else interpreter(version)
+        if python is not None:
+            found.append(Environment(f"python{version}", python, wanted, tests))
+        elif version != left_out:
+            print(f"Python {version}: not on this machine, not tested", flush=True)
+    return found
 
 
 def main() -> int:
-    """Exit status 0 when every Python that is here passes."""
+    """Exit status 0 when every environment that can be made passes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--all", action="store_true", help="run the rooms that need torch as well")
     parser.add_argument("--ends", action="store_true", help="oldest and newest versions instead")
-    parser.add_argument("--fresh", action="store_true", help="of these, install everything again")
+    parser.add_argument("--fresh", action="store_true", help="install everything again")
+    parser.add_argument("--install", action="store_true", help="install only, and run no test")
     parser.add_argument("--except", dest="left_out", default="", help="a version to leave out")
     options = parser.parse_args()
-    if options.ends:
-        return 0 if run_ends(options.fresh) else 1
-    good = True
-    tests = ("tests",) if options.all else WITHOUT_TORCH
-    wanted = ["-c", str(ROOT / "constraints.txt"), *requirements(options.all)]
-    for version in PYTHONS:
-        if version == options.left_out:
-            continue
-        python = interpreter(version)
-        if python is None:
-            print(f"Python {version}: not on this machine, not tested", flush=True)
-        else:
-            good &= run(f"python{version}", python, wanted, tests, keep=False)
-    return 0 if good else 1
+    chosen = ends() if options.ends else pythons(options.all, options.left_out)
+    good = [one.ready(options.fresh) and (options.install or one.passes()) for one in chosen]
+    return 0 if all(good) else 1
 
 
 if __name__ == "__main__":
