@@ -316,7 +316,7 @@ def test_a_linear_models_scores_carry_the_noise_that_the_rule_allows(
     assert score == pytest.approx(defaults.SCORE_NOISE) or longest == pytest.approx(most)
 
 
-def test_scaled_features_train_the_same_scores() -> None:
+def test_scaled_features_train_the_same_scores(noise_by_round: None) -> None:
     """Features ten times larger want weights ten times smaller, nothing else."""
     reseed(0)
     inputs, targets = randn(400, 30) * 3, randint(0, 2, (400,))
