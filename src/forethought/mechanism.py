@@ -212,6 +212,7 @@ class Mechanism(Stored):
 
     ``m1 + m2`` composes. Neighbouring equal rounds are merged, so the same run is the same value.
 
+    >>> from forethought.samplings import FullBatch
     >>> Mechanism(Rounds(1.0, 2, FullBatch())) + Mechanism(Rounds(1.0, 3, FullBatch()))
     Mechanism(Rounds(noise_multiplier=1.0, count=5, sampling=FullBatch(), clipping='example',
               groups=None), adjacency='add-or-remove')

@@ -47,7 +47,7 @@ def calibrate(
         ValueError: both ends of the bracket meet the budget, or neither does.
         UnsupportedMechanismError: as in :func:`forethought.accounting.exact.epsilon`.
 
-    >>> from forethought.mechanism import FullBatch
+    >>> from forethought.samplings import FullBatch
     >>> def once(sigma: float) -> Mechanism:
     ...     return Mechanism(Rounds(sigma, 1, FullBatch()))
     >>> sigma = calibrate(once, Budget(1, 1e-5), (0.5, 50))

@@ -42,7 +42,8 @@ class GaussianFilter:
         budget: what the whole run may cost, whatever is chosen.
         adjacency: under which every round is accounted.
 
-    >>> from forethought.mechanism import Budget, FullBatch, Rounds
+    >>> from forethought.mechanism import Budget, Rounds
+    >>> from forethought.samplings import FullBatch
     >>> ledger = GaussianFilter(Budget(1.0, 1e-5))
     >>> ledger.affordable(Rounds(100.0, 1, FullBatch()))
     718
