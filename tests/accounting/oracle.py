@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import product
 
 import numpy as np
 from scipy.stats import norm
@@ -262,23 +263,34 @@ def truth(
 ) -> Truth:
     """log δ(``level``) of the dominating pairs named in the documentation, whichever proves less.
 
-    The error is infinite where the convolution cannot be trusted at all.
+    Each part may have the pair that is told how many hit, where there is one, or the one that is
+    not. The error is infinite where the convolution cannot be trusted at all.
     """
-    one = _truth(mechanism, level, group, size, points, count_told=True)
-    if all(told(rounds, mechanism.adjacency, group) is None for rounds in mechanism):
-        return one
-    other = _truth(mechanism, level, group, size, points, count_told=False)
-    if math.isinf(other.error):
-        return Truth(one.log_delta, math.inf)
-    return min(one, other, key=lambda found: found.log_delta)
+    either = [
+        (True, False) if told(rounds, mechanism.adjacency, group) is not None else (False,)
+        for rounds in mechanism
+    ]
+    choices = list(product(*either))
+    if len(choices) > 64:  # the accountant then has one for all parts
+        choices = [tuple(one[0] for one in either), (False,) * len(either)]
+    found = [_truth(mechanism, level, group, size, points, choice) for choice in choices]
+    least = min(found, key=lambda one: one.log_delta)
+    if any(math.isinf(one.error) for one in found):
+        return Truth(least.log_delta, math.inf)
+    return least
 
 
 def _truth(
-    mechanism: Mechanism, level: float, group: int, size: int, points: int, count_told: bool
+    mechanism: Mechanism,
+    level: float,
+    group: int,
+    size: int,
+    points: int,
+    choice: tuple[bool, ...],
 ) -> Truth:
-    """By the pair that is told how many hit, where there is one, or by the one that is not."""
+    """By one pair for each part; ``choice``: whether it is the one that is told how many hit."""
     forward, backward, gaussian = [], [], 0.0
-    for rounds in mechanism:
+    for rounds, count_told in zip(mechanism, choice, strict=True):
         hidden = told(rounds, mechanism.adjacency, group) if count_told else None
         if hidden is not None:
             loss, log_p, log_q = told_losses(hidden[0], points)
