@@ -129,7 +129,7 @@ class _Attempt:
         self._parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
         self._surroundings: Surroundings | None = None
         self._masks: Masks | None = None
-        self._unable: Exception | None = None
+        self._unable: BaseException | None = None
 
     def _survey(self) -> Surroundings:
         """Note what Python could remember, before it learns anything of the examples."""
