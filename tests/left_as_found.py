@@ -19,6 +19,8 @@ _CLASSES = (
 )
 # Pytest's and torch's own; and what importing the room for networks asks of grpc, once.
 _NOT_OURS = ("PYTEST_", "GRPC_SSL_CIPHER_SUITES", "TORCH")
+# What peft leaves set where it cannot compile the kernel of its BOFT layers.
+_PEFTS = ("CC", "CXX")
 # What may change: caches and what is worked out on first use, by module and name.
 CACHES: frozenset[tuple[str, str]] = frozenset()
 
@@ -70,7 +72,9 @@ def _torchs(value: Any) -> bool:
 def settings() -> dict[str, Any]:
     """What torch, numpy and the system are set to."""
     environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(_NOT_OURS)
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_NOT_OURS) and name not in _PEFTS
     }
     found: dict[str, Any] = {"environment": environment}
     if numpy := sys.modules.get("numpy"):

@@ -64,7 +64,7 @@ def on_other_machines(module: str, features: str, chunks: tuple[int, int]) -> It
         )
         run = subprocess.run(
             [sys.executable, "-c", script],
-            env={**os.environ, **variables},
+            env={**os.environ, **variables, "PYTHONPATH": os.pathsep.join(sys.path)},
             capture_output=True,
             text=True,
             timeout=300,
