@@ -10,7 +10,7 @@ import time
 
 import forethought as ft
 from forethought.accounting.adaptive import search_epsilon
-from forethought.accounting.gaussian import gaussian_delta
+from forethought.accounting.closed_bounds import gaussian_delta
 from forethought.mechanism import Adjacency, Mechanism
 from forethought.planning.search_plans import plan_tuning
 from forethought.samplings import Sampling

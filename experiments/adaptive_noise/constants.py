@@ -21,7 +21,7 @@ from repeat import Way, minimum, paths, risks
 from sets import CHECKED, OTHERS, Task, fetch
 
 from forethought import Budget, convex
-from forethought.accounting.gaussian import gaussian_mu
+from forethought.accounting.closed_bounds import gaussian_mu
 from forethought.convex.problems import Problem
 from forethought.convex.recipe import CONSTANTS, Constants, Recipe, recipe
 

@@ -21,7 +21,7 @@ from sets import fetch
 
 from forethought import Budget, Mechanism, Poisson, Rounds, convex
 from forethought.accounting import noise_multiplier
-from forethought.accounting.gaussian import gaussian_mu
+from forethought.accounting.closed_bounds import gaussian_mu
 from forethought.convex.recipe import recipe
 from forethought.planning.courses import Course
 from forethought.planning.least_noise import least_noise

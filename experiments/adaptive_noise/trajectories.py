@@ -16,7 +16,7 @@ from repeat import Way, minimum, paths, risks
 from sets import Task, fetch
 
 from forethought import Budget, convex
-from forethought.accounting.gaussian import gaussian_mu
+from forethought.accounting.closed_bounds import gaussian_mu
 from forethought.convex.problems import Problem
 from forethought.convex.recipe import CONSTANTS, recipe
 from forethought.convex.schedules import Schedule

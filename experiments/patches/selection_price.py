@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import forethought as ft
 from forethought.accounting import exact
-from forethought.accounting.renyi.selection import NegativeBinomialTrials
+from forethought.accounting.adaptive import NegativeBinomialTrials
 
 EXAMPLES, FEATURES, CLASSES, DELTA = 60_000, 3_969, 10, 1e-5
 TRIALS = NegativeBinomialTrials.of_mean(4.0, shape=0)

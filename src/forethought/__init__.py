@@ -24,15 +24,13 @@ if TYPE_CHECKING:
     from forethought import estimators as estimators
     from forethought import gradients as gradients
     from forethought.accounting.about import About as About
+    from forethought.accounting.adaptive import NegativeBinomialTrials as NegativeBinomialTrials
+    from forethought.accounting.adaptive import PoissonTrials as PoissonTrials
     from forethought.accounting.calibration import calibrate as calibrate
     from forethought.accounting.calibration import noise_multiplier as noise_multiplier
     from forethought.accounting.exact import delta as delta
     from forethought.accounting.exact import epsilon as epsilon
     from forethought.accounting.interval import Interval as Interval
-    from forethought.accounting.renyi.selection import (
-        NegativeBinomialTrials as NegativeBinomialTrials,
-    )
-    from forethought.accounting.renyi.selection import PoissonTrials as PoissonTrials
     from forethought.accounting.statement import Statement as Statement
     from forethought.accounting.statement import account as account
     from forethought.accounting.tradeoff import TradeOff as TradeOff
@@ -117,7 +115,7 @@ _HOME = {
     **dict.fromkeys(("epsilon", "delta"), "accounting.exact"),
     **dict.fromkeys(("calibrate", "noise_multiplier"), "accounting.calibration"),
     **dict.fromkeys(("TradeOff", "tradeoff"), "accounting.tradeoff"),
-    **dict.fromkeys(("NegativeBinomialTrials", "PoissonTrials"), "accounting.renyi.selection"),
+    **dict.fromkeys(("NegativeBinomialTrials", "PoissonTrials"), "accounting.adaptive"),
     **dict.fromkeys(("Statement", "account"), "accounting.statement"),
     "Audit": "auditing.verdict",
     "audit": "auditing.audit",

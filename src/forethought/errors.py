@@ -12,8 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from forethought.accounting.adaptive import BudgetExceededError as BudgetExceededError
     from forethought.accounting.exact import CertificateError as CertificateError
-    from forethought.accounting.renyi.filter import BudgetExceededError as BudgetExceededError
     from forethought.accounting.statement import StatementError as StatementError
     from forethought.data.columns import UndeclaredError as UndeclaredError
     from forethought.data.error import DataError as DataError
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from forethought.web.planner import SettingError as SettingError
 
 _HOME = {
-    "BudgetExceededError": "accounting.renyi.filter",
+    "BudgetExceededError": "accounting.adaptive",
     "CalculatorError": "published.calculators_exact",
     "CertificateError": "accounting.exact",
     "CheckpointError": "training.checkpoint",

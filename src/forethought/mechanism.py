@@ -113,7 +113,7 @@ class Correlated(Rounds):
 
     Round t's noise is clip norm · noise_multiplier · (C⁻¹z)_t with z standard normal, C the
     strategy's matrix, t counted from these rounds' first. Records take part in every round
-    (``FullBatch``) or in turns (``CyclicPoisson``); see :mod:`forethought.accounting.correlated`.
+    (``FullBatch``) or in turns (``CyclicPoisson``); see :mod:`forethought.accounting.theorems`.
 
     Args:
         strategy: a :class:`~forethought.strategies.Banded` or

@@ -18,8 +18,8 @@ from types import ModuleType
 import numpy as np
 
 from forethought.accounting import exact
-from forethought.accounting.limits import gaussian_epsilon
-from forethought.accounting.pld.pairs import parts, unsampled_distance
+from forethought.accounting.closed_bounds import gaussian_epsilon_bounds
+from forethought.accounting.theorems import parts, unsampled_distance
 from forethought.mechanism import ADJACENCIES, Mechanism, Rounds
 from forethought.samplings import CyclicPoisson, FullBatch, Poisson, Shuffled, WithoutReplacement
 
@@ -140,7 +140,7 @@ def check(case: Case, outcome: Outcome, *, against_oracle: bool, size: int = 2**
             outcome.wide.append(f"{got}: {case}")
     if not against_oracle or not 0 < got.upper < 60:
         return
-    cap = gaussian_epsilon(unsampled_distance(case.mechanism, case.group), case.delta)
+    cap = gaussian_epsilon_bounds(unsampled_distance(case.mechanism, case.group), case.delta)
     wanted = math.log(case.delta)
     for level, above in ((got.upper, True), (got.lower, False)):
         # The cap is the Gaussian's own figure, tested beside its closed form.

@@ -101,8 +101,7 @@ def test_a_seeded_run_says_what_is_left() -> None:
 
 
 def test_a_seeded_search_has_no_guarantee() -> None:
-    from forethought.accounting.adaptive import selection_details
-    from forethought.accounting.renyi.selection import PoissonTrials
+    from forethought.accounting.adaptive import PoissonTrials, selection_details
 
     mechanism = Mechanism(Rounds(2.0, 10, Poisson(0.1)))
     details = selection_details(mechanism, [mechanism], PoissonTrials(5.0), None, DELTA)

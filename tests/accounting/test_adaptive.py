@@ -14,7 +14,12 @@ from scipy.stats import chisquare
 
 from forethought.accounting import exact
 from forethought.accounting.adaptive import (
+    NegativeBinomialTrials,
+    PoissonTrials,
+    RenyiFilter,
+    Trials,
     count_mechanism,
+    draw,
     filter_details,
     filter_interval,
     matching_score_noise,
@@ -23,13 +28,6 @@ from forethought.accounting.adaptive import (
     selection_interval,
     trials_from_dict,
     trials_to_dict,
-)
-from forethought.accounting.renyi.filter import RenyiFilter
-from forethought.accounting.renyi.selection import (
-    NegativeBinomialTrials,
-    PoissonTrials,
-    Trials,
-    draw,
 )
 from forethought.accounting.statement import (
     Statement,

@@ -16,10 +16,10 @@ import pytest
 
 from forethought.accounting import exact
 from forethought.accounting.accountants import batches_known
-from forethought.accounting.pld.pairs import SUPPORTED
-from forethought.accounting.renyi.curves import rdp
+from forethought.accounting.renyi import rdp
 from forethought.accounting.statement import account
 from forethought.accounting.strong_adversary import KnownHits
+from forethought.accounting.theorems import SUPPORTED
 from forethought.mechanism import (
     ADJACENCIES,
     CLIPPINGS,

@@ -11,9 +11,9 @@ import pytest
 from scipy.stats import norm
 
 from forethought.accounting import exact
-from forethought.accounting.attained import OPPOSITE, ZEROS, _composed, _lower, attained
-from forethought.accounting.pld.pairs import replacing
+from forethought.accounting.attack_bounds import OPPOSITE, ZEROS, _composed, _lower, attained
 from forethought.accounting.statement import account, truth
+from forethought.accounting.theorems import replacing
 from forethought.mechanism import Correlated, Mechanism, Rounds, UnsupportedMechanismError
 from forethought.samplings import (
     CyclicPoisson,

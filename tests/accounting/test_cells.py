@@ -17,12 +17,11 @@ import jsonschema
 import pytest
 
 from forethought import mechanism as mechanisms
-from forethought.accounting import exact
+from forethought.accounting import exact, theorems
 from forethought.accounting.accountants import batches_known
-from forethought.accounting.pld import pairs
-from forethought.accounting.pld.pairs import SUPPORTED
-from forethought.accounting.renyi.curves import CURVES, rdp
+from forethought.accounting.renyi import CURVES, rdp
 from forethought.accounting.statement import account, json_schema
+from forethought.accounting.theorems import SUPPORTED
 from forethought.auditing.sampling_tests import TESTS
 from forethought.mechanism import (
     ADJACENCIES,
@@ -120,7 +119,7 @@ def test_what_is_in_no_cell_is_refused_with_those_that_are() -> None:
 def test_a_cell_that_is_taken_away_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(SUPPORTED, ("poisson", "example", "zero-out"))
     with pytest.raises(UnsupportedMechanismError, match="'add-or-remove', 'replace-one'") as caught:
-        pairs.parts(Mechanism(part_of("poisson", "example", 12), adjacency="zero-out"))
+        theorems.parts(Mechanism(part_of("poisson", "example", 12), adjacency="zero-out"))
     assert "WithoutReplacement" in str(caught.value)
 
 
@@ -190,7 +189,7 @@ def test_correlated_noise_certifies_no_less_than_the_truth(kind: str, adjacency:
 
 def test_a_sensitivity_that_is_a_little_short_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = mechanisms.per_hit
-    for room in (mechanisms, pairs):
+    for room in (mechanisms, theorems):
         monkeypatch.setattr(room, "per_hit", lambda *given: 0.97 * honest(*given))
     # At another level: what was computed before is remembered.
     assert sum(too_low(*cell, 1, epsilon=0.71) for cell in SUPPORTED) >= 10

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from forethought.accounting import exact
-from forethought.accounting.convex_order import alternatives, of_laws
-from forethought.accounting.pld.pair import Pair
-from forethought.accounting.pld.pairs import parts
+from forethought.accounting.dominating_pair import Pair
+from forethought.accounting.exact import alternatives, of_ratios
+from forethought.accounting.theorems import parts
 from forethought.mechanism import Mechanism, Rounds
 from forethought.samplings import Poisson, WithoutReplacement
 
@@ -42,7 +42,7 @@ def test_no_theorem_proves_less_than_is_stated(seed):
         if all(isinstance(pair, Pair) for pair in way):
             proven = exact.of_pairs(way, 1e-3, 1e-5, None)
         else:
-            proven = of_laws(way, 1e-3, 1e-5, None)
+            proven = of_ratios(way, 1e-3, 1e-5, None)
         assert found.upper <= proven.upper and found.lower <= proven.upper
     delta = exact.delta(mechanism, found.upper, group)
     assert delta.lower <= 1e-5

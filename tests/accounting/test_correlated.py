@@ -10,10 +10,10 @@ import pytest
 
 import forethought as ft
 from forethought.accounting.assumptions import Randomness
-from forethought.accounting.correlated import sensitivity_over_turns, uncorrelated
-from forethought.accounting.renyi.curves import rdp, zcdp
+from forethought.accounting.renyi import rdp, zcdp
 from forethought.accounting.statement import account
 from forethought.accounting.strong_adversary import KnownHits
+from forethought.accounting.theorems import sensitivity_over_turns, uncorrelated
 from forethought.accounting.verification import verify
 from forethought.mechanism import Correlated, Mechanism, Rounds, UnsupportedMechanismError
 from forethought.samplings import CyclicPoisson, FullBatch, Poisson

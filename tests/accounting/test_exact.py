@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from forethought.accounting import exact
+from forethought.accounting import exact, theorems
 from forethought.accounting.accountants import batches_known
 from forethought.accounting.exact import delta, epsilon, epsilon_curve, privacy_loss
-from forethought.accounting.pld import pairs
 from forethought.mechanism import (
     ADJACENCIES,
     CLIPPINGS,
@@ -54,13 +53,13 @@ def test_every_cell_is_computed_with_a_theorem_or_refused_with_a_reason(
     key = (sampling.kind, clipping, adjacency)
     rounds = Rounds(2.0, 50, sampling, clipping)
     if adjacency in sampling.refused:
-        assert key not in pairs.SUPPORTED
+        assert key not in theorems.SUPPORTED
         with pytest.raises(UnsupportedMechanismError, match="Poisson"):
             epsilon(Mechanism(rounds, adjacency=adjacency), 1e-6, group)
         with pytest.raises(UnsupportedMechanismError, match=sampling.refused[adjacency][:20]):
-            pairs.theorem(rounds, adjacency)
+            theorems.theorem(rounds, adjacency)
         return
-    assert pairs.theorem(rounds, adjacency, group)
+    assert theorems.theorem(rounds, adjacency, group)
     got = epsilon(Mechanism(rounds, adjacency=adjacency), 1e-6, group)
     assert 0 < got.lower <= got.upper < math.inf
     assert got.relative_width <= (5e-3 if sampling.kind == "random-allocation" else 1e-3)
@@ -106,7 +105,7 @@ def _simulated_delta(mechanism: Mechanism, at: float, draw, count: int = 400_000
 )
 def test_the_losses_of_each_pair_simulate_to_its_profile(rounds, adjacency, group, swapped):
     # False alarm: 5 standard errors of a mean of values in [0, 1], 1e-6 for each case.
-    (pair,) = pairs.parts(Mechanism(rounds, adjacency=adjacency), group)
+    (pair,) = theorems.parts(Mechanism(rounds, adjacency=adjacency), group)
 
     def draw(rng: np.random.Generator, count: int) -> np.ndarray:
         def mixture(parts, sign):

@@ -113,12 +113,12 @@ def test_single_rounds_hold_without_any_slack():
 
 
 def test_an_accountant_that_is_wrong_is_caught(monkeypatch):
-    from forethought.accounting.pld import pairs
+    from forethought.accounting import theorems
 
-    honest = pairs.shifts_of
+    honest = theorems.shifts_of
 
     def too_near(rounds, group, moved):
         return honest(rounds, group, lambda k: 0.9 * moved(k))
 
-    monkeypatch.setattr(pairs, "shifts_of", too_near)
+    monkeypatch.setattr(theorems, "shifts_of", too_near)
     assert fuzz.run(11, 8, 0).faults

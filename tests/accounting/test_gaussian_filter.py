@@ -12,9 +12,13 @@ import pytest
 from scipy.special import ndtr
 
 from forethought.accounting import adaptive, exact
-from forethought.accounting.gaussian import gaussian_delta, gaussian_mu
-from forethought.accounting.gaussian_filter import GaussianFilter
-from forethought.accounting.renyi.filter import BudgetExceededError, RenyiFilter, best_order
+from forethought.accounting.adaptive import (
+    BudgetExceededError,
+    GaussianFilter,
+    RenyiFilter,
+    best_order,
+)
+from forethought.accounting.closed_bounds import gaussian_delta, gaussian_mu
 from forethought.mechanism import Budget, Correlated, Mechanism, Rounds, UnsupportedMechanismError
 from forethought.samplings import FullBatch, Poisson, Shuffled
 from forethought.strategies import Banded, BufferedToeplitz

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from forethought.accounting import exact
-from forethought.accounting.limits import (
+from forethought.accounting.closed_bounds import (
     disclosed_epsilon,
-    gaussian_delta,
-    gaussian_epsilon,
+    gaussian_delta_bounds,
+    gaussian_epsilon_bounds,
     hits_epsilon,
     total_variation,
 )
-from forethought.accounting.pld.pair import Pair
-from forethought.accounting.pld.pairs import unsampled_distance
+from forethought.accounting.dominating_pair import Pair
+from forethought.accounting.theorems import unsampled_distance
 from forethought.mechanism import Mechanism, Rounds
 from forethought.samplings import FullBatch, Poisson, Shuffled, WithoutReplacement
 
@@ -34,10 +34,10 @@ def _true_delta(distance: float, epsilon: float) -> float:
 def test_the_gaussian_is_enclosed_at_any_distance(distance, x):
     epsilon = max(0.0, distance * distance / 2 + x * distance)
     truth = _true_delta(distance, epsilon)
-    got = gaussian_delta(distance, epsilon)
+    got = gaussian_delta_bounds(distance, epsilon)
     assert got.lower <= truth * (1 + 1e-14) and truth <= got.upper * (1 + 1e-14)
     if 1e-12 < truth < 0.99:
-        back = gaussian_epsilon(distance, truth)
+        back = gaussian_epsilon_bounds(distance, truth)
         assert back.lower <= epsilon * (1 + 1e-12) and epsilon <= back.upper * (1 + 1e-12)
         assert back.upper - back.lower <= 1e-3 * back.upper + 1e-12
 

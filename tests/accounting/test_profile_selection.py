@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from forethought.accounting.adaptive import search_epsilon
-from forethought.accounting.profile_selection import best_of_epsilon
-from forethought.accounting.renyi.curves import rdp
-from forethought.accounting.renyi.selection import NegativeBinomialTrials, PoissonTrials, best_of
+from forethought.accounting.adaptive import (
+    NegativeBinomialTrials,
+    PoissonTrials,
+    best_of,
+    best_of_epsilon,
+    search_epsilon,
+)
+from forethought.accounting.renyi import rdp
 from forethought.mechanism import Mechanism, Rounds
 from forethought.samplings import FullBatch, Poisson
 

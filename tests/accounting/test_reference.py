@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as oracle
 
+from forethought.accounting import transform
 from forethought.accounting.calibration import noise_multiplier
 from forethought.accounting.exact import epsilon
-from forethought.accounting.pld import transform
 from forethought.mechanism import Budget, Mechanism, Rounds
 from forethought.samplings import FullBatch, Poisson, Shuffled, WithoutReplacement
 

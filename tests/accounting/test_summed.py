@@ -9,14 +9,16 @@ from dataclasses import replace
 import pytest
 
 import forethought as ft
-from forethought.accounting.discrete_gaussian import (
+from forethought.accounting.closed_bounds import gaussian_epsilon, gaussian_mu
+from forethought.accounting.statement import Statement, StatementError, account
+from forethought.accounting.summed import (
+    AGGREGATE,
+    NETWORK,
     ROUNDING_SCALE,
+    SECURE_AGGREGATION,
     real_divergence,
     sum_divergence,
 )
-from forethought.accounting.gaussian import gaussian_epsilon, gaussian_mu
-from forethought.accounting.statement import Statement, StatementError, account
-from forethought.accounting.summed import AGGREGATE, NETWORK, SECURE_AGGREGATION
 from forethought.accounting.verification import verify
 from forethought.caveats import Caveat
 from forethought.mechanism import Mechanism, Rounds

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from forethought.accounting.envelopes import lower_envelope, upper_envelope
+from forethought.accounting.closed_bounds import gaussian_delta, gaussian_epsilon
 from forethought.accounting.exact import epsilon as exact_epsilon
-from forethought.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from forethought.accounting.tradeoff import (
     compose_gaussians,
     from_epsilon_delta,
@@ -17,11 +16,13 @@ from forethought.accounting.tradeoff import (
     from_profile,
     gaussian,
     gaussian_mixture,
+    lower_envelope,
     maximum,
     minimum,
     mixture,
     through,
     tradeoff,
+    upper_envelope,
 )
 from forethought.mechanism import Mechanism, Rounds
 from forethought.samplings import FullBatch, Poisson, WithoutReplacement

@@ -12,11 +12,14 @@ import pytest
 
 import forethought as ft
 from forethought.accounting import verification
-from forethought.accounting.adaptive import filter_details, selection_details
+from forethought.accounting.adaptive import (
+    NegativeBinomialTrials,
+    RenyiFilter,
+    filter_details,
+    selection_details,
+)
 from forethought.accounting.assumptions import Randomness
 from forethought.accounting.releases import Release
-from forethought.accounting.renyi.filter import RenyiFilter
-from forethought.accounting.renyi.selection import NegativeBinomialTrials
 from forethought.accounting.statement import Statement, StatementError, account
 from forethought.accounting.verification import CHECKS, check, verify
 from forethought.caveats import Caveat

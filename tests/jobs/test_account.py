@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import forethought as ft
-from forethought.accounting.renyi.selection import NegativeBinomialTrials
+from forethought.accounting.adaptive import NegativeBinomialTrials
 from forethought.accounting.statement import StatementError
 from forethought.jobs.account import verified
 from forethought.mechanism import Budget, Mechanism, Rounds

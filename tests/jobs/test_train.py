@@ -89,8 +89,7 @@ def test_what_makes_no_sense_is_said(
 def test_a_search_or_filter_statement_is_accounted_its_own_way_at_another_delta(
     tmp_path: Path,
 ) -> None:
-    from forethought.accounting.adaptive import selection_details
-    from forethought.accounting.renyi.selection import PoissonTrials
+    from forethought.accounting.adaptive import PoissonTrials, selection_details
     from forethought.accounting.statement import account
     from forethought.jobs.account import statement_of
     from forethought.mechanism import Mechanism, Rounds

@@ -10,7 +10,7 @@ import pytest
 from scipy.linalg import toeplitz
 
 import forethought as ft
-from forethought.accounting.correlated import sensitivity_over_turns
+from forethought.accounting.theorems import sensitivity_over_turns
 from forethought.jobs.job import Job
 from forethought.mechanism import Correlated
 from forethought.planning import correlation

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from forethought.accounting import exact
-from forethought.accounting.renyi.filter import RenyiFilter
+from forethought.accounting.adaptive import RenyiFilter
 from forethought.mechanism import Budget, Mechanism, Rounds
 from forethought.planning.phase_plans import next_by_shortfall, next_phase, plan_phases
 from forethought.planning.solve import PlanError

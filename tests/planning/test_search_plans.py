@@ -6,8 +6,12 @@ from typing import Any
 
 import pytest
 
-from forethought.accounting.adaptive import search_epsilon
-from forethought.accounting.renyi.selection import NegativeBinomialTrials, PoissonTrials, Trials
+from forethought.accounting.adaptive import (
+    NegativeBinomialTrials,
+    PoissonTrials,
+    Trials,
+    search_epsilon,
+)
 from forethought.mechanism import Budget
 from forethought.planning import search_plans
 from forethought.planning.search_plans import plan_tuning

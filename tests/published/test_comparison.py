@@ -7,7 +7,7 @@ import math
 import pytest
 
 import forethought as ft
-from forethought.accounting.limits import gaussian_delta, gaussian_epsilon
+from forethought.accounting.closed_bounds import gaussian_delta_bounds, gaussian_epsilon_bounds
 from forethought.published.comparison import Row, compare
 
 
@@ -77,7 +77,7 @@ def test_the_strong_adversary_moves_by_two_where_another_record_takes_the_place(
     # With every record in every batch the pair is attained: a Gaussian at distance 2.
     whole = ft.Mechanism(ft.Rounds(2.0, 10, ft.WithoutReplacement(100, 100)))
     found = rows(whole, 1e-5, 100)
-    attained = gaussian_epsilon(math.sqrt(10) * 2 / 2.0, 1e-5).lower
+    attained = gaussian_epsilon_bounds(math.sqrt(10) * 2 / 2.0, 1e-5).lower
     assert found["strong adversary"].epsilon >= attained
     assert found["strong adversary"].epsilon == pytest.approx(attained, rel=1e-6)
 
@@ -98,7 +98,7 @@ def test_the_strong_adversary_of_one_poisson_round_by_hand() -> None:
     mechanism = ft.Mechanism(ft.Rounds(1.0, 1, ft.Poisson(0.25)))
     got = rows(mechanism, 1e-4, None)["strong adversary"].epsilon
     assert got is not None
-    assert 0.25 * gaussian_delta(1.0, got).upper == pytest.approx(1e-4, rel=1e-9)
+    assert 0.25 * gaussian_delta_bounds(1.0, got).upper == pytest.approx(1e-4, rel=1e-9)
 
 
 def test_no_analysis_is_below_the_exact_figure_and_called_a_guarantee() -> None:

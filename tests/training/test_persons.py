@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import forethought as ft
-from forethought.accounting.renyi.selection import NegativeBinomialTrials
+from forethought.accounting.adaptive import NegativeBinomialTrials
 from forethought.contributions import Persons
 from forethought.data import DataError, TableSchema, load
 from forethought.data.dataset import Split

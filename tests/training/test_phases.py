@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import forethought as ft
-from forethought.accounting.renyi.filter import RenyiFilter
+from forethought.accounting.adaptive import RenyiFilter
 from forethought.accounting.statement import Statement, StatementError
 from forethought.accounting.verification import verify
 from forethought.mechanism import Budget, Mechanism, Rounds

@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 import forethought as ft
-from forethought.accounting.adaptive import search_epsilon
-from forethought.accounting.renyi.selection import NegativeBinomialTrials, PoissonTrials
+from forethought.accounting.adaptive import NegativeBinomialTrials, PoissonTrials, search_epsilon
 from forethought.accounting.statement import Statement, StatementError
 from forethought.accounting.verification import verify
 from forethought.mechanism import Budget, Mechanism, Rounds

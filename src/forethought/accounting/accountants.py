@@ -11,14 +11,13 @@ from forethought.accounting.adaptive import (
     FILTER,
     GAUSSIAN_FILTER,
     SELECTION,
+    PoissonTrials,
     filter_interval,
     selection_interval,
     trials_from_dict,
 )
 from forethought.accounting.interval import Interval, at_most
-from forethought.accounting.pld.pairs import theorem
-from forethought.accounting.renyi.curves import CURVES
-from forethought.accounting.renyi.selection import PoissonTrials
+from forethought.accounting.renyi import CURVES
 from forethought.accounting.summed import (
     AGGREGATE,
     NETWORK,
@@ -36,6 +35,7 @@ from forethought.accounting.summed import (
     secure_done,
     secure_interval,
 )
+from forethought.accounting.theorems import theorem
 from forethought.caveats import Caveat
 from forethought.mechanism import Adjacency, Correlated, Mechanism, Rounds, releases
 from forethought.samplings import CyclicPoisson, FullBatch, Shuffled

@@ -1,7 +1,79 @@
-"""ε of what looked at results: the best of a random number of trials, and filtered runs.
+"""ε of what looked at results: filters, and the best of a random number of trials.
 
-Both are recomputed from a mechanism and a few public details, so that a Statement can hold them:
-``selection_interval`` and ``filter_interval`` are accountants of
+**A Rényi filter: the accountant for rounds whose parameters are chosen after seeing outputs.**
+
+Composing privacy loss distributions supposes parameters that were fixed in advance. When noise,
+batch or the number of further rounds depends on what earlier rounds released, only a filter that
+refuses a release *before* it is made keeps the promise. Source: Feldman and Zrnic 2021, Theorem
+4.3 (fully adaptive composition at one order); Lécuyer 2021.
+
+**Formal guarantee.** Fix orders α_1 … α_k in advance and let B_i be the largest divergence that
+converts to (ε, δ/k) at α_i. A run goes on only while some order i has spent at most B_i. Every
+transcript of the run is then a transcript, equally likely, of the run that order i's own filter
+would allow, for an i that the transcript decides; the latter runs are each (ε, δ/k)-DP, so over
+the k classes of transcripts the whole run is (ε, δ)-DP. One order costs nothing extra; k orders
+cost ln(k)/(α − 1) of ε and save the choice of the best one.
+
+**A Gaussian filter: the exact accountant for unsampled rounds chosen after seeing outputs.**
+
+**Formal guarantee.** A run goes on only while Σ μ_t² ≤ B² for the rounds made and the next one,
+where round t is μ_t-GDP however it was chosen. Then the whole run is B-GDP: adaptive choice costs
+nothing beside rounds that were fixed in advance. Source: Smith and Thakurta 2022 (Fully Adaptive
+Composition for Gaussian Differential Privacy); Koskela, Tobaben and Honkela 2022.
+
+In short: given the past, a μ_t-GDP round is a randomised function of one draw of N(μ_t, 1) or of
+N(0, 1) (Blackwell), and what is left of B² in the end can be spent on one more draw that nobody
+uses. Let S = Σ μ_t X_t. Under N(0, 1) every e^{λ μ_t X_t - λ² μ_t²/2} has mean 1 given the past, so
+E e^{λS} = e^{λ²B²/2}, as Σ μ_t² = B² surely: S is N(0, B²). In the same way it is N(B², B²) under
+the other hypothesis, and log dP/dQ = S - B²/2 is that of one Gaussian release.
+
+A sampled round is charged like one that holds every record: for those use
+:class:`~forethought.accounting.adaptive.RenyiFilter`.
+
+**The price of keeping the best of a random number of trials: tuning that is paid for.**
+
+A trial is one whole private run that returns its model *and* a score. If the number of trials is
+random, and only the best is shown, the cost hardly grows with how many there were. Source:
+Papernot and Steinke 2022, Theorems 2 (truncated negative binomial) and 6 (Poisson).
+
+Theorem 6 leaves out that there may be no trial, and is false where the mean is below 1. What holds
+for every mean μ: let P, P' be one trial's laws with tails u, u' at and above an output (ties broken
+by a number drawn for the purpose). The best has density p μ e^(-μu), the default mass e^(-μ).
+With w = αu - (α - 1)u',
+
+e^((α - 1)D) = e^(-μ) + ∫ (p^α p'^(1-α)) μ e^(-μw).
+
+Write p^α p'^(1-α) as a part that is never negative (Bernoulli's inequality), of integral
+e^((α - 1)D_α) - 1, and αp - (α - 1)p', which is -dw: the second part's integral is 1 - e^(-μ),
+whatever the laws. In the first, -w is at most (α - 1)δ̂ where a trial is (ε̂, δ̂)-DP with
+e^ε̂ = 1 + 1/(α - 1), so that
+
+e^((α - 1)D) ≤ 1 + μ e^(μ(α - 1)δ̂) (e^((α - 1)D_α) - 1),
+
+which is at most what Theorem 6 says for every mean of at least 1.
+
+The scores are part of a trial's output: computed on public data, or privately and accounted in
+the trial's mechanism. Ties are broken by a fixed order that does not look at the data.
+
+**The price of keeping the best of a random number of trials, from one trial's privacy profile.**
+
+Let K trials be drawn, φ(z) = E z^K, and P, Q be the law of one trial's output, ordered by score
+(ties by a fixed order, and by a number drawn for the purpose). The best has density
+p(y) φ'(P(≤ y)). One trial is (x, δ(x))-indistinguishable, so with u = Q(> y) P(> y) is at least
+e^-x (u - δ(x)), and φ' grows. Where φ'(1 - e^-x (u - δ(x))+) is at most c φ'(1 - u) for every u in
+[0, 1],
+
+H(ε) of the best ≤ ∫ φ'(1 - e^-x (u - δ(x))+) [p - (e^ε/c) q]+ ≤ E[K] δ(ε - log c),
+
+as φ' is at most φ'(1) = E[K]. Any x holds. For a truncated negative binomial number φ' is
+proportional to (1 - (1 - γ)z)^-(η + 1), so that c^(1/(η + 1)) is the larger of
+1 + (1 - γ)δ(x)/γ, at u = δ(x), and 1/(γ + (1 - γ)e^-x (1 - δ(x))), at u = 1: between them the
+quotient is monotone. For a Poisson one φ' is E[K] e^(E[K](z - 1)), and
+log c = E[K](1 - e^-x (1 - δ(x))), at u = 1. Source of the approach: Koskela, Redberg and Wang 2024,
+"Privacy profiles for private selection".
+
+**As accountants.** Both are recomputed from a mechanism and a few public details, so that a
+Statement can hold them: ``selection_interval`` and ``filter_interval`` are accountants of
 :mod:`forethought.accounting.statement`. Sources: Papernot and Steinke 2022, Theorems 2 and 6;
 Koskela, Redberg and Wang 2024; Feldman and Zrnic 2021, Theorem 4.3; Smith and Thakurta 2022.
 """
@@ -9,30 +81,519 @@ Koskela, Redberg and Wang 2024; Feldman and Zrnic 2021, Theorem 4.3; Smith and T
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.special import gammaln
 
 from forethought.accounting import exact
-from forethought.accounting.gaussian_filter import GAUSSIAN_FILTER_SCHEMA, GaussianFilter
+from forethought.accounting.closed_bounds import gaussian_mu
 from forethought.accounting.interval import Interval, at_most
-from forethought.accounting.pld.privacy_loss import Curve
-from forethought.accounting.profile_selection import best_of_epsilon
-from forethought.accounting.renyi.curves import RenyiCurve, canonne_epsilon, rdp
-from forethought.accounting.renyi.filter import FILTER_SCHEMA, RenyiFilter, best_order
-from forethought.accounting.renyi.selection import (
-    NegativeBinomialTrials,
-    PoissonTrials,
-    Trials,
-    best_of,
+from forethought.accounting.privacy_profile import Curve
+from forethought.accounting.renyi import (
+    LIFT,
+    ORDERS,
+    RenyiCurve,
+    binary_moment,
+    canonne_epsilon,
+    rdp,
+    zcdp,
 )
 from forethought.caveats import Caveat
-from forethought.checks import real
-from forethought.mechanism import Budget, Mechanism, Rounds, UnsupportedMechanismError
+from forethought.checks import one_of, real, whole
+from forethought.mechanism import (
+    ADJACENCIES,
+    Adjacency,
+    Budget,
+    Correlated,
+    Mechanism,
+    Rounds,
+    UnsupportedMechanismError,
+    sensitivity,
+)
 from forethought.samplings import FullBatch
 from forethought.serialisation import exact_keys
+
+FILTER_SCHEMA = "forethought/renyi-filter/1"
+FILTER_ORDERS: tuple[float, ...] = tuple(
+    map(float, (3, 5, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256))
+)
+
+
+class BudgetExceededError(RuntimeError):
+    """The release was not made: with it, the run would no longer keep its budget."""
+
+
+def best_order(mechanism: Mechanism, delta: float) -> float:
+    """The order at which ``mechanism``, as foreseen, converts to the least ε.
+
+    A filter at this single order pays nothing for choosing among orders; a run that departs from
+    what was foreseen is still safe, only dearer.
+    """
+    target = real("delta", delta, above=0, below=1)
+    curve = rdp(mechanism, ORDERS)
+    epsilon = canonne_epsilon(np.array(curve.orders), np.array(curve.values), target)
+    return curve.orders[int(np.argmin(epsilon))]
+
+
+class RenyiFilter:
+    """Spends a fixed (ε, δ) over rounds that are chosen one after another.
+
+    Args:
+        budget: what the whole run may cost, whatever is chosen.
+        adjacency: under which every round is accounted.
+        orders: fixed before the first release; see :func:`best_order` for a single good one.
+
+    >>> from forethought.mechanism import Budget, Rounds
+    >>> from forethought.samplings import Poisson
+    >>> ledger = RenyiFilter(Budget(1.0, 1e-5))
+    >>> ledger.would_exceed(Rounds(0.1, 1, Poisson(1.0)))
+    True
+    >>> ledger.spend(Rounds(2.0, 100, Poisson(0.01)))
+    """
+
+    def __init__(
+        self,
+        budget: Budget,
+        adjacency: Adjacency = "add-or-remove",
+        orders: Sequence[float] = FILTER_ORDERS,
+    ) -> None:
+        if not isinstance(budget, Budget):
+            raise TypeError(f"budget must be a Budget(epsilon, delta), not {budget!r}")
+        one_of("adjacency", adjacency, ADJACENCIES)
+        self.budget = budget
+        self.adjacency: Adjacency = adjacency
+        self._spent = RenyiCurve(tuple(sorted(set(orders))), (0.0,) * len(set(orders)))
+        share = budget.delta / len(self.orders)
+        self._limits = tuple(limit_of(order, budget.epsilon, share) for order in self.orders)
+
+    @property
+    def orders(self) -> tuple[float, ...]:
+        """The orders fixed at the start."""
+        return self._spent.orders
+
+    @property
+    def spent(self) -> RenyiCurve:
+        """Divergence spent so far, at each order."""
+        return self._spent
+
+    @property
+    def fraction_used(self) -> float:
+        """Spent share of the budget at the order with most left: at most 1."""
+        return min(
+            spent / limit for spent, limit in zip(self._spent.values, self._limits, strict=True)
+        )
+
+    def would_exceed(self, rounds: Rounds | Mechanism) -> bool:
+        """Whether making these releases would break the budget. Changes nothing.
+
+        Raises:
+            ValueError: a Mechanism under another adjacency.
+        """
+        return not self._fits(self._spent + self._cost(rounds))
+
+    def spend(self, rounds: Rounds | Mechanism) -> None:
+        """Charge these releases; call it *before* they are made.
+
+        A part of a shuffled epoch is charged as a whole epoch.
+
+        Raises:
+            BudgetExceededError: they do not fit. Nothing is charged then, and they must not be
+                made.
+        """
+        total = self._spent + self._cost(rounds)
+        if not self._fits(total):
+            raise BudgetExceededError(
+                f"{rounds!r} does not fit into what is left of epsilon {self.budget.epsilon} at "
+                f"delta {self.budget.delta} ({100 * self.fraction_used:.1f} % is spent): stop "
+                "here, or ask for fewer rounds or more noise"
+            )
+        self._spent = total
+
+    def affordable(self, rounds: Rounds) -> int:
+        """How many more rounds like ``rounds`` fit now; its own count is ignored.
+
+        Rounds that cost nothing measurable are capped at 10⁹.
+        """
+        sensitivity(rounds, self.adjacency)  # refuses rounds that are no mechanisms one by one
+        one = Rounds(
+            rounds.noise_multiplier, 1, rounds.sampling, rounds.clipping, groups=rounds.groups
+        )
+        cost = self._cost(one).values
+        most = 0
+        for spent, limit, each in zip(self._spent.values, self._limits, cost, strict=True):
+            if each == 0:
+                return 10**9
+            # One step down where the division rounds up past the limit.
+            count = max(0, math.floor(min((limit - spent) / each, 1e9)))
+            most = max(most, count if spent + count * each <= limit else count - 1)
+        # One release of a shuffled part covers the rounds of a whole epoch.
+        return min(10**9, most * rounds.sampling.rounds_per_epoch)
+
+    def _cost(self, rounds: Rounds | Mechanism) -> RenyiCurve:
+        if isinstance(rounds, Rounds):
+            rounds = Mechanism(rounds, adjacency=self.adjacency)
+        if rounds.adjacency != self.adjacency:
+            raise ValueError(
+                f"this filter accounts under adjacency {self.adjacency!r}, the rounds are stated "
+                f"under {rounds.adjacency!r}"
+            )
+        return rdp(rounds, self.orders)
+
+    def _fits(self, total: RenyiCurve) -> bool:
+        return any(spent <= limit for spent, limit in zip(total.values, self._limits, strict=True))
+
+    def state_dict(self) -> dict[str, Any]:
+        """A JSON-ready mapping for checkpoints; :meth:`from_state` reads it back bit for bit."""
+        return {
+            "schema": FILTER_SCHEMA,
+            "epsilon": self.budget.epsilon,
+            "delta": self.budget.delta,
+            "adjacency": self.adjacency,
+            "orders": list(self.orders),
+            "spent": list(self._spent.values),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> RenyiFilter:
+        """The inverse of :meth:`state_dict`.
+
+        Raises:
+            ValueError: another schema, a missing key, or values that no filter can have.
+        """
+        if state.get("schema") != FILTER_SCHEMA:
+            raise ValueError(
+                f"not a Rényi filter this version can read: schema {state.get('schema')!r}, "
+                f"expected {FILTER_SCHEMA!r}"
+            )
+        missing = {"epsilon", "delta", "adjacency", "orders", "spent"} - set(state)
+        if missing:
+            raise ValueError(f"the filter's state lacks {sorted(missing)}")
+        ledger = cls(Budget(state["epsilon"], state["delta"]), state["adjacency"], state["orders"])
+        ledger._spent = RenyiCurve(tuple(state["orders"]), tuple(state["spent"]))
+        return ledger
+
+
+def limit_of(order: float, epsilon: float, delta: float) -> float:
+    """Largest divergence that converts to (ε, δ) at this order: next to nothing where it is low.
+
+    The better of two conversions (Canonne, Kamath and Steinke 2020, Proposition 12; the optimal one
+    of Asoodeh et al. 2021, Theorem 2).
+    """
+    overhead = math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
+    optimal = binary_moment(order, epsilon, delta) / (order - 1) / LIFT
+    return max(epsilon - overhead, optimal)
+
+
+GAUSSIAN_FILTER_SCHEMA = "forethought/gaussian-filter/1"
+# Relative rounding of sums of squares, charged to every round.
+_ROUNDING = 1 + 1e-13
+_MOST_TOGETHER = 2**20
+
+
+class GaussianFilter:
+    """Spends a fixed (ε, δ) over unsampled rounds that are chosen one after another.
+
+    Args:
+        budget: what the whole run may cost, whatever is chosen.
+        adjacency: under which every round is accounted.
+
+    >>> from forethought.mechanism import Budget, Rounds
+    >>> from forethought.samplings import FullBatch
+    >>> ledger = GaussianFilter(Budget(1.0, 1e-5))
+    >>> ledger.affordable(Rounds(100.0, 1, FullBatch()))
+    718
+    """
+
+    def __init__(self, budget: Budget, adjacency: Adjacency = "add-or-remove") -> None:
+        if not isinstance(budget, Budget):
+            raise TypeError(f"budget must be a Budget(epsilon, delta), not {budget!r}")
+        one_of("adjacency", adjacency, ADJACENCIES)
+        self.budget = budget
+        self.adjacency: Adjacency = adjacency
+        self._spent = 0.0
+        self._limit = gaussian_mu(budget.epsilon, budget.delta) ** 2 / _ROUNDING
+
+    @property
+    def spent(self) -> float:
+        """Σ μ² of the rounds charged so far."""
+        return self._spent
+
+    @property
+    def fraction_used(self) -> float:
+        """Spent share of the budget, of Σ μ²: at most 1."""
+        return self._spent / self._limit
+
+    def would_exceed(self, rounds: Rounds | Mechanism) -> bool:
+        """Whether making these releases would break the budget. Changes nothing.
+
+        Raises:
+            ValueError: a Mechanism under another adjacency.
+        """
+        return not self._spent + self._cost(rounds) <= self._limit
+
+    def spend(self, rounds: Rounds | Mechanism) -> None:
+        """Charge these releases; call it *before* they are made.
+
+        A part of a shuffled epoch is charged as a whole epoch.
+
+        Raises:
+            BudgetExceededError: they do not fit. Nothing is charged then, and they must not be
+                made.
+        """
+        total = self._spent + self._cost(rounds)
+        if not total <= self._limit:
+            raise BudgetExceededError(
+                f"{rounds!r} does not fit into what is left of epsilon {self.budget.epsilon} at "
+                f"delta {self.budget.delta} ({100 * self.fraction_used:.1f} % is spent): stop "
+                "here, or ask for fewer rounds or more noise"
+            )
+        self._spent = total
+
+    def affordable(self, rounds: Rounds) -> int:
+        """How many more rounds like ``rounds`` fit now; its own count is ignored.
+
+        Rounds that cost nothing measurable are capped at 10⁹, rounds of correlated noise, which
+        cost what all of them together do, at 2²⁰.
+        """
+        if isinstance(rounds, Correlated):
+            return self._affordable_together(rounds)
+        one = replace(rounds, count=1)
+        each = self._cost(one)
+        count = math.floor(min((self._limit - self._spent) / each, 1e9)) if each > 0 else 10**9
+        # One step down where the division rounds up past the limit.
+        count = max(0, count if self._spent + count * each <= self._limit else count - 1)
+        return min(10**9, count * rounds.sampling.rounds_per_epoch)
+
+    def _affordable_together(self, rounds: Correlated) -> int:
+        # More rounds never cost less: the first of them are what a shorter run releases.
+        low, high = 0, 1
+        while high <= _MOST_TOGETHER and not self.would_exceed(replace(rounds, count=high)):
+            low, high = high, 2 * high
+        while high - low > 1 and low < _MOST_TOGETHER:
+            middle = (low + high) // 2
+            if self.would_exceed(replace(rounds, count=middle)):
+                high = middle
+            else:
+                low = middle
+        return low
+
+    def _cost(self, rounds: Rounds | Mechanism) -> float:
+        if isinstance(rounds, Rounds):
+            rounds = Mechanism(rounds, adjacency=self.adjacency)
+        if rounds.adjacency != self.adjacency:
+            raise ValueError(
+                f"this filter accounts under adjacency {self.adjacency!r}, the rounds are stated "
+                f"under {rounds.adjacency!r}"
+            )
+        return 2 * zcdp(rounds) * _ROUNDING
+
+    def state_dict(self) -> dict[str, Any]:
+        """A JSON-ready mapping for checkpoints; :meth:`from_state` reads it back bit for bit."""
+        return {
+            "schema": GAUSSIAN_FILTER_SCHEMA,
+            "epsilon": self.budget.epsilon,
+            "delta": self.budget.delta,
+            "adjacency": self.adjacency,
+            "spent": self._spent,
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> GaussianFilter:
+        """The inverse of :meth:`state_dict`.
+
+        Raises:
+            ValueError: another schema, other keys, or values that no filter can have.
+        """
+        if state.get("schema") != GAUSSIAN_FILTER_SCHEMA:
+            raise ValueError(
+                f"not a Gaussian filter this version can read: schema {state.get('schema')!r}, "
+                f"expected {GAUSSIAN_FILTER_SCHEMA!r}"
+            )
+        exact_keys("filter", state, {"schema", "epsilon", "delta", "adjacency", "spent"})
+        ledger = cls(Budget(state["epsilon"], state["delta"]), state["adjacency"])
+        ledger._spent = real("spent", state["spent"], least=0)
+        return ledger
+
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class NegativeBinomialTrials:
+    """K ≥ 1 with P(K = k) ∝ (1 − γ)^k Γ(k + η)/k!: truncated negative binomial.
+
+    Args:
+        stopping: γ in (0, 1): small γ, many trials.
+        shape: η above −1. 1 is the geometric distribution, 0 the logarithmic one; smaller is
+            cheaper in privacy and spreads K more widely.
+    """
+
+    stopping: float
+    shape: float = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stopping", real("stopping", self.stopping, above=0, below=1))
+        object.__setattr__(self, "shape", real("shape", self.shape, above=-1))
+
+    @property
+    def mean(self) -> float:
+        """E[K] (Papernot and Steinke 2022, Definition 1)."""
+        log_gamma = math.log(self.stopping)
+        # η(1 − γ)/(γ(1 − γ^η)), with its limit (1/γ − 1)/ln(1/γ) at η = 0.
+        ratio = -log_gamma if self.shape == 0 else -math.expm1(self.shape * log_gamma) / self.shape
+        return (1 / self.stopping - 1) / ratio
+
+    @classmethod
+    def of_mean(cls, mean: float, shape: float = 1.0) -> NegativeBinomialTrials:
+        """The distribution with this expected number of trials (above 1), rounded upwards."""
+        wanted = real("mean", mean, above=1)
+        low, high = 1e-300, 1.0
+        for _ in range(2000):
+            middle = math.sqrt(low * high) if low < 0.1 * high else 0.5 * (low + high)
+            if not low < middle < high:
+                break
+            if cls(middle, shape).mean >= wanted:
+                low = middle
+            else:
+                high = middle
+        return cls(low, shape)
+
+    def probabilities(self, most: int) -> Array:
+        """P(K = k) for k = 1 … ``most``."""
+        k = np.arange(1, whole("most", most) + 1)
+        log_gamma = math.log(self.stopping)
+        log_weight = k * math.log1p(-self.stopping)
+        if self.shape == 0:
+            return np.asarray(np.exp(log_weight - np.log(k) - math.log(-log_gamma)))
+        # Γ(k + η)/Γ(η) is negative for η in (−1, 0), and so is γ^(−η) − 1: the quotient is not.
+        scale = math.expm1(-self.shape * log_gamma) / self.shape
+        log_terms = log_weight + gammaln(k + self.shape) - gammaln(k + 1)
+        return np.asarray(np.exp(log_terms - gammaln(1 + self.shape)) / scale)
+
+    def best_of(self, curve: RenyiCurve, profile: Callable[[float], float]) -> RenyiCurve:
+        """The curve of the best trial, Theorem 2; ``profile`` is not needed by it."""
+        orders, values = np.array(curve.orders), np.array(curve.values)
+        log_gamma = math.log(self.stopping)
+        # Any second order is allowed; order 1 with divergence D_1 ≤ D_α leaves (1 + η)ln(1/γ).
+        extra = (1 - 1 / orders) * values - log_gamma / orders
+        fixed = (1 + self.shape) * min(float(np.min(extra)), -log_gamma)
+        return _monotone(orders, values + fixed + math.log(self.mean) / (orders - 1))
+
+
+@dataclass(frozen=True)
+class PoissonTrials:
+    """K ~ Poisson(mean): possibly no trial, and then a fixed default is returned."""
+
+    mean: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mean", real("mean", self.mean, above=0))
+
+    def probabilities(self, most: int) -> Array:
+        """P(K = k) for k = 0 … ``most``."""
+        k = np.arange(whole("most", most) + 1)
+        return np.asarray(np.exp(k * math.log(self.mean) - self.mean - gammaln(k + 1)))
+
+    def best_of(self, curve: RenyiCurve, profile: Callable[[float], float]) -> RenyiCurve:
+        """The curve of the best trial: the last formula of this module's docstring."""
+        values = [
+            self._best_of(order, value, profile(math.log1p(1 / (order - 1))))
+            for order, value in zip(curve.orders, curve.values, strict=True)
+        ]
+        return _monotone(np.array(curve.orders), np.array(values))
+
+    def _best_of(self, order: float, value: float, lost: float) -> float:
+        grown = (order - 1) * value
+        if grown == 0:
+            return 0.0
+        # log(e^grown - 1), however large.
+        log_rise = grown + math.log(-math.expm1(-grown))
+        log_rise += math.log(self.mean) + self.mean * (order - 1) * lost
+        return float(np.logaddexp(0.0, log_rise)) / (order - 1)
+
+
+Trials = NegativeBinomialTrials | PoissonTrials
+
+
+def _monotone(orders: Array, values: Array) -> RenyiCurve:
+    # D_α never falls with α, so a bound at a higher order holds at every lower one.
+    least = np.minimum.accumulate(values[::-1])[::-1]
+    return RenyiCurve(tuple(orders), tuple(np.maximum(least, 0.0) * LIFT))
+
+
+def best_of(
+    curve: RenyiCurve, trials: Trials, profile: Callable[[float], float] | None = None
+) -> RenyiCurve:
+    """The Rényi curve of running ``trials`` trials and showing only the best.
+
+    Args:
+        curve: of one trial.
+        trials: how the number of trials is drawn.
+        profile: δ of one trial at an ε ≥ 0, for Poisson trials; by default what the curve gives.
+
+    Source: Papernot and Steinke 2022, Theorems 2 and 6.
+    """
+    if not isinstance(trials, Trials):
+        raise TypeError(
+            f"trials must be NegativeBinomialTrials or PoissonTrials, not {trials!r}: a fixed "
+            "number of trials is not covered"
+        )
+    return trials.best_of(curve, curve.delta if profile is None else profile)
+
+
+def selection_epsilon(mechanism: Mechanism, trials: Trials, delta: float) -> float:
+    """ε at δ of the best of ``trials`` runs of ``mechanism``."""
+    return best_of(rdp(mechanism), trials).epsilon(delta)
+
+
+def draw(trials: Trials, generator: np.random.Generator) -> int:
+    """How many trials to run, drawn once before the first and never looked at again.
+
+    Inverts the distribution function term by term, so a resumed generator draws the same.
+    """
+    left = float(generator.random())
+    first = 0 if isinstance(trials, PoissonTrials) else 1
+    most = 64
+    while True:
+        total = np.cumsum(trials.probabilities(most))
+        if total[-1] > left or most >= 2**24:
+            return first + int(np.searchsorted(total, left, side="right"))
+        most *= 4
+
+
+_LEVELS = 400
+_LEVEL_ROUNDING = 1e-9
+
+
+def best_of_epsilon(curves: Sequence[Curve], trials: Trials, delta: float) -> float:
+    """ε at ``delta`` of the best of ``trials`` runs; ∞ where no curve reaches so far.
+
+    Args:
+        curves: upper bounds on one trial's profile, every direction and every candidate.
+        trials: how their number is drawn.
+        delta: in (0, 1).
+    """
+    one = max(curve.epsilon(delta / trials.mean * (1 - _LEVEL_ROUNDING)) for curve in curves)
+    if not one < math.inf:
+        return math.inf
+    most = max(curve.epsilon(1e-11) for curve in curves)
+    levels = np.linspace(0.0, most if most < math.inf else one, _LEVELS)
+    lost = np.max([curve.deltas(levels) for curve in curves], axis=0)
+    kept = np.exp(-levels) * (1 - lost)
+    if isinstance(trials, NegativeBinomialTrials):
+        stop = trials.stopping
+        near = np.log1p((1 - stop) * lost / stop)
+        far = -np.log(stop + (1 - stop) * kept)
+        grown = (trials.shape + 1) * np.maximum(near, far)
+    else:
+        grown = trials.mean * (1 - kept)
+    return (one + float(grown.min())) * (1 + _LEVEL_ROUNDING)
+
 
 SELECTION, FILTER, GAUSSIAN_FILTER = "selection", "renyi-filter", "gaussian-filter"
 Filter = RenyiFilter | GaussianFilter

@@ -1,11 +1,25 @@
 """Certified ε and δ of a mechanism, as intervals.
 
-For each direction of the dominating pairs (:mod:`forethought.accounting.pld.pairs`) the composed
+For each direction of the dominating pairs (:mod:`forethought.accounting.theorems`) the composed
 privacy profile is bounded from both sides by line integrals of its transform
-(:mod:`forethought.accounting.pld.contour`), sharper and sharper until the ends are close enough.
+(:mod:`forethought.accounting.line_integral`), sharper and sharper until the ends are close enough.
 The interval encloses what one theorem proves, the one whose upper end is the least: that of a
-dominating pair named by :func:`forethought.accounting.pld.pairs.theorem`, or the Gaussian's at the
+dominating pair named by :func:`forethought.accounting.theorems.theorem`, or the Gaussian's at the
 group's whole distance. Its upper end is always a guarantee.
+
+**Several records, or an exchanged one, as a chain of single changes: group privacy.**
+
+Where no amplification theorem covers s changes at once, one for a single change does. If neighbours
+at one change are (x, d)-indistinguishable, P_0(T) ≤ e^x P_1(T) + d ≤ e^(2x) P_2(T) + d e^x + d ≤ …:
+s changes are (sx, d (e^(sx) - 1)/(e^x - 1))-indistinguishable (group privacy: Vadhan 2017, "The
+complexity of differential privacy"). A record that is exchanged is blanked and then written anew,
+two changes under zero-out. Chains are used for random allocation, whose records choose their rounds
+independently of each other and of what they say.
+
+**Rounds whose likelihood ratios are bounded in convex order.** Epochs of random allocation and
+rounds in which a hit replaces something are (:mod:`forethought.accounting.discrete_ratio`). Each
+bound is composed with all other rounds like any pair: from the larger law comes the upper end, from
+the smaller one the lower.
 """
 
 from __future__ import annotations
@@ -15,41 +29,313 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
+from scipy.special import log_ndtr
 
-from forethought.accounting.chains import (
-    chained_delta,
-    chained_epsilon,
-    log_growth,
-    single_changes,
-)
-from forethought.accounting.convex_order import (
-    about,
-    alternatives,
-    lawful,
-    of_laws,
-    with_laws,
-)
-from forethought.accounting.interval import Interval
-from forethought.accounting.limits import (
+from forethought.accounting.closed_bounds import (
     Bounds,
     disclosed_epsilon,
-    gaussian_delta,
-    gaussian_epsilon,
+    gaussian_delta_bounds,
+    gaussian_epsilon_bounds,
     hits_epsilon,
     inverted,
+    log_tail,
     total_variation,
 )
-from forethought.accounting.pld.allocation import Epoch
-from forethought.accounting.pld.contour import Total
-from forethought.accounting.pld.law import Law
-from forethought.accounting.pld.pair import Pair
-from forethought.accounting.pld.pairs import parts, unsampled_distance
-from forethought.accounting.pld.privacy_loss import Curve, Profile
-from forethought.accounting.pld.profiles import Stack
-from forethought.accounting.pld.search import Search
-from forethought.accounting.pld.told import Told
+from forethought.accounting.discrete_ratio import (
+    LARGEST_DISTANCE,
+    MOST_ROUNDS,
+    DisclosedCount,
+    DiscreteRatio,
+    Epoch,
+    disclosed_ratios,
+    epoch_ratios,
+    varies,
+)
+from forethought.accounting.dominating_pair import Pair
+from forethought.accounting.interval import Interval
+from forethought.accounting.line_integral import Composition, Search
+from forethought.accounting.privacy_profile import Curve, Profile, Stack
+from forethought.accounting.theorems import parts, unsampled_distance
 from forethought.checks import real, whole
 from forethought.mechanism import Mechanism, UnsupportedMechanismError
+from forethought.samplings import RandomAllocation
+
+Curves = Sequence[tuple[Curve, Curve]]
+_LEVELS = 64
+_ROUNDING = 1e-12
+
+
+def single_changes(mechanism: Mechanism, group: int) -> tuple[Mechanism, int] | None:
+    """The mechanism under single changes, and how many make the difference; None: no chain."""
+    allocated = [
+        isinstance(part.sampling, RandomAllocation) and part.sampling.rounds > 1
+        for part in mechanism
+    ]
+    exchanged = mechanism.adjacency == "replace-one"
+    if not any(allocated) or (group == 1 and not exchanged):
+        return None
+    if not exchanged:
+        return mechanism, group
+    return Mechanism(*mechanism.rounds, adjacency="zero-out"), 2 * group
+
+
+def log_growth(level: float, steps: int) -> float:
+    """log of (e^(steps·level) - 1)/(e^level - 1)."""
+    if level < 1e-12:
+        return math.log(steps)
+    return (steps - 1) * level + math.log(math.expm1(-steps * level) / math.expm1(-level))
+
+
+def chained_delta(curves: Curves, steps: int, epsilon: float) -> Bounds:
+    """δ at ``epsilon`` by the chain, from the curves of a single change."""
+    level = epsilon / steps
+    grown = math.exp(min(log_growth(level, steps), 700.0))
+    low, high = (max(pair[end].delta(level) for pair in curves) for end in (0, 1))
+    return Bounds(min(1.0, low * grown * (1 - _ROUNDING)), min(1.0, high * grown * (1 + _ROUNDING)))
+
+
+def chained_epsilon(curves: Curves, steps: int, delta: float, most: float) -> Bounds:
+    """The least ε at ``delta`` by the chain, if it is below ``most``; else (most, most).
+
+    A chain's δ need not fall with its ε. Any level at which it is small enough holds; and between
+    two levels it is at least a single change's δ at the higher, grown as at the lower.
+    """
+
+    def logs(levels: Sequence[float], end: int) -> list[float]:
+        found = [max(pair[end].delta(level) for pair in curves) for level in levels]
+        return [math.log(value) if value > 0 else -math.inf for value in found]
+
+    low, high, target = 0.0, most / steps, math.log(delta)
+    lower = upper = most
+    for _ in range(3):
+        levels = [float(x) for x in np.linspace(low, high, _LEVELS + 1)]
+        growth = [log_growth(level, steps) for level in levels]
+        above = logs(levels, 1)
+        holds = [a + g <= target - _ROUNDING for a, g in zip(above, growth, strict=True)]
+        if not any(holds):
+            break
+        first = holds.index(True)
+        upper = min(upper, steps * levels[first] * (1 + _ROUNDING))
+        below = logs(levels, 0)
+        may = [below[i + 1] + growth[i] <= target + _ROUNDING for i in range(first)]
+        start = may.index(True) if any(may) else max(0, first - 1)
+        lower = steps * levels[start] * (1 - _ROUNDING)
+        low, high = levels[start], levels[first]
+    return Bounds(min(lower, upper), upper)
+
+
+Counts = Mapping[Pair | Epoch | DisclosedCount, int]
+# The finer the laws, the longer they take: for epochs, each step four times as long.
+_FINENESS = (1.0, 0.5, 0.35)
+# Ends that are further apart, relatively, would be with finer laws as well.
+_LAWS_SHARE = 0.05
+# δ at which two theorems on a round are held against each other.
+_TYPICAL = 1e-6
+# Of more kinds of rounds it is not chosen for each.
+_MOST_CHOSEN = 64
+# Products of two numbers that the lines of one direction may take.
+_WORK = 2e9
+
+
+def of_ratios(
+    counts: Counts,
+    accuracy: float,
+    delta: float | None,
+    epsilon: float | None,
+    *,
+    beaten_by: float = math.inf,
+) -> Bounds:
+    """Bounds on ε at ``delta``, or on δ at ``epsilon``, of rounds some of which have laws.
+
+    ``beaten_by``: what is certainly above this need not be sharp.
+    """
+    epochs = [(pair, n) for pair, n in counts.items() if isinstance(pair, Epoch)]
+    lower, upper = 0.0, math.inf if delta is not None else 1.0
+    if delta is not None:
+        lower = max((_hits_epsilon(epoch, n, delta) for epoch, n in epochs), default=0.0)
+    if not lawful(counts):
+        return Bounds(lower, upper)
+    for fineness in _FINENESS:
+        below, above = (with_ratios(counts, fineness, end) for end in (0, 1))
+        # Either end has a gap of its own.
+        lower = max(lower, _composed(below, accuracy / 2, delta, epsilon).lower)
+        if lower >= beaten_by:
+            break
+        upper = min(upper, _composed(above, accuracy / 2, delta, epsilon).upper)
+        if upper - lower <= accuracy * upper:
+            break
+        if delta is not None and upper < math.inf:
+            lower = max(lower, _by_one_round_of_ratios(below, delta))
+        if not epochs and fineness <= 0.5:
+            break
+        if _LAWS_SHARE * upper < upper - lower < math.inf:
+            break  # it is not for the laws that the ends are apart
+    return Bounds(lower, upper)
+
+
+@np.errstate(all="ignore")
+def of_ratios_below(counts: Mapping[Pair | Epoch | DiscreteRatio, int], delta: float) -> float:
+    """A lower bound on ε at ``delta`` of rounds some of which are laws already; 0 if none is known.
+
+    Of an epoch the smaller law in convex order is taken.
+    """
+    known: dict[Pair | DiscreteRatio, int] = {}
+    for pair, n in counts.items():
+        if isinstance(pair, Epoch):
+            if pair.distance > LARGEST_DISTANCE or pair.rounds > MOST_ROUNDS:
+                return 0.0
+            pair = epoch_ratios(pair, 1.0)[0]
+        elif isinstance(pair, Pair) and not pair.integrable:
+            return 0.0
+        known[pair] = known.get(pair, 0) + n
+    return _composed(known, 1e-3, delta, None).lower
+
+
+def lawful(counts: Counts) -> bool:
+    """Whether laws can be built of all that need one, and the others be integrated."""
+
+    def usable(pair: Pair | Epoch | DisclosedCount) -> bool:
+        match pair:
+            case Epoch():
+                return pair.distance <= LARGEST_DISTANCE and pair.rounds <= MOST_ROUNDS
+            case DisclosedCount():
+                return True
+            case Pair():
+                return pair.integrable
+
+    return all(map(usable, counts))
+
+
+def with_ratios(counts: Counts, fineness: float, end: int) -> dict[Pair | DiscreteRatio, int]:
+    """The rounds with their laws: the smaller ones in convex order (0), or the larger ones (1)."""
+    found: dict[Pair | DiscreteRatio, int] = {}
+    for pair, n in counts.items():
+        match pair:
+            case Epoch():
+                found[epoch_ratios(pair, fineness)[end]] = n
+            case DisclosedCount():
+                found[disclosed_ratios(pair, fineness)[end]] = n
+            case Pair():
+                found[pair] = n
+    return found
+
+
+def alternatives(counts: Counts) -> list[Counts]:
+    """The rounds by sets of pairs that dominate them, the quickest to compose first.
+
+    A round that is told has a pair of half lines as well, and any choice of either is a theorem:
+    half lines for all, told for all, and where there are several, for each what seems to cost less.
+    """
+    disclosed = [pair for pair in counts if isinstance(pair, DisclosedCount)]
+    if not disclosed:
+        return [counts]
+    choices = [set(disclosed), set()]
+    if 1 < len(disclosed) <= _MOST_CHOSEN:
+        tilt = Composition(with_ratios(counts, 1.0, 1)).locate(delta=_TYPICAL, rough=True).tilt
+        choices.append({pair for pair in disclosed if not _cheaper_disclosed(pair, tilt)})
+    found: list[Counts] = []
+    for plain in choices:
+        way: dict[Pair | Epoch | DisclosedCount, int] = {}
+        for pair, n in counts.items():
+            chosen = pair.otherwise if isinstance(pair, DisclosedCount) and pair in plain else pair
+            way[chosen] = way.get(chosen, 0) + n
+        if way not in found:
+            found.append(way)
+    return found
+
+
+def _cheaper_disclosed(pair: DisclosedCount, tilt: float) -> bool:
+    """Whether a round's moment at ``tilt`` is about less by the told pair than by half lines."""
+    if not pair.otherwise.integrable:
+        return True
+    law = disclosed_ratios(pair, 1.0)[1]
+    disclosed, plain = (
+        max(
+            float(Composition({one: 1}, swapped=swapped).cumulant(np.array([tilt]))[0])
+            for swapped in (False, True)
+        )
+        for one in (law, pair.otherwise)
+    )
+    return disclosed <= plain
+
+
+def about(counts: Counts, delta: float) -> float:
+    """About ε at ``delta``, for choosing where to ask; ∞ where nothing is known."""
+    if not lawful(counts):
+        return math.inf
+    found = Composition(with_ratios(counts, 1.0, 1)).estimate(delta)
+    return found if math.isfinite(found) else math.inf
+
+
+def _by_one_round_of_ratios(counts: Mapping[Pair | DiscreteRatio, int], delta: float) -> float:
+    """A lower bound on ε from the event that some loss of the laws is beyond a threshold.
+
+    δ(ε) ≥ P(T) - e^ε Q(T) for every event T.
+    """
+    laws = [(law, n) for law, n in counts.items() if isinstance(law, DiscreteRatio)]
+    largest = max(float(law.loss.max()) for law, _ in laws)
+    best = 0.0
+    for threshold in largest * np.linspace(0.0, 1.0, 100)[1:-1] ** 2:
+        none_p = none_q = 0.0
+        for law, n in laws:
+            beyond = law.loss > threshold
+            p, q = (float(x[beyond].sum()) for x in (law.first, law.second))
+            none_p += n * math.log1p(-min(p * (1 - law.doubt - 1e-9), 0.5))
+            none_q += n * math.log1p(-min(q * (1 + law.doubt + 1e-9), 1 - 1e-12))
+        p, q = -math.expm1(none_p) * (1 - 1e-9), -math.expm1(none_q) * (1 + 1e-9)
+        if p > delta and q > 1e-280:
+            best = max(best, math.log((p - delta) / q) - 1e-9)
+    return best
+
+
+def _composed(
+    counts: Mapping[Pair | DiscreteRatio, int],
+    accuracy: float,
+    delta: float | None,
+    epsilon: float | None,
+) -> Bounds:
+    if sum(counts.values()) == 1:
+        (law,) = counts
+        assert isinstance(law, DiscreteRatio)
+        if epsilon is not None:
+            return law.profile(epsilon)
+        return inverted(law.profile, float(delta or 0.0))
+    most = math.fsum(n * varies(pair) for pair, n in counts.items()) * (1 + 1e-9)
+    if delta is not None and most <= delta:
+        return Bounds(0.0, 0.0)
+    searches: list[Search] = []
+    for swapped in (False,) if all(pair.two_sided for pair in counts) else (False, True):
+        total = Composition(counts, swapped=swapped)
+        total.work_left = _WORK
+        if searches and delta is not None and total.lesser(searches[0].lower, delta):
+            break
+        search = Search(total, delta=delta, epsilon=epsilon)
+        # The direction in which the record is there is nearly always the worse one.
+        search.refine(accuracy, beaten_by=max((s.lower for s in searches), default=-1.0))
+        searches.append(search)
+    upper = max(search.upper for search in searches)
+    if epsilon is not None:
+        upper = min(upper, most, 1.0)
+    return Bounds(max(search.lower for search in searches), upper)
+
+
+def _hits_epsilon(epoch: Epoch, count: int, delta: float) -> float:
+    """A lower bound on ε from the event "in every epoch some round's noise is at least x".
+
+    P gives it at least Φ(distance - x) an epoch, Q at most rounds·Φ(-x).
+    """
+    best = 0.0
+    share = epoch.used / epoch.rounds
+    for slack in (-6.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0):
+        x = epoch.distance + slack
+        if x <= 0:
+            continue
+        p = math.exp(count * (math.log(share) + float(log_ndtr(-slack)))) * (1 - 1e-9)
+        log_q = count * min(0.0, math.log(epoch.used) + log_tail(x) + 1e-9)
+        if p > delta and log_q < 0:
+            best = max(best, math.log(p - delta) - log_q - 1e-9 * (1 + abs(log_q)))
+    return best
+
 
 _COARSE = 0.03
 _LARGEST_DISTANCE = 1e100
@@ -148,7 +434,7 @@ def estimate(mechanism: Mechanism, delta: float, group: int = 1) -> float:
     """
     if not _noisy(mechanism):
         return math.inf
-    most = gaussian_epsilon(unsampled_distance(mechanism, group), delta).upper
+    most = gaussian_epsilon_bounds(unsampled_distance(mechanism, group), delta).upper
     chain = single_changes(mechanism, group)
     if chain is not None:
         # Where δ of a single change is what the chain makes δ of.
@@ -175,7 +461,7 @@ def privacy_loss(
 
     Returns:
         For each direction of the dominating pair (one where both are the same) a lower and an
-        upper :class:`~forethought.accounting.pld.privacy_loss.Curve`. Both hold for every real ε
+        upper :class:`~forethought.accounting.privacy_profile.Curve`. Both hold for every real ε
         and are sharp down to δ = 1e-12; use :func:`epsilon` below that.
 
     Raises:
@@ -197,11 +483,11 @@ def privacy_loss(
         )
     regular = all(pair.integrable for pair in pairs)
     # Where the rounds have laws, those of the lower end and of the upper one.
-    ends: list[Mapping[Pair | Law, int]] = [
+    ends: list[Mapping[Pair | DiscreteRatio, int]] = [
         {pair: n for pair, n in counts.items() if isinstance(pair, Pair)}
     ]
     if len(pairs) < len(counts):
-        ends = [with_laws(counts, _CURVES, end) for end in (0, 1)]
+        ends = [with_ratios(counts, _CURVES, end) for end in (0, 1)]
     both = all(isinstance(pair, Pair) and pair.two_sided for pair in counts)
     profiles = [
         [
@@ -279,15 +565,15 @@ def _at_once(
     # In every batch the records move each release by the group's whole distance.
     most = unsampled_distance(mechanism, group)
     if most > _LARGEST_DISTANCE * group and not math.isfinite(most * most):
-        counts: dict[Pair | Epoch | Told, int] = {}
+        counts: dict[Pair | Epoch | DisclosedCount, int] = {}
     else:
         counts = parts(mechanism, group)
     pairs = {pair: n for pair, n in counts.items() if isinstance(pair, Pair)}
     if len(counts) == 1 and pairs and next(iter(pairs)).gaussian:
         distance = next(iter(pairs)).up[0][0]
         if delta is not None:
-            return Interval(*gaussian_epsilon(distance, delta))
-        return Interval(*gaussian_delta(distance, float(epsilon or 0.0)))
+            return Interval(*gaussian_epsilon_bounds(distance, delta))
+        return Interval(*gaussian_delta_bounds(distance, float(epsilon or 0.0)))
     if len(pairs) < len(counts):
         found = _least(counts, accuracy, delta, epsilon)
     else:
@@ -299,16 +585,16 @@ def _at_once(
             f"epsilon={epsilon!r}, group={group}, accuracy={accuracy}. Please report it"
         )
     if delta is None:
-        cap = gaussian_delta(most, float(epsilon or 0.0))
-    elif found.upper < math.inf and gaussian_delta(most, found.upper).lower > delta:
+        cap = gaussian_delta_bounds(most, float(epsilon or 0.0))
+    elif found.upper < math.inf and gaussian_delta_bounds(most, found.upper).lower > delta:
         return Interval(*found)
     else:
-        cap = gaussian_epsilon(most, delta)
+        cap = gaussian_epsilon_bounds(most, delta)
     return Interval(min(found.lower, cap.lower), min(found.upper, cap.upper))
 
 
 def _least(
-    counts: Mapping[Pair | Epoch | Told, int],
+    counts: Mapping[Pair | Epoch | DisclosedCount, int],
     accuracy: float,
     delta: float | None,
     epsilon: float | None,
@@ -322,7 +608,7 @@ def _least(
     for way in alternatives(counts):
         plain = {pair: n for pair, n in way.items() if isinstance(pair, Pair)}
         if len(plain) < len(way):
-            here = of_laws(way, accuracy, delta, epsilon, beaten_by=found.upper)
+            here = of_ratios(way, accuracy, delta, epsilon, beaten_by=found.upper)
         else:
             here = of_pairs(plain, accuracy, delta, epsilon)
         if here.upper < found.upper or found.lower == math.inf:
@@ -373,13 +659,13 @@ def searched(
 ) -> Bounds:
     rough = max(accuracy, _COARSE)
     one_sided = not all(pair.two_sided for pair in counts)
-    searches = [Search(Total(counts), delta=delta, epsilon=epsilon)]
+    searches = [Search(Composition(counts), delta=delta, epsilon=epsilon)]
     searches[0].refine(accuracy)
     if one_sided:
         # In the other direction no loss is above this one.
         largest = math.fsum(n * _largest_reverse_loss(p) for p, n in counts.items())
         if largest > (searches[0].lower if epsilon is None else epsilon):
-            total = Total(counts, swapped=True)
+            total = Composition(counts, swapped=True)
             first = searches[0]
             if delta is not None and total.lesser(first.lower, delta):
                 return Bounds(first.lower, min(upper, first.upper))
@@ -400,8 +686,8 @@ def floor_of(pair: Pair, count: int, delta: float | None, epsilon: float | None)
     if pair.gaussian:
         distance = pair.up[0][0] * math.sqrt(count)
         if delta is not None:
-            return gaussian_epsilon(distance, delta).lower
-        return gaussian_delta(distance, float(epsilon or 0.0)).lower
+            return gaussian_epsilon_bounds(distance, delta).lower
+        return gaussian_delta_bounds(distance, float(epsilon or 0.0)).lower
     return hits_epsilon(pair, count, delta) if delta is not None else 0.0
 
 

@@ -21,8 +21,7 @@ from forethought import __version__
 from forethought.accounting.about import About
 from forethought.accounting.accountants import ACCOUNTANTS, EXACT, Accountant
 from forethought.accounting.assumptions import SECRET, Randomness, required, suited
-from forethought.accounting.attack import bounded
-from forethought.accounting.attained import Attained, attained
+from forethought.accounting.attack_bounds import Attained, attained, bounded
 from forethought.accounting.interval import Interval, at_least, at_most
 from forethought.accounting.releases import STOPPED, Release, Released, difference, listed, rows
 from forethought.caveats import Caveat, caveats, choice, of_role

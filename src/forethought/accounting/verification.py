@@ -13,7 +13,7 @@ from forethought import __version__, signing
 from forethought.accounting import exact
 from forethought.accounting.adaptive import TOLERANCE
 from forethought.accounting.assumptions import required, suited
-from forethought.accounting.attack import Attack, bounded
+from forethought.accounting.attack_bounds import Attack, bounded
 from forethought.accounting.interval import Interval, at_least, at_most
 from forethought.accounting.releases import STOPPED, difference, of_the_rounds
 from forethought.accounting.statement import (

@@ -17,9 +17,7 @@ import torch
 from torch import nn
 
 from forethought import mechanism
-from forethought.accounting import adaptive, exact
-from forethought.accounting import attack as attack_bounds
-from forethought.accounting.pld import pairs
+from forethought.accounting import adaptive, attack_bounds, exact, theorems
 from forethought.gradients import clipped, clipping, sums
 from forethought.mechanism import per_hit
 from forethought.rounds import clip_norm, contributions, noise, private_sum, sampling
@@ -279,7 +277,7 @@ def half_sensitivity() -> Iterator[None]:
 
     _forget()
     try:
-        with replaced(*((room, "per_hit", half) for room in (mechanism, pairs))):
+        with replaced(*((room, "per_hit", half) for room in (mechanism, theorems))):
             yield
     finally:
         _forget()  # what was computed with the fault

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from forethought.accounting import exact
-from forethought.accounting.gaussian import gaussian_mu
+from forethought.accounting.closed_bounds import gaussian_mu
 from forethought.caveats import Caveat
 from forethought.checks import real, whole
 from forethought.contributions import LinearExamples

@@ -17,10 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forethought.accounting.adaptive import filter_details
+from forethought.accounting.adaptive import GaussianFilter, filter_details
 from forethought.accounting.assumptions import Randomness
-from forethought.accounting.gaussian import gaussian_mu
-from forethought.accounting.gaussian_filter import GaussianFilter
+from forethought.accounting.closed_bounds import gaussian_mu
 from forethought.accounting.statement import account
 from forethought.caveats import Caveat
 from forethought.checks import real, whole

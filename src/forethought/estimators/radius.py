@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from forethought.accounting.gaussian import gaussian_mu
+from forethought.accounting.closed_bounds import gaussian_mu
 from forethought.convex.recipe import signal
 from forethought.mechanism import Adjacency, Budget, Rounds, sensitivity
 from forethought.samplings import FullBatch

@@ -12,13 +12,13 @@ from forethought.jobs.load import load_job
 from forethought.jobs.request import Request, on_pixels
 
 if TYPE_CHECKING:
-    from forethought.accounting.renyi.selection import Trials
+    from forethought.accounting.adaptive import Trials
     from forethought.training.search import Tuned
 
 
 def trials_of(distribution: str, mean: float) -> Trials:
     """A distribution of the number of trials by name, with its mean."""
-    from forethought.accounting.renyi.selection import NegativeBinomialTrials, PoissonTrials
+    from forethought.accounting.adaptive import NegativeBinomialTrials, PoissonTrials
 
     one_of("distribution", distribution, ("negative-binomial", "poisson"))
     if distribution == "poisson":

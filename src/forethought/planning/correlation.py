@@ -21,7 +21,7 @@ import scipy  # its signal room loads at first use: half a second that other pla
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from forethought.accounting.correlated import sensitivity_over_turns
+from forethought.accounting.theorems import sensitivity_over_turns
 from forethought.strategies import Banded, BufferedToeplitz, Strategy
 
 Array = NDArray[np.float64]

@@ -40,7 +40,7 @@ from functools import lru_cache
 
 from scipy.optimize import brentq
 
-from forethought.accounting import gaussian
+from forethought.accounting import closed_bounds
 from forethought.mechanism import Budget
 from forethought.planning.noise_to_signal import noise_to_signal
 from forethought.plans import Plan
@@ -121,7 +121,7 @@ def default_delta(examples: int) -> float:
 @lru_cache(maxsize=256)
 def budget_mu(budget: Budget) -> float:
     """The μ for which a Gaussian mechanism just meets the budget (Dong et al. 2022)."""
-    return gaussian.gaussian_mu(budget.epsilon, budget.delta)
+    return closed_bounds.gaussian_mu(budget.epsilon, budget.delta)
 
 
 @lru_cache(maxsize=8)

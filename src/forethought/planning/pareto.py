@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.accounting import exact, gaussian
+from forethought.accounting import closed_bounds, exact
 from forethought.checks import real, whole
 from forethought.mechanism import Rounds
 from forethought.planning.defaults import EPOCHS_LIMIT
@@ -292,7 +292,7 @@ def approximate_epsilons(plans: Sequence[Plan]) -> NDArray[np.float64]:
     low, high = np.zeros(len(mu)), mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))
     for _ in range(40):  # Chernoff's bound is halved until its end is as good as exact
         middle = (low + high) / 2
-        above = gaussian.gaussian_delta(middle, mu) > delta
+        above = closed_bounds.gaussian_delta(middle, mu) > delta
         low, high = np.where(above, middle, low), np.where(above, high, middle)
     return np.asarray(np.where(found < 1e4, high, np.inf))
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 from forethought.accounting import exact
 from forethought.accounting.calibration import calibrate
+from forethought.accounting.closed_bounds import gaussian_delta_bounds
 from forethought.accounting.interval import at_most
-from forethought.accounting.limits import gaussian_delta
 from forethought.checks import real, whole
 from forethought.mechanism import Adjacency, Budget, Correlated, Mechanism, Rounds
 from forethought.planning.defaults import budget_mu
@@ -288,7 +288,7 @@ def _epsilon_of(mu: float, budget: Budget) -> float:
     low, high = 0.0, budget.epsilon
     while high - low > 1e-9 * high:
         middle = 0.5 * (low + high)
-        if gaussian_delta(mu, middle).upper > budget.delta:
+        if gaussian_delta_bounds(mu, middle).upper > budget.delta:
             low = middle
         else:
             high = middle

@@ -12,8 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
-from forethought.accounting.adaptive import SEARCH_ALONE, search_epsilon
-from forethought.accounting.renyi.selection import NegativeBinomialTrials, Trials
+from forethought.accounting.adaptive import (
+    SEARCH_ALONE,
+    NegativeBinomialTrials,
+    Trials,
+    search_epsilon,
+)
 from forethought.mechanism import Budget, Mechanism
 from forethought.planning.limits import PlanError
 from forethought.planning.plan_request import PlanKeywords, PlanRequest
@@ -60,7 +64,7 @@ def plan_tuning(
         PlanError: a candidate that would change what is released, a noise multiplier that is
             given, or a request that no plan fulfils.
 
-    >>> from forethought.accounting.renyi.selection import NegativeBinomialTrials
+    >>> from forethought.accounting.adaptive import NegativeBinomialTrials
     >>> plans = plan_tuning(
     ...     examples=1000, budget=Budget(3, 1e-4), epochs=20,
     ...     trials=NegativeBinomialTrials.of_mean(8, shape=0),

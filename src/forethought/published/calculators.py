@@ -174,7 +174,7 @@ def phase_calculator(
         ValueError: not even s_j = 1 is admissible, or a later phase without ``sigma``.
 
     The decision for a further phase looks at results: totals that hold under such a choice come
-    from :class:`forethought.accounting.renyi.filter.RenyiFilter`, unless it is made on public data.
+    from :class:`forethought.accounting.adaptive.RenyiFilter`, unless it is made on public data.
     """
     N, K = whole("examples", examples), real("gradients", gradients, above=0)
     target = real("epsilon_target", epsilon_target, above=0)

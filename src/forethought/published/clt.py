@@ -11,8 +11,8 @@ import math
 
 from scipy.special import ndtr
 
-from forethought.accounting.correlated import all_uncorrelated
-from forethought.accounting.gaussian import gaussian_epsilon
+from forethought.accounting.closed_bounds import gaussian_epsilon
+from forethought.accounting.theorems import all_uncorrelated
 from forethought.mechanism import (
     Mechanism,
     Rounds,

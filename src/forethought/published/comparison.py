@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from forethought.accounting import exact
 from forethought.accounting.interval import at_least
-from forethought.accounting.renyi.curves import rdp
+from forethought.accounting.renyi import rdp
 from forethought.accounting.strong_adversary import KnownHits
 from forethought.mechanism import Mechanism, Rounds, UnsupportedMechanismError
 from forethought.published.closed_form import (

@@ -25,12 +25,13 @@ import torch
 
 from forethought.accounting.adaptive import (
     SEARCH_ALONE,
+    Trials,
+    draw,
     matching_score_noise,
     selection_details,
 )
 from forethought.accounting.assumptions import Randomness
 from forethought.accounting.releases import SCORE
-from forethought.accounting.renyi.selection import Trials, draw
 from forethought.accounting.statement import Statement, account
 from forethought.caveats import Caveat
 from forethought.checks import one_of, real

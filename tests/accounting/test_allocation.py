@@ -11,8 +11,8 @@ from scipy.integrate import quad
 from scipy.interpolate import PchipInterpolator
 from scipy.special import ndtr
 
+from forethought.accounting.discrete_ratio import CUT, Epoch, epoch_ratios
 from forethought.accounting.exact import delta, epsilon
-from forethought.accounting.pld.allocation import CUT, Epoch, epoch_laws
 from forethought.accounting.tradeoff import tradeoff
 from forethought.mechanism import Mechanism, Rounds
 from forethought.samplings import FullBatch, Poisson, RandomAllocation, Shuffled
@@ -47,7 +47,7 @@ def reverse(forward: float, level: float) -> float:
 
 @pytest.mark.parametrize(("a", "eps"), [(1.0, 0.5), (1.0, 2.0), (0.3, 0.2), (3.0, 4.0)])
 def test_two_rounds_are_enclosed_in_both_directions(a: float, eps: float) -> None:
-    low, high = epoch_laws(Epoch(a, 2, 2), 1.0)
+    low, high = epoch_ratios(Epoch(a, 2, 2), 1.0)
     truth = two_rounds(a, math.exp(eps))
     assert low.delta(eps, swapped=False) <= truth <= high.delta(eps, swapped=False)
     assert high.delta(eps, swapped=False) <= truth * 1.001
@@ -59,7 +59,7 @@ def test_two_rounds_are_enclosed_in_both_directions(a: float, eps: float) -> Non
 @pytest.mark.parametrize(("terms", "used"), [(2, 1), (3, 2), (7, 7), (100, 37)])
 @pytest.mark.parametrize("a", [0.2, 1.0, 4.0])
 def test_laws_have_mean_one_and_enclose_the_variance(a: float, terms: int, used: int) -> None:
-    low, high = epoch_laws(Epoch(a, terms, used), 1.0)
+    low, high = epoch_ratios(Epoch(a, terms, used), 1.0)
     exact = math.expm1(a * a) * used / terms**2
     for law in (low, high):
         assert law.first.sum() == pytest.approx(1, abs=1e-9)

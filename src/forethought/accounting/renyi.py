@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
-from forethought.accounting.correlated import all_uncorrelated
+from forethought.accounting.theorems import all_uncorrelated
 from forethought.checks import real
 from forethought.mechanism import (
     Adjacency,

@@ -1,4 +1,6 @@
-"""ε that data sets attain: a lower bound on the truth, by an attack that the library can name.
+"""What an attacker can achieve: at most, by ε and δ, and at least, by a named attack.
+
+**ε that data sets attain: a lower bound on the truth, by an attack that the library can name.**
 
 A certified interval encloses what a theorem proves; the mechanism's own ε may lie below it. Here
 are pairs of neighbouring data sets on which the sums lie on one line, so that their laws are known:
@@ -14,21 +16,22 @@ no attack is claimed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from scipy.special import ndtr
 
 from forethought.accounting import exact
-from forethought.accounting.convex_order import of_laws_below
-from forethought.accounting.correlated import uncorrelated
-from forethought.accounting.pld.allocation import Epoch
-from forethought.accounting.pld.hits import binomial, hypergeometric
-from forethought.accounting.pld.law import Law
-from forethought.accounting.pld.mixtures import Array
-from forethought.accounting.pld.pair import Pair
-from forethought.accounting.pld.pairs import parts
+from forethought.accounting.accountants import Accountant
+from forethought.accounting.discrete_ratio import DiscreteRatio, Epoch
+from forethought.accounting.dominating_pair import Array, Pair
+from forethought.accounting.exact import of_ratios_below
+from forethought.accounting.interval import Interval
+from forethought.accounting.theorems import binomial, hypergeometric, parts, uncorrelated
+from forethought.accounting.tradeoff import tradeoff
 from forethought.mechanism import Correlated, Mechanism, Rounds, releases
 from forethought.samplings import (
     Adjacency,
@@ -39,6 +42,57 @@ from forethought.samplings import (
     Shuffled,
     WithoutReplacement,
 )
+
+# False-positive rates at which a statement bounds an attacker's true-positive rate.
+FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
+
+Attack = tuple[tuple[float, float], ...]
+
+
+def bounded(
+    way: Accountant,
+    mechanism: Mechanism,
+    delta: float,
+    group: int,
+    details: Mapping[str, Any],
+) -> tuple[Interval, Attack]:
+    """ε, and pairs (false-positive rate, highest true-positive rate) of any attacker.
+
+    Raises:
+        UnsupportedMechanismError: no theorem covers the mechanism.
+        ValueError: details that do not fit.
+    """
+    epsilon = way.interval(mechanism, delta, group, details)
+    rows = _by_epsilon(epsilon.upper, delta)
+    faced = None if way.composed is None else way.composed(mechanism)
+    if way.curve is not None:
+        faced = way.curve(mechanism, details)
+    if faced is not None and math.isfinite(epsilon.upper):
+        # The whole trade-off function says more than one point of it.
+        powers = _powers(faced, group)
+        rows = tuple(
+            (rate, min(power, most)) for (rate, power), most in zip(rows, powers, strict=True)
+        )
+    return epsilon, rows
+
+
+# A mechanism is trained with again and again, in a search or an audit: its curve is found once.
+@lru_cache(maxsize=512)
+def _powers(mechanism: Mechanism, group: int) -> tuple[float, ...]:
+    misses = tradeoff(mechanism, group)(FALSE_POSITIVE_RATES)
+    return tuple(float(1 - missed) for missed in misses)
+
+
+def _by_epsilon(epsilon: float, delta: float) -> Attack:
+    # (ε, δ) bounds every test's power: TPR ≤ e^ε FPR + δ and, with the roles exchanged,
+    # 1 − FPR ≤ e^ε (1 − TPR) + δ  (Kairouz, Oh, Viswanath 2015, Theorem 2.1).
+    rows = []
+    for rate in FALSE_POSITIVE_RATES:
+        grown = math.exp(min(epsilon, 700.0))
+        power = min(grown * rate + delta, 1 - (1 - rate - delta) / grown, 1.0)
+        rows.append((rate, max(power, 0.0)))
+    return tuple(rows)
+
 
 _STEP = 0.05
 _FAR = 38.0
@@ -91,15 +145,17 @@ def attained(mechanism: Mechanism, delta: float, group: int = 1) -> Attained:
 
 
 @np.errstate(all="ignore")
-def _lower(counts: dict[Pair | Epoch | Law, int], delta: float) -> float:
+def _lower(counts: dict[Pair | Epoch | DiscreteRatio, int], delta: float) -> float:
     pairs = {pair: n for pair, n in counts.items() if isinstance(pair, Pair)}
     if len(pairs) < len(counts):
-        return of_laws_below(counts, delta)
+        return of_ratios_below(counts, delta)
     return exact.of_pairs(pairs, _ACCURACY, delta, None).lower
 
 
-def _composed(mechanism: Mechanism, group: int, others: str) -> dict[Pair | Epoch | Law, int]:
-    found: dict[Pair | Epoch | Law, int] = {}
+def _composed(
+    mechanism: Mechanism, group: int, others: str
+) -> dict[Pair | Epoch | DiscreteRatio, int]:
+    found: dict[Pair | Epoch | DiscreteRatio, int] = {}
     squares: list[float] = []
     for part in mechanism:
         for pair, count in _on_a_line(part, mechanism.adjacency, group, others):
@@ -114,7 +170,7 @@ def _composed(mechanism: Mechanism, group: int, others: str) -> dict[Pair | Epoc
 
 def _on_a_line(
     part: Rounds, adjacency: Adjacency, group: int, others: str
-) -> Iterator[tuple[Pair | Epoch | Law, int]]:
+) -> Iterator[tuple[Pair | Epoch | DiscreteRatio, int]]:
     """What one part's sums are on the line, and how often."""
     if isinstance(part, Correlated):
         if group == 1:
@@ -195,7 +251,7 @@ def _dealt(part: Rounds, records: int) -> list[tuple[float, float]]:
     return [(float(k), float(x)) for k, x in enumerate(chances) if x > 0]
 
 
-def _pair(one: Mix, other: Mix) -> Pair | Law:
+def _pair(one: Mix, other: Mix) -> Pair | DiscreteRatio:
     right = tuple((c, w) for c, w in one if c > 0)
     left = tuple((-c, w) for c, w in other if c < 0)
     if all(c >= 0 for c, _ in one) and all(c <= 0 for c, _ in other):
@@ -207,7 +263,7 @@ def _pair(one: Mix, other: Mix) -> Pair | Law:
     return _in_cells(one, other)
 
 
-def _in_cells(one: Mix, other: Mix) -> Law:
+def _in_cells(one: Mix, other: Mix) -> DiscreteRatio:
     """What is left when only the cell of a line is seen in which a sum lies: post-processing."""
     places = [c for c, _ in (*one, *other)]
     low, high = min(places) - _FAR, max(places) + _FAR
@@ -228,12 +284,12 @@ def _in_cells(one: Mix, other: Mix) -> Law:
     p, q = masses(one), masses(other)
     kept = (p > 1e-290) & (q > 1e-290)
     p, q = p[kept], q[kept]
-    return Law(np.log(p / q), p, q, _DOUBT, 0.0, 0.0)
+    return DiscreteRatio(np.log(p / q), p, q, _DOUBT, 0.0, 0.0)
 
 
 def _epochs(
     part: Rounds, adjacency: Adjacency, others: str
-) -> Iterator[tuple[Pair | Epoch | Law, int]]:
+) -> Iterator[tuple[Pair | Epoch | DiscreteRatio, int]]:
     """A record is in one round of an epoch, as likely in each."""
     sampling = part.sampling
     assert isinstance(sampling, RandomAllocation | Shuffled)
@@ -254,7 +310,9 @@ def _epochs(
             yield (one if rounds == 1 else Epoch(distance, rounds, used)), count
 
 
-def _turns(part: Correlated, adjacency: Adjacency) -> Iterator[tuple[Pair | Epoch | Law, int]]:
+def _turns(
+    part: Correlated, adjacency: Adjacency
+) -> Iterator[tuple[Pair | Epoch | DiscreteRatio, int]]:
     """Every round of one record."""
     if isinstance(part.sampling, CyclicPoisson) and part.sampling.parts > 1:
         return  # nobody is told which part a record is in

@@ -6,15 +6,15 @@ from dp_accounting.rdp import rdp_privacy_accountant as oracle
 from scipy import stats
 from scipy.special import logsumexp
 
-from forethought.accounting.adaptive import search_epsilon
-from forethought.accounting.renyi.curves import RenyiCurve, rdp
-from forethought.accounting.renyi.selection import (
+from forethought.accounting.adaptive import (
     NegativeBinomialTrials,
     PoissonTrials,
     best_of,
     draw,
+    search_epsilon,
     selection_epsilon,
 )
+from forethought.accounting.renyi import RenyiCurve, rdp
 from forethought.mechanism import Mechanism, Rounds
 from forethought.samplings import FullBatch, Poisson
 

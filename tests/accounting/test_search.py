@@ -8,13 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from forethought.accounting import exact
+from forethought.accounting import exact, line_integral
+from forethought.accounting.closed_bounds import Bounds
+from forethought.accounting.dominating_pair import Pair
 from forethought.accounting.interval import Interval
-from forethought.accounting.limits import Bounds
-from forethought.accounting.pld import contour
-from forethought.accounting.pld.contour import Total
-from forethought.accounting.pld.pair import Pair
-from forethought.accounting.pld.search import Search
+from forethought.accounting.line_integral import Composition, Search
 from forethought.mechanism import Mechanism, Rounds
 from forethought.samplings import Poisson, WithoutReplacement
 
@@ -22,7 +20,7 @@ PAIR = Pair(((1.0, 0.02),))
 COUNT = 200
 
 
-def delta_bounds(total: Total, epsilon: float) -> tuple[float, float]:
+def delta_bounds(total: Composition, epsilon: float) -> tuple[float, float]:
     search = Search(total, epsilon=epsilon)
     search._truncate = lambda *_: None  # type: ignore[method-assign]
     search.refine(1e-4)
@@ -30,7 +28,7 @@ def delta_bounds(total: Total, epsilon: float) -> tuple[float, float]:
 
 
 def truth(epsilon: float) -> float:
-    low, high = delta_bounds(Total({PAIR: COUNT}), epsilon)
+    low, high = delta_bounds(Composition({PAIR: COUNT}), epsilon)
     assert high - low <= 2e-4 * high
     return (low + high) / 2
 
@@ -38,7 +36,7 @@ def truth(epsilon: float) -> float:
 @pytest.mark.parametrize("cut", [2.5, 3.5, 4.5])
 @pytest.mark.parametrize("epsilon", [0.3, 1.0, 2.5])
 def test_cut_off_losses_count_as_disclosed(cut, epsilon):
-    total = Total({PAIR: COUNT})
+    total = Composition({PAIR: COUNT})
     (rows,) = total.rows
     total.cut_off, total.disclosed, total.undisclosed = rows.truncate(cut)
     low, high = delta_bounds(total, epsilon)
@@ -54,7 +52,7 @@ def test_cut_off_losses_count_as_disclosed(cut, epsilon):
 
 
 def test_disclosed_losses_raise_the_lower_bound():
-    total = Total({PAIR: COUNT})
+    total = Composition({PAIR: COUNT})
     (rows,) = total.rows
     total.cut_off, total.disclosed, total.undisclosed = rows.truncate(3.5)
     with_them, _ = delta_bounds(total, 0.3)
@@ -66,8 +64,8 @@ def test_disclosed_losses_raise_the_lower_bound():
 def test_lost_mass_is_charged_once_a_round(swapped):
     lost = replace(PAIR, lost=1e-5, lost_rest=1e-6)
     exactly = truth(1.0) if not swapped else None
-    total = Total({lost: COUNT}, swapped=swapped)
-    plain = Total({PAIR: COUNT}, swapped=swapped)
+    total = Composition({lost: COUNT}, swapped=swapped)
+    plain = Composition({PAIR: COUNT}, swapped=swapped)
     assert total.lost == pytest.approx(COUNT * (1e-6 if swapped else 1e-5))
     assert total.lost_below == pytest.approx(COUNT * (1e-5 if swapped else 1e-6))
     low, high = delta_bounds(total, 1.0)
@@ -83,22 +81,22 @@ def test_doubtful_weights_are_covered(sign):
     doubt = 1e-3
     # Every component within the doubt, in the direction that hurts.
     off = Pair(((1.0, 0.02 * (1 + sign * doubt)),), idle=0.98 * (1 - sign * doubt * 0.02 / 0.98))
-    low, high = delta_bounds(Total({replace(PAIR, doubt=doubt): COUNT}), 1.0)
-    other_low, other_high = delta_bounds(Total({off: COUNT}), 1.0)
+    low, high = delta_bounds(Composition({replace(PAIR, doubt=doubt): COUNT}), 1.0)
+    other_low, other_high = delta_bounds(Composition({off: COUNT}), 1.0)
     assert low <= other_low
     assert other_high <= high
 
 
 def test_the_reverse_direction_counts_where_it_is_the_worse_one():
     pair = Pair(((0.2, 0.1),), ((1.5, 0.2),))
-    ahead = delta_bounds(Total({pair: 5}), 1.0)
-    behind = delta_bounds(Total({pair: 5}, swapped=True), 1.0)
+    ahead = delta_bounds(Composition({pair: 5}), 1.0)
+    behind = delta_bounds(Composition({pair: 5}, swapped=True), 1.0)
     assert behind[0] > 2 * ahead[1]
     got = exact.of_pairs({pair: 5}, 1e-3, None, 1.0)
     assert got.lower >= 0.999 * behind[0]
     assert got.upper >= behind[0]
     for delta in (1e-2, 1e-6):
-        worse = Search(Total({pair: 5}, swapped=True), delta=delta)
+        worse = Search(Composition({pair: 5}, swapped=True), delta=delta)
         worse.refine(1e-3)
         found = exact.of_pairs({pair: 5}, 1e-3, delta, None)
         assert found.lower >= 0.998 * worse.lower
@@ -107,16 +105,16 @@ def test_the_reverse_direction_counts_where_it_is_the_worse_one():
 
 @pytest.mark.parametrize("swapped", [False, True])
 def test_chernoffs_bound_lies_above(swapped):
-    total = Total({PAIR: COUNT}, swapped=swapped)
+    total = Composition({PAIR: COUNT}, swapped=swapped)
     for epsilon in (0.1, 1.0):
-        low, _ = delta_bounds(Total({PAIR: COUNT}, swapped=swapped), epsilon)
+        low, _ = delta_bounds(Composition({PAIR: COUNT}, swapped=swapped), epsilon)
         assert math.log(low) <= total.chernoff(epsilon) <= math.log(low) + 6
 
 
 def test_the_reverse_direction_is_looked_at_wherever_it_could_matter(monkeypatch):
     seen = []
 
-    class Watched(Total):
+    class Watched(Composition):
         def __init__(self, parts, *, swapped=False):
             seen.append(swapped)
             super().__init__(parts, swapped=swapped)
@@ -193,7 +191,7 @@ def test_delta_far_out_is_tiny_and_not_an_overflow():
 
 def test_the_swapped_direction_does_not_underflow():
     pair = Pair(((1 / 0.15, 0.999),), idle=0.001)
-    search = Search(Total({pair: 40}, swapped=True), delta=1e-6)
+    search = Search(Composition({pair: 40}, swapped=True), delta=1e-6)
     search.refine(1e-3)
     # At least what the idle component proves: 40 rounds of losses near 1/(2·0.15²).
     assert search.lower > 200
@@ -203,7 +201,7 @@ def test_the_swapped_direction_does_not_underflow():
 def test_many_noises_at_once_agree_with_each_by_itself(monkeypatch):
     many = Mechanism(*(Rounds(1 + 0.02 * i, 1, Poisson(0.02)) for i in range(60)))
     together = exact.enclose(many, 1, 1e-3, delta=1e-6)
-    monkeypatch.setattr(contour, "SEVERAL", math.inf)
+    monkeypatch.setattr(line_integral, "SEVERAL", math.inf)
     apart = exact.enclose(many, 1, 1e-3, delta=1e-6)
     assert together.relative_width <= 1e-3 >= apart.relative_width
     assert together.lower <= apart.upper and apart.lower <= together.upper

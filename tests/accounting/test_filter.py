@@ -2,10 +2,10 @@ import json
 
 import pytest
 
+from forethought.accounting import adaptive
+from forethought.accounting.adaptive import BudgetExceededError, RenyiFilter, best_order
 from forethought.accounting.exact import epsilon as exact_epsilon
-from forethought.accounting.renyi import filter as filter_module
-from forethought.accounting.renyi.curves import RenyiCurve, rdp
-from forethought.accounting.renyi.filter import BudgetExceededError, RenyiFilter, best_order
+from forethought.accounting.renyi import RenyiCurve, rdp
 from forethought.mechanism import Budget, Mechanism, Rounds
 from forethought.samplings import Poisson, Shuffled
 
@@ -98,6 +98,6 @@ def test_what_cannot_work_is_refused():
 @pytest.mark.parametrize("order", [1.5, 3.0, 12.0, 64.0])
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.3, 1e-3), (1.0, 1e-5), (8.0, 1e-9)])
 def test_an_order_may_spend_what_still_converts_to_the_budget(order, epsilon, delta):
-    limit = filter_module.limit_of(order, epsilon, delta)
+    limit = adaptive.limit_of(order, epsilon, delta)
     assert RenyiCurve((order,), (limit,)).epsilon(delta) <= epsilon * (1 + 1e-9)
     assert RenyiCurve((order,), (limit * 1.001,)).epsilon(delta) > epsilon

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from forethought.accounting.accountants import amplified, batches_known
+from forethought.accounting.discrete_ratio import DisclosedCount, disclosed_ratios
+from forethought.accounting.dominating_pair import Pair
 from forethought.accounting.exact import delta, epsilon, epsilon_curve, privacy_loss
-from forethought.accounting.pld.pair import Pair
-from forethought.accounting.pld.told import Told, told_laws
 from forethought.accounting.tradeoff import tradeoff
 from forethought.mechanism import Mechanism, Rounds
 from forethought.samplings import FullBatch, Poisson, Shuffled, WithoutReplacement
@@ -33,7 +33,7 @@ def gained(first: dict[float, float], second: dict[float, float], level: float) 
 @pytest.mark.parametrize("blanked", [False, True])
 @pytest.mark.parametrize(("r", "hit"), [(1.0, 0.01), (0.3, 0.4), (2.5, 0.002), (1.0, 1.0)])
 def test_laws_enclose_both_profiles(r: float, hit: float, blanked: bool) -> None:
-    low, high = told_laws(Told(((r, hit),), blanked, 1 - hit, PLAIN), 1.0)
+    low, high = disclosed_ratios(DisclosedCount(((r, hit),), blanked, 1 - hit, PLAIN), 1.0)
     ahead = {0.0: 1 - hit}
     ahead[2 * r if blanked else r] = hit
     base = {0.0: 1 - hit, r: hit} if blanked else {0.0: 1.0}
@@ -74,7 +74,7 @@ def test_no_triangle_is_worse(
     # slope there, which along the whole kink is below 1/2 (1.1e-5 at reach 0, far 1, hit 0.5,
     # scale 1).
     blurred = (x[1] - x[0]) ** 2 / 16
-    _, high = told_laws(Told(((scale, hit),), True, 1 - hit, PLAIN), 1.0)
+    _, high = disclosed_ratios(DisclosedCount(((scale, hit),), True, 1 - hit, PLAIN), 1.0)
     for level in (0.0, 0.1, 0.7, 1.5):
         grown = math.exp(level)
         forward, backward = (np.maximum(a - grown * b, 0).sum() * area for a, b in ((p, q), (q, p)))

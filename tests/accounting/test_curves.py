@@ -7,9 +7,9 @@ from dp_accounting.rdp import rdp_privacy_accountant as oracle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forethought.accounting.closed_bounds import gaussian_epsilon
 from forethought.accounting.exact import epsilon as exact_epsilon
-from forethought.accounting.gaussian import gaussian_epsilon
-from forethought.accounting.renyi.curves import (
+from forethought.accounting.renyi import (
     RenyiCurve,
     binary_moment,
     canonne_epsilon,

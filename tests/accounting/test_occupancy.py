@@ -5,7 +5,7 @@ from math import comb
 import numpy as np
 import pytest
 
-from forethought.accounting.pld.occupancy import (
+from forethought.accounting.strong_adversary import (
     binomial,
     hypergeometric,
     occupied,

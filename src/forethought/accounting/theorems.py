@@ -8,26 +8,59 @@ lines"): let P = Σ w_k N(a_k), Q = Σ w_k N(b_k) with |a_k|, |b_k| ≤ r_k arou
 any test T with N(0)(T) = β the Neyman-Pearson lemma gives N(a_k)(T) ≤ Φ(Φ⁻¹(β) + r_k) and
 N(b_k)(T) ≥ Φ(Φ⁻¹(β) - r_k), all attained by one half line. So for every α > 0 the profile is at
 most that of Σ w_k N(r_k) against Σ w_k N(-r_k) on the line.
+
+**Correlated noise, as the ordinary rounds that its accounting comes to.**
+
+The run releases x_t + σ(C⁻¹z)_t for all t, in units of the clipping norm, which says as much as
+Cx + σz. Let a record take part in rounds p, p + b, p + 2b, … with contributions u_j of length at
+most 1, which may depend on what was released before.
+
+- *Every turn is taken* (rate 1, or every round, where b is 1). The record moves Cx by
+  Σ_j C[:, p + jb] u_j, whose length is at most that of v = Σ_j C[:, jb] where C has no negative
+  entry: inner products of columns are then at least 0, so that aligned u_j are the worst, and
+  pattern p is a beginning of pattern 0. Where C has at most b bands the columns do not overlap, and
+  signs do not matter. So the whole run is one Gaussian release of sensitivity ‖v‖, for inputs that
+  follow what was released, too (Denisov et al. 2022). Fewer turns, or smaller
+  contributions, only shorten the sum.
+- *Turns are sampled* (rate below 1), and C has at most b bands. Turn j is seen in the rounds from
+  p + jb up to p + (j + 1)b and in no other: each is a Poisson-sampled Gaussian release of
+  sensitivity ‖C[:, 0]‖, and the run composes them (Choquette-Choo et al. 2023, "(Amplified) banded
+  matrix factorization").
+- *Groups* of a sampled run are charged as if every turn were taken: their turns overlap.
+
+A run that stops early has released the first rows of Cx + σz, which is the same strategy over fewer
+rounds; nothing but a beginning of the run has a guarantee of its own.
+
+**How many of a group's records are in a batch, with a bound on the weights' relative errors.**
+
+The probabilities come from ratios of neighbours, outwards from the largest, so that each carries a
+few rounding errors for every step and no difference of logarithms of factorials.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
-from forethought.accounting.correlated import all_uncorrelated, named_theorem, uncorrelated
-from forethought.accounting.pld.allocation import Epoch
-from forethought.accounting.pld.hits import Hits, binomial, hypergeometric
-from forethought.accounting.pld.mixtures import EPS
-from forethought.accounting.pld.pair import Pair
-from forethought.accounting.pld.told import LARGEST_DISTANCE, LEAST_MOVE, MOST_HITS, Told
+import numpy as np
+
+from forethought.accounting.discrete_ratio import (
+    LARGEST_DISTANCE,
+    LEAST_MOVE,
+    MOST_HITS,
+    DisclosedCount,
+    Epoch,
+)
+from forethought.accounting.dominating_pair import EPS, Array, Pair
 from forethought.mechanism import (
     ADJACENCIES,
     CLIPPINGS,
     Adjacency,
+    Correlated,
     Mechanism,
     Rounds,
     UnsupportedMechanismError,
@@ -44,9 +77,173 @@ from forethought.samplings import (
     RandomAllocation,
     Shuffled,
 )
+from forethought.strategies import Strategy
+
+TURNS = (
+    "correlated noise: one Gaussian release at the strategy's sensitivity over all of a record's "
+    "turns (Denisov et al. 2022)"
+)
+SAMPLED_TURNS = (
+    "banded correlated noise, parts in turns: each turn one release at the bands' norm "
+    "(Choquette-Choo et al. 2023)"
+)
+
+
+@lru_cache(maxsize=256)
+def sensitivity_over_turns(strategy: Strategy, count: int, separation: int) -> float:
+    """‖Σ_j C[:, j·separation]‖ over ``count`` rounds, rounded up.
+
+    How far a record can move Cx that takes part in every ``separation``-th round.
+
+    Raises:
+        UnsupportedMechanismError: columns overlap and some coefficient is negative.
+    """
+    if strategy.bands > separation and not strategy.nonnegative:
+        raise UnsupportedMechanismError(
+            f"a strategy of {strategy.bands} bands with negative coefficients needs turns at least "
+            f"as many rounds apart, not {separation}: no bound on its sensitivity is known"
+        )
+    column = strategy.column(count)
+    turns = -(-count // separation)
+    padded = np.zeros(turns * separation)
+    padded[:count] = column
+    moved = padded.reshape(turns, separation).cumsum(axis=0).ravel()[:count]
+    size = math.sqrt(math.fsum(moved * moved))
+    # Coefficients good to a few units, sums of positive terms, one square root.
+    return size * (1 + (turns + 32) * EPS)
+
+
+def uncorrelated(rounds: Rounds, group: int = 1) -> Rounds:
+    """The ordinary rounds whose dominating pairs are those of ``rounds``; itself if it is ordinary.
+
+    Raises:
+        UnsupportedMechanismError: sampled turns with more bands than parts.
+    """
+    if not isinstance(rounds, Correlated):
+        return rounds
+    sampling, sigma = rounds.sampling, rounds.noise_multiplier
+    separation = sampling.turns_apart
+    if separation is None or sampling.most(1) > 1:
+        raise UnsupportedMechanismError(
+            f"correlated noise with {type(sampling).__name__} sampling is not supported: a "
+            "record's turns are not equally far apart, or it can be drawn several times in one"
+        )
+    if group == 1 and sampling.hides(rounds.count):
+        if rounds.strategy.bands > separation:
+            raise UnsupportedMechanismError(
+                f"parts that are sampled ({sampling.words()}) need a banded strategy of "
+                f"at most as many bands as parts ({separation}), not "
+                f"{rounds.strategy.bands}: a record's turns would overlap, and no theorem is "
+                "known. Take fewer bands, or rate 1"
+            )
+        size = sensitivity_over_turns(rounds.strategy, min(rounds.count, separation), separation)
+        return Rounds(
+            _over(sigma, size), rounds.count, sampling, rounds.clipping, groups=rounds.groups
+        )
+    size = sensitivity_over_turns(rounds.strategy, rounds.count, separation)
+    # Several records may be in as many groups as all parts have together.
+    groups = None if rounds.groups is None else rounds.groups * separation
+    return Rounds(_over(sigma, size), 1, FullBatch(), rounds.clipping, groups=groups)
+
+
+def all_uncorrelated(mechanism: Mechanism, group: int = 1) -> Mechanism:
+    """The mechanism with :func:`uncorrelated` parts; itself where none is correlated."""
+    if not any(isinstance(part, Correlated) for part in mechanism):
+        return mechanism
+    parts: Iterable[Rounds] = (uncorrelated(part, group) for part in mechanism)
+    return Mechanism(*parts, adjacency=mechanism.adjacency)
+
+
+def named_theorem(rounds: Rounds, group: int) -> str:
+    """Which of the theorems above covers correlated rounds."""
+    sampled = rounds.sampling.hides(rounds.count)
+    return SAMPLED_TURNS if sampled and group == 1 else TURNS
+
+
+def _over(sigma: float, size: float) -> float:
+    return sigma / size * (1 - 4 * EPS)
+
+
+# What is less likely than this is left out, and charged.
+_LEAST = 1e-280
+
+
+class GroupHits(NamedTuple):
+    """P(k records are in) = ``weights``[k] within a relative ``doubt``, for k from ``first``.
+
+    At most ``lost`` of the probability lies elsewhere.
+    """
+
+    first: int
+    weights: Array
+    doubt: float
+    lost: float
+
+
+def binomial(group: int, rate: float) -> GroupHits:
+    """Poisson sampling: each of ``group`` records is in with probability ``rate``."""
+    if rate == 1:
+        return GroupHits(group, np.ones(1), 0.0, 0.0)
+    if group == 1:
+        return GroupHits(0, np.array([1 - rate, rate]), EPS, 0.0)
+    odds = rate / (1 - rate)
+    mode = min(group, int((group + 1) * rate))
+
+    def ratio(k: Array) -> Array:
+        return np.asarray((group - k) / (k + 1) * odds)
+
+    return _from_ratios(mode, 0, group, ratio)
+
+
+def hypergeometric(group: int, batch: int, examples: int) -> GroupHits:
+    """Sampling without replacement: how many of ``group`` among ``batch`` of ``examples``."""
+    group = min(group, examples)
+    if group == 1:
+        rest = (examples - batch) / examples
+        return GroupHits(0, np.array([rest, batch / examples]), EPS, 0.0)
+    low, high = max(0, group - (examples - batch)), min(group, batch)
+    mode = min(high, max(low, (group + 1) * (batch + 1) // (examples + 2)))
+
+    def ratio(k: Array) -> Array:
+        return np.asarray(
+            (group - k) / (k + 1) * ((batch - k) / (examples - group - batch + k + 1))
+        )
+
+    return _from_ratios(mode, low, high, ratio)
+
+
+def _from_ratios(mode: int, low: int, high: int, ratio: Callable[[Array], Array]) -> GroupHits:
+    above = _until_rare(lambda k: ratio(k), mode, high)
+    below = _until_rare(lambda k: 1 / ratio(-k - 1), -mode, -low)
+    weights = np.concatenate([below[:0:-1], above])
+    total = float(weights.sum())
+    first = mode - (below.size - 1)
+    # Six roundings a step, and those of the sum.
+    doubt = EPS * (6.0 * max(above.size, below.size) + weights.size + 8)
+    whole = first == low and mode + above.size - 1 == high
+    weights = weights / total
+    kept = weights > _LEAST
+    start = int(np.argmax(kept))
+    weights = weights[start : weights.size - int(np.argmax(kept[::-1]))]
+    cut = not (whole and kept.all())
+    # Beyond a weight below 1e-280 the ratios only fall: a geometric tail at most.
+    return GroupHits(first + start, weights, doubt, 1e-270 if cut else 0.0)
+
+
+def _until_rare(ratio: Callable[[Array], Array], first: int, last: int) -> Array:
+    """1 at ``first`` and the running products of ``ratio`` upwards, until they are negligible."""
+    pieces: list[Array] = [np.ones(1)]
+    here, size, k = 1.0, 64, first
+    while k < last and here > 1e-290:
+        steps = np.arange(k, min(k + size, last), dtype=float)
+        piece = np.asarray(here * np.cumprod(ratio(steps)), dtype=float)
+        pieces.append(piece)
+        here, k, size = float(piece[-1]), k + steps.size, 2 * size
+    return np.concatenate(pieces)
+
 
 # What one Rounds contributes: the pair of one release and how many releases are charged.
-Part = tuple[Pair | Epoch | Told, int]
+Part = tuple[Pair | Epoch | DisclosedCount, int]
 
 
 @dataclass(frozen=True)
@@ -84,7 +281,7 @@ def _allocated(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
     return Epoch(distance, length, used), rounds.count // used
 
 
-def _hits(rounds: Rounds, group: int) -> Hits:
+def _hits(rounds: Rounds, group: int) -> GroupHits:
     """Probabilities that the ``group`` records are in a batch 0, 1, … times."""
     match rounds.sampling.hits(group):
         case Binomial(trials, chance, rounded):
@@ -142,14 +339,14 @@ def replacing(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
     distances = tuple((shift / 2 if blanked else shift, weight) for shift, weight in up)
     if missed == 0 and len(up) == 1:
         return Pair(((distances[0][0], 1.0),)), count
-    told = Told(distances, blanked, missed, plain, hits.doubt, hits.lost)
-    return (told if _resolved(told) else plain), count
+    disclosed = DisclosedCount(distances, blanked, missed, plain, hits.doubt, hits.lost)
+    return (disclosed if _resolved(disclosed) else plain), count
 
 
-def _resolved(told: Told) -> bool:
-    least = (1 - told.missed) * told.hits[0][0]
-    near = told.largest <= LARGEST_DISTANCE and least >= LEAST_MOVE
-    return near and len(told.hits) <= MOST_HITS
+def _resolved(disclosed: DisclosedCount) -> bool:
+    least = (1 - disclosed.missed) * disclosed.hits[0][0]
+    near = disclosed.largest <= LARGEST_DISTANCE and least >= LEAST_MOVE
+    return near and len(disclosed.hits) <= MOST_HITS
 
 
 def _shuffled(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
@@ -166,13 +363,13 @@ def _shuffled(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
     plain = Pair(((farthest, seen),), symmetric=True, idle=missed, doubt=2 * EPS)
     if not blanked:
         return plain, 1
-    told = Told(((distance, seen),), True, missed, plain, 2 * EPS)
-    return (told if _resolved(told) else plain), 1
+    disclosed = DisclosedCount(((distance, seen),), True, missed, plain, 2 * EPS)
+    return (disclosed if _resolved(disclosed) else plain), 1
 
 
 def shifts_of(
     rounds: Rounds, group: int, moved: Callable[[int], float]
-) -> tuple[tuple[tuple[float, float], ...], float, Hits]:
+) -> tuple[tuple[tuple[float, float], ...], float, GroupHits]:
     """Components right of 0, what stays at 0, and how well both are known.
 
     ``moved`` says how far so many records move a sum; what moves it equally far is one component.
@@ -192,7 +389,7 @@ _GAUSS = "Gaussian mechanism (Balle and Wang 2018, Theorem 8)"
 _HALF_LINES = "half lines: Neyman-Pearson for every component around the common centre"
 _MIXTURE = "mixture of Gaussians (Ganesh 2024, Theorem 1.2), both directions"
 _SHUFFLE = "joint convexity over permutations: one Gaussian for each started epoch"
-_TOLD_HITS = (
+_DISCLOSED_HITS = (
     "told how many hit, three sums near each other by twos (half lines, joint convexity), or half "
     "lines for every component around the common centre, whichever proves less"
 )
@@ -254,7 +451,7 @@ SUPPORTED: dict[tuple[str, str, str], Cell] = {
         if adjacency != "replace-one"
     },
     ("poisson", "example", "replace-one"): Cell(_HALF_LINES, _two_sided, _HALF_LINES),
-    ("poisson", "group", "replace-one"): Cell(_AT_DISTANCE_2, replacing, _TOLD_HITS),
+    ("poisson", "group", "replace-one"): Cell(_AT_DISTANCE_2, replacing, _DISCLOSED_HITS),
     **{
         ("cyclic-poisson", clipping, adjacency): Cell(
             _TURNS + _POISSON, one_sided, _ONE_PART + _MIXTURE
@@ -267,7 +464,7 @@ SUPPORTED: dict[tuple[str, str, str], Cell] = {
         _TURNS + _HALF_LINES, _two_sided, _ONE_PART + _HALF_LINES
     ),
     ("cyclic-poisson", "group", "replace-one"): Cell(
-        _TURNS + _AT_DISTANCE_2, replacing, _ONE_PART + _TOLD_HITS
+        _TURNS + _AT_DISTANCE_2, replacing, _ONE_PART + _DISCLOSED_HITS
     ),
     **{
         ("without-replacement", clipping, "add-or-remove"): Cell(
@@ -282,7 +479,7 @@ SUPPORTED: dict[tuple[str, str, str], Cell] = {
         ("without-replacement", clipping, adjacency): Cell(
             "combined curve (Zhu, Dong, Wang 2022, Theorem 11), inner distance 2",
             replacing,
-            f"hypergeometric: {_TOLD_HITS}",
+            f"hypergeometric: {_DISCLOSED_HITS}",
         )
         for clipping in CLIPPINGS
         for adjacency in ADJACENCIES
@@ -308,7 +505,7 @@ def theorem(rounds: Rounds, adjacency: Adjacency, group: int = 1) -> str:
     return name if plain is rounds else f"{named_theorem(rounds, group)}; {name}"
 
 
-def parts(mechanism: Mechanism, group: int = 1) -> dict[Pair | Epoch | Told, int]:
+def parts(mechanism: Mechanism, group: int = 1) -> dict[Pair | Epoch | DisclosedCount, int]:
     """Dominating pairs of the whole mechanism and how often each is composed.
 
     Gaussians are merged: N(c_1) … N(c_n) against N(0) compose to one at distance √Σ c².
@@ -320,7 +517,7 @@ def parts(mechanism: Mechanism, group: int = 1) -> dict[Pair | Epoch | Told, int
     Raises:
         UnsupportedMechanismError: no theorem is known for a part.
     """
-    counts: dict[Pair | Epoch | Told, int] = {}
+    counts: dict[Pair | Epoch | DisclosedCount, int] = {}
     squares: list[float] = []
     plain = all_uncorrelated(mechanism, group)
     for rounds in chain.from_iterable(map(_whole_epochs, plain)):

@@ -12,9 +12,9 @@ import math
 import numpy as np
 import pytest
 
-from forethought.accounting.gaussian import gaussian_delta
-from forethought.accounting.pld.integral import Integral, log_peak
-from forethought.accounting.pld.points import Line, gaussian_line
+from forethought.accounting.closed_bounds import gaussian_delta
+from forethought.accounting.line_integral import Integral, log_peak
+from forethought.accounting.transform import Line, gaussian_line
 
 MU = 1.5
 

@@ -1,4 +1,4 @@
-"""δ(ε) of a composition by a line integral with proven ends.
+"""δ(ε) of a composition by a line integral with proven ends, and the search for ε or δ.
 
 With M the transform of the total privacy loss L under P, δ(ε) = (1/2πi) ∫ M(s) e^(-sε) / (s(s+1))
 along Re s = c > 0. Two smoothed versions of it bound it from both sides, and both integrands fall
@@ -12,6 +12,10 @@ off like a Gaussian:
 Both are off by about τ²c(c+1)/2 of δ. The trapezoidal rule with step 2π/W sums the integral's value
 at ε + kW times e^(ckW), all k (Poisson): from above these only add, from below they are bounded by
 1 to the left and by Chernoff's bound to the right.
+
+One integral (:class:`Integral`) and what stands between it and δ (:class:`ErrorCharges`) are a
+bound (:class:`Charged`) of a :class:`Composition`; :class:`Search` asks for sharper and sharper
+ones.
 """
 
 from __future__ import annotations
@@ -25,14 +29,159 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erfcx, ndtri_exp
 
-from forethought.accounting.pld.charges import Charges
-from forethought.accounting.pld.integral import Integral, log_peak
-from forethought.accounting.pld.law import Law, LawRows
-from forethought.accounting.pld.mixtures import EPS, Array
-from forethought.accounting.pld.pair import Pair
-from forethought.accounting.pld.points import Line, gaussian_line
-from forethought.accounting.pld.quadrature import UnresolvedError
-from forethought.accounting.pld.transform import Rows, of_one_rate
+from forethought.accounting.discrete_ratio import DiscreteRatio, RatioRows
+from forethought.accounting.dominating_pair import EPS, Array, Pair
+from forethought.accounting.transform import (
+    Complex,
+    Line,
+    Rows,
+    UnresolvedError,
+    gaussian_line,
+    of_one_rate,
+)
+
+
+def log_peak(tilt: float) -> float:
+    """log of the largest e^(-tilt x)(1 - e^-x) over x ≥ 0: δ(ε) ≤ M(c) e^(-cε) times this."""
+    return tilt * math.log(tilt / (tilt + 1)) - math.log1p(tilt) if tilt > 0 else 0.0
+
+
+class Integral:
+    """Bounds on δ(ε) of one measure from its transform along a line.
+
+    Args:
+        tilt: c. step: between the line's points. smoothing: τ.
+        line: the log transform at c + i k ``step``.
+        beyond: a tilt above c, and ``log_moment``, a bound on the log transform there.
+    """
+
+    def __init__(
+        self,
+        tilt: float,
+        step: float,
+        smoothing: float,
+        line: Line,
+        beyond: float,
+        log_moment: float,
+    ) -> None:
+        self.tilt, self.step, self.smoothing = tilt, step, smoothing
+        self.beyond, self.log_moment = beyond, log_moment
+        c, tau = tilt, smoothing
+        t = step * np.arange(line.real.size, dtype=float)
+        s: Complex = np.asarray(c + 1j * t)
+        weight = np.full(t.size, step / math.pi)
+        weight[0] /= 2
+        self.base = float(line.real[0])
+        size = weight * np.exp(np.minimum(line.real - self.base, 50.0))
+        grown = np.where(
+            line.doubt < 1,
+            size * np.expm1(np.minimum(line.doubt, 1.0)),
+            weight * np.exp(np.minimum(line.real - self.base + line.doubt, 600.0)),
+        )
+        damp = np.exp(tau * tau * (c * c - t * t) / 2)
+        common = damp * np.exp(1j * (tau * tau * c) * t) / (s * (s + 1))
+        above = common * np.exp(tau * tau * s / 2)
+        below = common * (1 - s * _expm1(tau * tau * (s + 0.5)))
+        # |M| is at most its value on the real line: what is left out is a Gaussian tail.
+        last = step * line.real.size
+        square = (tau * last) ** 2
+        tail = math.exp(tau * tau * (c * c + c) / 2 - square / 2) / (last - step) / math.pi
+        tail_below = math.exp(tau * tau * (c + 1) ** 2 / 2 - (tau * (last - step)) ** 2 / 2)
+        tail_below *= 2 / ((tau * (last - step)) ** 2 * math.pi)
+        # Rounding of the kernels and of the sum, beside the transform's own.
+        units = 32 + t.size + 2 * np.abs(line.phase) + (tau * t) ** 2 + tau * tau * c * t
+        wrong = grown + size * (EPS * units)
+        peak = math.exp(min(line.doubt[0], 50.0))
+        self._wrong = (
+            float((np.abs(above) * wrong).sum()) + tail * peak,
+            float((np.abs(below) * wrong).sum()) + tail_below * peak,
+        )
+        above, below = above * size, below * size
+        self._moved = (float((np.abs(above) * t).sum()), float((np.abs(below) * t).sum()))
+        # What is too small to matter is charged and not summed again for every ε.
+        weight = np.abs(above) + np.abs(below)
+        kept = weight > 1e-17 * float(weight.sum()) / weight.size
+        dropped = float(weight[~kept].sum())
+        self._wrong = (self._wrong[0] + dropped, self._wrong[1] + dropped)
+        self._t, self._phase = t[kept], line.phase[kept]
+        self._above, self._below = above[kept], below[kept]
+
+    def values(self, epsilon: float) -> tuple[float, float, float]:
+        """log of a scale, and what bounds δ(ε) below and above, as multiples of the scale."""
+        scale = self.base - self.tilt * epsilon
+        turn = np.exp(1j * (self._phase - self._t * epsilon))
+        high = float((self._above * turn).real.sum())
+        low = float((self._below * turn).real.sum())
+        slip = EPS * 4 * abs(epsilon)
+        high += self._wrong[0] + slip * self._moved[0]
+        low -= self._wrong[1] + slip * self._moved[1]
+        # The scale's own rounding.
+        unit = EPS * 4 * (abs(self.base) + abs(self.tilt * epsilon) + 1)
+        high, low = high * (1 + unit), low - abs(low) * unit
+        width = 2 * math.pi / self.step
+        left = -self.tilt * width
+        aliased = math.exp(min(left - math.log(-math.expm1(left)) - scale, 700.0))
+        rate = -(self.beyond - self.tilt) * width
+        right = self.log_moment + log_peak(self.beyond) - self.beyond * epsilon
+        right += rate - math.log(-math.expm1(rate))
+        aliased += math.exp(min(right - scale, 700.0))
+        return scale, low - aliased * (1 + 1e-9), high
+
+
+def _expm1(x: Complex) -> Complex:
+    half = np.sin(x.imag / 2)
+    return np.asarray(
+        np.expm1(x.real) * np.cos(x.imag) - 2 * half * half + 1j * np.exp(x.real) * np.sin(x.imag)
+    )
+
+
+class ErrorCharges(NamedTuple):
+    """What the transform on a line leaves out.
+
+    Args:
+        shift: what the weights' relative errors may move ε by, and log δ.
+        above: mass that counts as disclosed in an upper bound: of no component, or cut off.
+        disclosed, undisclosed: P-mass from below, and Q-mass from above, of the event that some
+            loss is beyond the cut.
+        below: Q-mass that no component holds.
+    """
+
+    shift: float
+    above: float
+    disclosed: float
+    undisclosed: float
+    below: float
+
+
+class Charged(NamedTuple):
+    """A line integral and its charges: bounds on δ at every ε ≥ 0, sharp near one of them."""
+
+    integral: Integral
+    charges: ErrorCharges
+
+    def at(self, epsilon: float) -> tuple[float, float]:
+        """log of a lower and an upper bound on δ(``epsilon``)."""
+        shift, charge, disclosed, undisclosed, lost_below = self.charges
+        scale, low, high = self.integral.values(epsilon - shift)
+        # Anything but a positive number is a bound that was lost to the range of a double.
+        upper = scale + math.log(high) + shift if 0 < high < math.inf else math.inf
+        if charge > 0:
+            upper = float(np.logaddexp(upper, math.log(charge)))
+        if shift > 0:
+            scale, low, _ = self.integral.values(epsilon + shift)
+        lower = -math.inf
+        if 0 < low < math.inf:
+            lower = scale + math.log(low) - shift
+        gain = disclosed * math.exp(-shift)
+        gain -= math.exp(min(epsilon + shift, 700.0)) * undisclosed
+        if gain > 0:
+            # The event that some round's loss is beyond the cut, beside what lies below it.
+            lower = float(np.logaddexp(lower, math.log(gain)))
+        if lower > -math.inf and lost_below > 0:
+            taken = math.log(lost_below) + epsilon - lower
+            lower = lower + math.log1p(-math.exp(taken)) if taken < -1e-9 else -math.inf
+        return lower, upper
+
 
 _MOST_POINTS = 2**19
 _MOST_WORK = 3e9
@@ -76,7 +225,7 @@ def _log(value: float) -> float:
     return math.log(value) if value > 0 else -math.inf
 
 
-class Total:
+class Composition:
     """Rounds composed in one direction.
 
     Args:
@@ -85,18 +234,23 @@ class Total:
     """
 
     def __init__(
-        self, parts: Mapping[Pair, int] | Mapping[Pair | Law, int], *, swapped: bool = False
+        self,
+        parts: Mapping[Pair, int] | Mapping[Pair | DiscreteRatio, int],
+        *,
+        swapped: bool = False,
     ) -> None:
         pairs = {p: n for p, n in parts.items() if isinstance(p, Pair)}
         self.distance = math.sqrt(
             math.fsum(n * p.up[0][0] ** 2 for p, n in pairs.items() if p.gaussian)
         )
-        self.rows: list[Rows | LawRows] = [
+        self.rows: list[Rows | RatioRows] = [
             Rows(alike, np.array([float(pairs[p]) for p in alike]), swapped=swapped)
             for alike in _alike(pairs)
         ]
         self.rows += [
-            LawRows(law, n, swapped=swapped) for law, n in parts.items() if isinstance(law, Law)
+            RatioRows(law, n, swapped=swapped)
+            for law, n in parts.items()
+            if isinstance(law, DiscreteRatio)
         ]
         self.work_left = _MOST_WORK
         self.many = sum(rows.size for rows in self.rows) > 8
@@ -227,10 +381,10 @@ class Total:
             self.undisclosed += second
 
     @property
-    def charges(self) -> Charges:
+    def charges(self) -> ErrorCharges:
         """What is left out as things stand."""
         above = self.lost + self.cut_off
-        return Charges(self.shift, above, self.disclosed, self.undisclosed, self.lost_below)
+        return ErrorCharges(self.shift, above, self.disclosed, self.undisclosed, self.lost_below)
 
     def chernoff(self, epsilon: float, wanted: float = math.inf) -> float:
         """A certain upper bound on log δ(``epsilon``), some units above it.
@@ -384,3 +538,193 @@ class Total:
             large = self.many or points > 4096
             first, last = last, min(points, 2 * last if large else max(3 * last, 512))
         return Line(*(np.concatenate(x) for x in zip(*pieces, strict=True)))
+
+
+_TRIES = 7
+_ROUGH = 0.02
+_SMALLEST = 1e-9
+_TINY = -745.0
+# How far the ε of a saddle point may be off, relatively, on a line that starts from it.
+_NEAR = 0.1
+
+
+class Search:
+    """Bounds on one direction's ε at ``delta``, or on its δ at ``epsilon``.
+
+    Every line gives valid bounds; what is chosen here decides how sharp they are.
+    """
+
+    def __init__(
+        self, total: Composition, *, delta: float | None = None, epsilon: float | None = None
+    ) -> None:
+        self.total, self.delta, self.epsilon = total, delta, epsilon
+        self.lower, self.upper = 0.0, math.inf if delta is not None else 1.0
+        self.place: Place | None = None
+        self.smoothing, self.gap = 0.0, 1.0
+        self._coarser = 1.0  # after lines that were too much work
+        self._stale = False  # a rough answer was enough so far
+        self._blind = 0  # lines that gave no lower end, as they lay too far off
+        # Mass that no component holds settles it: no line shows less.
+        self.finished = delta is not None and total.lost >= delta
+        self.lines: list[Charged] = []
+        self._cut_at = math.inf
+        self._retreats = 0
+
+    def refine(self, accuracy: float, *, beaten_by: float = -1.0) -> None:
+        """Go on until the bounds are ``accuracy`` apart, relatively, or no line helps."""
+        for _ in range(_TRIES):
+            width = self.upper - self.lower
+            if (
+                self.finished
+                or self.upper < beaten_by
+                or (
+                    width < math.inf
+                    and width
+                    <= max(accuracy * self.upper, 0.0 if self.delta is None else _SMALLEST)
+                )
+            ):
+                return
+            self._next(accuracy)
+
+    def _next(self, accuracy: float) -> None:
+        if self._stale and self.place is not None:
+            self._stale = False
+            self._replace(self.place)
+        place = self.place or self._first()
+        relative = accuracy / 4
+        if self.delta is not None:
+            # An error of δ moves ε by 1/c of it.
+            relative *= max(place.epsilon * place.tilt, 1e-3)
+            if place.epsilon == 0:
+                relative = 0.1  # δ(0) is likely to be enough
+        relative = min(relative, 0.1)
+        bend = place.tilt * (place.tilt + 1) + 0.1 / self.total.spread(place.tilt) ** 2
+        natural = math.sqrt(2 * relative / bend)
+        smoothing = self._coarser * natural / 4.0 ** max(0, self._blind - 1)
+        if self._coarser == 1 and not self._blind and self.smoothing:
+            # The smoothing's part of the gap goes with its square.
+            wanted = self.smoothing * math.sqrt(0.6 * accuracy / self.gap)
+            smoothing = min(max(wanted, 0.04 * self.smoothing), 0.9 * self.smoothing)
+        try:
+            integral = self.total.integral(place, smoothing, 0.03 * relative)
+            line = Charged(integral, self.total.charges)
+        except (UnresolvedError, FloatingPointError, OverflowError):
+            self._retreat(place, smoothing)
+            return
+        self._retreats = 0
+        before = self.upper - self.lower
+        self.lines.append(line)
+        low, high = self._epsilons(line, place) if self.delta is not None else self._deltas(line)
+        self.lower, self.upper = max(self.lower, low), min(self.upper, high)
+        self._blind = self._blind + 1 if self.lower == 0 else 0
+        width = self.upper - self.lower
+        if width <= min(accuracy, _ROUGH / 2) * self.upper < math.inf:
+            return
+        if width <= accuracy * self.upper < math.inf:
+            self.place, self._stale = place, True
+            self.smoothing, self.gap = smoothing, width / self.upper
+            return
+        self._replace(place)
+        self.smoothing, self._coarser = smoothing, 1.0
+        self.gap = width / self.upper if 0 < width < math.inf else 1.0
+        self.finished = self.place == place and width > 0.9 * before and width < math.inf
+
+    def _retreat(self, place: Place, smoothing: float) -> None:
+        # Where one rare loss decides, Chernoff's bound is far off; otherwise a line that is less
+        # sharp may still be affordable.
+        self._retreats += 1
+        self.finished = self._retreats > 2
+        if self._retreats == 1 and self.delta is not None and self.place is None:
+            jump = self.total.jump(self.delta)
+            if jump < 0.7 * place.epsilon:
+                self._truncate(place.log_delta, jump)
+                found = self.total.locate(epsilon=jump)
+                self.place = Place(found.tilt, jump, place.log_delta, 0.3)
+                return
+        self._coarser *= 8
+
+    def _first(self) -> Place:
+        place = self.total.locate(delta=self.delta, epsilon=self.epsilon, rough=True)
+        self._truncate(place.log_delta, place.epsilon)
+        place = self.total.locate(delta=self.delta, epsilon=self.epsilon, near=place.tilt)
+        if self.delta is None or not self.total.many:
+            return place
+        # The saddle point's ε is far nearer than Chernoff's: one line may be enough.
+        about = self.total.estimate(self.delta)
+        if not 0.2 * place.epsilon < about < place.epsilon:
+            return place
+        self._truncate(place.log_delta, about)
+        found = self.total.locate(epsilon=about, near=place.tilt)
+        return Place(found.tilt, about, place.log_delta, _NEAR)
+
+    def _truncate(self, log_delta: float, epsilon: float) -> None:
+        # What is cut off counts as disclosed: losses that are rarer than δ, or as good as infinite.
+        self._cut_at = max(log_delta - 14.0, _TINY + 5)
+        second = log_delta - epsilon - 16.0
+        self.total.truncate(self._cut_at, second if second > _TINY + 45 else -math.inf)
+
+    def _replace(self, place: Place) -> None:
+        if self.delta is not None:
+            if not 0 < self.upper < math.inf:
+                return
+            # The window has to hold all that the answer may still be.
+            slack = min(1.0, max(0.02, 1.2 * (1 - self.lower / self.upper)))
+            if self.place and abs(self.upper - place.epsilon) <= 0.01 * self.upper:
+                self.place = place._replace(slack=slack)
+            else:
+                self._truncate(math.log(self.delta), self.upper)
+                found = self.total.locate(epsilon=self.upper)
+                self.place = Place(found.tilt, self.upper, math.log(self.delta), slack)
+            return
+        if not self.upper > 0:
+            return
+        log_delta = math.log(self.upper)
+        if log_delta < self._cut_at + 11:
+            self._truncate(log_delta, float(self.epsilon or 0.0))
+        found = self.total.locate(epsilon=float(self.epsilon or 0.0))
+        self.place = Place(found.tilt, found.epsilon, log_delta, 0.0)
+
+    def _deltas(self, line: Charged) -> tuple[float, float]:
+        low, high = line.at(float(self.epsilon or 0.0))
+        upper = math.exp(min(high, 0.0)) * (1 + 1e-13) if high > _TINY else 5e-324
+        return math.exp(min(low, 0.0)) * (1 - 1e-13) if low > -700 else 0.0, min(upper, 1.0)
+
+    def _epsilons(self, line: Charged, place: Place) -> tuple[float, float]:
+        wanted = math.log(self.delta or 1.0)
+        if line.at(0.0)[1] <= wanted:
+            return 0.0, 0.0
+        high = self._crossing(line, place.epsilon, wanted, upper=True)
+        start = high if high < math.inf else place.epsilon
+        low = self._crossing(line, start, wanted, upper=False)
+        return low, high
+
+    def _crossing(self, line: Charged, start: float, wanted: float, *, upper: bool) -> float:
+        """Where a bound crosses log δ: the side of it on which the bound certainly holds."""
+        low, high = 0.0, math.inf
+        above = below = math.nan  # log of the bound over δ, at low and at high
+        at, stride = max(start, 0.0), 0.25
+        tilt = line.integral.tilt
+        for step in range(80):
+            gap = line.at(at)[1 if upper else 0] - wanted
+            if gap > 0:
+                low, above = max(low, at), gap
+            else:
+                high, below = min(high, at), gap
+            near = abs(gap) < 1e-7 * at * tilt and (gap <= 0) == upper
+            if near or (high < math.inf and high - low <= 1e-12 * high):
+                break
+            if math.isfinite(above - below) and step % 3:
+                # Between two that are known, a little towards the side that is wanted.
+                share = above / (above - below)
+                share = share * (1 - 1e-8) + (1e-8 if upper else 0.0)
+                following = low + share * (high - low)
+            elif math.isfinite(gap):
+                # Newton with a slope of -c, a little beyond, so that both sides are found.
+                following = at + 1.02 * gap / tilt + (1e-10 if gap > 0 else -1e-10) * at
+            else:
+                # No bound here: the window in which there is one may be narrow.
+                following, stride = at - stride / tilt, 2 * stride
+            if not low < following < high:
+                following = (low + high) / 2 if high < math.inf else 2 * at + 1 / tilt
+            at = following
+        return high if upper else low

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from forethought.accounting.pld.hits import Hits, binomial, hypergeometric
+from forethought.accounting.theorems import GroupHits, binomial, hypergeometric
 
 
 def _exact_binomial(group: int, rate: float, k: int) -> Fraction:
@@ -15,7 +15,7 @@ def _exact_binomial(group: int, rate: float, k: int) -> Fraction:
     return math.comb(group, k) * q**k * (1 - q) ** (group - k)
 
 
-def _check(found: Hits, exact, group: int) -> None:
+def _check(found: GroupHits, exact, group: int) -> None:
     total = Fraction(0)
     worst = 0.0
     for i, weight in enumerate(found.weights):

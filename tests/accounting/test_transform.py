@@ -8,12 +8,16 @@ import mpmath
 import numpy as np
 import pytest
 
-from forethought.accounting.pld import transform
-from forethought.accounting.pld.mixtures import Mixture
-from forethought.accounting.pld.pair import Pair
-from forethought.accounting.pld.points import gaussian_line
-from forethought.accounting.pld.quadrature import Demand, UnresolvedError, growth, rule
-from forethought.accounting.pld.transform import Rows
+from forethought.accounting import transform
+from forethought.accounting.dominating_pair import Mixture, Pair
+from forethought.accounting.transform import (
+    Demand,
+    Rows,
+    UnresolvedError,
+    gaussian_line,
+    growth,
+    rule,
+)
 
 PAIRS = {
     "rare": Pair(((1.0, 1e-4),)),

@@ -7,9 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from forethought.accounting import exact
-from forethought.accounting.pld import pairs, privacy_loss
-from forethought.accounting.pld.pair import Pair
+from forethought.accounting import exact, privacy_profile, theorems
+from forethought.accounting.dominating_pair import Pair
 from forethought.mechanism import ADJACENCIES, Mechanism, Rounds
 from forethought.samplings import Poisson, WithoutReplacement
 
@@ -70,7 +69,7 @@ def dense_delta(parts, level: float, *, swapped: bool, size: int = 2**18) -> tup
 
 def encloses(mechanism: Mechanism, level: float, group: int = 1) -> bool:
     got = exact.delta(mechanism, level, group)
-    parts = pairs.parts(mechanism, group)
+    parts = theorems.parts(mechanism, group)
     both = all(p.two_sided for p in parts)
     found = [dense_delta(parts, level, swapped=s) for s in ((False,) if both else (False, True))]
     truth, error = max(found)
@@ -99,7 +98,7 @@ def _cases(seed: int, count: int):
 @pytest.mark.parametrize(("seed", "count"), [(1, 6), pytest.param(2, 40, marks=pytest.mark.slow)])
 def test_random_compositions_lie_in_their_intervals(seed, count):
     for mechanism, level, group in _cases(seed, count):
-        if not all(isinstance(pair, Pair) for pair in pairs.parts(mechanism, group)):
+        if not all(isinstance(pair, Pair) for pair in theorems.parts(mechanism, group)):
             continue  # laws: the fuzz has an oracle for them
         assert encloses(mechanism, level, group), (mechanism, level, group)
 
@@ -180,7 +179,7 @@ CURVES = {
 
 def curves_miss(mechanism: Mechanism, group: int = 1) -> bool:
     """Whether a curve lies on the wrong side of the oracle anywhere, negative ε included."""
-    counts = pairs.parts(mechanism, group)
+    counts = theorems.parts(mechanism, group)
     curves = exact.privacy_loss(mechanism, group)
     reach = curves[0][1].epsilon(1e-8)
     for swapped, (below, above) in enumerate(curves):
@@ -223,32 +222,32 @@ def test_noise_too_small_for_integrals_leaves_certain_curves():
 
 
 def test_negative_losses_of_the_same_direction_are_caught(monkeypatch):
-    curve = privacy_loss.Curve.__init__
+    curve = privacy_profile.Curve.__init__
 
     def same(self, ahead, behind, *, above):
         curve(self, ahead, ahead, above=above)
 
-    monkeypatch.setattr(privacy_loss.Curve, "__init__", same)
+    monkeypatch.setattr(privacy_profile.Curve, "__init__", same)
     assert curves_miss(*CURVES["two kinds"])
 
 
 def test_a_transform_one_percent_off_is_caught(monkeypatch):
-    at = privacy_loss.Charged.at
+    at = privacy_profile.Charged.at
 
     def stretched(self, epsilon):
         return at(self, 1.01 * epsilon)
 
-    monkeypatch.setattr(privacy_loss.Charged, "at", stretched)
+    monkeypatch.setattr(privacy_profile.Charged, "at", stretched)
     assert curves_miss(*CURVES["one-sided"])
 
 
 def test_bounds_carried_to_the_wrong_side_are_caught(monkeypatch):
-    bounds = privacy_loss.Profile.bounds
+    bounds = privacy_profile.Profile.bounds
 
     def wrong(self, epsilon):
         low, high = bounds(self, epsilon)
         after = int(np.searchsorted(self._knots, epsilon, side="left"))
         return low, min(high, float(self._upper[min(after, self._knots.size - 1)]))
 
-    monkeypatch.setattr(privacy_loss.Profile, "bounds", wrong)
+    monkeypatch.setattr(privacy_profile.Profile, "bounds", wrong)
     assert curves_miss(*CURVES["one-sided"])

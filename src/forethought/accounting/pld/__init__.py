@@ -1,1 +1,0 @@
-"""Privacy loss distributions: composed privacy profiles with certified ends, numerically."""

@@ -1,1 +1,0 @@
-"""Rényi differential privacy: curves, a filter for adaptive rounds, private selection."""

@@ -1,0 +1,771 @@
+"""The transform E[e^{s loss}] of rounds by certified quadrature, as numbers with proven errors.
+
+**Integrals over the line with a proven error: Gauss-Legendre in panels, each with its own bound.**
+
+A round's transform is M(s) = ∫ φ R^a S^b with exponents linear in s (R, S: the densities of the
+pair's two sides over φ). The integrand is analytic where neither mixture vanishes, and in an
+ellipse around a panel it is bounded by the values at the panel's centre: with posterior mean m and
+variance at most V of the shift, |R(x + iy)| lies between R(x)(1 - V y²/2) and R(x), and
+|arg R(x + iy) - m y| ≤ asin(V y²/2). The rule's error is then at most 64/15 · sup|f| ρ^(-2(n-1)) /
+(1 - ρ^-2) times the half width (Trefethen, Approximation Theory and Approximation Practice,
+Theorem 19.3).
+
+**Sums over the nodes of rounds' privacy losses, at many frequencies, with what they are off by.**
+
+Everything is formed as M(s) - 1 = Σ p (e^{s l} - 1): real tilts by expm1, frequencies by sin² and
+sin, so that rounding is relative to how far a round's transform is from 1 and not to 1. On an even
+grid of frequencies the sums are matrix products, since e^{i(s+t)l} - 1 = E_s + E_t + E_s E_t.
+
+**Alike rounds.** Rounds are integrated together where they are alike, on the same nodes of the
+line. Rounds of one rate and many noises even share their losses: with u = cz - c²/2 the loss log(1
+- q + q e^u) is the same for every shift c, and only the Gaussian N(-c²/2, c²) of u is not
+(:meth:`Rows.of_one_rate`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from forethought.accounting.dominating_pair import EPS, Array, Mixture, Pair
+
+_ORDER = 20
+_NODES, _WEIGHTS = (np.asarray(x) for x in np.polynomial.legendre.leggauss(_ORDER))
+_RHO = np.array([1.25, 1.6, 2.1, 2.8, 3.8, 5.2, 7.5])[:, None, None]
+_LOG_NORMAL = 0.5 * math.log(2 * math.pi)
+_WIDTH = 1.5
+_MOST_PANELS = 4000
+_SPLITS = 24
+
+
+class UnresolvedError(ArithmeticError):
+    """No affordable set of panels gives the wanted accuracy."""
+
+
+class Base(NamedTuple):
+    """The Gaussian under which a round's integrals are taken, one for each row.
+
+    Args:
+        mean, variance: shape (rows, 1), or (1, 1) for all rows alike.
+    """
+
+    mean: Array
+    variance: Array
+
+    @property
+    def deviation(self) -> Array:
+        """Standard deviations."""
+        return np.asarray(np.sqrt(self.variance))
+
+    def log(self, x: Array) -> Array:
+        """log of the density at ``x``, rows by point."""
+        away = x - self.mean
+        scale = _LOG_NORMAL + 0.5 * np.log(self.variance)
+        return np.asarray(-0.5 * away * away / self.variance - scale)
+
+
+STANDARD = Base(np.zeros((1, 1)), np.ones((1, 1)))
+
+
+class Measure(NamedTuple):
+    """One of the integrals that a transform is made of: ∫ φ R^(up + sign·s) S^(-sign·s).
+
+    The privacy loss is ``sign``·(log R - log S), and e^(s loss) its tilt.
+    """
+
+    up: float
+    sign: float
+
+    def exponents(self, tilt: float) -> tuple[float, float]:
+        """Real exponents of R and of S at the real part ``tilt`` of s."""
+        return self.up + self.sign * tilt, -self.sign * tilt
+
+
+FORWARD = Measure(1.0, 1.0)
+# The mirror image of a symmetric pair: losses below 0, of which Q holds the mass.
+MIRROR = Measure(0.0, -1.0)
+
+
+class Demand(NamedTuple):
+    """Where a transform is wanted: Re s = ``tilt``, |Im s| ≤ ``frequency``; how well (log)."""
+
+    tilt: float
+    frequency: float
+    log_error: float
+
+
+class Rule(NamedTuple):
+    """Nodes and weights on the line, and the log of a bound on the error at each demand."""
+
+    nodes: Array
+    weights: Array
+    log_errors: Array
+
+
+def rule(
+    up: Mixture,
+    down: Mixture,
+    measures: Sequence[Measure],
+    demands: Sequence[Demand],
+    start: Array | None = None,
+    cut: float = math.inf,
+    base: Base = STANDARD,
+) -> Rule:
+    """Panels on which every measure meets every demand, for every row.
+
+    Args:
+        up, down: the two sides of the pairs.
+        measures: what is integrated.
+        demands: with absolute errors.
+        start: where the integrals begin, one for each row: nodes and weights are then relative to
+            it and the first panel begins at 0. None: the whole line.
+        cut: where the integrals end, if not at infinity.
+        base: what R and S are densities over, if not N(0, 1).
+
+    Raises:
+        UnresolvedError: too many panels would be needed.
+    """
+    cases = [(m, d, *m.exponents(d.tilt)) for m in measures for d in demands]
+    a, d = up.largest, down.largest
+    margin = math.sqrt(2 * max(30.0, 20 - min(x.log_error for x in demands))) * base.deviation
+    right = max(
+        float((base.mean + base.variance * (max(r, 0) * a + max(-s, 0) * d) + margin).max())
+        for _, _, r, s in cases
+    )
+    left = min(
+        float((base.mean - base.variance * (max(-r, 0) * a + max(s, 0) * d) - margin).min())
+        for _, _, r, s in cases
+    )
+    high, low = right, left
+    offset = np.zeros((up.shifts.shape[0], 1)) if start is None else start[:, None]
+    whole = high <= cut
+    high = min(high, cut)
+    if start is not None:
+        low, high = 0.0, high - float(start.min())
+    count = math.ceil((high - low) / (_WIDTH * min(1.0, float(base.deviation.max()))))
+    if not count <= _MOST_PANELS:
+        raise UnresolvedError(f"{count} panels")
+    edges = np.linspace(low, high, count + 1)
+    centres, halves = (edges[1:] + edges[:-1]) / 2, (edges[1:] - edges[:-1]) / 2
+    errors = np.full(len(demands), -np.inf)
+    share = math.log(64.0)
+    kept: list[tuple[Array, Array]] = []
+    accepted = 0
+    for _ in range(_SPLITS):
+        sup, bound = _bounds(up, down, cases, centres, halves, offset, base)
+        wanted = np.array([case[1].log_error - share for case in cases])[:, None]
+        dropped = (sup <= wanted).all(axis=0)
+        good = ~dropped & (bound <= wanted).all(axis=0)
+        for settled, cost in ((dropped, sup), (good, bound)):
+            if settled.any():
+                for i in range(len(cases)):
+                    total = float(np.logaddexp.reduce(cost[i, settled]))
+                    at = i % len(demands)
+                    errors[at] = np.logaddexp(errors[at], total)
+        kept.append((centres[good], halves[good]))
+        accepted += int(good.sum())
+        rest = ~(dropped | good)
+        if not rest.any():
+            break
+        if accepted + 2 * int(rest.sum()) > _MOST_PANELS:
+            raise UnresolvedError(f"more than {_MOST_PANELS} panels")
+        c, h = centres[rest], halves[rest] / 2
+        centres, halves = np.concatenate([c - h, c + h]), np.concatenate([h, h])
+    else:
+        raise UnresolvedError("panels too narrow")
+    centre = np.concatenate([c for c, _ in kept])
+    half = np.concatenate([h for _, h in kept])
+    order = np.argsort(centre)
+    centre, half = centre[order], half[order]
+    ends = (high + offset if whole else None, low + offset if start is None else None)
+    tails = _tails(up, down, cases, ends, base)
+    for i in range(len(cases)):
+        at = i % len(demands)
+        errors[at] = np.logaddexp(errors[at], tails[i])
+    nodes = (centre[:, None] + half[:, None] * _NODES).ravel()
+    weights = (half[:, None] * _WEIGHTS).ravel()
+    return Rule(nodes, weights, errors + 1e-9)
+
+
+def _bounds(
+    up: Mixture,
+    down: Mixture,
+    cases: list[tuple[Measure, Demand, float, float]],
+    centres: Array,
+    halves: Array,
+    offset: Array,
+    base: Base,
+) -> tuple[Array, Array]:
+    """log of ∫|f| on each panel and of the rule's error there; rows of the result by case."""
+    x = centres + offset
+    (log_r, m, _), (log_s, k, _) = up.at(x), down.at(x)
+    # Ellipse with foci at the panel's ends; ρ = 1 is the panel itself.
+    rho = np.concatenate([np.ones((1, 1, 1)), _RHO])
+    wide, tall = halves * (rho + 1 / rho) / 2, halves * (rho - 1 / rho) / 2
+    vr, mr = _posterior(up, m, wide)
+    vs, ms = _posterior(down, k, wide)
+    dip_r, dip_s = vr * tall * tall / 2, vs * tall * tall / 2
+    analytic = (dip_r < 0.9) & (dip_s < 0.9)
+    dip_r, dip_s = np.minimum(dip_r, 0.9), np.minimum(dip_s, 0.9)
+    turn = tall * (mr + ms) + np.arcsin(dip_r) + np.arcsin(dip_s)
+    log_rho = np.log(_RHO)
+    rate = (
+        math.log(64 / 15)
+        - 2 * (_ORDER - 1) * log_rho
+        - np.log1p(-np.exp(-2 * log_rho))
+        + np.log(halves)
+    )
+    density, pull = base.log(x), (base.mean - x) / base.variance
+    sup, bound = [], []
+    for _, demand, r, s in cases:
+        level = density + r * log_r + s * log_s
+        slope = np.abs(pull + r * m - s * k)
+        bend = np.maximum(-0.5 / base.variance + 0.5 * (max(r, 0) * vr + max(s, 0) * vs), 0)
+        size = level + slope * wide + bend * wide * wide
+        sup.append((size[0] + np.log(2 * halves)).max(axis=0))
+        size = size + growth(tall, base.variance)
+        size = size + min(r, 0) * np.log1p(-dip_r) + min(s, 0) * np.log1p(-dip_s)
+        size = np.where(analytic, size + demand.frequency * turn, np.inf)
+        bound.append((size[1:] + rate).min(axis=0).max(axis=0))
+    return np.array(sup), np.array(bound)
+
+
+def growth(height: Array, variance: Array) -> Array:
+    """Logarithm of how much larger a normal density is so high above the line than on it.
+
+    |e^(−(x + iy − m)²/2v)| = e^(−(x − m)²/2v) · e^(y²/2v).
+    """
+    rise: Array = height * height / (2 * variance)
+    return rise
+
+
+def _posterior(side: Mixture, mean: Array, reach: Array) -> tuple[Array, Array]:
+    """Bounds on the posterior variance and mean of the shift within ``reach`` of the points."""
+    most, a = side.spread, side.largest
+    # Both the mean and what it lacks of the largest shift change at a rate of at most ``a`` times
+    # themselves.
+    grow = np.exp(np.minimum(a * reach, 50.0))
+    high = np.minimum(np.minimum(mean + most * reach, mean * grow), a)
+    lacks = np.minimum((a - mean) + most * reach, (a - mean) * grow)
+    lacks = np.maximum(lacks, 4 * EPS * a)
+    return np.minimum(most, a * np.minimum(high, lacks)), high
+
+
+def _tails(
+    up: Mixture,
+    down: Mixture,
+    cases: list[tuple[Measure, Demand, float, float]],
+    ends: tuple[Array | None, Array | None],
+    base: Base,
+) -> list[float]:
+    """log of ∫|f| beyond the outermost panels: the shifts bound how fast f can grow there."""
+    a, d = up.largest[:, 0], down.largest[:, 0]
+    high, low = ends
+    found = []
+    for _, _, r, s in cases:
+        total = -np.inf
+        for end, slope in (
+            (high, np.maximum(r, 0) * a + np.maximum(-s, 0) * d),
+            (low, np.maximum(-r, 0) * a + np.maximum(s, 0) * d),
+        ):
+            if end is None:
+                continue
+            size = base.log(end) + r * up.at(end).log + s * down.at(end).log
+            room = (np.abs(end - base.mean) / base.variance)[:, 0] - slope
+            total = np.logaddexp(total, float((size[:, 0] - np.log(room)).max()))
+        found.append(total)
+    return found
+
+
+Complex = NDArray[np.complex128]
+_SMALLEST = 1e-7
+_BLOCK = 60_000
+
+
+class Line(NamedTuple):
+    """Log transform of a composition at c + i k h.
+
+    Args:
+        real, phase: of the logarithm.
+        doubt: bound on the absolute error of the real exponential, relative to its exact size at
+            each point: |M̂ - M| ≤ e^real (e^doubt - 1).
+    """
+
+    real: Array
+    phase: Array
+    doubt: Array
+
+    def __add__(self, other: Line) -> Line:  # type: ignore[override]
+        return Line(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+class Nodes:
+    """Masses on the line, one row for each pair, tilted; with what their sums may be off by."""
+
+    def __init__(
+        self, loss: Array, log_mass: Array, slip: Array, rough: Array, tilt: float
+    ) -> None:
+        self.loss, self.log_mass, self.slip, self.rough = loss, log_mass, slip, rough
+        self.tilt = tilt
+
+    def rows(self, chosen: NDArray[np.intp]) -> Nodes:
+        """Some of the rows."""
+        fields = (self.loss, self.log_mass, self.slip, self.rough)
+        loss, log_mass, slip, rough = (x[chosen] if len(x) > 1 else x for x in fields)
+        return Nodes(loss, log_mass, slip, rough, self.tilt)
+
+    @cached_property
+    def tilted(self) -> Array:
+        """Masses times e^{tilt·loss}."""
+        return np.asarray(np.exp(self.log_mass + self.tilt * self.loss))
+
+    @cached_property
+    def rise(self) -> Array:
+        """Masses times e^{tilt·loss} - 1."""
+        exponent = self.tilt * self.loss
+        near = np.exp(self.log_mass) * np.expm1(np.minimum(exponent, 30.0))
+        return np.where(exponent < 30, near, self.tilted)
+
+    def gaps(self, first: float, step: float, grid: tuple[int, int]) -> Complex:
+        """M - 1 at tilt + i (first + k step), k < the product of ``grid``."""
+        coarse, fine = grid
+        here = _turns(first * self.loss, step * fine * self.loss, coarse)
+        there = _turns(np.zeros_like(self.loss), step * self.loss, fine)
+        weighted = np.swapaxes(here * self.tilted[:, :, None], 1, 2)
+        along = np.einsum("ij,ijk->ik", self.tilted, there)
+        total = _product(weighted, there)
+        total += weighted.sum(axis=2)[:, :, None] + along[:, None, :]
+        return np.asarray(total.reshape(self.loss.shape[0], -1) + self.rise.sum(axis=1)[:, None])
+
+    def turns(self, first: float, step: float, grid: tuple[int, int]) -> Complex:
+        """e^{i t loss} - 1 for the one row of losses that all rows share, nodes by frequency."""
+        coarse, fine = grid
+        here = _turns(first * self.loss[0], step * fine * self.loss[0], coarse)[:, :, None]
+        there = _turns(np.zeros_like(self.loss[0]), step * self.loss[0], fine)[:, None, :]
+        return np.asarray((here + there + here * there).reshape(self.loss.shape[1], -1))
+
+    def sums(self, turns: Complex) -> Complex:
+        """The same as :meth:`gaps` from :meth:`turns`."""
+        parts = (_product(self.tilted[None], x[None])[0] for x in (turns.real, turns.imag))
+        real, imaginary = parts
+        return np.asarray(real + self.rise.sum(axis=1)[:, None] + 1j * imaginary)
+
+    def rounding(self, frequency: Array, count: int) -> Array:
+        """A bound on the rounding error of :meth:`gaps` at each frequency."""
+        loss, mass = self.loss, self.tilted
+        units = self.rough + loss.shape[1] + 16 + 8 * math.log2(count + 1)
+        units = units + np.abs(self.log_mass) + np.abs(self.tilt * loss)
+        turned = np.minimum(
+            2 * (mass * units).sum(axis=1)[:, None],
+            frequency * (mass * units * np.abs(loss)).sum(axis=1)[:, None],
+        )
+        # Where the losses themselves are off.
+        plain = np.exp(self.log_mass + np.minimum(self.tilt * loss, 0))
+        slips = ((mass + plain) * self.slip).sum(axis=1)[:, None]
+        still = (np.abs(self.rise) * units).sum(axis=1)[:, None]
+        return np.asarray(EPS * (6 * turned + (frequency + abs(self.tilt)) * slips + still))
+
+
+def _product(left: NDArray[Any], right: NDArray[Any]) -> NDArray[Any]:
+    """Matrix products in blocks that BLAS does in one thread.
+
+    On a machine whose cores are busy, threads that wait for each other take a hundred times as
+    long as the product.
+    """
+    rows, tall, inner = left.shape
+    wide = right.shape[2]
+    total = np.zeros((rows, tall, wide), dtype=left.dtype)
+    high = max(1, min(tall, _BLOCK // (16 * wide)))
+    deep = max(16, _BLOCK // (high * wide))
+    for at in range(0, tall, high):
+        for start in range(0, inner, deep):
+            some = left[:, at : at + high, start : start + deep]
+            total[:, at : at + high] += some @ right[:, start : start + deep]
+    return total
+
+
+def _turn(angle: Array) -> Complex:
+    """e^{i angle} - 1 to rounding, however small the angle."""
+    half = np.sin(angle / 2)
+    return np.asarray(-2 * half * half + 2j * half * np.cos(angle / 2))
+
+
+def _turns(first: Array, step: Array, count: int) -> Complex:
+    """:func:`_turn` of first + k step, k < count, along a new last axis, by doubling.
+
+    Each doubling rounds once: a few rounding units times log2(count) in all.
+    """
+    found = np.empty((*first.shape, count), dtype=complex)
+    found[..., 0] = _turn(first)
+    jump, done = _turn(step), 1
+    while done < count:
+        more = min(done, count - done)
+        here, by = found[..., :more], jump[..., None]
+        found[..., done : done + more] = here + by + here * by
+        jump = 2 * jump + jump * jump
+        done += more
+    return found
+
+
+def composed(gap: Complex, error: Array, counts: Array) -> Line:
+    """Powers and products: Σ n log(1 + gap), with what bounds the product's error."""
+    x, y = gap.real, gap.imag
+    near = np.maximum(2 * x + x * x + y * y, -0.75)
+    far = np.log(np.maximum(np.hypot(1 + x, y), _SMALLEST))
+    real = np.where(near > -0.75, 0.5 * np.log1p(near), far)
+    phase = np.arctan2(y, 1 + x)
+    size = np.exp(real)
+    # What is smaller than this is taken for it.
+    error = error + 8 * EPS * np.abs(gap) + np.where(size < 2 * _SMALLEST, 2 * _SMALLEST, 0)
+    doubt = np.log1p(error / size)
+    doubt = doubt + 4 * EPS * (np.abs(real) + np.abs(phase))
+    # Not by BLAS, which would wake its threads for these.
+    sums = [np.einsum("i,ij->j", counts, x) for x in (real, phase, doubt)]
+    return Line(*sums)
+
+
+def gaussian_line(distance: float, tilt: float, frequencies: Array) -> Line:
+    """N(distance, 1) against N(0, 1): log M = s (s + 1) distance²/2, exactly."""
+    scale = distance * distance / 2
+    real = scale * (tilt * (tilt + 1) - frequencies**2)
+    phase = scale * frequencies * (2 * tilt + 1)
+    doubt = 8 * EPS * (np.abs(phase) + scale * (tilt * (tilt + 1) + frequencies**2))
+    return Line(real, phase, doubt)
+
+
+_AT_ONCE = 2**18
+_EIGHT_NODES, _EIGHT_WEIGHTS = (np.asarray(x) for x in np.polynomial.legendre.leggauss(8))
+_LARGEST = 600.0
+# Where lines go is chosen from so many of the rounds.
+_FEW = 16
+# Logarithms of moments that are this far apart are bounded one by one.
+_APART = 3.0
+
+
+class Rows:
+    """Pairs that are integrated together in one direction.
+
+    Args:
+        pairs: at least one, with as many components on each side, all symmetric or none.
+        counts: how often each is composed.
+        swapped: the loss of (Q, P) instead of (P, Q).
+    """
+
+    def __init__(self, pairs: Sequence[Pair], counts: Array, *, swapped: bool) -> None:
+        first = pairs[0]
+        self.counts = counts
+        self.size = len(pairs)
+        self.measures = (FORWARD, MIRROR) if first.symmetric else (FORWARD,)
+        right = side_of([p.up for p in pairs], [p.idle for p in pairs])
+        left = side_of([p.down for p in pairs], [p.rest for p in pairs])
+        self.base = STANDARD
+        # All rows then have their losses at the same nodes.
+        self.shared = self.size > 1 and of_one_rate(pairs)
+        if self.shared:
+            # Coordinate x = u + 1/2, in which every round's component is e^(x - 1/2).
+            variance = right.shifts**2
+            self.base = Base((1 - variance) / 2, variance)
+            right = side_of([((1.0, first.up[0][1]),)], [first.idle])
+            left = side_of([()], [first.rest])
+        # Seen in a mirror, (Q, P) has Q's components on the right.
+        self.up, self.down = (left, right) if swapped and not first.two_sided else (right, left)
+        if self.up is left:
+            self.base = Base(-self.base.mean, self.base.variance)
+        self.down.sign = -1.0
+        self.start = self.up.shifts[:, 0] / 2 if first.symmetric else None
+        self.cut, self.lost = math.inf, np.zeros(self.size)
+        # In standard deviations from the base's mean.
+        self.farthest = float((self.up.largest * self.base.deviation).max())
+        self._sample: tuple[Array, Array] | None = None
+        # Neighbours, if the pairs are sorted, are alike.
+        groups = np.array_split(np.arange(self.size), min(self.size, _FEW))
+        self._few = np.array([group[group.size // 2] for group in groups])
+        self.few_counts = np.array([float(counts[group].sum()) for group in groups])
+
+    def truncate(self, cut: float) -> tuple[float, float, float]:
+        """Leave out what lies beyond ``cut``, where P is largest beside Q.
+
+        Args:
+            cut: in standard deviations from the mean, for the rows whose shifts are largest.
+
+        Returns:
+            Summed over the rounds: bounds on the mass left out of the measure, on P's mass beyond
+            ``cut`` from below, and on Q's from above.
+        """
+        if self.start is not None:
+            cut = max(cut, float(self.start.max()) + 1)
+        cut = float((self.base.mean + cut * self.base.deviation).max())
+        self.cut = cut
+        self._sample = None
+        first = self._beyond(self.up, cut)
+        second = self._beyond(self.down, cut)
+        self.lost = first + (second if self.start is not None else 0.0)
+        n = self.counts
+        some = -math.expm1(float(n @ np.log1p(-np.minimum(first, 0.5)) * (1 - 1e-9)))
+        return float(n @ self.lost) * (1 + 1e-9), some, float(n @ second) * (1 + 1e-9)
+
+    def _beyond(self, side: Mixture, cut: float) -> Array:
+        mean, deviation = self.base.mean, self.base.deviation
+        moved = side.sign * side.shifts * self.base.variance
+        tail = (side.weights * ndtr((mean + moved - cut) / deviation)).sum(axis=1)
+        return np.asarray(tail + side.idle[:, 0] * ndtr((mean - cut) / deviation)[:, 0])
+
+    def _some(self, chosen: NDArray[np.intp]) -> tuple[Mixture, Mixture, Base, Array | None]:
+        """The two sides, the base and where the integrals begin, of some of the rows."""
+        if self.shared:
+            base = Base(self.base.mean[chosen], self.base.variance[chosen])
+            return self.up, self.down, base, None
+        start = None if self.start is None else self.start[chosen]
+        return self.up.rows(chosen), self.down.rows(chosen), self.base, start
+
+    def _on(
+        self, nodes: Array, weights: Array, chosen: NDArray[np.intp] | None = None
+    ) -> tuple[Array, Array, Array, Array]:
+        """Losses, log masses, rounding of both (in rounding units), rows by pair.
+
+        Where rows share their losses there is one row of them.
+        """
+        sides = (self.up, self.down, self.base, self.start)
+        right, left, base, start = sides if chosen is None else self._some(chosen)
+        z = nodes[None, :] if start is None else nodes[None, :] + start[:, None]
+        up, down = right.at(z), left.at(z)
+        density = np.log(weights) + base.log(z)
+        loss = up.log - down.log
+        slip = up.rounding + down.rounding + (up.mean + down.mean) * np.abs(z)
+        away = np.abs(z - base.mean) / base.variance
+        # The base's own mean and variance are rounded too.
+        rough = 8 + np.abs(density) + away * (np.abs(z - base.mean) + np.abs(z))
+        rough = rough + 2 * away * (np.abs(base.mean) + base.variance)
+        losses = [m.sign * loss for m in self.measures]
+        masses = [density + m.up * up.log for m in self.measures]
+        roughs = [rough + m.up * up.rounding for m in self.measures]
+        slips = [slip for _ in self.measures]
+        found = (np.concatenate(x, axis=1) for x in (losses, masses, slips, roughs))
+        return tuple(found)  # type: ignore[return-value]
+
+    def sample(self) -> tuple[Array, Array]:
+        """Losses and log masses for choosing tilts, not for bounds."""
+        if self._sample is None:
+            up, down, base, start = self._some(self._few)
+            far = 12 * base.deviation
+            right, left = up.largest * base.variance, down.largest * base.variance
+            high = min(float((base.mean + right + far).max()), self.cut)
+            low = float((base.mean - left - far).min())
+            if start is not None:
+                low = 0.0
+                high -= float(start.min())
+            slope = max(float(up.largest.max()), float(down.largest.max()))
+            step = min(0.2 * float(base.deviation.min()), 0.6 / slope)
+            step = max(step, (high - low) / 20_000)
+            panels = math.ceil((high - low) / (8 * step))
+            edges = np.linspace(low, high, panels + 1)
+            half = (edges[1] - edges[0]) / 2
+            points = ((edges[1:] + edges[:-1])[:, None] / 2 + half * _EIGHT_NODES).ravel()
+            self._sample = self._on(points, np.tile(half * _EIGHT_WEIGHTS, panels), self._few)[:2]
+        return self._sample
+
+    def cumulant(self, tilts: Array) -> Array:
+        """About log E e^{tilt·loss}, summed over the rounds."""
+        loss, log_mass = self.sample()
+        total = np.zeros(tilts.size)
+        chunk = max(1, _AT_ONCE // log_mass.size)
+        open_end = self.cut == math.inf and not self.up.empty
+        if open_end:
+            up, _, base, _ = self._some(self._few)
+            a, w = (up.shifts[:, -1:] * base.deviation)[:, 0], up.weights[:, -1]
+        for at in range(0, tilts.size, chunk):
+            t = tilts[at : at + chunk][:, None]
+            exponent = t[:, :, None] * loss[None]
+            size = log_mass[None] + exponent
+            top = np.maximum(size.max(axis=2), 0.0)
+            if open_end:
+                # Beyond the sample the largest shift is all of the pair.
+                u = 1 + t
+                z = np.maximum(a + 12 - u * a, 0.0)
+                beyond = u * np.log(w) + 0.5 * (u * u - u) * a * a - 0.5 * z * z
+                beyond = np.where(u * a > a + 4, beyond, -np.inf)
+                top = np.maximum(top, beyond)
+            else:
+                beyond = np.full_like(top, -np.inf)
+            near = np.exp(log_mass)[None] * np.expm1(np.minimum(exponent, 30.0))
+            rise = np.where(exponent < 30, near, np.exp(np.minimum(size, 600.0))).sum(axis=2)
+            rise = rise - self.lost[self._few] + np.exp(np.minimum(beyond, 600.0))
+            rise = np.log1p(np.maximum(rise, -0.999999))
+            total[at : at + chunk] = (np.where(top > 300, top, rise) * self.few_counts).sum(axis=1)
+        return total
+
+    def spread(self) -> tuple[float, float]:
+        """About the mean and the variance of the summed loss."""
+        loss, log_mass = self.sample()
+        mass = np.exp(log_mass)
+        mean = (mass * loss).sum(axis=1)
+        second = (mass * loss * loss).sum(axis=1)
+        return float(mean @ self.few_counts), float((second - mean * mean) @ self.few_counts)
+
+    def variance(self, tilt: float) -> float:
+        """About the variance of the summed loss under the tilted measure."""
+        loss, log_mass = self.sample()
+        size = log_mass + tilt * loss
+        mass = np.exp(size - size.max(axis=1, keepdims=True))
+        mass = mass / mass.sum(axis=1, keepdims=True)
+        mean = (mass * loss).sum(axis=1, keepdims=True)
+        return float(self.few_counts @ (mass * (loss - mean) ** 2).sum(axis=1))
+
+    def log_moment_above(self, tilt: float, log_error: float) -> float:
+        """A certain upper bound on the log of the summed rounds' E e^{tilt·loss}."""
+        scales = self._scales(tilt)
+        everything = np.arange(self.size)
+        # Errors are relative to the smallest moment, so very different ones are taken one by one.
+        apart = self._few.size == self.size and float(np.ptp(scales)) > _APART
+        parts = everything[:, None] if apart else everything[None, :]
+        value = 0.0
+        for rows in parts:
+            scale = max(0.0, float(scales[rows].min() if apart else scales.min()))
+            demands = [Demand(tilt, 0.0, log_error + scale), Demand(0.0, 0.0, log_error)]
+            up, down, base, start = self._some(rows)
+            found = rule(up, down, self.measures, demands, start, self.cut, base)
+            here = Nodes(*self._on(found.nodes, found.weights, rows), tilt)
+            error = np.exp(found.log_errors).sum() + here.rounding(np.zeros(1), 1)[:, 0]
+            most = here.rise.sum(axis=1) - self.lost[rows] * (1 - 1e-9) + 2 * error
+            value += float(np.log1p(most) @ self.counts[rows])
+        return value + 1e-12 * abs(value) + 1e-300
+
+    def swing(self, tilt: float) -> Array:
+        """How fast each round's transform can change along the line: bounds on its derivative.
+
+        But for a turning factor that is at most √(M E (L - m)² e^(tilt·L)) by Cauchy and Schwarz,
+        for any m, and x² is at most (2 sinh(hx/2)/h)².
+        """
+        scale = self._scale(tilt)
+        h = min(0.5, 0.5 * tilt)
+        tilts = (tilt, tilt + h, tilt - h)
+        demands = [Demand(t, 0.0, scale - 16.0) for t in tilts]
+        found = rule(self.up, self.down, self.measures, demands, self.start, self.cut, self.base)
+        loss, log_mass, _, _ = self._on(found.nodes, found.weights)
+        mass = np.exp(log_mass + tilt * loss)
+        moment = mass.sum(axis=1)
+        mean = (mass * loss).sum(axis=1) / moment
+        turn = np.exp(h * np.abs(mean))
+        error = np.exp(found.log_errors)
+        square = (mass * (2 * np.sinh(h / 2 * (loss - mean[:, None])) / h) ** 2).sum(axis=1)
+        square = square + (2 * error[0] + turn * (error[1] + error[2])) / h**2
+        return np.asarray(np.sqrt((moment + error[0]) * square) * (1 + 1e-9))
+
+    def _scales(self, tilt: float) -> Array:
+        """About the logs of the rounds' moments, of those that are looked at.
+
+        Raises:
+            UnresolvedError: one leaves the range of a double.
+        """
+        loss, log_mass = self.sample()
+        size = log_mass + tilt * loss
+        top = size.max(axis=1, keepdims=True)
+        log = top[:, 0] + np.log(np.exp(size - top).sum(axis=1))
+        if not float(log.max()) < _LARGEST:
+            raise UnresolvedError(f"a moment of e^{float(log.max()):.0f}")
+        return np.asarray(log)
+
+    def _scale(self, tilt: float) -> float:
+        """About the log of the smallest of the moments, to which errors are relative."""
+        return max(0.0, float(self._scales(tilt).min()))
+
+    def along(
+        self,
+        tilt: float,
+        step: float,
+        first: int,
+        last: int,
+        log_error: float,
+        most_work: float,
+        every: int = 1,
+        slack: Array | None = None,
+    ) -> tuple[Line, float]:
+        """The log transform at tilt + i k step for first ≤ k < last; ``log_error`` is relative.
+
+        Of ``every`` so many rows one is used; the others count with their value at ``tilt``, and
+        only the real part and its doubt are then of use, as an upper bound. ``slack`` is added
+        to what each round's transform may be off by.
+
+        Returns:
+            The transform, and the work it took, in products of two numbers.
+
+        Raises:
+            UnresolvedError: it would take more than ``most_work`` products.
+        """
+        log_error += self._scale(tilt)
+        demands = [Demand(tilt, step * last, log_error), Demand(0.0, 0.0, log_error)]
+        found = rule(self.up, self.down, self.measures, demands, self.start, self.cut, self.base)
+        points = Nodes(*self._on(found.nodes, found.weights), tilt)
+        count = last - first
+        used = np.arange(0, self.size, every)
+        quadrature = 2 * float(np.exp(found.log_errors).sum())
+        fine = max(1, min(64, math.isqrt(count)))
+        grid = (-(-count // fine), fine)
+        nodes = max(1, points.loss.shape[1])  # none, where all that moves is within the errors
+        # Powers of e^(i h l) and the panels themselves cost more than products do.
+        if self.shared:
+            work = nodes * (count * (8 + used.size / 4) + 300 * used.size)
+        else:
+            work = float(used.size) * nodes * (count + 8 * sum(grid) + 300)
+        if work > most_work:
+            raise UnresolvedError(f"{used.size} rows of {nodes} x {count} products")
+        chunk = max(1, _AT_ONCE // (4 * count if self.shared else nodes * sum(grid)))
+        frequency = step * np.arange(first, last, dtype=float)
+        total = Line(np.zeros(count), np.zeros(count), np.zeros(count))
+        turns = points.turns(step * first, step, grid) if self.shared else None
+        for at in range(0, used.size, chunk):
+            rows = used[at : at + chunk]
+            here = points.rows(rows)
+            lost = self.lost[rows, None]
+            gap = here.gaps(step * first, step, grid) if turns is None else here.sums(turns)
+            error = here.rounding(frequency, count) + quadrature + 1e-9 * lost
+            if slack is not None:
+                error = error + slack[rows, None]
+            total = total + composed(gap[:, :count] - lost, error, self.counts[rows])
+        if every > 1:
+            others = np.setdiff1d(np.arange(self.size), used)
+            here = points.rows(others)
+            most = here.rise.sum(axis=1) + here.rounding(np.zeros(1), 1)[:, 0] + quadrature
+            total = total._replace(real=total.real + float(self.counts[others] @ np.log1p(most)))
+        return total, work
+
+
+def of_one_rate(pairs: Sequence[Pair]) -> bool:
+    """Whether all are one component at the same weight against N(0, 1): one rate, any noise."""
+    first = pairs[0]
+    return all(
+        len(p.up) == 1
+        and not (p.down or p.symmetric)
+        and (p.up[0][1], p.idle, p.rest) == (first.up[0][1], first.idle, first.rest)
+        for p in pairs
+    )
+
+
+def side_of(parts: Sequence[tuple[tuple[float, float], ...]], idle: Sequence[float]) -> Mixture:
+    shifts = np.array([[c for c, _ in part] for part in parts]).reshape(len(parts), -1)
+    weights = np.array([[w for _, w in part] for part in parts]).reshape(len(parts), -1)
+    if not shifts.shape[1]:
+        zero = np.zeros(len(parts))
+        return Mixture(shifts, weights, np.ones(len(parts)), 1.0, zero)
+    largest = shifts.max(axis=1)
+    # Popoviciu; and for log-concave weights of an evenly spaced mixture the posterior is more
+    # log-concave than a Gaussian on that lattice, hence no wider.
+    spread = largest**2 / 4
+    if shifts.shape[1] > 1:
+        steps = np.diff(np.concatenate([np.zeros((len(parts), 1)), shifts], axis=1), axis=1)
+        unit = steps.min(axis=1)
+        even = np.isclose(steps, np.rint(steps / unit[:, None]) * unit[:, None], rtol=1e-9).all(
+            axis=1
+        )
+        all_weights = np.concatenate([np.array(idle, dtype=float)[:, None], weights], axis=1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            bend = np.diff(np.log(all_weights), n=2, axis=1)
+        even &= ~(bend > 1e-6).any(axis=1) & (all_weights[:, 1:] > 0).all(axis=1)
+        spread = np.where(even, np.minimum(spread, 1.001 + unit**2 / 4), spread)
+    return Mixture(shifts, weights, np.array(idle, dtype=float), 1.0, spread)
