@@ -119,7 +119,7 @@ def test_the_reverse_direction_is_looked_at_wherever_it_could_matter(monkeypatch
             seen.append(swapped)
             super().__init__(parts, swapped=swapped)
 
-    monkeypatch.setattr(exact, "Total", Watched)
+    monkeypatch.setattr(exact, "Composition", Watched)
     exact.enclose(Mechanism(Rounds(1.0, 300, Poisson(0.05))), 1, 1e-3, delta=1e-5)
     assert seen == [False, True]
 
