@@ -199,7 +199,7 @@ def test_the_general_way_gives_the_same_bits_where_nothing_is_clipped(
     found, other = one_round(model, data, local)
     assert torch.equal(found, wanted)
     # A norm is a sum of n squares in float32, taken in two orders and rounded up by a bound on what
-    # rounding does: n roundings of 2⁻²⁴ a sum, which the root halves, and as much again for the bound.
+    # rounding does: n roundings of 2⁻²⁴ a sum, halved by the root, and as much again for the bound.
     weights = sum(weight.numel() for weight in model.parameters())
     torch.testing.assert_close(norm, other, rtol=2 * weights * 2.0**-24, atol=0.0)
 
