@@ -1,0 +1,286 @@
+"""tools/verify.py: agrees with the library by another method, and refuses what is not so."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import forethought as ft
+from forethought.accounting import exact
+from forethought.mechanism import Mechanism, Rounds
+from forethought.samplings import FullBatch, Poisson
+
+TOOL = Path(__file__).parents[1] / "tools" / "verify.py"
+_spec = importlib.util.spec_from_file_location("second_verifier", TOOL)
+assert _spec and _spec.loader
+second = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(second)
+
+
+def mechanism(rng: np.random.Generator) -> tuple[Mechanism, int]:
+    """Rounds that ε is neither nearly 0 nor far above 20 of, and records protected together."""
+    adjacency = str(rng.choice(["add-or-remove", "zero-out", "replace-one"]))
+    group = int(rng.choice([1, 1, 1, 2, 3]))
+    rows = []
+    for _ in range(int(rng.integers(1, 3))):
+        clips = ["example", "group"] if (adjacency, group > 1) != ("replace-one", True) else []
+        clipping = str(rng.choice(clips or ["example"]))
+        groups = int(rng.integers(1, 5)) if clipping == "group" and rng.random() < 0.5 else None
+        full = rng.random() < 0.3
+        count = int(10 ** rng.uniform(0, 3.5))
+        rate = 1.0 if full else 10 ** rng.uniform(-3, -0.2)
+        far = group * (2 if clipping == "group" or adjacency == "replace-one" else 1)
+        sigma = far * 10 ** rng.uniform(0, 0.6) * max(1.0, rate * math.sqrt(count))
+        sampling = FullBatch() if full else Poisson(rate)
+        rows.append(Rounds(sigma, count, sampling, clipping, groups=groups))
+    return Mechanism(*rows, adjacency=adjacency), group
+
+
+def both_agree(seeds: range) -> None:
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        made, group = mechanism(rng)
+        delta = float(10 ** rng.uniform(-9, -3))
+        certified = exact.epsilon(made, delta, group)
+        parts = second.parts_of(made.to_dict()["rounds"])
+        low, high = second.bracket(parts, made.adjacency, group, delta)
+        assert high - low <= second.WIDTH * high + 1e-6, seed
+        # Both enclose one number: the intervals meet.
+        assert low <= certified.upper * (1 + 1e-9), (seed, low, certified)
+        assert high >= certified.lower * (1 - 1e-9), (seed, high, certified)
+
+
+def test_a_few_random_mechanisms_have_the_librarys_epsilon() -> None:
+    both_agree(range(6))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(4))
+def test_random_mechanisms_have_the_librarys_epsilon(part: int) -> None:
+    both_agree(range(100 + 30 * part, 130 + 30 * part))
+
+
+def test_a_gaussian_has_its_closed_form() -> None:
+    # Balle and Wang 2018, Theorem 8: δ = Φ(d/2 - ε/d) - e^ε Φ(-d/2 - ε/d).
+    for distance, epsilon in ((0.3, 0.8), (1.0, 3.0), (4.0, 12.0)):
+        normal = [
+            math.erfc(-x / math.sqrt(2)) / 2
+            for x in (distance / 2 - epsilon / distance, -distance / 2 - epsilon / distance)
+        ]
+        delta = normal[0] - math.exp(epsilon) * normal[1]
+        parts = [((1 / distance, math.inf, "example", None), 1)]
+        low, high = second.bracket(parts, "add-or-remove", 1, delta)
+        assert low <= epsilon <= high <= low * (1 + 1.01 * second.WIDTH)
+
+
+# ---- run folders
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Fresh runs on the bundled digits: Poisson behind a preparation; full batches."""
+    pytest.importorskip("torch")
+    from forethought.jobs.job import Job
+    from forethought.jobs.request import Request
+    from forethought.jobs.train import prepare
+    from forethought.jobs.train import run as train
+
+    folder = tmp_path_factory.mktemp("runs")
+    jobs = {
+        "poisson": "[training]\nrounds = 5\n",
+        "full": '[training]\nrounds = 4\nsampling = "full-batch"\n',
+    }
+    for name, training in jobs.items():
+        text = f'[data]\nsource = "digits"\n[budget]\nepsilon = 2.0\n{training}'
+        train(prepare(Request(name, text, Job.parse(text))), folder / name)
+    return {name: folder / name for name in jobs}
+
+
+def judged(folder: Path) -> subprocess.CompletedProcess[str]:
+    """As a stranger runs it: no library on the path."""
+    return subprocess.run(
+        [sys.executable, "-I", str(TOOL), str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+def forged(run: Path, folder: Path, name: str, change) -> Path:
+    shutil.copytree(run, folder)
+    values = json.loads((folder / name).read_text(encoding="utf-8"))
+    change(values)
+    (folder / name).write_text(json.dumps(values), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["poisson", "full"])
+def test_a_fresh_run_agrees(runs, name) -> None:
+    done = judged(runs[name])
+    assert done.returncode == 0 and done.stderr == ""
+    assert done.stdout.startswith("agrees: ") and done.stdout.count("\n") == 1
+
+
+def times(values, *path, factor):
+    *way, last = path
+    for key in way:
+        values = values[key]
+    values[last] *= factor
+
+
+FORGERIES = {
+    "ε 1 % too low": ("statement.json", lambda v: times(v, "epsilon", "upper", factor=0.99)),
+    "another δ": ("statement.json", lambda v: times(v, "delta", factor=2)),
+    "more noise in the statement": (
+        "statement.json",
+        lambda v: times(v, "mechanism", "rounds", -1, "noise_multiplier", factor=1.01),
+    ),
+    "a round left out": ("statement.json", lambda v: v["mechanism"]["rounds"].pop()),
+    "another adjacency": ("statement.json", lambda v: v.update(adjacency="zero-out")),
+    "the transcript has more rounds": (
+        "transcript.json",
+        lambda v: times(v, "rounds", -1, "count", factor=2),
+    ),
+    "the transcript has less noise": (
+        "transcript.json",
+        lambda v: v["rounds"][-1]["noises"][0].__setitem__(1, 0.5),
+    ),
+    "the plan has two records a person": (
+        "plan.json",
+        lambda v: v["privacy"].update(records_per_person=2),
+    ),
+    "the plan has other rounds": (
+        "plan.json",
+        lambda v: times(v, "privacy", "mechanism", "rounds", -1, "noise_multiplier", factor=2),
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", FORGERIES)
+@pytest.mark.parametrize("name", ["poisson", "full"])
+def test_a_forgery_differs(runs, tmp_path, name, what) -> None:
+    folder = forged(runs[name], tmp_path / "run", *FORGERIES[what])
+    with pytest.raises(second.DifferenceError):
+        second.judge(str(folder))
+
+
+HOSTILE = {
+    "no JSON": b"{",
+    "not an object": b"[]",
+    "deep": b"[" * 100_000,
+    "deep in an object": b'{"schema":' + b"[" * 30 + b"]" * 30 + b"}",
+    "no number": b'{"schema": "forethought/statement/2", "delta": NaN}',
+    "a key twice": b'{"schema": 1, "schema": 2}',
+    "no text": b"\xff\xfe\x00",
+    "large": b" " * 5_000_000,
+    "an open string of escapes": b'"' + b"\\" * 300_000,
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_hostile_file_is_refused_in_words(tmp_path, what, capsys) -> None:
+    (tmp_path / "statement.json").write_bytes(HOSTILE[what])
+    assert second.main([str(tmp_path)]) == 2
+    shown = capsys.readouterr().out
+    assert shown.startswith("cannot judge: ") and shown.count("\n") == 1 and shown.isascii()
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path, capsys) -> None:
+    os.mkfifo(tmp_path / "statement.json")
+    assert second.main([str(tmp_path)]) == 2
+    assert second.main([str(tmp_path / "nowhere")]) == 2
+
+
+def statement_of(made: Mechanism, **options) -> dict:
+    return json.loads(ft.account(made, 1e-5, **options).to_json())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda v: v["mechanism"]["rounds"][0]["sampling"].update(kind="shuffled"),
+        lambda v: v["mechanism"]["rounds"][0].update(strategy={}),
+        lambda v: v["mechanism"]["rounds"][0].update(count=True),
+        lambda v: v["mechanism"]["rounds"][0].update(count=10**12),
+        lambda v: v["mechanism"]["rounds"][0].update(noise_multiplier=0),
+        lambda v: v["mechanism"].update(rounds=v["mechanism"]["rounds"] * 1000),
+        lambda v: v["accountant"].update(kind="aggregate"),
+        lambda v: v["accountant"].update(kind="\x1b[2Jε"),
+        lambda v: v.update(private=False),
+        lambda v: v.update(group=1000),
+        lambda v: v.update(delta="1e-5"),
+        lambda v: v.pop("mechanism"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_in_words(tmp_path, change, capsys) -> None:
+    values = statement_of(Mechanism(Rounds(1.0, 3, FullBatch())))
+    change(values)
+    (tmp_path / "statement.json").write_text(json.dumps(values), encoding="utf-8")
+    assert second.main([str(tmp_path)]) == 2
+    shown = capsys.readouterr().out
+    assert (
+        shown.startswith("cannot judge: ")
+        and shown.count("\n") == 1
+        and shown.rstrip("\n").isprintable
+    )
+
+
+# ---- the tool itself
+
+
+def test_it_needs_numpy_alone() -> None:
+    tree = ast.parse(TOOL.read_text(encoding="utf-8"))
+    names = {
+        name.split(".")[0]
+        for node in ast.walk(tree)
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    assert names - set(sys.stdlib_module_names) == {"numpy"}
+    assert len(TOOL.read_text(encoding="utf-8").splitlines()) <= 560
+
+
+PLANTED = {
+    "one direction only": ("math.inf, [0, 1]", "math.inf, [1]"),
+    "group clipping moves once": ('each = 2 if clipping == "group" or', "each = 2 if"),
+    "half the rounds": (
+        "spectrum *= np.fft.rfft(folded) ** count",
+        "spectrum *= np.fft.rfft(folded) ** (count / 2)",
+    ),
+    "losses rounded down above": ("p * (1 - share), size)", "p, size)"),
+    "no tilt taken back": ("scale = math.exp(total", "scale = math.exp(0.9 * total"),
+    "the rate of one record": ("rate**k * (1.0", "rate ** (2 * k) * (1.0"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", PLANTED)
+def test_a_fault_in_it_is_found(what, tmp_path, monkeypatch) -> None:
+    old, new = PLANTED[what]
+    text = TOOL.read_text(encoding="utf-8")
+    assert text.count(old) == 1
+    faulty = importlib.util.module_from_spec(_spec)
+    exec(compile(text.replace(old, new), "faulty", "exec"), faulty.__dict__)
+    monkeypatch.setattr(sys.modules[__name__], "second", faulty)
+    monkeypatch.setattr(faulty, "SECONDS", 5)
+    with pytest.raises((AssertionError, faulty.RefusedError)):
+        test_a_gaussian_has_its_closed_form()
+        both_agree(range(12))
