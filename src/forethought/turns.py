@@ -15,18 +15,28 @@ class _Turns(ContextDecorator):
     """One lock a process, which a thread may take again while it has it."""
 
     def __init__(self) -> None:
-        self._renew()
+        self._held = threading.local()
+        self._lock = threading.RLock()
         if hasattr(os, "register_at_fork"):
-            # Who held it in the parent is not there in the child to give it back.
             os.register_at_fork(after_in_child=self._renew)
 
     def _renew(self) -> None:
+        # Another thread that held it is not there in the child to give it back; this one may be in
+        # the middle of its own turn, and ends it there as well.
         self._lock = threading.RLock()
+        for _ in range(self._depth):
+            self._lock.acquire()
+
+    @property
+    def _depth(self) -> int:
+        return getattr(self._held, "depth", 0)
 
     def __enter__(self) -> None:
         self._lock.acquire()
+        self._held.depth = self._depth + 1
 
     def __exit__(self, *_: object) -> None:
+        self._held.depth = self._depth - 1
         self._lock.release()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -326,3 +327,25 @@ def test_a_precision_is_not_given_up_under_another_sum(monkeypatch: pytest.Monke
     finally:
         for products, precision in zip(rounding._PRODUCTS, before, strict=True):
             products.fp32_precision = precision
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_process_that_is_forked_in_a_turn_ends_it_and_takes_others() -> None:
+    def parted() -> int:
+        with turns, turns:
+            return os.fork()
+
+    read, write = os.pipe()
+    child = 0  # until the parent knows better
+    try:
+        if not (child := parted()):  # here too both turns have ended
+            os.close(read)
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(turns(lambda: os.write(write, b"another had its turn"))).result(LIMIT)
+    finally:
+        if not child:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as said:
+        assert said.read() == b"another had its turn"
+    assert os.waitpid(child, 0)[1] == 0

@@ -354,6 +354,15 @@ def test_nobody_else_makes_a_noised_sum() -> None:
             way(noised)
 
 
+def test_rounds_and_their_sums_have_no_copies() -> None:
+    """Two that do not see each other's releases would count each round once."""
+    rounds = rounds_of(network(), plan_of(1.0))
+    for held in (rounds, rounds.open(0)):
+        for way in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(RoundError, match="copied or pickled"):
+                way(held)
+
+
 def test_the_norm_of_a_round_is_the_plans() -> None:
     with pytest.raises(ValueError, match="keeps its norm"):
         plan_of(1.0).round(0, clip_norm=0.5)

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from forethought.gradients import BatchDims
 from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
 from forethought.privacy import Clip
@@ -187,6 +188,43 @@ def test_a_torn_release_is_none(stopped: Path) -> None:
     path.write_bytes(path.read_bytes() + bytes(17))
     run = train(nn.Linear(4, 2), data(), plan(), test=data(1), out=stopped, resume=True)
     assert run.statement.mechanism == plan().mechanism
+
+
+@pytest.mark.parametrize("damage", ["gone", "short", "another entry"])
+def test_a_list_of_releases_that_lost_what_the_checkpoint_saw_is_refused(
+    damage: str, stopped: Path
+) -> None:
+    """Else a round that comes out otherwise would be counted as released for the first time."""
+    path = stopped / "checkpoint" / "released"
+    entries = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    elif damage == "short":
+        path.write_bytes(entries[: 7 * 40])
+    else:
+        path.write_bytes(entries[: 3 * 40 + 8] + bytes(32) + entries[4 * 40 :])
+    with pytest.raises(CheckpointError, match="released lists"):
+        train(nn.Linear(4, 2), data(), plan(), test=data(1), out=stopped, resume=True)
+
+
+def test_what_came_after_the_checkpoint_may_be_missing(stopped: Path) -> None:
+    """As after a power failure: those rounds are released, and counted, again."""
+    path = stopped / "checkpoint" / "released"
+    path.write_bytes(path.read_bytes()[: 8 * 40])
+    run = train(nn.Linear(4, 2), data(), plan(), test=data(1), out=stopped, resume=True)
+    assert run.statement.mechanism == plan().mechanism
+
+
+def test_other_declared_dimensions_are_another_run(tmp_path: Path) -> None:
+    def die(event: Event) -> None:
+        if event.round == 11:
+            raise PowerCut
+
+    first = {"batch_dims": BatchDims(0, 0)}
+    with pytest.raises(PowerCut):
+        train(nn.Linear(4, 2), data(), plan(), out=tmp_path, progress=die, **first)
+    with pytest.raises(CheckpointError, match="batch_dims changed"):
+        train(nn.Linear(4, 2), data(), plan(), out=tmp_path, resume=True)
 
 
 def test_a_first_checkpoint_exists_before_the_first_round(tmp_path: Path) -> None:

@@ -171,6 +171,12 @@ class PrivateRounds:
         )
         self._kept: list[torch.Tensor] = []
 
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise RoundError(
+            "rounds cannot be copied or pickled: each of two would release every round, and count "
+            "it once. Train the copy as a run of its own"
+        )
+
     def __enter__(self) -> PrivateRounds:
         self._kept.append(self._generator.get_state())
         return self
@@ -347,6 +353,9 @@ class PrivateSum:
         # Made when something is added: a thousand holders' sums are open at once.
         self._vector: torch.Tensor | None = None
         self.input_hash = self._inputs = b""
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise RoundError("a private sum cannot be copied or pickled: it is released once")
 
     def add(self, model: torch.nn.Module, records: Records, indices: Indices | None = None) -> None:
         """Add clipped contributions at the model's present weights. ``.grad`` is never touched.

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -141,9 +142,9 @@ def restore_optimizer(
 class ReleasedRounds:
     """The releases that may have been made, in a file that only grows.
 
-    It survives the death of the process at any point, not that of the machine: after a power
-    failure the last ones may be missing, and a round that is then released again with another sum
-    is not counted.
+    It survives the death of the process at any point. After a power failure those since the last
+    checkpoint may be missing, and a round that is then released again with another sum is not
+    counted; one that lacks an entry of before the checkpoint is refused (:meth:`require`).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -151,11 +152,12 @@ class ReleasedRounds:
         if not path.exists():
             replace_file(path, b"", mode=0o600)
         self._bound: dict[int, list[bytes]] = {}
+        self._hash, self._entries = blake3(), 0
         for index, bound in _releases(path):
-            self._bound.setdefault(index, []).append(bound)
+            self._took(index, bound)
         self._file = path.open("r+b", buffering=0)
         # Behind the last whole entry: a kill can have torn one, which came to nothing.
-        self._file.truncate(self._file.seek(sum(map(len, self._bound.values())) * _ENTRY))
+        self._file.truncate(self._file.seek(self._entries * _ENTRY))
 
     @classmethod
     def peek(cls, folder: Path) -> dict[int, int]:
@@ -182,15 +184,46 @@ class ReleasedRounds:
             end = self._file.tell()
             written = 0
             try:
-                written = self._file.write(index.to_bytes(8, "little") + bound)
+                written = self._file.write(_entry(index, bound))
             finally:
                 if written != _ENTRY:
                     self._file.truncate(end)
                     self._file.seek(end)
             if written != _ENTRY:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
-            known.append(bound)
-        return len(known)
+            self._took(index, bound)
+        return len(self._bound[index])
+
+    def mark(self) -> list[int | str]:
+        """How many entries there are, and their hash, once they are on the disk."""
+        os.fsync(self._file.fileno())
+        return [self._entries, self._hash.hexdigest()]
+
+    @classmethod
+    def require(cls, folder: Path, mark: list[int | str]) -> None:
+        """Refuse a list that does not begin with what a checkpoint has seen of it.
+
+        Raises:
+            CheckpointError: entries of before the checkpoint are gone or others.
+        """
+        entries, expected = mark
+        found = blake3()
+        held = 0
+        for index, bound in itertools.islice(_releases(folder / RELEASED), int(entries)):
+            found.update(_entry(index, bound))
+            held += 1
+        if [held, found.hexdigest()] != [entries, expected]:
+            raise CheckpointError(
+                f"cannot resume: {folder / RELEASED} lists what was released, and {entries} "
+                f"entries of before the last checkpoint are not all there (found {held}). What was "
+                "released could be released again and not be counted. Restore the whole checkpoint "
+                "folder, or start a new run in another folder"
+            )
+
+    def _took(self, index: int, bound: bytes) -> None:
+        self._bound.setdefault(index, []).append(bound)
+        self._hash.update(_entry(index, bound))
+        self._entries += 1
 
     def close(self) -> None:
         """Close the file."""
@@ -199,6 +232,10 @@ class ReleasedRounds:
 
 # A round's number, and what its noise is bound to.
 _ENTRY = 8 + 32
+
+
+def _entry(index: int, bound: bytes) -> bytes:
+    return index.to_bytes(8, "little") + bound
 
 
 def _releases(path: Path) -> Iterator[tuple[int, bytes]]:

@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from blake3 import blake3
+
 from forethought.plans import Plan
 from forethought.serialisation import digest
 from forethought.training.checkpoint import (
@@ -21,6 +23,8 @@ from forethought.training.keys import Keys
 
 # Without an interval: seconds between checkpoints, or so many times what writing one takes.
 SECONDS, SHARE = 10.0, 20.0
+# What the first checkpoint, before any round, has seen of the list of releases.
+_NOTHING: list[int | str] = [0, blake3().hexdigest()]
 
 
 class Checkpointer:
@@ -85,6 +89,7 @@ class Checkpointer:
             CheckpointError: it is not, or rounds would be repeated under other rounding.
         """
         require_same(saved.values["identity"], self._identity)
+        ReleasedRounds.require(self.folder.checkpoint, saved.values.get("released", _NOTHING))
         if max(ReleasedRounds.peek(self.folder.checkpoint), default=-1) >= saved.round:
             require_same_environment(saved.values["environment"], self._environment)
         context, before = saved.values["context"], saved.values["watched"]
@@ -120,6 +125,8 @@ class Checkpointer:
         """Write a checkpoint now."""
         start = time.monotonic()
         state.values.update(self._fixed)
+        if self._released is not None:
+            state.values["released"] = self._released.mark()
         state.write(self.folder.checkpoint)
         self._schedule(time.monotonic() - start)
 

@@ -35,17 +35,20 @@ def identity(
     test: Records | None,
     loss: Callable[..., Any],
     key: bytes,
+    batch_dims: object = None,
 ) -> dict[str, str]:
     """Part of the run → keyed hash. All of them must match for a run to be resumed.
 
     Args:
         key: 32 bytes. Every record is hashed.
+        batch_dims: where the model has its examples, if its owner declares it.
     """
     return {
         "data": records.digest(key),
         "held-out data": "" if test is None else test.digest(key),
         "model": blake3(_architecture(model).encode(), key=key).hexdigest(),
         "loss": blake3(fingerprint(loss), key=key).hexdigest(),
+        "batch_dims": blake3(fingerprint(batch_dims), key=key).hexdigest(),
     }
 
 

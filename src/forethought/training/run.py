@@ -409,8 +409,10 @@ def _kept(
     team, folder = task.team, task.folder
     if folder is None and team.size == 1:
         return None
-    named = identity(task.model, task.records, task.held_out, task.loss, keys.identity)
-    team.require_same(sorted(named.items()), "data, model or loss")
+    named = identity(
+        task.model, task.records, task.held_out, task.loss, keys.identity, task.batch_dims
+    )
+    team.require_same(sorted(named.items()), "data, model, loss or batch_dims")
     if folder is None:
         return None
     place = environment(task.model, task.execution.micro_batch, team.size)
