@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from forethought.exchange.storage import CrashError, MemoryStorage
 from forethought.federated.federation import (
     Federation,
     FederationError,
@@ -36,7 +37,7 @@ from forethought.rounds.grid_step import grid
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
-from forethought.rounds.records import as_records
+from forethought.rounds.records import TensorRecords, as_records
 from forethought.samplings import Poisson
 from forethought.simulation.times import Times
 from forethought.training.step_sizes import step_sizes
@@ -110,6 +111,30 @@ def test_noise_may_change_between_rounds_that_nobody_misses() -> None:
     made = client_statement(federation, 0, "secure-server", transcript=done.transcripts[0])
     wanted = client_statement(replace(federation, plans=(plan,), secure=None), 0).guarantee
     assert made.guarantee == pytest.approx(wanted, rel=2e-3)
+
+
+@pytest.mark.parametrize("write", [2, 6, 7, 10])
+def test_a_round_cut_off_is_the_same_release_or_counts_as_another(write: int) -> None:
+    """Crashes at a note in the first round, at its checkpoint, and at notes after it."""
+    federation = agreed()
+
+    def crash(number: int, length: int) -> int | None:
+        return length // 2 if number == write else None
+
+    storage = MemoryStorage(fault=crash)
+    with pytest.raises(CrashError):
+        train_securely(*brought(federation), federation, storage=storage)
+    left = storage.contents()
+    same = train_securely(*brought(federation), federation, storage=MemoryStorage(left))
+    assert np.array_equal(same.weights, in_the_clear(federation))
+    assert not any(transcript.again for transcript in same.transcripts)
+
+    shared, holders = brought(federation)
+    inputs, targets = holders[0].records.take(np.arange(RECORDS))
+    holders[0] = replace(holders[0], records=TensorRecords(inputs + 1, targets))
+    other = train_securely(shared, holders, federation, storage=MemoryStorage(left))
+    # The first client's note of the round that was cut off: torn at write 7, whole before others.
+    assert [t.again for t in other.transcripts] == [int(write != 7), 0, 0, 0, 0, 0]
 
 
 def test_cohorts_are_summed_as_in_the_clear_and_cost_what_their_clients_released() -> None:

@@ -1,7 +1,9 @@
 """Where training behind masks stands between two rounds, so that it goes on after an interruption.
 
-A round that was cut off is computed again on the same weights with the same noise, so nothing is
-released twice. The masks are other ones; they cancel in every sum that is opened.
+A round that was cut off is computed again on the same weights. A client's sum that comes out the
+same has the same noise, so nothing is released twice; another one is one more release, which the
+list of releases shows and the transcript counts. The masks are other ones; they cancel in every sum
+that is opened.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from forethought.exchange.messages import Vector
 from forethought.exchange.storing import Storage
 from forethought.federated.server_optimizers import Moments
 
-STATE = "secure-state"
+STATE, RELEASED = "secure-state", "secure-released"
 _MOMENT = "moment/"
 
 
@@ -72,6 +74,37 @@ class Standing:
             if name.startswith(_MOMENT)
         }
         return cls(arrays["weights"], arrays.get("average"), moments=moments, **plain)
+
+
+class SecureReleases:
+    """What each client may have released, in a list that only grows; see :class:`Standing`."""
+
+    # Client and round, 8 bytes each, and what the noise is bound to, 32 bytes.
+    _ENTRY = 48
+
+    def __init__(self, storage: Storage) -> None:
+        content = storage.read(RELEASED) or b""
+        whole = len(content) - len(content) % self._ENTRY
+        if whole != len(content):  # torn by a kill, before its noise was drawn
+            storage.replace(RELEASED, content[:whole])
+        self._storage = storage
+        self._known: dict[bytes, set[bytes]] = {}
+        for start in range(0, whole, self._ENTRY):
+            entry = content[start : start + self._ENTRY]
+            self._known.setdefault(entry[:16], set()).add(entry[16:])
+
+    def note(self, client: int, index: int, bound: bytes) -> int:
+        """Write a release down before its noise is drawn; how many there are with this one.
+
+        Args:
+            client: its place. index: of its round. bound: what its noise is bound to, 32 bytes.
+        """
+        place = client.to_bytes(8, "little") + index.to_bytes(8, "little")
+        known = self._known.setdefault(place, set())
+        if bound not in known:
+            self._storage.append(RELEASED, place + bound)
+            known.add(bound)
+        return len(known)
 
 
 _PLAIN = ("index", "version", "survivors", "transcripts", "clip_norms")

@@ -24,7 +24,7 @@ from forethought.federated.secure_aggregation.settings import (
     SecureAggregationError,
 )
 from forethought.federated.secure_aggregation.shared_noise import require_room
-from forethought.federated.secure_checkpoint import Standing
+from forethought.federated.secure_checkpoint import SecureReleases, Standing
 from forethought.federated.server_optimizers import moved
 from forethought.federated.synchronous import cohort_of
 from forethought.holders.trainer import Holder, SharedModel
@@ -104,11 +104,8 @@ def train_securely(  # noqa: PLR0915
     average = None
     if federation.averaging.kind != "none":
         average = ReportedAverage(federation, shared.layout, now.weights)
-    known = None if storage is None else Standing.load(storage)
-    if known is not None:
+    if storage is not None and (known := _continued(storage, rounds)) is not None:
         now = known
-        for one, values, norm in zip(rounds, now.transcripts, now.clip_norms, strict=True):
-            one.transcript, one.clip_norm = Transcript.from_values(values), norm
         if average is not None and now.average is not None:
             average.restore(now.average)
     for index in range(now.index, federation.rounds):
@@ -154,3 +151,15 @@ def train_securely(  # noqa: PLR0915
     weights = now.weights if average is None else average.weights
     shared.write(weights)
     return SecurelyTrained(weights, tuple(one.transcript for one in rounds), tuple(now.survivors))
+
+
+def _continued(storage: Storage, rounds: Sequence[PrivateRounds]) -> Standing | None:
+    """Where it stood; the clients' rounds are brought there, and note their releases from now."""
+    releases = SecureReleases(storage)
+    for client, one in enumerate(rounds):
+        one.note = partial(releases.note, client)
+    known = Standing.load(storage)
+    if known is not None:
+        for one, values, norm in zip(rounds, known.transcripts, known.clip_norms, strict=True):
+            one.transcript, one.clip_norm = Transcript.from_values(values), norm
+    return known

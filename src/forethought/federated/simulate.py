@@ -19,7 +19,7 @@ from forethought.exchange.messages import Vector
 from forethought.exchange.storage import FolderStorage
 from forethought.federated.federation import Federation, FederationError
 from forethought.federated.reporting import ReportedAverage
-from forethought.federated.secure_checkpoint import STATE
+from forethought.federated.secure_checkpoint import RELEASED, STATE
 from forethought.federated.secure_training import train_securely
 from forethought.federated.simulator import Simulated, Simulator
 from forethought.federated.statements import client_statement
@@ -329,5 +329,5 @@ def _finish(folder: Path, run: SimulatedRun, shared: SharedModel) -> None:
     text = json.dumps(run.summary(), indent=2)
     (folder / SUMMARY).write_text(text, encoding="utf-8")
     wipe(folder / KEYS)
-    for state in (RECORD, STATE):
+    for state in (RECORD, STATE, RELEASED):
         (folder / state).unlink(missing_ok=True)
