@@ -11,6 +11,7 @@ from scipy.integrate import quad
 from scipy.interpolate import PchipInterpolator
 from scipy.special import ndtr
 
+from forethought.accounting import discrete_ratio
 from forethought.accounting.discrete_ratio import CUT, Epoch, epoch_ratios
 from forethought.accounting.exact import delta, epsilon
 from forethought.accounting.tradeoff import tradeoff
@@ -71,6 +72,42 @@ def test_laws_have_mean_one_and_enclose_the_variance(a: float, terms: int, used:
         assert variances[1] <= exact * 1.02
         assert variances[0] >= exact * 0.98
     assert high.lost < 10 * CUT
+
+
+@pytest.mark.parametrize("terms", [999, 10**6, 10**7])
+@pytest.mark.parametrize("a", [0.2, 1.0, 2.0])
+def test_laws_of_many_rounds_enclose_the_moments(a: float, terms: int) -> None:
+    low, high = epoch_ratios(Epoch(a, terms, terms), 1.0)
+    # Central moments of a mean of independent terms, and those of a log-normal number.
+    second, third = (math.exp(a * a * k * (k - 1) / 2) for k in (2, 3))
+    exact = [(second - 1) / terms, (third - 3 * second + 2) / terms**2]
+    for law in (low, high):
+        assert abs(law.second.sum() - 1) <= law.doubt
+        assert abs(law.first.sum() - 1) <= law.doubt
+    for law, sign in ((low, -1), (high, 1)):
+        around = np.expm1(law.loss)
+        found = float(law.second @ around**2)
+        assert 0 <= sign * (found / exact[0] - 1) + law.doubt <= 2e-2
+        # W³ is convex.
+        cube = float(law.second @ (around**3 + 3 * around**2))
+        whole = exact[1] + 3 * exact[0]
+        assert 0 <= sign * (cube / whole - 1) + law.doubt <= 2e-2
+
+
+@pytest.mark.parametrize(
+    ("a", "terms", "used"), [(2.0, 3, 3), (4.0, 2, 2), (1.0, 37, 20), (0.3, 64, 64)]
+)
+def test_what_is_cut_off_is_charged(
+    a: float, terms: int, used: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As much as this could be seen; the sums' own rounding is far below it.
+    monkeypatch.setattr(discrete_ratio, "CUT", 1e-5)
+    epoch_ratios.cache_clear()
+    _, law = epoch_ratios(Epoch(a, terms, used), 1.0)
+    epoch_ratios.cache_clear()
+    for mass, lost in ((law.first.sum(), law.lost), (law.second.sum(), law.lost_rest)):
+        assert mass < 1 - 1e-8
+        assert 1 - 1e-12 <= mass + lost < 1 + 1e-4
 
 
 def test_one_used_round_of_many_is_a_poisson_round() -> None:

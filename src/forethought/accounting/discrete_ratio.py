@@ -42,13 +42,18 @@ allocation". Where sums are seen one by one, round i can move by any vector u_i 
 length that depends on what came before: a rotation, a contraction and independent noise, chosen by
 what came before, turn round i of P and of Q into it, so both directions hold.)
 
-W's law is bounded in convex order on a geometric grid:
+W's law is bounded in convex order on lattices:
 
-- *above*, every value is spread onto its two neighbours on the grid, keeping its mean;
+- *above*, every term is spread onto its two neighbours on a lattice, keeping its mean;
 - *below*, values of one cell are gathered at their conditional mean (Jensen).
 
-Both commute with sums of independent terms, so the mean of 2j terms is built from that of j, and of
-j + 1 with one term more. What is cut off at the ends is charged above and forgotten below.
+Both commute with sums of independent terms, so the sum of 2j terms is built from that of j, and of
+j + 1 with one term more. A sum of two numbers on a lattice is on it again, so that nothing is
+spread anew but where a lattice is left for one twice as wide, whose points are every other one of
+its own: from above one half of each odd point's mass goes to either side, exactly. The lattices
+2^r Z are like floating-point numbers, the wider the further from where most of the law lies: each
+holds some hundred points and meets the sum of all narrower ones in one convolution of positive
+numbers. What is cut off at the ends is charged above and forgotten below.
 """
 
 from __future__ import annotations
@@ -425,13 +430,17 @@ def _cells(
     return loss, first, second, side.beyond(float(edges[-1])), float(slip.max())
 
 
-# What the ends that are cut off may hold in all.
-CUT = 1e-20
-# Beyond this a single term leaves the range of a double.
+# What the ends that are cut off may hold in all, and more than is lost below a double's range.
+CUT, _UNDERFLOW = 1e-20, 1e-100
 MOST_ROUNDS = 10**7
-# Relative error of the quadrature of a cell: cells are narrow beside the bell.
-_EPOCH_QUADRATURE = 1e-12
-_NARROW = 0.15
+# Cells of a term are at most so wide, in standard deviations, and at most 33 from the centre: the
+# quadrature's relative error as above, 2 over what a term grows by in the cell included.
+_WIDEST_OF_TERM = 0.1
+# Points of a lattice on either side of its middle; the fewer, the larger the distance, where the
+# law is not far narrower than its mean.
+_HALF, _LEAST_HALF = 224, 64
+# Of the sum's own spread beside its mean, from which lattices lie around the mean, and not 0.
+_NARROW = 0.25
 
 
 @dataclass(frozen=True)
@@ -453,25 +462,184 @@ class Epoch:
         return False
 
 
-@dataclass
-class _Mean:
-    """Law of the mean of ``terms`` terms: ``mass`` at exp(step·(first + k)), or in that cell.
+class _Points(NamedTuple):
+    """Masses at k·2^r for k from ``first``, or in cells that are called so.
 
-    ``moment`` holds the cells' first moments where values are gathered, None where they are spread.
-    ``lost`` is a bound on the Q-mass that was cut off, ``lost_moment`` on its first moment.
+    ``beyond`` holds the cells' first moments about k·2^r, in units of 2^r, where values are
+    gathered; None where they are spread.
+    """
+
+    first: int
+    mass: Array
+    beyond: Array | None
+
+    def part(self, low: int, high: int) -> _Points:
+        """From ``low`` to before ``high``, both counted from ``first``."""
+        beyond = None if self.beyond is None else self.beyond[low:high]
+        return _Points(self.first + low, self.mass[low:high], beyond)
+
+    def times(self, factor: float) -> _Points:
+        """All masses multiplied."""
+        beyond = None if self.beyond is None else factor * self.beyond
+        return self._replace(mass=factor * self.mass, beyond=beyond)
+
+    def wider(self) -> _Points:
+        """On the lattice that is twice as wide: what is odd is spread evenly, or gathered."""
+        lead = self.first % 2
+        size = lead + self.mass.size
+        mass = _placed(self.mass, lead, size + size % 2)
+        first = (self.first - lead) // 2
+        if self.beyond is None:
+            odd = mass[1::2] / 2
+            found = _placed(mass[::2] + odd, 0, odd.size + 1)
+            found[1:] += odd
+            return _Points(first, found, None)
+        beyond = _placed(self.beyond, lead, size + size % 2)
+        gathered = (beyond[::2] + beyond[1::2] + mass[1::2]) / 2
+        return _Points(first, mass[::2] + mass[1::2], gathered)
+
+    def beside(self, other: _Points | None) -> _Points:
+        """Both, on one lattice."""
+        if other is None:
+            return self
+        first = min(self.first, other.first)
+        size = max(self.first + self.mass.size, other.first + other.mass.size) - first
+
+        def both(one: Array, two: Array) -> Array:
+            found = _placed(one, self.first - first, size)
+            found[other.first - first :][: two.size] += two
+            return found
+
+        beyond = None
+        if self.beyond is not None and other.beyond is not None:
+            beyond = both(self.beyond, other.beyond)
+        return _Points(first, both(self.mass, other.mass), beyond)
+
+    def plus(self, other: _Points) -> _Points:
+        """The law of the sum of two that are independent."""
+        beyond = None
+        if self.beyond is not None and other.beyond is not None:
+            beyond = np.convolve(self.beyond, other.mass)
+            # The same array twice: the same product twice.
+            turned = beyond if other is self else np.convolve(self.mass, other.beyond)
+            beyond = beyond + turned
+        return _Points(self.first + other.first, np.convolve(self.mass, other.mass), beyond)
+
+
+def _placed(values: Array, at: int, size: int) -> Array:
+    found = np.zeros(size)
+    found[at : at + values.size] = values
+    return found
+
+
+class _Lattices(NamedTuple):
+    """Which numbers are on which lattice: those around ``centre`` on 2^least, and so on."""
+
+    centre: int
+    least: int
+    half: int
+
+    def ends(self, r: int) -> tuple[int, int]:
+        """First and last point of 2^r that are its own; both are on the next lattice as well."""
+        middle = math.floor(math.ldexp(self.centre, -r - 1))
+        return 2 * max(0, middle - self.half // 2), 2 * (middle + self.half // 2)
+
+
+def _lattices(a: float, terms: int, epoch: int, half: int) -> _Lattices:
+    """Those for a sum of so many terms; ``epoch``: of how many there will be."""
+    spread = math.sqrt(math.expm1(min(a * a, 700.0)) * terms)
+    if spread < _NARROW * terms:
+        return _Lattices(terms, math.floor(math.log2(4 * spread / half)), half)
+    # All terms are next to never taken for 0.
+    half = 2 * max(_LEAST_HALF // 2, int(half / (2 * min(4.0, max(1.0, a)))))
+    least = a * min(float(ndtri((CUT / 100) ** (1 / epoch))), -3.0) - a * a / 2
+    return _Lattices(0, math.floor(least / math.log(2) - math.log2(half) + 3), half)
+
+
+class _Sum(NamedTuple):
+    """Law of the sum of ``terms`` terms, by lattice.
+
+    ``lost`` is a bound on the Q-mass that was cut off, ``lost_moment`` on its share of the mean.
     """
 
     terms: int
-    step: float
-    first: int
-    mass: Array
-    moment: Array | None
+    points: dict[int, _Points]
     lost: float
     lost_moment: float
 
-    @property
-    def places(self) -> Array:
-        return np.asarray(self.step * (self.first + np.arange(self.mass.size, dtype=float)))
+    def trimmed(self, epoch: int) -> _Sum:
+        """Without ends that hold next to nothing of what the whole epoch has."""
+        copies = epoch / self.terms
+        tiny = CUT / (64 * math.log2(2 * epoch) * (len(self.points) + 1))
+        kept: dict[int, _Points] = {}
+        lost, lost_moment = self.lost, self.lost_moment
+        for r, points in self.points.items():
+            value = (points.first + np.arange(points.mass.size, dtype=float)) * 2.0**r / self.terms
+            # Of Q, and of P: the sum's own share of the mean, and that of all other terms.
+            weight = copies * points.mass * np.maximum(1.0, value / copies + 1)
+            low = int(np.searchsorted(np.cumsum(weight), tiny))
+            high = weight.size - int(np.searchsorted(np.cumsum(weight[::-1]), tiny))
+            high = max(low, high)
+            lost += float(points.mass[:low].sum() + points.mass[high:].sum())
+            lost_moment += float(
+                points.mass[:low] @ value[:low] + points.mass[high:] @ value[high:]
+            )
+            if low < high:
+                kept[r] = points.part(low, high)
+        return _Sum(self.terms, kept, lost, lost_moment)
+
+    def plus(self, other: _Sum, lattices: _Lattices, epoch: int) -> _Sum:
+        """The law of the sum of two that are independent."""
+        found: dict[int, _Points] = {}
+        # Everything on narrower lattices.
+        mine: _Points | None = None
+        theirs: _Points | None = None
+        same = other is self
+        levels = (*self.points, *other.points)
+        for r in range(min(levels), max(levels) + 1):
+            mine = mine and mine.wider()
+            theirs = mine if same else theirs and theirs.wider()
+            one, two = self.points.get(r), other.points.get(r)
+            products = [
+                x.plus(y) for x, y in ((one, two), (one, theirs)) if x is not None and y is not None
+            ]
+            if same:
+                products = products[:1] + [x.times(2.0) for x in products[1:]]
+            elif mine is not None and two is not None:
+                products.append(mine.plus(two))
+            for product in products:
+                found[r] = product.beside(found.get(r))
+            mine = mine if one is None else one.beside(mine)
+            theirs = theirs if two is None else two.beside(theirs)
+        j, k = self.terms, other.terms
+        lost = self.lost + other.lost
+        # Where one of them was cut off, the other's mean is 1 at most.
+        lost_moment = j * (self.lost_moment + other.lost) + k * (self.lost + other.lost_moment)
+        return _Sum(j + k, _settled(found, lattices), lost, lost_moment / (j + k)).trimmed(epoch)
+
+
+def _settled(points: dict[int, _Points], lattices: _Lattices) -> dict[int, _Points]:
+    """Every point on the lattice that is its own, or on a wider one where it came from that."""
+    found: dict[int, _Points] = {}
+    carried: _Points | None = None
+    r, last = min(points), max(points)
+    while r <= last or carried is not None:
+        here = points.get(r)
+        if carried is not None:
+            here = carried.beside(here)
+        carried = None
+        if here is not None and r < lattices.least:
+            carried = here.wider()
+        elif here is not None:
+            low, high = (x - here.first for x in lattices.ends(r))
+            low, high = max(0, low), max(0, min(here.mass.size, high + 1))
+            if low < high:
+                found[r] = here.part(low, high)
+            for part in (here.part(0, min(low, here.mass.size)), here.part(high, here.mass.size)):
+                if part.mass.any():
+                    carried = part.wider().beside(carried)
+        r += 1
+    return found
 
 
 @lru_cache(maxsize=256)
@@ -480,193 +648,96 @@ def epoch_ratios(epoch: Epoch, fineness: float) -> tuple[DiscreteRatio, Discrete
 
     Args:
         epoch: its distance at most :data:`LARGEST_DISTANCE`.
-        fineness: 1 is good for intervals of about 1e-3; half of it costs four times as much.
+        fineness: 1 is good for intervals of about 1e-3.
     """
     return _epoch_ratio(epoch, fineness, above=False), _epoch_ratio(epoch, fineness, above=True)
 
 
 def _epoch_ratio(epoch: Epoch, fineness: float, *, above: bool) -> DiscreteRatio:
     a, t = epoch.distance, epoch.used
-    variance = math.log1p(math.expm1(min(a * a, 300.0)) / t)
-    last_step = fineness * math.sqrt(2e-3 * variance)
-    coarse = min(0.016 * fineness * max(1.0, a), _NARROW * a, last_step * math.sqrt(t))
-    step = last_step * 2.0 ** math.floor(math.log2(coarse / last_step))
-    one = _one_term(a, step, t, above)
-    found, most = one, one.mass.size
+    half = 2 * round(_HALF / fineness / 2)
+    one = found = _one_term(a, t, _lattices(a, 1, t, half), above)
+    most = len(one.points)
     for bit in f"{t:b}"[1:]:
-        found = _finer(found, last_step * math.sqrt(t / (2 * found.terms)) * 1.42)
-        found = _trimmed(_doubled(found), t)
-        most = max(most, found.mass.size)
+        found = found.plus(found, _lattices(a, 2 * found.terms, t, half), t)
         if bit == "1":
-            # One term of many: a few of its values are enough.
-            few = min(step * math.isqrt(found.terms), _NARROW * a)
-            found = _trimmed(_with_one_more(found, _one_term(a, few, t, above)), t)
-    if above:
-        value, mass = np.exp(found.places), found.mass
-    else:
-        assert found.moment is not None
-        kept = found.mass > 0
-        mass = found.mass[kept]
-        value = found.moment[kept] / mass
+            found = found.plus(one, _lattices(a, found.terms + 1, t, half), t)
+        most = max(most, len(found.points))
+    values, masses = [np.zeros(0)], [np.zeros(0)]
+    for r, points in found.points.items():
+        held = points.mass > 0
+        mass, place = points.mass[held], (points.first + np.flatnonzero(held)).astype(float)
+        if points.beyond is not None:
+            place = place + points.beyond[held] / mass
+        values.append(place * 2.0**r / t)
+        masses.append(mass)
+    value, mass = np.concatenate(values), np.concatenate(masses)
     # A record whose round was not released left no trace.
     share = t / epoch.rounds
     value = 1 + share * (value - 1) if share < 1 else value
-    # A relative error of each mass, and the places of values, each level's a rounding off.
-    doubt = 2 * t * (_EPOCH_QUADRATURE + EPS * (most + 64))
+    # 0 as next to 0: within the rounding of both.
+    value = np.maximum(value, 1e-300)
+    order = np.argsort(value, kind="stable")
+    value, mass = value[order], mass[order]
+    # Relative errors of each mass: the quadrature's, those of sums of positive products, and of
+    # halves that pass from lattice to lattice; and the places of values, each level's a rounding.
+    doubt = 2 * t * (_QUADRATURE + EPS * (2 * half + 8 * most + 64))
     doubt += 64 * EPS * math.log2(2 * t) * (1 + float(np.max(np.abs(np.log(value)))) + a * a)
     lost_first = share * found.lost_moment + (1 - share) * found.lost
-    return DiscreteRatio(
-        np.log(value),
-        mass * value,
-        mass,
-        doubt,
-        lost_first * (1 + 1e-9) if above else 0.0,
-        found.lost * (1 + 1e-9) if above else 0.0,
-    )
+    lost = (lost_first * (1 + 1e-9) + _UNDERFLOW, found.lost * (1 + 1e-9) + _UNDERFLOW)
+    lost = lost if above else (0.0, 0.0)
+    return DiscreteRatio(np.log(value), mass * value, mass, doubt, *lost)
 
 
-def _one_term(a: float, step: float, terms: int, above: bool) -> _Mean:
-    """A single term on the grid: the cells' masses by quadrature, relatively accurate."""
-    far = -float(ndtri(CUT / (8 * terms)))
-    first = math.floor((-a * far - a * a / 2) / step)
-    last = math.ceil((a * (far + a) - a * a / 2) / step)
-    edges = np.arange(first, last, dtype=float)[:, None] * step
-    inside = step * (_NODES + 1) / 2
-    z = (edges + inside + a * a / 2) / a
-    bell = np.exp(-0.5 * z * z - _LOG_NORMAL) * (_WEIGHTS * step / (2 * a))
+def _one_term(a: float, epoch: int, lattices: _Lattices, above: bool) -> _Sum:
+    """A single term on the lattices: the cells' masses by quadrature, relatively accurate."""
+    far = -float(ndtri(CUT / (8 * epoch)))
+    bottom, top = math.exp(-a * far - a * a / 2), math.exp(a * (far + a) - a * a / 2)
     # Mass beyond the ends, under Q and with its first moment (which is P's).
-    low, high = (first * step + a * a / 2) / a, (last * step + a * a / 2) / a
-    lost = (float(ndtr(low)) + float(ndtr(-high))) * (1 + 1e-9)
-    lost_moment = (float(ndtr(low - a)) + float(ndtr(a - high))) * (1 + 1e-9)
-    mass = np.zeros(last - first + 1)
-    if above:
-        mass[:-1] += (bell * (np.expm1(inside - step) / math.expm1(-step))).sum(axis=1)
-        mass[1:] += (bell * (np.expm1(inside) / math.expm1(step))).sum(axis=1)
-        return _Mean(1, step, first, mass, None, lost, lost_moment)
-    mass[:-1] = bell.sum(axis=1)
-    moment = np.zeros_like(mass)
-    moment[:-1] = (bell * np.exp(edges + inside)).sum(axis=1)
-    return _gathered(mass, moment, 1, step)
-
-
-def _gathered(mass: Array, moment: Array, terms: int, step: float) -> _Mean:
-    """Cells by where their means lie; several in one cell become one."""
-    kept = mass > 1e-280
-    mass, moment = mass[kept], moment[kept]
-    place = np.floor(np.log(moment / mass) / step).astype(np.int64)
-    first = int(place.min())
-    at, size = place - first, int(place.max()) - first + 1
-    return _Mean(
-        terms,
-        step,
-        first,
-        np.bincount(at, mass, size).astype(float),
-        np.bincount(at, moment, size).astype(float),
-        0.0,
-        0.0,
+    lost = (float(ndtr(-far)) + float(ndtr(-far - a))) * (1 + 1e-9)
+    cells: list[tuple[int, np.ndarray]] = []
+    r, inner = lattices.least, (0, 0)
+    while True:
+        low, high = lattices.ends(r)
+        if r == lattices.least:
+            inner = (low, low)
+        cells.append((r, np.concatenate([np.arange(low, inner[0]), np.arange(inner[1], high)])))
+        if math.ldexp(high, r) >= top and (low == 0 or math.ldexp(low, r) <= bottom):
+            break
+        r, inner = r + 1, (low // 2, high // 2)
+    level = np.concatenate([np.full(k.size, r) for r, k in cells])
+    place = np.concatenate([k for _, k in cells]).astype(float)
+    step = np.ldexp(1.0, level)
+    kept = ((place + 1) * step > bottom) & (place * step < top)
+    level, place, step = level[kept], place[kept], step[kept]
+    start = (np.log(np.maximum(place * step, bottom)) + a * a / 2) / a
+    width = (np.log(np.minimum((place + 1) * step, top)) + a * a / 2) / a - start
+    # Wide cells in pieces.
+    pieces = np.maximum(1, np.ceil(width / _WIDEST_OF_TERM)).astype(np.int64)
+    cell = np.repeat(np.arange(place.size), pieces)
+    piece = np.arange(cell.size) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    wide = (width / pieces)[cell, None]
+    z = start[cell, None] + wide * (piece[:, None] + (_NODES + 1) / 2)
+    bell = np.exp(-0.5 * z * z - _LOG_NORMAL) * (_WEIGHTS * wide / 2)
+    # How far into its cell a value is, as a share.
+    log, k = a * z - a * a / 2, place[cell, None]
+    log_low = np.log(np.maximum(k, 1.0) * step[cell, None])
+    into = np.where(k > 0, k * np.expm1(log - log_low), np.exp(log) / step[cell, None])
+    into = np.clip(into, 0.0, 1.0)
+    left, right = (
+        np.bincount(cell, (bell * share).sum(axis=1), place.size) for share in (1 - into, into)
     )
-
-
-def _finer(law: _Mean, wanted: float) -> _Mean:
-    """The same law on a grid whose step is at most ``wanted``: cut into a power of two."""
-    cuts = max(0, math.ceil(math.log2(law.step / wanted))) if law.step > wanted else 0
-    if not cuts:
-        return law
-    by, step = 2**cuts, law.step / 2**cuts
-    if law.moment is not None:
-        return _gathered(law.mass, law.moment, law.terms, step)
-    mass = np.zeros((law.mass.size - 1) * by + 1)
-    mass[::by] = law.mass
-    return _Mean(law.terms, step, law.first * by, mass, None, law.lost, law.lost_moment)
-
-
-def _doubled(law: _Mean) -> _Mean:
-    """The mean of two independent draws: the log of (e^x + e^y)/2 is x plus a function of y - x."""
-    n, h = law.mass.size, law.step
-    q = law.mass
-    rise = np.log1p(np.expm1(h * np.arange(n)) / 2)
-    far = h * np.arange(n) > 30
-    rise[far] = (h * np.arange(n) + np.log1p(np.exp(-np.minimum(h * np.arange(n), 700.0))))[
-        far
-    ] - math.log(2)
-    if law.moment is None:
-        shift = np.minimum(np.floor(rise / h).astype(np.int64), n - 1)
-        over = np.clip(rise - h * shift, 0.0, h)
-        right = np.expm1(over) / math.expm1(h)
-        left = np.expm1(over - h) / math.expm1(-h)
-        out = np.zeros(n + 1)
-        for d in range(n):
-            m = shift[d]
-            pairs = q[: n - d] * q[d:] * (2.0 if d else 1.0)
-            out[m : m + n - d] += left[d] * pairs
-            out[m + 1 : m + 1 + n - d] += right[d] * pairs
-        lost = 2 * law.lost
-        # Either half may be the one that was cut off; the other then has mean 1 at most.
-        lost_moment = law.lost_moment + law.lost
-        return _Mean(2 * law.terms, h, law.first, out, None, lost, lost_moment)
-    r = law.moment
-    shift = np.floor(rise / h + 0.5).astype(np.int64)
-    out, moments = np.zeros(n + 1), np.zeros(n + 1)
-    for d in range(n):
-        m = shift[d]
-        scale = 2.0 if d else 1.0
-        out[m : m + n - d] += scale * (q[: n - d] * q[d:])
-        moments[m : m + n - d] += (scale / 2) * (r[: n - d] * q[d:] + q[: n - d] * r[d:])
-    return _gathered(out, moments, 2 * law.terms, h)
-
-
-def _with_one_more(law: _Mean, one: _Mean) -> _Mean:
-    """The mean of one term more."""
-    j, h = law.terms, law.step
-    old, new = j / (j + 1), 1 / (j + 1)
-    lost, lost_moment = (
-        law.lost + one.lost,
-        old * (law.lost_moment + one.lost) + new * (law.lost + one.lost_moment),
-    )
-    if law.moment is None or one.moment is None:
-        values, more = np.exp(law.places), np.exp(one.places)
-    else:
-        values = np.where(law.mass > 0, law.moment / np.where(law.mass > 0, law.mass, 1), 1.0)
-        more = np.where(one.mass > 0, one.moment / np.where(one.mass > 0, one.mass, 1), 1.0)
-    lowest = math.floor(math.log(old * values.min() + new * more.min()) / h) - 1
-    size = math.ceil(math.log(old * values.max() + new * more.max()) / h) + 3 - lowest
-    out, moments = np.zeros(size), np.zeros(size)
-    for value, weight in zip(more, one.mass, strict=True):
-        if weight <= 0:
-            continue
-        both = old * values + new * value
-        place = np.log(both) / h - lowest
-        at = np.floor(place).astype(np.int64)
-        mass = law.mass * weight
-        if law.moment is None:
-            over = np.clip(h * (place - at), 0.0, h)
-            out += np.bincount(at, mass * (np.expm1(over - h) / math.expm1(-h)), size)
-            out += np.bincount(at + 1, mass * (np.expm1(over) / math.expm1(h)), size)
+    found: dict[int, _Points] = {}
+    for r in np.unique(level).tolist():
+        own = level == r
+        first = int(place[own][0])
+        size = int(place[own][-1]) - first + 2
+        at = place[own].astype(np.int64) - first
+        if above:
+            mass = np.bincount(at, left[own], size) + np.bincount(at + 1, right[own], size)
+            found[r] = _Points(first, mass, None)
         else:
-            out += np.bincount(at, mass, size)
-            moments += np.bincount(at, mass * both, size)
-    if law.moment is None:
-        return _Mean(j + 1, h, lowest, out, None, lost, lost_moment)
-    return _gathered(out, moments, j + 1, h)
-
-
-def _trimmed(law: _Mean, terms: int) -> _Mean:
-    """Without ends that hold next to nothing of what the whole epoch has."""
-    value = np.exp(law.places + (law.step if law.moment is not None else 0.0))
-    copies = terms / law.terms
-    # Of Q, and of P: the sum's own share of the mean, and that of all other terms.
-    weight = copies * law.mass * np.maximum(1.0, value / copies + 1)
-    tiny = CUT / (64 * math.log2(2 * terms))
-    low = int(np.searchsorted(np.cumsum(weight), tiny))
-    high = law.mass.size - int(np.searchsorted(np.cumsum(weight[::-1]), tiny))
-    cut = np.concatenate([law.mass[:low], law.mass[high:]])
-    at = np.concatenate([value[:low], value[high:]])
-    return _Mean(
-        law.terms,
-        law.step,
-        law.first + low,
-        law.mass[low:high],
-        None if law.moment is None else law.moment[low:high],
-        law.lost + float(cut.sum()),
-        law.lost_moment + float(cut @ at),
-    )
+            mass = np.bincount(at, left[own] + right[own], size)
+            found[r] = _Points(first, mass, np.bincount(at, right[own], size))
+    lost_moment = (float(ndtr(-far - a)) + float(ndtr(-far))) * (1 + 1e-9)
+    return _Sum(1, found, lost, lost_moment).trimmed(epoch)

@@ -127,6 +127,8 @@ def chained_epsilon(curves: Curves, steps: int, delta: float, most: float) -> Bo
 Counts = Mapping[Pair | Epoch | DisclosedCount, int]
 # The finer the laws, the longer they take: for epochs, each step four times as long.
 _FINENESS = (1.0, 0.5, 0.35)
+# Either end has a gap of its own, and the laws have theirs.
+_LINES_SHARE = 0.4
 # Ends that are further apart, relatively, would be with finer laws as well.
 _LAWS_SHARE = 0.05
 # δ at which two theorems on a round are held against each other.
@@ -157,11 +159,10 @@ def of_ratios(
         return Bounds(lower, upper)
     for fineness in _FINENESS:
         below, above = (with_ratios(counts, fineness, end) for end in (0, 1))
-        # Either end has a gap of its own.
-        lower = max(lower, _composed(below, accuracy / 2, delta, epsilon).lower)
+        lower = max(lower, _composed(below, _LINES_SHARE * accuracy, delta, epsilon).lower)
         if lower >= beaten_by:
             break
-        upper = min(upper, _composed(above, accuracy / 2, delta, epsilon).upper)
+        upper = min(upper, _composed(above, _LINES_SHARE * accuracy, delta, epsilon).upper)
         if upper - lower <= accuracy * upper:
             break
         if delta is not None and upper < math.inf:
