@@ -498,7 +498,7 @@ class _Points(NamedTuple):
         gathered = (beyond[::2] + beyond[1::2] + mass[1::2]) / 2
         return _Points(first, mass[::2] + mass[1::2], gathered)
 
-    def beside(self, other: _Points | None) -> _Points:
+    def joined(self, other: _Points | None) -> _Points:
         """Both, on one lattice."""
         if other is None:
             return self
@@ -608,9 +608,9 @@ class _Sum(NamedTuple):
             elif mine is not None and two is not None:
                 products.append(mine.plus(two))
             for product in products:
-                found[r] = product.beside(found.get(r))
-            mine = mine if one is None else one.beside(mine)
-            theirs = theirs if two is None else two.beside(theirs)
+                found[r] = product.joined(found.get(r))
+            mine = mine if one is None else one.joined(mine)
+            theirs = theirs if two is None else two.joined(theirs)
         j, k = self.terms, other.terms
         lost = self.lost + other.lost
         # Where one of them was cut off, the other's mean is 1 at most.
@@ -626,7 +626,7 @@ def _settled(points: dict[int, _Points], lattices: _Lattices) -> dict[int, _Poin
     while r <= last or carried is not None:
         here = points.get(r)
         if carried is not None:
-            here = carried.beside(here)
+            here = carried.joined(here)
         carried = None
         if here is not None and r < lattices.least:
             carried = here.wider()
@@ -637,7 +637,7 @@ def _settled(points: dict[int, _Points], lattices: _Lattices) -> dict[int, _Poin
                 found[r] = here.part(low, high)
             for part in (here.part(0, min(low, here.mass.size)), here.part(high, here.mass.size)):
                 if part.mass.any():
-                    carried = part.wider().beside(carried)
+                    carried = part.wider().joined(carried)
         r += 1
     return found
 
