@@ -42,7 +42,7 @@ SLOW = {
         "solving_for_parameters",
     },
     test_own_functions: {
-        *("Attributes", "Branching", "Sparse", "InnerAutograd", "InPlace"),
+        *("Attributes", "Branching", "Sparse", "InnerAutograd", "InPlace", "NumberOfTheGradient"),
         *("after_a_branch", "before_a_branch"),
     },
     test_state: set(),

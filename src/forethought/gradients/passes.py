@@ -134,8 +134,13 @@ class _Attempt:
     def _survey(self) -> Surroundings:
         """Note what Python could remember, before it learns anything of the examples."""
         if self._surroundings is None:
-            modules = [module for _, module in self._modules]
-            self._surroundings = Surroundings(modules, self.model, self.loss)
+            found = Surroundings([m for _, m in self._modules], self.model, self.loss)
+            if found.waits:
+                raise Refused(
+                    f"{found.waits} while values of the examples reach Python: a pass that begins "
+                    "again could wait for it for ever. Passes run in one thread: use a list"
+                )
+            self._surroundings = found
         return self._surroundings
 
     def _asked(self) -> None:
@@ -320,12 +325,21 @@ class _Attempt:
             values = self._values(found, lanes)
             first = index is None and self.batch.each == 1 and self.batch.count > 1
             if first and not self._known.has_judged(self.loss):
-                known = self._survey()  # it sees all examples there: nothing may stay
-                with boundary.outside():
-                    check_loss(self.loss, outputs, targets, values, size)
-                known.restore()
-                self._known.judge(self.loss)
+                self._judge(outputs, targets, values, size)
         return values, lanes
+
+    def _judge(self, outputs: Any, targets: Any, values: Tensor, size: int) -> None:
+        """Compare the loss with that of a whole batch, once; nothing that it sees there stays."""
+        try:
+            surroundings = Surroundings([m for _, m in self._modules], self.loss)
+        except Refused:  # a check of meaning: no pass is less private without it
+            return
+        try:
+            with boundary.outside():
+                check_loss(self.loss, outputs, targets, values, size)
+        finally:
+            surroundings.restore()
+        self._known.judge(self.loss)
 
     def _values(self, found: Any, lanes: Lanes) -> Tensor:
         each = self.batch.each

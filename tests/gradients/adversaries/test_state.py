@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import decimal
+import queue
+import sys
+import threading
+import weakref
+from array import array
 from collections import deque
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -324,6 +331,304 @@ def schedule_of_an_iterator() -> Any:
         return self.head(x * next(self.schedule))
 
     return Run(forward, head=head(), schedule=iter(range(1, 1000))), classify
+
+
+def kept_in(store: Any, write: Any = None, read: Any = None) -> Any:
+    """A model that keeps the last mean in an object, by default in its attribute ``value``."""
+    write = write or (lambda store, value: setattr(store, "value", value))
+    read = read or (lambda store: getattr(store, "value", 0.0))
+    forward = remembers(lambda self, value: write(store, value), lambda self: read(store))
+    return Run(forward, head=head()), classify
+
+
+def at_the_end(store: Any) -> float:
+    return store[-1] if len(store) else 0.0
+
+
+@attack("either")
+def number_in_a_row_of_numbers() -> Any:
+    return kept_in(array("d"), lambda store, value: store.append(value), at_the_end)
+
+
+@attack("either")
+def number_in_a_view_of_memory() -> Any:
+    view = memoryview(bytearray(8)).cast("d")
+    return kept_in(view, lambda view, value: view.__setitem__(0, value), lambda view: view[0])
+
+
+@attack("either")
+def number_of_the_thread() -> Any:
+    return kept_in(threading.local())
+
+
+@attack("either")
+def number_behind_a_bound_method_of_a_list() -> Any:
+    def bound() -> Any:
+        store = [0.0]
+        return store.append, store.__getitem__
+
+    append, at = bound()
+    return kept_in(None, lambda _, value: append(value), lambda _: at(-1))
+
+
+class Memory:
+    value = 0.0
+
+
+@attack("either")
+def number_behind_a_weak_reference() -> Any:
+    memory = Memory()
+    model, loss = kept_in(
+        weakref.ref(memory),
+        lambda reference, value: setattr(reference(), "value", value),
+        lambda reference: reference().value,
+    )
+    weakref.finalize(model, Memory.__init__, memory)  # alive as long as the model
+    return model, loss
+
+
+@attack("either")
+def number_in_the_key_of_a_dict() -> Any:
+    store = {Memory(): 1}
+    return kept_in(
+        store,
+        lambda store, value: setattr(next(iter(store)), "value", value),
+        lambda store: next(iter(store)).value,
+    )
+
+
+@attack("either")
+def number_in_a_slot_that_was_empty() -> Any:
+    class Slotted:
+        __slots__ = ("__secret",)
+
+        def put(self, value: float) -> None:
+            self.__secret = value
+
+        def get(self) -> float:
+            return getattr(self, "_Slotted__secret", 0.0)
+
+    return kept_in(Slotted(), Slotted.put, Slotted.get)
+
+
+@attack("either")
+def number_in_an_iterator_of_its_own() -> Any:
+    class Counting:
+        value = 0.0
+
+        def __iter__(self) -> Any:
+            return self
+
+        def __next__(self) -> float:
+            return self.value
+
+    return kept_in(Counting())
+
+
+@attack("either")
+def number_in_a_gradient() -> Any:
+    def write(weight: Tensor, value: float) -> None:
+        weight.grad = torch.full_like(weight, value)
+
+    def read(weight: Tensor) -> float:
+        return 0.0 if weight.grad is None else float(weight.grad[0])
+
+    return kept_in(torch.zeros(2, requires_grad=True), write, read)
+
+
+@attack("either")
+def number_in_a_weight_of_the_loss() -> Any:
+    scale = nn.Parameter(torch.zeros(()))
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = scale
+
+        def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+            values = classify(outputs, targets) * (1 + self.scale.detach())
+            self.scale.data.fill_(float(values.mean()))
+            return values
+
+    return head(), Scaled()
+
+
+@attack("either")
+def class_attribute_that_was_not_there() -> Any:
+    class Shared:
+        pass
+
+    return kept_in(Shared)
+
+
+PLACES = {"number": 0.0}
+
+
+@attack("either")
+def number_behind_a_call_of_an_object() -> Any:
+    class Reading:
+        def __call__(self, x: Tensor) -> Tensor:
+            shifted = x + PLACES["number"]
+            PLACES["number"] = float(x.mean())
+            return shifted
+
+    reading = Reading()
+    PLACES["number"] = 0.0
+    return Run(lambda self, x: self.head(reading(x)), head=head()), classify
+
+
+@attack("either")
+def global_by_its_name() -> Any:
+    globals()["named"] = 0.0
+
+    def write(_: Any, value: float) -> None:
+        globals()["na" + "med"] = value
+
+    return kept_in(None, write, lambda _: globals()["na" + "med"])
+
+
+@attack("either")
+def global_that_was_not_there() -> Any:
+    globals().pop("late", None)
+
+    def write(_: Any, value: float) -> None:
+        global late
+        late = value
+
+    return kept_in(None, write, lambda _: globals().get("late", 0.0))
+
+
+@attack("either")
+def digits_of_decimal_numbers() -> Any:
+    before = decimal.getcontext().prec
+
+    def write(_: Any, value: float) -> None:
+        decimal.getcontext().prec = before + round(10 * abs(value))
+
+    return kept_in(None, write, lambda _: (decimal.getcontext().prec - before) / 10)
+
+
+@attack("either")
+def threads_of_torch() -> Any:
+    before = torch.get_num_threads()
+
+    def write(_: Any, value: float) -> None:
+        torch.set_num_threads(before + round(10 * abs(value)))
+
+    return kept_in(None, write, lambda _: (torch.get_num_threads() - before) / 10)
+
+
+def helpers(source: str) -> ModuleType:
+    """A module of the user's own, as a file beside a script."""
+    module = ModuleType("helpers_beside_a_script")
+    sys.modules[module.__name__] = module
+    exec(source, vars(module))
+    return module
+
+
+HELPERS = """
+last = 0.0
+class Kept:
+    value = 0.0
+kept = Kept()
+def shifted(x):
+    global last
+    y, last = x + last, float(x.mean())
+    return y
+def by_object(x):
+    y = x + kept.value
+    kept.value = float(x.mean())
+    return y
+"""
+
+
+@attack("either")
+def number_in_a_module_beside_the_script() -> Any:
+    module = helpers(HELPERS)
+    return Run(lambda self, x: self.head(module.shifted(x)), head=head()), classify
+
+
+@attack("either")
+def object_in_a_module_beside_the_script() -> Any:
+    module = helpers(HELPERS)
+    return Run(lambda self, x: self.head(module.by_object(x)), head=head()), classify
+
+
+@attack("either")
+def class_in_a_module_beside_the_script() -> Any:
+    module = helpers(HELPERS)
+
+    def write(_: Any, value: float) -> None:
+        module.Kept.value = value
+
+    return kept_in(None, write, lambda _: module.Kept.value)
+
+
+@attack("either")
+def module_by_its_name() -> Any:
+    helpers(HELPERS)
+
+    def write(_: Any, value: float) -> None:
+        sys.modules["helpers_beside_a_script"].last = value
+
+    return kept_in(None, write, lambda _: sys.modules["helpers_beside_a_script"].last)
+
+
+@attack("either")
+def part_of_a_module_by_a_name_that_is_made() -> Any:
+    module = helpers(HELPERS)
+    return kept_in(
+        module,
+        lambda module, value: setattr(module, "la" + "st", value),
+        lambda module: getattr(module, "la" + "st"),
+    )
+
+
+@attack("refused")
+def queue_of_numbers() -> Any:
+    numbers: Any = queue.Queue()
+    numbers.put(0.0)
+
+    def forward(self: Run, x: Tensor) -> Tensor:
+        y = self.head(x + numbers.get(timeout=3))
+        numbers.put(float(x.mean()))
+        return y
+
+    return Run(forward, head=head()), classify
+
+
+@attack("refused")
+def simple_queue_of_numbers() -> Any:
+    numbers: Any = queue.SimpleQueue()
+    numbers.put(0.0)
+
+    def forward(self: Run, x: Tensor) -> Tensor:
+        y = self.head(x + numbers.get(timeout=3))
+        numbers.put(float(x.mean()))
+        return y
+
+    return Run(forward, head=head()), classify
+
+
+@attack("refused")
+def lock_beside_numbers() -> Any:
+    lock, kept = threading.Lock(), [0.0]
+
+    def forward(self: Run, x: Tensor) -> Tensor:
+        with lock:
+            y = self.head(x + kept[0])
+            kept[0] = float(x.mean())
+        return y
+
+    return Run(forward, head=head()), classify
+
+
+@attack("refused")
+def more_objects_than_can_be_noted() -> Any:
+    forward = remembers(
+        lambda self, value: self.table[-1].__setitem__(0, value), lambda self: self.table[-1][0]
+    )
+    return Run(forward, head=head(), table=[[0.0] for _ in range(200_001)]), classify
 
 
 @pytest.mark.filterwarnings("ignore")
