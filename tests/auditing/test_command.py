@@ -11,6 +11,7 @@ import forethought as ft
 from forethought.auditing import faults
 from forethought.cli import main
 from forethought.plans import Plan
+from forethought.training.loop import Loop
 
 JOB = """\
 [data]
@@ -94,6 +95,8 @@ def test_a_job_and_its_run_folder(plan: Path, capsys: pytest.CaptureFixture[str]
         ((), "give a job file, a plan or a run folder, or --self-test"),
         (("plan.json", "--quick", "--thorough"), "--quick or --thorough, not both"),
         (("plan.json", "--self-test"), "--self-test goes by itself"),
+        (("plan.json", "--replay"), "needs a job or a run folder"),
+        (("plan.json", "--replay", "--quick"), "leaves nothing to chance"),
         (("missing.toml",), "no job file missing.toml"),
         (("empty",), "is no run folder"),
     ],
@@ -105,3 +108,40 @@ def test_mistakes_are_one_line(
     status, _, err = run(capsys, "audit", *arguments)
     assert status == 2
     assert text in err and err.count("\n") == 1
+
+
+def test_a_job_and_a_run_that_was_stopped_are_replayed(
+    plan: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("job.toml").write_text(JOB)
+    status, out, _ = run(capsys, "audit", "job.toml", "--replay", "--rounds", 2, "--json")
+    assert status == 0
+    rows = {row["name"]: row for row in json.loads(out)["findings"]}
+    assert {"batch", "release less noise", "noise, bit for bit", "a round run again"} <= set(rows)
+    assert not any(row["refutes"] for row in rows.values())
+
+    class StoppedError(Exception):
+        pass
+
+    right, rounds = Loop._round, []
+
+    def stopped(self: Loop, index: int) -> None:
+        rounds.append(index)
+        if index == 3:
+            raise StoppedError
+        right(self, index)
+
+    with monkeypatch.context() as patch, pytest.raises(StoppedError):
+        patch.setattr(Loop, "_round", stopped)
+        run(capsys, "train", "job.toml", "--out", "run", "--quiet")
+    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    status, out, _ = run(capsys, "audit", "run", "--replay", "--rounds", 2, "--out", "found")
+    assert status == 0 and "Not refuted." in out and "2 releases were replayed" in out
+    assert {path: path.read_bytes() for path in before} == before
+    assert run(capsys, "train", "--resume", "run", "--quiet")[0] == 0
+    status, _, err = run(capsys, "audit", "run", "--replay")
+    assert status == 2 and "no keys any more" in err
+    (fault,) = (fault for fault in faults.FAULTS if fault.name == "half noise")
+    with fault.plant():
+        status, _, err = run(capsys, "audit", "job.toml", "--replay", "--rounds", 1)
+    assert status == 1 and "is not the noise that belongs to its sum" in err

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from forethought.serialisation import plain
 
-CheckName = Literal["participation", "noise", "attack", "sensitivity"]
+CheckName = Literal["replay", "participation", "noise", "attack", "sensitivity"]
 SCHEMA = "forethought/audit/1"
 
 NO_GUARANTEE = (
@@ -131,7 +131,7 @@ class Audit:
         What holds with certainty goes before what is improbable, causes before consequences: noise
         and participation before the attack that they make possible.
         """
-        order = ("participation", "noise", "sensitivity", "attack")
+        order = ("replay", "participation", "noise", "sensitivity", "attack")
         ranked = sorted(
             self.refuting, key=lambda f: (order.index(f.check), f.p_value is not None, f.p_value)
         )

@@ -28,6 +28,11 @@ def audit(
     thorough: Annotated[
         bool, typer.Option("--thorough", help="More records, more games: minutes.")
     ] = False,
+    replay: Annotated[
+        bool,
+        typer.Option("--replay", help="Replay rounds of a job or run against a slow reference."),
+    ] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to replay.")] = 3,
     false_alarm: Annotated[
         float | None,
         typer.Option(help="Chance that a sound run is refuted, all checks together. 1e-4."),
@@ -46,7 +51,8 @@ def audit(
 
     console = console_for(quiet or as_json)
     if self_test:
-        if path is not None or quick or thorough or out is not None or false_alarm is not None:
+        others = (path, out, false_alarm, replay or quick or thorough or None)
+        if any(given is not None for given in others):
             raise UsageError("--self-test goes by itself (with --seed, --json, --quiet)")
         from forethought.auditing.self_test import self_test as plant
 
@@ -70,16 +76,24 @@ def audit(
     from forethought.report.terminal import counting
 
     level = "quick" if quick else "thorough" if thorough else "standard"
-    with counting(console, "Auditing", 4) as progress:
-        audited = jobs.audit(
-            path,
-            data_dir=data_dir,
-            out=out,
-            level=level,
-            false_alarm=false_alarm,
-            seed=seed,
-            progress=progress,
-        )
+    if replay:
+        if quick or thorough or false_alarm is not None or seed is not None:
+            raise UsageError("--replay leaves nothing to chance: it goes with --rounds alone")
+        with counting(console, "Replaying", rounds) as progress:
+            audited = jobs.replay(
+                path, rounds=rounds, data_dir=data_dir, out=out, progress=progress
+            )
+    else:
+        with counting(console, "Auditing", 4) as progress:
+            audited = jobs.audit(
+                path,
+                data_dir=data_dir,
+                out=out,
+                level=level,
+                false_alarm=false_alarm,
+                seed=seed,
+                progress=progress,
+            )
     written, figure = jobs.save(audited)
     if figure is not None:
         report.draw_audit(audited.audit, figure)

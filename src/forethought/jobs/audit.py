@@ -71,8 +71,85 @@ def audit(
     )
     if problem:
         found = replace(found, notes=(*found.notes, problem))
-    folder = out or (path if path.is_dir() else Path("runs") / f"{path.stem}-audit")
-    return Audited(found, plan, folder)
+    return Audited(found, plan, out or _home(path, "audit"))
+
+
+def replay(
+    path: Path,
+    *,
+    rounds: int = 3,
+    data_dir: Path | None = None,
+    out: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Audited:
+    """Replay rounds against the slow reference (:mod:`forethought.auditing.replay`).
+
+    Of a job: its first rounds, run on its data in a folder of their own that is wiped afterwards,
+    stopped before the last one and resumed. Of a run folder whose run is not finished: the next
+    rounds after its last checkpoint, on a copy of the folder with its keys. They are the releases
+    that the run itself makes next, so nothing is spent; the copy is wiped, too.
+
+    Args:
+        path: job.toml, or a run folder. rounds: how many.
+
+    Raises:
+        ValueError: a plan by itself, or a finished run, whose keys are gone.
+    """
+    import shutil
+    import tempfile
+    import time
+
+    from forethought.auditing.replay import SECRET, interrupted, replaying
+    from forethought.auditing.verdict import Audit
+    from forethought.jobs.train import prepare, run
+    from forethought.training.folder import RunFolder
+    from forethought.training.keys import KEYS, wipe
+
+    if path.suffix == ".json":
+        raise ValueError(f"{path} is a plan by itself: a replay needs a job or a run folder")
+    source = RunFolder(path) if path.is_dir() else None
+    if source is not None and not (source.checkpoint / KEYS).is_file():
+        raise ValueError(
+            f"{path} has no keys any more: they are wiped when a run ends. Replay its job "
+            "(a run of its own, with the same plan), or a run that is not finished"
+        )
+    request = from_file(path) if source is None else resumed(path)
+    start, home = time.perf_counter(), Path(tempfile.mkdtemp(prefix="forethought-replay-"))
+    folder, done = home / "run", 0
+    try:
+        if source is None:
+            every = request.job.run.model_copy(update={"checkpoint_every": max(1, rounds // 2)})
+            request = replace(request, job=request.job.model_copy(update={"run": every}))
+        else:
+            shutil.copytree(path, folder)
+        asked = prepare(request, data_dir, resume=None if source is None else folder)
+        rounds = min(rounds, asked.plan.rounds)
+
+        def train(resume: bool, cut: Callable[[Any], None]) -> None:
+            def told(event: Any) -> None:
+                nonlocal done
+                done += 1
+                if progress is not None:
+                    progress(min(done, rounds), rounds)
+                cut(event)
+
+            run(asked, folder, resume=resume, progress=told)
+
+        with replaying() as found:
+            interrupted(train, rounds, resumed=source is not None)
+    finally:
+        wipe(RunFolder(folder).checkpoint / KEYS)
+        shutil.rmtree(home)
+    if not found.replayed and found.refusals:
+        raise ValueError(f"nothing was replayed: {found.refusals[0]}")
+    notes = (*found.refusals, SECRET, f"{found.replayed} releases were replayed")
+    seconds = round(time.perf_counter() - start, 2)
+    audit = Audit(tuple(found.findings()), 0.0, None, seconds, notes)
+    return Audited(audit, asked.plan, out or _home(path, "replay"))
+
+
+def _home(path: Path, what: str) -> Path:
+    return path if path.is_dir() else Path("runs") / f"{path.stem}-{what}"
 
 
 def read_run(path: Path, data_dir: Path | None) -> tuple[Plan, Loaded | None, str]:

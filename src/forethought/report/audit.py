@@ -52,9 +52,10 @@ def show_audit(console: Console, audit: Audit) -> None:
         else "[bold]Not refuted.[/bold] Nothing that was looked at contradicts the claim."
     )
     console.print(f"\n{verdict}")
-    console.print(
-        f"A sound run is refuted with a chance of at most {audit.false_alarm:.0e}. {NO_GUARANTEE}"
-    )
+    chance = "Nothing of this is a matter of chance."
+    if audit.false_alarm:
+        chance = f"A sound run is refuted with a chance of at most {audit.false_alarm:.0e}."
+    console.print(f"{chance} {NO_GUARANTEE}")
 
 
 def show_self_test(console: Console, result: SelfTest) -> None:

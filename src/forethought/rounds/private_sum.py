@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -89,6 +90,31 @@ class NoisedSum:
         }
 
 
+class Witness(Protocol):
+    """Is shown what a run's sums are made of and what is released, to work them out again."""
+
+    def met(
+        self, total: PrivateSum, model: torch.nn.Module, records: Records, indices: Indices | None
+    ) -> None:
+        """Records are about to be added at the model's weights; None: all that are left."""
+        ...
+
+    def summed(self, chosen: Round, vector: torch.Tensor, count: float | None) -> None:
+        """The sum is complete, with the count beside it, and has no noise yet."""
+        ...
+
+    def released(self, noised: NoisedSum) -> None:
+        """This is what leaves."""
+        ...
+
+
+WITNESS: ContextVar[Callable[[PrivateRounds, Secrets], Witness | None] | None] = ContextVar(
+    "witness", default=None
+)
+"""Makes the witness of every run that begins while it is set: an audit of the run's owner sets it,
+in the run's own process, and what it is shown is as secret as the run's keys."""
+
+
 class PrivateRounds:
     """Opens the rounds of a plan in order, each once. A context: it leaves torch's generator alone.
 
@@ -114,6 +140,7 @@ class PrivateRounds:
         bound: what the noise of the rounds so far was bound to, where later noise depends on it;
             set it when a run continues.
         context: bytes that the noise is bound to besides: what is known to have changed.
+        witness: of an audit, see :data:`WITNESS`.
     """
 
     note: Callable[[int, bytes], int] | None = None
@@ -153,6 +180,8 @@ class PrivateRounds:
         # A copy of this process, which os.fork makes, releases its rounds a second time.
         self._process, self._copies = os.getpid(), 0
         self._opened = -1
+        begun = WITNESS.get()
+        self.witness = None if begun is None else begun(self, secrets)
         if batch_dims is not None and not isinstance(privacy.contribution, Examples):
             raise ValueError(
                 "batch_dims= goes with clipped examples: a group is a batch of its own"
@@ -299,6 +328,8 @@ class PrivateRounds:
             together = vector.new_tensor([centred_count_below(norms, chosen.clip_norm)])
             self.team.add_up(together)
             count = float(together)
+        if self.witness is not None:
+            self.witness.summed(chosen, vector, count)
         # Correlated noise hides the sums so far: C times what was released is C times them, plus z.
         so_far = (chosen.index, count, inputs, self.bound[-1:])
         bound = self._noise.bind(self._about(chosen) + encoded(so_far), vector)
@@ -328,6 +359,8 @@ class PrivateRounds:
             ("next_clip_norm", self.clip_norm),
         ):
             object.__setattr__(noised, name, value)
+        if self.witness is not None:
+            self.witness.released(noised)
         return noised
 
 
@@ -373,6 +406,8 @@ class PrivateSum:
         if self._closed:
             raise RoundError(f"round {self.round.index} is closed: it takes nothing more")
         self._met(input_hash(model))
+        if self.rounds.witness is not None:
+            self.rounds.witness.met(self, model, records, indices)
         batch = self._batch
         if indices is None and self._left is batch.indices:
             self._left = self._left[:0]
@@ -392,7 +427,7 @@ class PrivateSum:
             raise
         self._norms.append(found)
 
-    def _taken(self, hashed: bytes, records: Records) -> Indices:
+    def _taken(self, hashed: bytes, model: torch.nn.Module, records: Records) -> Indices:
         """The whole batch, for :func:`forethought.rounds.together.add_together` to compute.
 
         Raises:
@@ -402,6 +437,8 @@ class PrivateSum:
             raise RoundError(f"round {self.round.index} is closed, or was added to before")
         self.rounds.require_size(records, self.round)
         self._met(hashed)
+        if self.rounds.witness is not None:
+            self.rounds.witness.met(self, model, records, None)
         self._left = self._left[:0]
         return self._batch.indices
 

@@ -38,7 +38,7 @@ def add_together(
         return
     hashed = input_hash(model)
     try:
-        batches = [one._taken(hashed, own) for one, own in zip(sums, records, strict=True)]
+        batches = [one._taken(hashed, model, own) for one, own in zip(sums, records, strict=True)]
         found = _computed(sums, model, records, batches)
     except BaseException:
         for one in sums:

@@ -1,0 +1,683 @@
+"""A round worked out again, slowly, from the plan, the secrets and the records.
+
+Shares no code with what trains: the specification of docs/training.md and docs/gradients.md is
+written a second time, one record at a time, with plain autograd in double precision and nothing of
+the rooms below but plain values. What it computes is held against what a run released
+(:mod:`forethought.auditing.replay`).
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from blake3 import blake3
+from numpy.typing import NDArray
+from randomgen import AESCounter
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from forethought.augmentation import Augmentation
+from forethought.contributions import LinearExamples, Persons
+from forethought.local_updates import INNER, Local, LocalUpdates, imported
+from forethought.mechanism import Correlated
+from forethought.preparation import Statistics
+from forethought.privacy import Clip, Privacy, Round
+from forethought.samplings import (
+    CyclicPoisson,
+    FullBatch,
+    Poisson,
+    RandomAllocation,
+    Shuffled,
+    WithoutReplacement,
+)
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+# r: the share of C that is set aside for rounding; half of it is for the sum of a round.
+CHARGE = 5 * 2.0**-9
+# A norm that is taken too long by no more than this shortens a contribution, and nothing else.
+LOOSE = 2.0**-7
+# How far numbers of a precision are moved to see how far rounding can move a contribution: 64 units
+# in the last place. Twice what was seen then counts.
+NUDGE = {torch.float32: 2.0**-18, torch.float64: 2.0**-47}
+NUDGES = 2
+# Rows that are kept to look along each contribution, as numbers.
+KEPT = 1 << 26
+
+
+class ReplayError(ValueError):
+    """A run that the reference cannot work out again; says why, and what to do."""
+
+
+class Reference:
+    """A run's rounds by the plan.
+
+    Args:
+        privacy: what is released. secrets: of sampling and noise, 32 bytes each.
+        names, shapes: of the trained parameters, in order.
+
+    Raises:
+        ReplayError: a plan of a kind that is not replayed.
+    """
+
+    def __init__(
+        self,
+        privacy: Privacy,
+        secrets: tuple[bytes, bytes],
+        names: Sequence[str],
+        shapes: Sequence[Sequence[int]],
+    ) -> None:
+        if privacy.noise != "gaussian":
+            raise ReplayError(
+                "noise='grid' is drawn in whole numbers, which is not replayed: replay the plan "
+                "with noise='gaussian'"
+            )
+        self.privacy, self._sampling, self._noise = privacy, *secrets
+        self.names, self.shapes = tuple(names), [tuple(shape) for shape in shapes]
+        self.size = sum(math.prod(shape) for shape in self.shapes)
+
+    def round(self, index: int, clip_norm: float) -> Round:
+        """What the plan says of a round.
+
+        Args:
+            clip_norm: what the quantile rule has led to; any other rule says its own.
+        """
+        privacy, clip = self.privacy, self.privacy.clip
+        origin = 0
+        for part in privacy.mechanism:
+            if index < origin + part.count:
+                break
+            origin += part.count
+        sigma = part.noise_multiplier
+        if clip.count_noise is not None and sigma:
+            sigma = (sigma**-2 - (2 * clip.count_noise) ** -2) ** -0.5
+        if clip.rule != "quantile":
+            total = sum(other.count for other in privacy.mechanism)
+            clip_norm = clip.norm
+            if clip.final is not None and total > 1:
+                clip_norm *= math.pow(clip.final / clip.norm, index / (total - 1))
+        batch = part.sampling.expected_batch(privacy.examples)
+        return Round(
+            index,
+            origin,
+            privacy.examples,
+            part.sampling,
+            privacy.contribution,
+            clip,
+            clip_norm,
+            sigma,
+            part.noise_multiplier,
+            privacy.noise,
+            float(privacy.contribution.groups or batch),
+            part.strategy if isinstance(part, Correlated) else None,
+            part.groups,
+            privacy.augmentation,
+        )
+
+    # --- the stream
+
+    def _at(self, purpose: str, counter: int, secret: bytes | None = None) -> np.random.Generator:
+        secret = self._sampling if secret is None else secret
+        key = hashlib.blake2b(purpose.encode(), key=secret, digest_size=16).digest()
+        return np.random.Generator(
+            AESCounter(key=int.from_bytes(key, "little"), counter=counter % 2**128)
+        )
+
+    def batch(self, one: Round) -> Indices:
+        """Which records the sampler's law draws from the stream, in their order."""
+        sampling, count = one.sampling, one.examples
+        here = self._at("sampling", one.index << 64)
+        epoch, turn = divmod(one.index - one.origin, sampling.rounds_per_epoch)
+        began = self._at("sampling", (one.origin + epoch * sampling.rounds_per_epoch) << 64)
+        match sampling:
+            case Poisson():
+                return _coins(count, sampling.rate, here)
+            case WithoutReplacement():
+                return here.choice(count, sampling.batch, replace=False, shuffle=False)
+            case Shuffled():
+                order = began.permutation(count)
+                return order[turn * sampling.batch : (turn + 1) * sampling.batch]
+            case RandomAllocation():
+                return np.flatnonzero(began.integers(sampling.rounds, size=count) == turn)
+            case CyclicPoisson():
+                dealt = self._at("sampling", (2**63 + one.origin) << 64)
+                part = np.flatnonzero(dealt.integers(sampling.parts, size=count) == turn)
+                return part[_coins(len(part), sampling.rate, here)]
+            case FullBatch():
+                return np.arange(count)
+            case _:
+                raise ReplayError(f"{sampling!r} is not replayed")
+
+    def members(self, one: Round, batch: Indices) -> list[Indices]:
+        """Places in the batch of each contribution's records."""
+        groups = one.contribution.groups
+        if groups is None:
+            return [np.array([place]) for place in range(len(batch))]
+        dealt = self._at("groups", one.index << 64).integers(groups, size=len(batch))
+        return [np.flatnonzero(dealt == group) for group in range(groups)]
+
+    def draws(self, one: Round, size: int) -> list[int]:
+        """One number a record of the batch, which its altered copies follow from."""
+        numbers = self._at("augment", one.index << 64)
+        return [int(n) for n in numbers.integers(0, 2**64, size, dtype=np.uint64)]
+
+    # --- the noise
+
+    def bound(
+        self,
+        one: Round,
+        count: float | None,
+        inputs: bytes,
+        before: list[bytes],
+        context: bytes,
+        total: Array,
+    ) -> bytes:
+        """32 bytes that name a round's release, before its noise."""
+        laid_out = (self.names, self.shapes)
+        about = plain((replace(one, index=0), laid_out, context))
+        about += plain((one.index, count, inputs, before))
+        key = hashlib.blake2b(b"bound noise", key=self._noise, digest_size=32).digest()
+        return blake3(about.encode() + total.tobytes(), key=key).digest()
+
+    def numbers(self, bound: bytes, more: int = 0) -> Array:
+        """The standard normal numbers that belong to what was named, and ``more`` behind them."""
+        start = int.from_bytes(bound[:12], "little") << 32
+        return self._at("noise", start, self._noise).standard_normal(self.size + more)
+
+    def correlated(self, one: Round, bounds: Mapping[int, bytes]) -> Array:
+        """(C⁻¹z)_t of a part, from what its rounds up to this one were bound to."""
+        assert one.strategy is not None
+        column = one.strategy.column(one.index - one.origin + 1)
+        rows: list[Array] = []
+        for index in range(one.origin, one.index + 1):
+            row = self.numbers(bounds[index])
+            for lag, earlier in enumerate(reversed(rows), 1):
+                if column[lag]:
+                    row = row - column[lag] * earlier
+            rows.append(row)
+        return rows[-1]
+
+    def next_norm(self, one: Round, count: float, bound: bytes) -> float:
+        """The quantile rule's norm of the next round, from this round's count."""
+        clip = one.clip
+        assert clip.count_noise is not None
+        noised = count + clip.count_noise * float(self.numbers(bound, 1)[-1])
+        share = min(1.0, max(0.0, 0.5 + noised / one.divisor))
+        return one.clip_norm * math.exp(-clip.quantile_rate * (share - clip.quantile))
+
+    def seeds(self, one: Round) -> list[int]:
+        """A seed for each group's own algorithm."""
+        content = b"model" + one.index.to_bytes(8, "little")
+        digest = hashlib.blake2b(content, key=self._sampling, digest_size=8).digest()
+        source = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+        groups = one.contribution.groups or 0
+        return [int(seed) for seed in torch.randint(2**62, (groups,), generator=source)]
+
+
+def _coins(count: int, rate: float, source: np.random.Generator) -> Indices:
+    """Everyone by a coin of chance ``rate``: how many, by fair bits; then which."""
+    mantissa, exponent = math.frexp(rate)
+    left, many = -exponent, count
+    while left > 0 and many:
+        at_once = 1 if many > 1 << 14 else min(left, 8)
+        words = many // 64 + 1
+        raw = [int(word) for word in source.bit_generator.random_raw(words * at_once)]
+        heads = 2**many - 1
+        for flip in range(at_once):
+            row = raw[flip * words : (flip + 1) * words]
+            heads &= sum(word << (64 * place) for place, word in enumerate(row))
+        many, left = heads.bit_count(), left - at_once
+    if exponent <= 0:
+        many = sum(number < mantissa for number in source.random(many).tolist())
+    return source.choice(count, many, replace=False, shuffle=False)
+
+
+def plain(value: Any) -> str:
+    """A value as the text that noise is bound to: equal values alike, and no others."""
+    if is_dataclass(value) and not isinstance(value, type):
+        held = "".join(plain(getattr(value, field.name)) for field in fields(value))
+        return f"{type(value).__qualname__}({held}"
+    if isinstance(value, list | tuple):
+        return f"({len(value)}:{''.join(plain(part) for part in value)}"
+    if isinstance(value, str | bytes):
+        return f"{type(value).__name__}{len(value)}:{value!r}"
+    if value is None:
+        return "-"
+    number = float(value)
+    return f"#{(number + 0.0).hex()};" if number == value else f"#{value};"
+
+
+def inputs_of(model: nn.Module) -> bytes:
+    """What names the model that contributions were computed at."""
+    state = b""
+    for parameter in model.parameters():
+        state += _content(parameter) if parameter.requires_grad else b""
+    for tensor in model.buffers():
+        state += f"{tensor.dtype}{tuple(tensor.shape)}".encode() + _content(tensor)
+    return blake3(state).digest()
+
+
+def _content(tensor: Tensor) -> bytes:
+    return bytes(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+# --- contributions
+
+
+@dataclass
+class Sum:
+    """A round's sum of clipped contributions.
+
+    Attributes:
+        middle: where every contribution is as long as clipping allows, (parameters,).
+        reach: how far a sum in the model's own precision may be from it by rounding, (parameters,).
+        shorter: how much shorter the sum of absolute entries may be by loose norms, (parameters,).
+        rows: the contributions, (contributions, parameters); None: too many to keep.
+        loose: by which share each of them may be shorter, (contributions,).
+        norms: before clipping, (least, most) each; not finite: it was replaced by zero.
+        longest: of all clipped contributions.
+    """
+
+    middle: Array
+    reach: Array
+    shorter: Array
+    rows: Array | None
+    norms: list[tuple[float, float]]
+    longest: float = 0.0
+    loose: Array = field(default_factory=lambda: np.zeros(0))
+
+
+@dataclass(frozen=True)
+class Part:
+    """Records that were added at one model.
+
+    Args:
+        model: a copy at the weights of that time. loss: one value a record.
+        indices: the records; None: all that the sampler draws.
+    """
+
+    model: nn.Module
+    loss: Any
+    indices: Indices | None = None
+
+
+def summed(
+    reference: Reference,
+    one: Round,
+    batch: Indices,
+    parts: Sequence[Part],
+    records: Any,
+    nudges: int = NUDGES,
+) -> Sum:
+    """Every contribution by itself, clipped, and their sum.
+
+    Raises:
+        ReplayError: a model that draws random numbers, or a loss that is none of one record.
+    """
+    members = reference.members(one, batch)
+    draws = None if one.augmentation is None else reference.draws(one, len(batch))
+    seeds = reference.seeds(one) if isinstance(one.contribution, LocalUpdates) else None
+    keep = len(members) * reference.size <= KEPT
+    total = _Exact(reference.size)
+    reach, shorter = np.zeros(reference.size), np.zeros(reference.size)
+    rows: list[Array] = []
+    loose: list[float] = []
+    found = Sum(total.value, reach, shorter, None, [])
+    for part in parts:
+        wanted = None if part.indices is None else set(part.indices.tolist())
+        looks: list[_Look] | None = None
+        for group, places in enumerate(members):
+            if wanted is not None and not (set(batch[places].tolist()) <= wanted):
+                continue
+            if not len(places):
+                found.norms.append((0.0, 0.0))
+                continue
+            if seeds is not None:
+                places = places[np.argsort(batch[places], kind="stable")]
+            own = [
+                _taken(records, int(batch[p]), one, None if draws is None else draws[p])
+                for p in places
+            ]
+            seed = 0 if seeds is None else seeds[group]
+            if looks is None:
+                looks = _looks(part, one, own, seed, nudges)
+            vectors = [look(own, seed) for look in looks]
+            clipped = [clip(vector, reference, one) for vector in vectors]
+            first, _, factor = clipped[0]
+            away = np.zeros(reference.size)
+            for other, _, _ in clipped[1:]:
+                np.maximum(away, np.abs(other - first), out=away)
+            reach += 2 * away
+            if factor < 1:
+                shorter += LOOSE * np.abs(first)
+            total.add(first)
+            found.longest = max(found.longest, float(np.linalg.norm(first)))
+            lengths = [length for _, length, _ in clipped]
+            least, most = min(lengths), max(lengths)
+            spread = 2 * (most - least) + 2.0**-20 * most if math.isfinite(most) else 0.0
+            found.norms.append((least - spread, (most + spread) * (1 + LOOSE)))
+            if keep:
+                rows.append(first)
+                loose.append(LOOSE if factor < 1 else 0.0)
+    found.middle = total.value
+    if keep:
+        found.rows = np.array(rows).reshape(len(rows), reference.size)
+        found.loose = np.array(loose)
+    return found
+
+
+class _Exact:
+    """A sum of vectors in twice the digits: what is lost by each addition is added up, too."""
+
+    def __init__(self, size: int) -> None:
+        self._sum, self._lost = np.zeros(size), np.zeros(size)
+
+    def add(self, vector: Array) -> None:
+        """Add one more."""
+        new = self._sum + vector
+        back = new - self._sum
+        self._lost += (self._sum - (new - back)) + (vector - back)
+        self._sum = new
+
+    @property
+    def value(self) -> Array:
+        """So far."""
+        return self._sum + self._lost
+
+
+def clip(vector: Array, reference: Reference, one: Round) -> tuple[Array, float, float]:
+    """A contribution as it may enter the sum, its norm before, and the least factor on it."""
+    rule, bound = one.clip, one.clip_norm * (1 - CHARGE)
+    with np.errstate(over="ignore", invalid="ignore"):
+        norm = float(np.linalg.norm(vector))
+    if not math.isfinite(norm):
+        return np.zeros_like(vector), math.inf, 0.0
+    if norm == 0:
+        return vector, 0.0, 1.0
+    if rule.rule == "per-layer":
+        return _by_layer(vector, reference, rule, bound), norm, 0.0
+    factor = min(1.0, bound / norm)
+    if rule.rule == "automatic":
+        return vector * (bound / (norm + rule.gamma)), norm, 0.0
+    return vector * factor, norm, factor
+
+
+def _by_layer(vector: Array, reference: Reference, rule: Clip, bound: float) -> Array:
+    shares = dict(rule.shares or ())
+    found, start = vector.copy(), 0
+    for name, shape in zip(reference.names, reference.shapes, strict=True):
+        piece = found[start : start + math.prod(shape)]
+        start += math.prod(shape)
+        limit = bound * (shares[name] if shares else len(reference.names) ** -0.5)
+        norm = float(np.linalg.norm(piece))
+        if norm > limit:
+            piece *= limit / norm
+    return found
+
+
+# --- gradients
+
+Record = tuple[Any, Any]
+
+
+def _taken(records: Any, index: int, one: Round, draw: int | None) -> list[Record]:
+    """A record, or its altered copies, each as a batch of one."""
+    inputs, targets = records.take(np.array([index]))
+    how = one.augmentation
+    if how is None or draw is None:
+        return [(inputs, targets)]
+    rows = inputs.shape[1] if isinstance(one.contribution, Persons) else 1
+    numbers = _uniform(draw, how.copies * rows)
+    found = []
+    for _ in range(how.copies):
+        images = inputs[0] if isinstance(one.contribution, Persons) else inputs
+        altered = torch.stack([_altered(image, next(numbers), how) for image in images])
+        found.append((altered.view(inputs.shape), targets))
+    return found
+
+
+def _uniform(draw: int, count: int) -> Iterator[list[float]]:
+    """Eight numbers in [0, 1) an image, by SplitMix64 from a record's own number."""
+    state, mask = draw, 2**64 - 1
+    for _ in range(count):
+        numbers = []
+        for _ in range(8):
+            state = (state + 0x9E3779B97F4A7C15) & mask
+            mixed = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
+            mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & mask
+            numbers.append(((mixed ^ (mixed >> 31)) >> 11) * 2.0**-53)
+        yield numbers
+
+
+def _altered(image: Tensor, numbers: list[float], how: Augmentation) -> Tensor:
+    """One copy of an image (channels, height, width), by its own eight numbers."""
+    height, width = image.shape[-2:]
+    far = 0
+    if "shift" in how.kinds:
+        far = max(1, min(height, width) // 8) if how.pixels is None else how.pixels
+
+    def along(side: int, moved: float, turned: bool) -> list[int]:
+        offset, places = int(moved * (2 * far + 1)) - far, []
+        for place in range(side):
+            at = place + offset
+            at = -1 - at if at < 0 else 2 * side - 1 - at if at >= side else at
+            places.append(side - 1 - at if turned else at)
+        return places
+
+    down = along(height, numbers[2], "flip" in how.kinds and numbers[1] < 0.5)
+    across = along(width, numbers[3], "mirror" in how.kinds and numbers[0] < 0.5)
+    image = image[:, down][:, :, across]
+    if "crop" not in how.kinds:
+        return image
+    share = how.least + (1 - how.least) * numbers[4]
+    found = image.double()
+    for axis, side, place in ((1, height, numbers[5]), (2, width, numbers[6])):
+        middle = (2 * place - 1) * (1 - share)
+        at = middle + share * ((2 * torch.arange(side, dtype=torch.float64) + 1) / side - 1)
+        at = (((at + 1) * side - 1) / 2).clamp(0, side - 1)
+        low = at.floor().long().clamp(max=side - 1)
+        high, weight = (low + 1).clamp(max=side - 1), at - low
+        weight = weight.view([-1 if dim == axis else 1 for dim in range(3)])
+        below, above = found.index_select(axis, low), found.index_select(axis, high)
+        found = below * (1 - weight) + above * weight
+    return found.to(image.dtype)
+
+
+class _Look:
+    """One way to compute a contribution: exactly, in the model's precision, or a little aside.
+
+    Args:
+        dtype: to compute in; None: the model's own. nudge: how far weights and inputs are moved,
+            relatively, up or down. seed: of which is moved up.
+    """
+
+    def __init__(
+        self, part: Part, one: Round, dtype: torch.dtype | None, nudge: float = 0.0, seed: int = 0
+    ) -> None:
+        self._kind, self._loss, self._dtype, self._nudge = one.contribution, part.loss, dtype, nudge
+        self._seed = seed
+        self.model = copy.deepcopy(part.model)
+        self.model.to("cpu")
+        if dtype is not None:
+            self.model.to(dtype)
+        self._signs = np.random.default_rng(seed)
+        with torch.no_grad():
+            for tensor in (*self.model.parameters(), *self.model.buffers()):
+                self._move(tensor)
+        self.trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        self._buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+
+    def _move(self, tensor: Tensor) -> None:
+        if self._nudge and tensor.is_floating_point():
+            signs = self._signs.integers(2, size=tuple(tensor.shape)) * 2.0 - 1
+            tensor.mul_(1 + self._nudge * torch.as_tensor(signs, dtype=tensor.dtype))
+
+    def __call__(self, own: Sequence[Sequence[Record]], seed: int) -> Array:
+        """The contribution of these records, each with its copies, before clipping."""
+        self._signs = np.random.default_rng(self._seed + 1)
+        if isinstance(self._kind, Statistics):
+            return np.asarray(own[0][0][0], dtype=np.float64).reshape(-1)
+        ready = [[self._record(*copy) for copy in copies] for copies in own]
+        if isinstance(self._kind, LocalUpdates) and not self._kind.local.is_gradient:
+            return self._local(self._kind.local, ready, seed)
+        slopes = self._mean(self.model, ready)
+        return np.concatenate([slope.double().numpy().reshape(-1) for slope in slopes])
+
+    def _record(self, inputs: Any, targets: Any) -> Record:
+        def ready(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            leaf = leaf.detach().cpu().clone()
+            if leaf.is_floating_point() and self._dtype is not None:
+                leaf = leaf.to(self._dtype)
+            return leaf
+
+        inputs = torch.utils._pytree.tree_map(ready, inputs)
+        for leaf in torch.utils._pytree.tree_leaves(inputs):
+            if isinstance(leaf, Tensor):
+                self._move(leaf)
+        return inputs, torch.utils._pytree.tree_map(ready, targets)
+
+    def _mean(self, model: nn.Module, own: Sequence[Sequence[Record]]) -> list[Tensor]:
+        """The mean gradient over records of the means over their copies."""
+        trained = [p for p in model.parameters() if p.requires_grad]
+        mean = [torch.zeros_like(parameter) for parameter in trained]
+        for copies in own:
+            for inputs, targets in copies:
+                slopes = self._slopes(model, trained, inputs, targets)
+                for into, slope in zip(mean, slopes, strict=True):
+                    into.add_(slope, alpha=1 / (len(own) * len(copies)))
+        return mean
+
+    def _slopes(
+        self, model: nn.Module, trained: list[Any], inputs: Any, targets: Any
+    ) -> Sequence[Tensor]:
+        if isinstance(self._kind, LinearExamples):
+            slope = model.slope(inputs @ model.weight.detach(), targets)  # type: ignore[operator]
+            return [torch.outer(inputs.reshape(-1), slope.detach().reshape(-1)).view_as(trained[0])]
+        with torch.enable_grad():
+            value = self._value(model, inputs, targets)
+            slopes = torch.autograd.grad(value, trained, allow_unused=True, materialize_grads=True)
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                buffer.copy_(self._buffers[name])
+        return [slope.detach().to_dense() for slope in slopes]
+
+    def _value(self, model: nn.Module, inputs: Any, targets: Any) -> Tensor:
+        if isinstance(self._kind, Persons):
+            return self._of_a_person(model, inputs[0], targets[0])
+        if isinstance(inputs, Mapping):
+            outputs = model(**inputs)
+        elif isinstance(inputs, tuple | list):
+            outputs = model(*inputs)
+        else:
+            outputs = model(inputs)
+        values: Tensor = self._loss(outputs, targets)
+        if values.numel() != 1:
+            raise ReplayError("the loss gives several values for one record: it is not replayed")
+        total: Tensor = values.sum()
+        return total
+
+    def _of_a_person(self, model: Any, rows: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss over a person's rows, one by one; empty places are no rows."""
+        inner, loss = model.model, getattr(self._loss, "loss", None)
+        labels = not targets.is_floating_point()
+        there = targets != -100 if labels else targets[..., -1] > 0
+        while there.dim() > 1:
+            there = there[..., 0]
+        values = []
+        for place in torch.nonzero(there).reshape(-1).tolist():
+            outputs, wanted = inner(rows[place : place + 1]), targets[place : place + 1]
+            if loss is not None:
+                wanted = wanted if labels else wanted[..., :-1]
+                if self._loss.ndim == 1 and not labels:
+                    wanted = wanted.squeeze(-1)
+                values.append(loss(outputs, wanted).sum())
+            elif labels:
+                values.append(F.cross_entropy(outputs, wanted, reduction="sum"))
+            else:
+                values.append((outputs.reshape(-1) - wanted[..., 0]).square().sum())
+        if not values:  # of nothing: a slope of zero
+            outputs = inner(torch.zeros_like(rows[:1]))
+            nothing: Tensor = outputs.sum() * 0
+            return nothing
+        return torch.stack(values).sum() / len(values)
+
+    def _local(self, local: Local, own: Sequence[Sequence[Record]], seed: int) -> Array:
+        """The weight change of a group's own algorithm, turned round."""
+        model = copy.deepcopy(self.model)
+        trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        before = {name: p.detach().clone() for name, p in trained.items()}
+        records = [copies[0] for copies in own]
+        if local.function is not None:
+            pair = tuple(
+                torch.utils._pytree.tree_map(lambda *leaves: torch.cat(leaves), *side)
+                for side in zip(*records, strict=True)
+            )
+            moved = imported(local.function)(copy.deepcopy(model), pair)
+            parts = [-moved[name] for name in trained]
+        else:
+            kind = INNER[local.optimizer]
+            options: dict[str, Any] = {**kind.preset, **dict(local.options)}
+            optimizer = getattr(torch.optim, kind.home)(
+                list(trained.values()), lr=local.learning_rate, **options
+            )
+            source = torch.Generator().manual_seed(seed)
+            size = len(records)
+            for _ in range(local.passes):
+                order = [torch.arange(size)]
+                if local.step is not None and local.step < size:
+                    order = list(torch.randperm(size, generator=source).split(local.step))  # type: ignore[no-untyped-call]
+                for some in order:
+                    slopes = self._mean(model, [[records[at]] for at in some.tolist()])
+                    for parameter, slope in zip(trained.values(), slopes, strict=True):
+                        parameter.grad = slope
+                    optimizer.step()
+            parts = [before[name] - p.detach() for name, p in trained.items()]
+        return np.concatenate([part.double().numpy().reshape(-1) for part in parts])
+
+
+def _looks(
+    part: Part, one: Round, own: Sequence[Sequence[Record]], seed: int, nudges: int
+) -> list[_Look]:
+    """The exact look first, then those that say how far rounding may reach."""
+    if isinstance(one.contribution, Statistics):
+        return [_Look(part, one, None)]
+    precisions = {p.dtype for p in part.model.parameters() if p.requires_grad}
+    if len(precisions) != 1 or not precisions <= set(NUDGE):
+        raise ReplayError(
+            f"weights of {', '.join(sorted(map(str, precisions)))} are not replayed: float32 or "
+            "float64 are"
+        )
+    (precision,) = precisions
+    plainly = _Look(part, one, None)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        first = plainly(own, seed)
+        torch.manual_seed(2)
+        again = plainly(own, seed)
+    if not np.array_equal(first, again, equal_nan=True):
+        raise ReplayError(
+            "the model draws random numbers (dropout and the like), which are others for one "
+            "record than for many: replay it with model.eval(), or without them"
+        )
+    exact: torch.dtype | None = torch.float64
+    try:
+        _Look(part, one, exact)(own, seed)
+    except (RuntimeError, TypeError):  # a model that makes float32 tensors of its own
+        exact = None
+    looks = [_Look(part, one, exact)]
+    if precision != torch.float64 and exact is not None:
+        looks.append(plainly)
+    for turn in range(nudges):
+        for sign in (1.0, -1.0):
+            looks.append(_Look(part, one, exact, sign * NUDGE[precision], 1000 + turn))
+    return looks

@@ -1,0 +1,406 @@
+"""Replay: rounds of a run beside their slow reference, number by number; no statistics.
+
+A run's owner has its secrets while it runs. So an audit can be shown every sum before its noise,
+work it out again (:mod:`forethought.auditing.reference`) and compare: the batch with what the
+sampler's law draws from the stream; the sum with the reference's clipped contributions, along every
+coordinate and every contribution, within what clipping sets aside for rounding; the release with
+that sum and the noise that belongs to it, to the last bit. Nothing of it is a matter of chance.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from forethought.auditing.reference import (
+    CHARGE,
+    NUDGES,
+    Part,
+    Reference,
+    ReplayError,
+    Sum,
+    inputs_of,
+    summed,
+)
+from forethought.auditing.verdict import Finding, certain
+from forethought.mechanism import Correlated
+from forethought.privacy import Round
+from forethought.rounds.private_sum import WITNESS, NoisedSum, PrivateRounds, PrivateSum
+from forethought.rounds.randomness import Secrets
+
+Array = NDArray[np.float64]
+
+# Looks that decide, where a few did not explain a difference: a kink may lie between two of them.
+MANY_NUDGES = 8
+# What is equal or not, and how that is said.
+_EQUAL = ("numbers of a round", "batch", "count below the clipping norm", "a round run again")
+_ENDS = {True: "equal", False: "not equal"}
+SECRET = (
+    "the replay saw sums without noise and the run's secrets, in memory only: what it measured is "
+    "for the operator, not for publication"
+)
+UNIT = 2.0**-53
+
+
+@dataclass
+class Compared:
+    """One comparison of one round.
+
+    Args:
+        name: what is compared. off: how far it is off, where 1 is allowed.
+        reason: the sentence to say beyond that. unit: what ``off`` is in.
+    """
+
+    name: str
+    off: float
+    reason: str = ""
+    unit: str = "of what rounding allows"
+
+    @property
+    def violated(self) -> bool:
+        """Beyond what is allowed, or no number."""
+        return not self.off <= 1
+
+
+@dataclass
+class Replay:
+    """What came of replaying.
+
+    Args:
+        rounds: numbers of the rounds to replay; None: all.
+
+    Attributes:
+        compared: every comparison, in order. replayed: how many rounds were.
+        refusals: why rounds could not be.
+    """
+
+    rounds: Collection[int] | None = None
+    compared: list[Compared] = field(default_factory=list)
+    replayed: int = 0
+    refusals: list[str] = field(default_factory=list)
+    _bounds: dict[bytes, dict[int, bytes]] = field(default_factory=dict)
+    _releases: dict[tuple[bytes, int], tuple[bytes, bytes]] = field(default_factory=dict)
+
+    @property
+    def refuted(self) -> bool:
+        """Whether any comparison failed."""
+        return any(one.violated for one in self.compared)
+
+    def findings(self) -> list[Finding]:
+        """One a kind of comparison, in the order in which they were made: the worst of all."""
+        found: dict[str, Compared] = {}
+        for one in self.compared:
+            worst = found.get(one.name)
+            if worst is None or (one.violated, one.off) > (worst.violated, worst.off):
+                found[one.name] = one
+        return [
+            certain(
+                "replay",
+                name,
+                f"{one.off:.3g} {one.unit}" if 0 < one.off < math.inf else _ENDS[one.off == 0],
+                "equal" if name in _EQUAL else f"1 {one.unit}",
+                one.violated,
+                one.reason,
+            )
+            for name, one in found.items()
+        ]
+
+    def begin(self, rounds: PrivateRounds, secrets: Secrets) -> _Witness | None:
+        """The witness of a run that begins."""
+        try:
+            return _Witness(self, rounds, secrets)
+        except ReplayError as error:
+            self._refuse(error)
+            return None
+
+    def _refuse(self, error: Exception) -> None:
+        if str(error) not in self.refusals:
+            self.refusals.append(str(error))
+
+
+@contextmanager
+def replaying(rounds: Collection[int] | None = None) -> Iterator[Replay]:
+    """Replay rounds of every run that begins inside, in the run's own process, as they are made.
+
+    The run is what it is without: weights, releases and statement to the last bit. What the replay
+    is shown is as secret as the run's keys and is kept in memory only.
+
+    Args:
+        rounds: numbers of the rounds to replay; None: all.
+    """
+    replay = Replay(rounds)
+    token = WITNESS.set(replay.begin)
+    try:
+        yield replay
+    finally:
+        WITNESS.reset(token)
+
+
+class _Witness:
+    """See :class:`forethought.rounds.private_sum.Witness`."""
+
+    def __init__(self, replay: Replay, rounds: PrivateRounds, secrets: Secrets) -> None:
+        self._replay, self._rounds = replay, rounds
+        self._reference = Reference(
+            rounds.privacy,
+            (secrets.sampling, secrets.noise),
+            rounds.layout.names,
+            rounds.layout.shapes,
+        )
+        # Across a run that goes on: what the noise of its rounds was bound to, by this replay.
+        self._bounds = replay._bounds.setdefault(secrets.noise, {})
+        self._key = secrets.noise
+        self._correlated = any(isinstance(part, Correlated) for part in rounds.privacy.mechanism)
+        self._parts: list[Part] = []
+        self._inputs, self._last = b"", b""
+        self._indices: Any = None
+        self._records: Any = None
+        self._sum: Array | None = None
+        self._count: float | None = None
+        self._norm = rounds.privacy.clip.norm
+
+    def _wanted(self, index: int) -> bool:
+        rounds = self._replay.rounds
+        return rounds is None or index in rounds
+
+    def met(self, total: PrivateSum, model: Any, records: Any, indices: Any) -> None:
+        """Keep a copy of the model, and which records are to be added."""
+        if self._sum is not None:
+            self._parts, self._inputs, self._last, self._sum = [], b"", b"", None
+        wanted = self._wanted(total.round.index)
+        if wanted or self._correlated:
+            name = inputs_of(model)
+            if name != self._last:
+                self._inputs, self._last = self._inputs + name, name
+        if wanted:
+            some = None if indices is None else np.asarray(indices, dtype=np.int64)
+            self._parts.append(Part(_copied(model), self._rounds.loss, some))
+            self._indices, self._records = total.indices.copy(), records
+
+    def summed(self, chosen: Round, vector: torch.Tensor, count: float | None) -> None:
+        """Keep the sum."""
+        if self._sum is not None:  # nothing was added to this round
+            self._parts, self._inputs, self._last = [], b"", b""
+        self._norm = self._rounds.clip_norm if chosen.index else self._norm
+        self._sum, self._count = vector.detach().cpu().numpy().copy(), count
+
+    def released(self, noised: NoisedSum) -> None:
+        """Work the round out again, and compare."""
+        index = noised.round.index
+        assert self._sum is not None
+        one = self._reference.round(index, noised.round.clip_norm)
+        if not self._wanted(index) and not self._correlated:
+            return
+        for place, earlier in enumerate(self._rounds.bound[:index]):
+            self._bounds.setdefault(place, earlier)
+        before = [self._bounds[index - 1]] if self._correlated and index else []
+        context = self._rounds.context
+        bound = self._reference.bound(one, self._count, self._inputs, before, context, self._sum)
+        self._bounds[index] = bound
+        if not self._wanted(index):
+            return
+        try:
+            with torch.random.fork_rng(devices=[]):
+                self._compare(one, noised, bound)
+        except ReplayError as error:
+            self._replay._refuse(error)
+            return
+        self._replay.replayed += 1
+
+    def _compare(self, one: Round, noised: NoisedSum, bound: bytes) -> None:
+        say, where = self._replay.compared.append, f"round {one.index}"
+        same = noised.round == one
+        say(
+            Compared(
+                "numbers of a round",
+                0.0 if same else math.inf,
+                f"In {where} sampling, clip norm, noise or divisor are not what the plan says.",
+            )
+        )
+        assert self._sum is not None
+        batch = self._reference.batch(one)
+        if self._parts:
+            equal = np.array_equal(batch, self._indices)
+            missing = len(np.setdiff1d(batch, self._indices))
+            more = len(self._indices) - len(batch) + missing
+            say(
+                Compared(
+                    "batch",
+                    0.0 if equal else math.inf,
+                    f"The batch of {where} is not what its sampling draws from the stream: {more} "
+                    f"records are too many and {missing} are missing.",
+                )
+            )
+            self._sums(one, batch, equal, say, where)
+        self._noises(one, noised, bound, say, where)
+        release = noised.vector.detach().cpu().numpy().tobytes()
+        kept = self._replay._releases.setdefault((self._key, one.index), (bound, release))
+        if kept[1] is not release:
+            say(
+                Compared(
+                    "a round run again",
+                    0.0 if kept == (bound, release) or kept[0] != bound else math.inf,
+                    f"{where.capitalize()} was run again and released with other noise on the same "
+                    "sum: averaging both undoes a part of the protection.",
+                )
+            )
+
+    def _sums(
+        self, one: Round, batch: Any, equal: bool, say: Callable[[Compared], None], where: str
+    ) -> None:
+        assert self._sum is not None
+        for nudges in (NUDGES, MANY_NUDGES):
+            found = summed(self._reference, one, batch, self._parts, self._records, nudges)
+            off = apart(self._sum, found, one.clip_norm)
+            if off <= 1 or not equal:
+                break
+        longest = found.longest / one.clip_norm
+        say(
+            Compared(
+                "length of the reference's contributions",
+                longest,
+                f"In {where} a contribution of {longest:.4g} C would be needed.",
+                "C",
+            )
+        )
+        say(
+            Compared(
+                "release less noise",
+                off,
+                f"In {where} release less noise is not the sum of the batch's contributions, each "
+                f"clipped to C: it is off by {off:.3g} times what rounding allows.",
+            )
+        )
+        if self._count is not None:
+            norms = found.norms
+            least = sum(most <= one.clip_norm or not math.isfinite(most) for _, most in norms)
+            most = sum(low <= one.clip_norm or not math.isfinite(low) for low, _ in norms)
+            said = self._count + len(norms) / 2
+            say(
+                Compared(
+                    "count below the clipping norm",
+                    0.0 if least <= said <= most else math.inf,
+                    f"In {where} {said:g} contributions were counted as short, where "
+                    f"{least:g} to {most:g} are.",
+                )
+            )
+
+    def _noises(
+        self,
+        one: Round,
+        noised: NoisedSum,
+        bound: bytes,
+        say: Callable[[Compared], None],
+        where: str,
+    ) -> None:
+        total = self._sum
+        assert total is not None
+        released = noised.vector.detach().cpu().numpy()
+        std = one.noise_multiplier * one.clip_norm
+        room = 4 * UNIT
+        if not std:
+            noise = np.zeros_like(total)
+        elif one.strategy is None:
+            noise = std * self._reference.numbers(bound)
+        else:
+            noise = std * self._reference.correlated(one, self._bounds)
+            room *= 2.0**8 * (one.index - one.origin + 1)  # so many steps of the recursion
+        sizes = np.abs(total) + np.abs(noise)
+        if one.strategy is not None:
+            sizes += np.abs(noise).max(initial=0.0)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            ratios = np.abs(released - (total + noise)) / (room * sizes)
+        off = float(np.max(np.where(released == total + noise, 0.0, ratios), initial=0.0))
+        wrong = int(np.sum(~(ratios <= 1) & (released != total + noise)))
+        say(
+            Compared(
+                "noise, bit for bit",
+                off,
+                f"The noise of {where} is not the noise that belongs to its sum: {wrong:,} of "
+                f"{len(total):,} numbers differ.",
+            )
+        )
+        if self._count is not None:
+            wanted = self._reference.next_norm(one, self._count, bound)
+            gap = abs(noised.next_clip_norm - wanted) / (2.0**-40 * wanted)
+            say(
+                Compared(
+                    "noise on the count, by the next norm",
+                    gap,
+                    f"After {where} the clipping norm moves to {noised.next_clip_norm:.6g} where "
+                    f"the noised count moves it to {wanted:.6g}.",
+                )
+            )
+
+
+def apart(total: Array, found: Sum, clip_norm: float) -> float:
+    """How far a sum is from the reference's, in units of what is allowed in that direction.
+
+    Along every coordinate, along the sum itself, and along every contribution: half of the charge
+    r·C for the sum's own rounding (docs/gradients.md), what rounding can do to the contributions,
+    and, one way only, what norms that are taken too long can take away.
+    """
+    half = CHARGE / 2 * clip_norm
+    gap = total - found.middle
+    if not np.isfinite(gap).all():
+        return math.inf
+    worst = float(np.max(np.abs(gap) / (half + found.reach + found.shorter), initial=0.0))
+    if found.rows is None or not len(found.rows):
+        return worst
+    lengths = np.linalg.norm(found.rows, axis=1)
+    ways = found.rows[lengths > 0] / lengths[lengths > 0, None]
+    size = float(np.linalg.norm(found.middle))
+    if size:
+        ways = np.vstack([ways, found.middle / size])
+    moved = ways @ gap
+    along = ways @ (found.rows * found.loose[:, None]).T
+    room = half + np.abs(ways) @ found.reach
+    up = room + np.maximum(-along, 0).sum(1)
+    down = room + np.maximum(along, 0).sum(1)
+    return max(worst, float(np.max(np.where(moved > 0, moved / up, -moved / down), initial=0.0)))
+
+
+def _copied(model: torch.nn.Module) -> torch.nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise ReplayError(f"the model cannot be copied, so it is not replayed: {error}") from error
+
+
+class _PowerCut(Exception):  # noqa: N818 (an event that is simulated, not an error)
+    pass
+
+
+def interrupted(
+    train: Callable[[bool, Callable[[Any], None]], object], rounds: int, *, resumed: bool = False
+) -> None:
+    """Run a few rounds of a run, and end it as by a power cut: it never ends, and says nothing.
+
+    A run of its own is cut before the last of these rounds, too, and resumed; what came after its
+    last checkpoint is run a second time.
+
+    Args:
+        train: starts it, given whether it is resumed and a progress callback; keeps its folder.
+        rounds: how many are run. resumed: it goes on from the beginning.
+    """
+    stops = [(rounds, resumed)]
+    if rounds > 1 and not resumed:
+        stops = [(rounds - 1, False), (rounds, True)]
+    for stop, again in stops:
+        began: list[int] = []
+
+        def cut(event: Any, stop: int = stop, began: list[int] = began) -> None:
+            began.append(event.round)
+            if event.round >= (began[0] - 1 + stop if resumed else stop):
+                raise _PowerCut
+
+        with suppress(_PowerCut):
+            train(again, cut)

@@ -1,0 +1,483 @@
+"""Replay: sound runs of every kind agree with the reference, and planted faults do not.
+
+No threshold and no statistics: what is allowed follows from C and from floating point.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import forethought as ft
+from drawn import randint, randn
+from forethought.auditing import reference, replay
+from forethought.auditing.faults import replaced
+from forethought.auditing.replay import Replay, replaying
+from forethought.contributions import Persons
+from forethought.data.persons import of_persons
+from forethought.local_updates import Local
+from forethought.plans import Plan
+from forethought.preparation import Preparation
+from forethought.rounds import contributions, noise, private_sum, sampling
+from forethought.rounds.correlated_noise import CorrelatedNoise
+from forethought.rounds.noise import GaussianNoise
+from forethought.rounds.randomness import BoundNoise
+from forethought.training import persons as person_records
+from forethought.training.loop import Loop
+
+N = 160
+INPUTS, LABELS = randn(N, 12), randint(0, 4, (N,))
+IMAGES = randn(N, 1, 8, 8)
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 4))
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 4))
+
+
+def linear() -> nn.Module:
+    return nn.Linear(12, 4)
+
+
+def plan_of(kind: Any, rounds: int = 2, examples: int = N, **options: Any) -> Plan:
+    adjacency = options.pop("adjacency", "add-or-remove")
+    clipping = "group" if "groups" in options else "example"
+    part = ft.Rounds(1.0, rounds, kind, clipping)
+    return Plan(ft.Mechanism(part, adjacency=adjacency), examples, 1e-5, **options)
+
+
+def spoiled() -> torch.Tensor:
+    inputs = INPUTS.clone()
+    inputs[::5] = math.nan
+    inputs[1] = math.inf
+    return inputs
+
+
+def of_people() -> Any:
+    return of_persons(INPUTS.numpy(), LABELS.numpy(), [i // 3 for i in range(N)], 4)
+
+
+@dataclass(frozen=True)
+class Job:
+    plan: Plan
+    model: Callable[[], nn.Module] = mlp
+    data: Callable[[], Any] = lambda: (INPUTS, LABELS)
+    resumed: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+BANDS = ft.Banded((1.0, 0.6, 0.4, 0.2))
+CORRELATED = ft.Correlated(1.0, 4, ft.CyclicPoisson(0.5, 4), "example", BANDS)
+POISSON = plan_of(ft.Poisson(0.2))
+PEOPLE = plan_of(ft.Poisson(0.4), examples=54, clip=ft.Clip(50.0), contribution=Persons(4))
+MEANS = Preparation(("means",), features=12, reach=4.0, noise_multiplier=20.0)
+QUANTILE = plan_of(ft.Poisson(0.2), 3, clip=ft.Clip(1.0, "quantile", count_noise=5.0))
+JOBS = {
+    "poisson": Job(POISSON),
+    "micro-batches": Job(POISSON, options={"micro_batch": 7}),
+    "without replacement": Job(plan_of(ft.WithoutReplacement(30, N), adjacency="zero-out")),
+    "shuffled": Job(plan_of(ft.Shuffled(60, N), 6, adjacency="zero-out")),
+    "random allocation": Job(plan_of(ft.RandomAllocation(5), 6)),
+    "parts in turn": Job(plan_of(ft.CyclicPoisson(0.5, 4), 6)),
+    "full batch": Job(plan_of(ft.FullBatch(), 1)),
+    "groups": Job(plan_of(ft.Poisson(0.3), groups=4)),
+    "quantile": Job(QUANTILE),
+    "automatic": Job(plan_of(ft.Poisson(0.2), clip=ft.Clip(0.3, "automatic"))),
+    "per layer": Job(plan_of(ft.Poisson(0.2), clip=ft.Clip(1.0, "per-layer"))),
+    "a norm that falls": Job(plan_of(ft.Poisson(0.2), 3, clip=ft.Clip(1.0, final=0.5))),
+    "short gradients": Job(plan_of(ft.Poisson(0.2), clip=ft.Clip(50.0))),
+    "momentum in groups": Job(
+        plan_of(ft.Poisson(0.3), groups=3, local=Local("momentum", 0.1, passes=2))
+    ),
+    "adam in groups": Job(plan_of(ft.Poisson(0.3), groups=3, local=Local("adam", 0.1, step=4))),
+    "not a number": Job(POISSON, data=lambda: (spoiled(), LABELS)),
+    "copies": Job(
+        plan_of(
+            ft.Poisson(0.1),
+            augmentation=ft.Augmentation(3, ("mirror", "flip", "shift", "crop")),
+        ),
+        cnn,
+        lambda: (IMAGES, LABELS),
+    ),
+    "persons": Job(PEOPLE, data=of_people),
+    "copies in groups": Job(
+        plan_of(ft.Poisson(0.1), groups=2, augmentation=ft.Augmentation(2)),
+        cnn,
+        lambda: (IMAGES, LABELS),
+    ),
+    "correlated": Job(Plan(ft.Mechanism(CORRELATED), N, 1e-5), resumed=True),
+    "resumed": Job(plan_of(ft.Poisson(0.2), 4), resumed=True),
+    "preparation": Job(plan_of(ft.Poisson(0.2), preparation=MEANS), linear),
+}
+
+
+def run(job: Job) -> Replay:
+    with replaying() as found, tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        if job.resumed:
+            replay.interrupted(
+                lambda resume, progress: ft.train(
+                    job.model(),
+                    job.data(),
+                    job.plan,
+                    out=out,
+                    checkpoint_every=2,
+                    resume=resume,
+                    progress=progress,
+                ),
+                job.plan.rounds,
+            )
+        else:
+            ft.train(job.model(), job.data(), job.plan, diagnostics=False, **job.options)
+    return found
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_sound_runs_agree_with_the_reference(name: str) -> None:
+    found = run(JOBS[name])
+    assert not found.refusals
+    assert not found.refuted, [f.reason for f in found.findings() if f.violated]
+    assert found.replayed >= JOBS[name].plan.rounds
+    assert len(found.findings()) >= 5
+
+
+# --- planted faults
+
+Planted = AbstractContextManager[None]
+Fault = tuple[str, Callable[[], Planted], str]
+_NOISE, _AT = GaussianNoise.add_to, BoundNoise.at
+_BIND = BoundNoise.bind
+
+
+def noise_by(broken: Callable[..., None]) -> Planted:
+    return replaced((noise.GaussianNoise, "add_to", broken))
+
+
+def last_ten_as_the_first() -> Planted:
+    def broken(self: Any, vector: torch.Tensor, std: float, source: Any) -> None:
+        before = vector.clone()
+        _NOISE(self, vector, std, source)
+        vector[-10:] = before[-10:] + (vector[:10] - before[:10])
+
+    return noise_by(broken)
+
+
+def noise_in_single_precision() -> Planted:
+    def broken(self: Any, vector: torch.Tensor, std: float, source: Any) -> None:
+        drawn = source.standard_normal(len(vector)).astype(np.float32).astype(np.float64)
+        vector += std * torch.from_numpy(drawn)
+
+    return noise_by(broken)
+
+
+def noise_not_bound_to_the_sum() -> Planted:
+    def bind(self: BoundNoise, about: bytes, vector: torch.Tensor) -> bytes:
+        return _BIND(self, about, torch.zeros_like(vector))
+
+    return replaced((BoundNoise, "bind", bind))
+
+
+def noise_not_bound_to_the_weights() -> Planted:
+    return replaced((private_sum, "input_hash", lambda model: bytes(32)))
+
+
+def new_noise_after_a_resume() -> Planted:
+    again: set[bytes] = set()
+
+    def at(self: BoundNoise, bound: bytes) -> np.random.Generator:
+        new = np.random.default_rng(5) if bound in again else _AT(self, bound)
+        again.add(bound)
+        return new
+
+    return replaced((BoundNoise, "at", at))
+
+
+def correlation_forgotten_on_resume() -> Planted:
+    restore, add = Loop.restore, CorrelatedNoise.add_to
+    since: list[int] = []
+
+    def restored(self: Loop, saved: Any) -> None:
+        restore(self, saved)
+        since.append(saved.round)
+
+    def added(self: CorrelatedNoise, vector: torch.Tensor, std: float, index: int) -> None:
+        if since and self._next < since[-1]:
+            self._next = since[-1]  # as if the part began here
+        add(self, vector, std, index)
+
+    return replaced((Loop, "restore", restored), (CorrelatedNoise, "add_to", added))
+
+
+def count_noise_times(factor: float) -> Planted:
+    right = private_sum.noised_share
+
+    def share(count: float, chosen: Any, count_noise: float, source: Any) -> float:
+        return right(count, chosen, factor * count_noise, source)
+
+    return replaced((private_sum, "noised_share", share))
+
+
+def count_of_one_record_less() -> Planted:
+    right = private_sum.centred_count_below
+    return replaced(
+        (private_sum, "centred_count_below", lambda norms, bound: right(norms, bound) - 1)
+    )
+
+
+_COUNT, _SUBSET, _POISSON = (
+    sampling.poisson_count,
+    sampling.uniform_subset,
+    sampling._poisson,
+)
+
+
+def rate_and_one_more() -> Planted:
+    def count(examples: int, rate: float, source: Any) -> int:
+        return _COUNT(examples, rate + 1 / examples, source)
+
+    return replaced((sampling, "poisson_count", count))
+
+
+def half_of_the_records_more_often() -> Planted:
+    def drawn(examples: int, rate: float, source: Any) -> Any:
+        some = _POISSON(examples, rate, source)
+        more = np.flatnonzero(source.random(examples // 2) < 0.05 * rate)
+        return np.union1d(some, more)
+
+    return replaced((sampling, "_poisson", drawn))
+
+
+def batch_without_its_last_record() -> Planted:
+    def drawn(examples: int, rate: float, source: Any) -> Any:
+        return _POISSON(examples, rate, source)[:-1]
+
+    return replaced((sampling, "_poisson", drawn))
+
+
+def batch_from_another_stream() -> Planted:
+    source = np.random.default_rng()
+    return replaced((sampling, "_poisson", lambda n, rate, _: _POISSON(n, rate, source)))
+
+
+_SUMMED = contributions.clipped_sum
+
+
+def sums_by(broken: Callable[..., Any]) -> Planted:
+    return replaced((contributions, "clipped_sum", broken))
+
+
+def last_micro_batch_unclipped() -> Planted:
+    right = contributions.ExampleGradients.add
+
+    def add(self: Any, into: Any, model: Any, records: Any, batch: Any, chosen: Any, how: Any):
+        left = len(batch.indices)
+
+        def broken(model: Any, loss: Any, inputs: Any, targets: Any, norm: float, **rest: Any):
+            nonlocal left
+            left -= len(targets)
+            return _SUMMED(model, loss, inputs, targets, norm if left else 1e9, **rest)
+
+        with sums_by(broken):
+            return right(self, into, model, records, batch, chosen, how)
+
+    return replaced((contributions.ExampleGradients, "add", add))
+
+
+def boundary_of_micro_batches_twice() -> Planted:
+    before: list[Any] = []
+
+    def broken(model: Any, loss: Any, inputs: Any, targets: Any, norm: float, **rest: Any):
+        if before:
+            inputs = torch.cat([before[0][0], inputs])
+            targets = torch.cat([before[0][1], targets])
+        before[:] = [(inputs[-1:], targets[-1:])]
+        return _SUMMED(model, loss, inputs, targets, norm, **rest)
+
+    return sums_by(broken)
+
+
+def not_a_number_adds_three() -> Planted:
+    def broken(model: Any, loss: Any, inputs: Any, targets: Any, norm: float, **rest: Any):
+        sums, norms = _SUMMED(model, loss, inputs, targets, norm, **rest)
+        if not torch.isfinite(inputs).all():
+            first = next(iter(sums))
+            sums[first].view(-1)[0] += 3 * norm
+        return sums, norms
+
+    return sums_by(broken)
+
+
+def two_per_cent_loose() -> Planted:
+    def broken(model: Any, loss: Any, inputs: Any, targets: Any, norm: float, **rest: Any):
+        return _SUMMED(model, loss, inputs, targets, 1.02 * norm, **rest)
+
+    return sums_by(broken)
+
+
+def one_class_not_clipped() -> Planted:
+    def broken(model: Any, loss: Any, inputs: Any, targets: Any, norm: float, **rest: Any):
+        first, second = targets == 0, targets != 0
+        sums, norms = _SUMMED(model, loss, inputs[second], targets[second], norm, **rest)
+        more, _ = _SUMMED(model, loss, inputs[first], targets[first], 1e9, **rest)
+        return {name: value + more[name] for name, value in sums.items()}, norms
+
+    return sums_by(broken)
+
+
+def copies_clipped_one_by_one() -> Planted:
+    def broken(*arguments: Any, copies: int, round_size: int, **options: Any) -> Any:
+        return _SUMMED(*arguments, round_size=copies * round_size, **options)
+
+    return sums_by(broken)
+
+
+def copies_by_place_in_the_piece() -> Planted:
+    right = contributions.augmented
+
+    def broken(inputs: Any, targets: Any, draws: Any, *rest: Any) -> Any:
+        return right(inputs, targets, np.arange(len(draws), dtype=np.uint64), *rest)
+
+    return replaced((contributions, "augmented", broken))
+
+
+def empty_places_as_rows() -> Planted:
+    def broken(values: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
+        return (values * there).mean(1)
+
+    return replaced((person_records, "_mean_over_rows", broken))
+
+
+def groups_by_place() -> Planted:
+    def broken(size: int, groups: int, _source: Any) -> Any:
+        return np.arange(size) % groups
+
+    return replaced((contributions, "assign_groups", broken))
+
+
+def half_noise_on_a_statistic() -> Planted:
+    def broken(self: Any, vector: torch.Tensor, std: float, source: Any) -> None:
+        _NOISE(self, vector, std / 2 if len(vector) == 12 else std, source)
+
+    return noise_by(broken)
+
+
+TWENTY: tuple[Fault, ...] = (
+    ("the last ten numbers have the first ten's noise", last_ten_as_the_first, "poisson"),
+    ("noise in single precision", noise_in_single_precision, "poisson"),
+    ("noise that is not bound to its sum", noise_not_bound_to_the_sum, "poisson"),
+    ("noise that is not bound to the weights", noise_not_bound_to_the_weights, "poisson"),
+    ("new noise after a resume", new_noise_after_a_resume, "resumed"),
+    ("correlated noise that forgets on resume", correlation_forgotten_on_resume, "correlated"),
+    ("noise on the count × 0.8", lambda: count_noise_times(0.8), "quantile"),
+    ("a count of one record less", count_of_one_record_less, "quantile"),
+    ("rate + 1/N", rate_and_one_more, "poisson"),
+    ("half of the records 5 % more often", half_of_the_records_more_often, "poisson"),
+    ("a batch without its last record", batch_without_its_last_record, "poisson"),
+    ("batches from another stream", batch_from_another_stream, "poisson"),
+    ("the last micro-batch unclipped", last_micro_batch_unclipped, "micro-batches"),
+    ("micro-batches that overlap", boundary_of_micro_batches_twice, "micro-batches"),
+    ("what is no number adds 3 C", not_a_number_adds_three, "not a number"),
+    ("clipping 2 % loose", two_per_cent_loose, "poisson"),
+    ("one class is not clipped", one_class_not_clipped, "poisson"),
+    ("copies clipped one by one", copies_clipped_one_by_one, "copies"),
+    ("copies by their place", copies_by_place_in_the_piece, "copies"),
+    ("empty places count as rows", empty_places_as_rows, "persons"),
+    ("groups by place", groups_by_place, "groups"),
+    ("half of the noise on a statistic", half_noise_on_a_statistic, "preparation"),
+)
+
+
+@pytest.mark.parametrize("fault", TWENTY, ids=lambda fault: fault[0])
+def test_a_planted_fault_is_refuted(fault: Fault) -> None:
+    _, plant, name = fault
+    with plant():
+        found = run(JOBS[name])
+    assert found.refuted
+    reasons = [finding.reason for finding in found.findings() if finding.violated]
+    assert all(reason.endswith(".") for reason in reasons)
+
+
+def test_there_are_twenty_faults_and_the_code_is_whole_after_them() -> None:
+    assert len(TWENTY) >= 20
+    for _, plant, _ in TWENTY:
+        with plant():
+            pass
+    assert not run(JOBS["poisson"]).refuted
+
+
+def test_the_reference_shares_no_code_with_what_trains() -> None:
+    """Of the library it imports plain values only."""
+    tree = ast.parse(inspect.getsource(reference))
+    rooms = {
+        node.module.split(".")[1]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("forethought.")
+    }
+    assert rooms == {
+        "augmentation",
+        "contributions",
+        "local_updates",
+        "mechanism",
+        "preparation",
+        "privacy",
+        "samplings",
+    }
+
+
+def test_a_replayed_run_is_the_run_without() -> None:
+    job = JOBS["micro-batches"]
+
+    def weights() -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        trained = ft.train(job.model(), job.data(), job.plan, seed=1, noise_seed=2)
+        return [torch.rand(1), *(p.detach() for p in trained.model.parameters())]
+
+    plainly = weights()
+    with replaying([1]) as found:
+        replayed = weights()
+    assert found.replayed == 1
+    assert all(torch.equal(one, other) for one, other in zip(plainly, replayed, strict=True))
+
+
+def test_what_is_not_replayed_is_refused_in_words() -> None:
+    model = nn.Sequential(nn.Linear(12, 4), nn.Dropout(0.5))
+    with replaying() as found:
+        ft.train(model, (INPUTS, LABELS), POISSON)
+        ft.train(mlp(), (INPUTS, LABELS), POISSON.with_(noise="grid"))
+        ft.train(mlp().bfloat16(), (INPUTS.bfloat16(), LABELS), POISSON)
+    assert found.replayed == 0 and not found.refuted
+    random, grid, precision = found.refusals
+    assert "model.eval()" in random and "grid" in grid and "float32" in precision
+
+
+def test_a_kink_within_rounding_is_no_fault() -> None:
+    """A bias that puts every record on the kink of an L1 loss moves signs by a last bit."""
+    inputs = INPUTS.clone()
+    inputs[:, 1:] = inputs[:, :1] * torch.tensor([0.1 * (i + 1) for i in range(11)])
+    model = nn.Linear(12, 1)
+    with torch.no_grad():
+        targets = model(inputs)
+    with replaying([0]) as found:
+        ft.train(
+            model,
+            (inputs, targets),
+            plan_of(ft.Poisson(0.3), 1, clip=ft.Clip(0.1)),
+            loss=lambda outputs, wanted: (outputs - wanted).abs().sum(1),
+        )
+    assert found.replayed == 1
+    assert not found.refuted, [f.reason for f in found.findings() if f.violated]
