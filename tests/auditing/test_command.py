@@ -110,6 +110,7 @@ def test_mistakes_are_one_line(
     assert text in err and err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_job_and_a_run_that_was_stopped_are_replayed(
     plan: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,7 @@ from forethought.training.loop import Loop
 
 N = 160
 INPUTS, LABELS = randn(N, 12), randint(0, 4, (N,))
+SEEDS = {"seed": 1, "noise_seed": 2}
 IMAGES = randn(N, 1, 8, 8)
 
 
@@ -86,9 +87,10 @@ CORRELATED = ft.Correlated(1.0, 4, ft.CyclicPoisson(0.5, 4), "example", BANDS)
 POISSON = plan_of(ft.Poisson(0.2))
 PEOPLE = plan_of(ft.Poisson(0.4), examples=54, clip=ft.Clip(50.0), contribution=Persons(4))
 MEANS = Preparation(("means",), features=12, reach=4.0, noise_multiplier=20.0)
-QUANTILE = plan_of(ft.Poisson(0.2), 3, clip=ft.Clip(1.0, "quantile", count_noise=5.0))
+QUANTILE = plan_of(ft.Poisson(0.2), 3, clip=ft.Clip(2.0, "quantile", count_noise=5.0))
 JOBS = {
     "poisson": Job(POISSON),
+    "eight rounds": Job(plan_of(ft.Poisson(0.2), 8)),
     "micro-batches": Job(POISSON, options={"micro_batch": 7}),
     "without replacement": Job(plan_of(ft.WithoutReplacement(30, N), adjacency="zero-out")),
     "shuffled": Job(plan_of(ft.Shuffled(60, N), 6, adjacency="zero-out")),
@@ -139,11 +141,12 @@ def run(job: Job) -> Replay:
                     checkpoint_every=2,
                     resume=resume,
                     progress=progress,
+                    **SEEDS,
                 ),
                 job.plan.rounds,
             )
         else:
-            ft.train(job.model(), job.data(), job.plan, diagnostics=False, **job.options)
+            ft.train(job.model(), job.data(), job.plan, diagnostics=False, **SEEDS, **job.options)
     return found
 
 
@@ -385,8 +388,8 @@ TWENTY: tuple[Fault, ...] = (
     ("correlated noise that forgets on resume", correlation_forgotten_on_resume, "correlated"),
     ("noise on the count × 0.8", lambda: count_noise_times(0.8), "quantile"),
     ("a count of one record less", count_of_one_record_less, "quantile"),
-    ("rate + 1/N", rate_and_one_more, "poisson"),
-    ("half of the records 5 % more often", half_of_the_records_more_often, "poisson"),
+    ("rate + 1/N", rate_and_one_more, "eight rounds"),
+    ("half of the records 5 % more often", half_of_the_records_more_often, "eight rounds"),
     ("a batch without its last record", batch_without_its_last_record, "poisson"),
     ("batches from another stream", batch_from_another_stream, "poisson"),
     ("the last micro-batch unclipped", last_micro_batch_unclipped, "micro-batches"),
@@ -481,3 +484,33 @@ def test_a_kink_within_rounding_is_no_fault() -> None:
         )
     assert found.replayed == 1
     assert not found.refuted, [f.reason for f in found.findings() if f.violated]
+
+
+def test_a_sum_may_be_off_by_half_the_charge_along_every_way() -> None:
+    size, count, norm = 100_000, 6, 2.0
+    signs = np.random.default_rng(3).integers(2, size=(count, size)) * 2 - 1
+    rows = signs * norm / math.sqrt(size)
+    middle, half = rows.sum(0), reference.CHARGE / 2 * norm
+    found = reference.Sum(middle, np.zeros(size), np.zeros(size), rows, [], norm, np.zeros(count))
+    some = np.zeros(size)
+    for share, within in ((0.99, True), (1.01, False)):
+        some[7] = share * half
+        assert (replay.apart(middle + some, found, norm) <= 1) is within
+        assert (replay.apart(middle - some, found, norm) <= 1) is within
+    # A record that is missing, or counts twice, is less than that in every coordinate.
+    assert np.abs(rows).max() < half
+    assert replay.apart(middle - rows[2], found, norm) > 1
+    assert replay.apart(middle + rows[2], found, norm) > 1
+    # Norms that are taken too long shorten what is clipped, and lengthen nothing.
+    assert replay.apart(0.995 * middle, found, norm) > 1
+    found.loose[:], found.shorter = reference.LOOSE, reference.LOOSE * np.abs(rows).sum(0)
+    assert replay.apart(0.995 * middle, found, norm) <= 1
+    assert replay.apart(1.005 * middle, found, norm) > 1
+    assert replay.apart(middle * math.nan, found, norm) == math.inf
+
+
+def test_a_batch_that_is_not_the_laws_is_named() -> None:
+    with rate_and_one_more():
+        found = run(JOBS["eight rounds"])
+    (batch,) = (finding for finding in found.findings() if finding.name == "batch")
+    assert batch.violated and "too many" in batch.reason
