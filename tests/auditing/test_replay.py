@@ -87,7 +87,7 @@ CORRELATED = ft.Correlated(1.0, 4, ft.CyclicPoisson(0.5, 4), "example", BANDS)
 POISSON = plan_of(ft.Poisson(0.2))
 PEOPLE = plan_of(ft.Poisson(0.4), examples=54, clip=ft.Clip(50.0), contribution=Persons(4))
 MEANS = Preparation(("means",), features=12, reach=4.0, noise_multiplier=20.0)
-QUANTILE = plan_of(ft.Poisson(0.2), 3, clip=ft.Clip(2.0, "quantile", count_noise=5.0))
+QUANTILE = plan_of(ft.Poisson(0.2), 8, clip=ft.Clip(2.0, "quantile", count_noise=5.0))
 JOBS = {
     "poisson": Job(POISSON),
     "eight rounds": Job(plan_of(ft.Poisson(0.2), 8)),
@@ -129,6 +129,7 @@ JOBS = {
 
 
 def run(job: Job) -> Replay:
+    torch.manual_seed(1)
     with replaying() as found, tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         if job.resumed:
