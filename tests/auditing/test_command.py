@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -124,16 +125,16 @@ def test_a_job_and_a_run_that_was_stopped_are_replayed(
     class StoppedError(Exception):
         pass
 
-    right, rounds = Loop._round, []
+    rounds = Loop.rounds
 
-    def stopped(self: Loop, index: int) -> None:
-        rounds.append(index)
-        if index == 3:
-            raise StoppedError
-        right(self, index)
+    def stopped(self: Loop) -> Iterator[int]:
+        for done in rounds(self):
+            yield done
+            if done == 3:
+                raise StoppedError
 
     with monkeypatch.context() as patch, pytest.raises(StoppedError):
-        patch.setattr(Loop, "_round", stopped)
+        patch.setattr(Loop, "rounds", stopped)
         run(capsys, "train", "job.toml", "--out", "run", "--quiet")
     before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
     status, out, _ = run(capsys, "audit", "run", "--replay", "--rounds", 2, "--out", "found")

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -31,7 +32,6 @@ from forethought.local_updates import Local
 from forethought.plans import Plan
 from forethought.preparation import Preparation
 from forethought.rounds import contributions, noise, private_sum, sampling
-from forethought.rounds.correlated_noise import CorrelatedNoise
 from forethought.rounds.noise import GaussianNoise
 from forethought.rounds.randomness import BoundNoise
 from forethought.training import persons as person_records
@@ -212,19 +212,13 @@ def new_noise_after_a_resume() -> Planted:
 
 
 def correlation_forgotten_on_resume() -> Planted:
-    restore, add = Loop.restore, CorrelatedNoise.add_to
-    since: list[int] = []
+    restore = Loop.restore
 
     def restored(self: Loop, saved: Any) -> None:
         restore(self, saved)
-        since.append(saved.round)
+        self.private.bound = [bytes(32)] * len(self.private.bound)
 
-    def added(self: CorrelatedNoise, vector: torch.Tensor, std: float, index: int) -> None:
-        if since and self._next < since[-1]:
-            self._next = since[-1]  # as if the part began here
-        add(self, vector, std, index)
-
-    return replaced((Loop, "restore", restored), (CorrelatedNoise, "add_to", added))
+    return replaced((Loop, "restore", restored))
 
 
 def count_noise_times(factor: float) -> Planted:
@@ -243,11 +237,7 @@ def count_of_one_record_less() -> Planted:
     )
 
 
-_COUNT, _SUBSET, _POISSON = (
-    sampling.poisson_count,
-    sampling.uniform_subset,
-    sampling._poisson,
-)
+_COUNT = sampling.poisson_count
 
 
 def rate_and_one_more() -> Planted:
@@ -257,25 +247,29 @@ def rate_and_one_more() -> Planted:
     return replaced((sampling, "poisson_count", count))
 
 
-def half_of_the_records_more_often() -> Planted:
-    def drawn(examples: int, rate: float, source: Any) -> Any:
-        some = _POISSON(examples, rate, source)
-        more = np.flatnonzero(source.random(examples // 2) < 0.05 * rate)
-        return np.union1d(some, more)
+def poisson_by(broken: Callable[[Any, Any], Any]) -> Planted:
+    """Batches as they are and a generator, to batches as they should not be."""
+    right = sampling.SAMPLERS[ft.Poisson]
 
-    return replaced((sampling, "_poisson", drawn))
+    def sampler(kind: Any, examples: int, stream: Any, first: int) -> Any:
+        drawn, source = right(kind, examples, stream, first), np.random.default_rng(7)
+        return lambda index: broken(drawn(index), source)
+
+    return mock.patch.dict(sampling.SAMPLERS, {ft.Poisson: sampler})
+
+
+def half_of_the_records_more_often() -> Planted:
+    return poisson_by(
+        lambda batch, source: np.union1d(batch, np.flatnonzero(source.random(N // 2) < 0.01))
+    )
 
 
 def batch_without_its_last_record() -> Planted:
-    def drawn(examples: int, rate: float, source: Any) -> Any:
-        return _POISSON(examples, rate, source)[:-1]
-
-    return replaced((sampling, "_poisson", drawn))
+    return poisson_by(lambda batch, _: batch[:-1])
 
 
 def batch_from_another_stream() -> Planted:
-    source = np.random.default_rng()
-    return replaced((sampling, "_poisson", lambda n, rate, _: _POISSON(n, rate, source)))
+    return poisson_by(lambda batch, source: source.choice(N, len(batch), replace=False))
 
 
 _SUMMED = contributions.clipped_sum

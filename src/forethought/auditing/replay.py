@@ -283,12 +283,12 @@ class _Witness:
             norms = found.norms
             least = sum(most <= one.clip_norm or not math.isfinite(most) for _, most in norms)
             most = sum(low <= one.clip_norm or not math.isfinite(low) for low, _ in norms)
-            said = self._count + len(norms) / 2
+            counted = self._count + len(norms) / 2
             say(
                 Compared(
                     "count below the clipping norm",
-                    0.0 if least <= said <= most else math.inf,
-                    f"In {where} {said:g} contributions were counted as short, where "
+                    0.0 if least <= counted <= most else math.inf,
+                    f"In {where} {counted:g} contributions were counted as short, where "
                     f"{least:g} to {most:g} are.",
                 )
             )
