@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 
 import forethought as ft
 from forethought.accounting.interval import at_most
+from forethought.accounting.releases import Release
 from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
 from forethought.report import charts
@@ -112,7 +115,7 @@ def test_a_statement_without_a_guarantee_has_no_scale(tmp_path):
     text = statement_page(ft.account(plan))
     page = Page(text)
     assert "not differentially private" in page.text and "Why there is no guarantee" in page.text
-    assert "<svg" not in text
+    assert "<svg" not in text and 'class="lead"' not in text
 
 
 def test_a_run_without_noise_has_a_report_all_the_same(tmp_path):
@@ -122,12 +125,59 @@ def test_a_run_without_noise_has_a_report_all_the_same(tmp_path):
     assert "not differentially private" in page.text and len(page.points) == 1
 
 
-@pytest.mark.parametrize("epsilon", [1e-4, 0.1, 1.0, 2.999, 50, 1e6])
-def test_the_scale_keeps_every_value_on_it(epsilon):
-    drawn = charts.scale(epsilon, ((1.0, "one"), (19.61, "two")))
-    places = [float(x) for x in re.findall(r'\bx="([-\d.]+)"', drawn)]
-    assert all(0 <= x <= 760 for x in places)
-    assert f"ε = {epsilon:.3g}" in drawn
+@pytest.mark.parametrize("sigma", [0.05, 0.4, 1.2, 30.0, 1e6])
+@pytest.mark.parametrize("adjacency", ["add-or-remove", "replace-one"])
+def test_a_statement_begins_with_a_sentence_a_number_and_a_picture(sigma, adjacency):
+    made = Mechanism(Rounds(sigma, 30, Poisson(0.1)), adjacency=adjacency)
+    statement = ft.account(made, 1e-5, group=2)
+    text = statement_page(statement, "T")
+    power = statement.attack[1][1]
+    found = text.count('class="found"')
+    # Upward, never below what blind guessing finds, and the same in words, number and picture.
+    assert max(1, 100 * power - 1e-6) <= found <= min(100, 100 * power + 1)
+    assert found + text.count('class="missed"') == 100 and text.count('class="blind"') == 1
+    page = Page(text)
+    words = [one for one in page.words if one.strip()]
+    assert words[2].startswith("Of 100 groups of 2 records that such a model would learn from")
+    assert f"on average at most {found}, if 1 in 100" in words[2] and words[3] == f"{found} of 100"
+    assert ("recognises" in words[2]) == (adjacency == "replace-one")
+    # A screen reader reads the sentence in place of the picture; nothing runs.
+    assert re.search(r'<svg[^>]*role="img"[^>]*aria-labelledby="dots-title dots-words"', text)
+    assert f'<desc id="dots-words">{words[2]}</desc>' in text and "<script" not in text
+
+
+def test_headings_are_in_order_and_tables_have_scopes(tmp_path):
+    for text in (statement_page(summary(tmp_path).statement), report_page(summary(tmp_path))):
+        levels = [int(level) for level in re.findall(r"<h([1-6])>", text)]
+        assert levels[0] == 1 and levels.count(1) == 1
+        assert all(later <= one + 1 for one, later in itertools.pairwise(levels))
+        assert "<th>" not in text and '<th scope="row">' in text
+    order = ["protected, and against", "not covered", "checked, and by whom", "believed", "annex"]
+    shown = statement_page(summary(tmp_path).statement)
+    places = [re.search(f"<h2>[^<]*{name}", shown).start() for name in order]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "nobody, as far as"),
+        ('{"refuted": false}', "an audit: not refuted"),
+        ('{"refuted": true}', "an audit: REFUTED"),
+        ('{"refuted": "<b>no</b>"}', "nobody, as far as"),
+        ("[" * 5000, "nobody, as far as"),
+    ],
+)
+def test_what_was_checked_has_its_evidence(tmp_path, content, said):
+    if content is not None:
+        (tmp_path / "audit.json").write_text(content, encoding="utf-8")
+    made = summary(tmp_path)
+    ran = made.statement.of_run([Release("sums", 30, 1.2)])
+    write_pages(replace(made, statement=ran))
+    page = Page((tmp_path / "statement.html").read_text(encoding="utf-8"))
+    assert said in page.text and "<b>" not in page.text
+    for evidence in ("transcript.json, round by round", "tools/verify.py", ran.plan[:19]):
+        assert evidence in page.text
 
 
 @pytest.mark.parametrize(

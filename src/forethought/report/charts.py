@@ -7,8 +7,6 @@ import math
 from collections.abc import Callable, Sequence
 from html import escape
 
-from forethought.accounting.interval import at_most
-
 WIDTH, HEIGHT = 560, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 16, 12, 44
 Points = Sequence[tuple[float, float]]
@@ -85,43 +83,25 @@ def curve(
     return found.replace("<svg ", f"<svg data-points='{escape(json.dumps(marks), quote=True)}' ", 1)
 
 
-def scale(value: float, examples: Sequence[tuple[float, str]]) -> str:
-    """A value on a logarithmic line from 0.1 to 100, published ones below it."""
-    low, high, middle = 0.1, 100.0, 74
-    ends = (math.log(low), math.log(high))
-    to_x = _scale(ends, (20, 740))
+def dots(found: int, blind: int, words: str) -> str:
+    """A hundred records as dots: ``found`` of them filled, ``blind`` of these with a cross.
 
-    def place(epsilon: float) -> float:
-        return to_x(math.log(min(max(epsilon, low), high)))
-
-    shown = at_most(value, ".3g") + ("" if value <= high else ", beyond the scale")
+    Args:
+        words: what the picture says, for those who do not see it.
+    """
     parts = [
-        f'<svg class="scale" viewBox="0 0 760 {middle + 20 + 19 * len(examples)}" role="img" '
-        f'aria-label="ε = {shown} on a scale from 0.1 to 100">'
-        '<defs><linearGradient id="strength"><stop offset="0" stop-color="#009E73"/>'
-        '<stop offset=".45" stop-color="#E69F00"/><stop offset=".8" stop-color="#D55E00"/>'
-        f'</linearGradient></defs><rect x="20" y="{middle - 6}" width="720" height="8" rx="4" '
-        'fill="url(#strength)"/>'
+        '<svg class="dots" viewBox="0 0 410 106" role="img" '
+        'aria-labelledby="dots-title dots-words">'
+        f'<title id="dots-title">{found} of 100 dots are filled</title>'
+        f'<desc id="dots-words">{escape(words)}</desc>'
     ]
-    for tick in (0.1, 0.3, 1, 3, 10, 30, 100):
-        parts.append(
-            f'<text class="tick middle" x="{place(tick)}" y="{middle - 12}">{tick:g}</text>'
-        )
-    at = place(value)
-    anchor = "start" if at < 120 else "end" if at > 640 else "middle"
-    parts.append(
-        f'<path class="here" d="M{at} {middle - 8} l-7 -14 h14 z"/>'
-        f'<text class="here {anchor}" x="{at}" y="{middle - 40}">this model: ε = {shown}</text>'
-    )
-    for number, (epsilon, name) in enumerate(sorted(examples)):
-        x, y = place(epsilon), middle + 22 + 19 * number
-        side = ("end", -6) if x > 420 else ("start", 6)
-        parts.append(
-            f'<line class="grid" x1="{x}" x2="{x}" y1="{middle + 2}" y2="{y - 4}"/>'
-            f'<circle class="example" r="3" cx="{x}" cy="{y - 4}"/>'
-            f'<text class="tick {side[0]}" x="{x + side[1]}" y="{y}">{escape(name)}: '
-            f"ε = {epsilon:g}</text>"
-        )
+    for number in range(100):
+        # Column by column, so that what is found is one block from the left.
+        x, y = 13 + 20.2 * (number // 5), 13 + 20 * (number % 5)
+        kind = "found" if number < found else "missed"
+        parts.append(f'<circle class="{kind}" r="7.5" cx="{x:.1f}" cy="{y}"/>')
+        if number < blind:
+            parts.append(f'<path class="blind" d="M{x - 3.5:.1f} {y - 3.5} l7 7 m0 -7 l-7 7"/>')
     return "".join(parts) + "</svg>"
 
 

@@ -11,13 +11,18 @@ from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING
 
+from forethought.accounting.accountants import EXACT, KNOWN_BATCHES
 from forethought.accounting.interval import at_least, at_most
 from forethought.accounting.releases import rows
 from forethought.accounting.statement import protected, records, truth
+from forethought.mechanism import Rounds
 from forethought.report import charts
 from forethought.report.terminal import plan_rows
+from forethought.serialisation import parse
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from forethought.accounting.statement import Statement
     from forethought.training.results import Results
     from forethought.training.summary import RunSummary
@@ -32,21 +37,23 @@ PUBLISHED = (
 _CURVE = 101
 
 
-def statement_page(statement: Statement, title: str = "Privacy statement") -> str:
-    """The page for a data-protection officer: plain words first, a technical annex behind."""
+def statement_page(
+    statement: Statement, title: str = "Privacy statement", audited: bool | None = None
+) -> str:
+    """The page for a data-protection officer: plain words first, a technical annex behind.
+
+    Args:
+        audited: what an audit.json that lies with the statement says: False, it was not refuted;
+            True, it was. None: there is none.
+    """
     s = statement
     first, second, _ = s.sentences()
-    body = [f"<h1>{escape(title)}</h1>", *_head(s, first, second)]
-    if s.about is not None:
-        body += ["<h2>What it is about</h2>", "<p>As its owner says:</p>"]
-        body.append(_list(f"{what}: {text}" for what, text in s.about.lines()))
+    body = [f"<h1>{escape(title)}</h1>", *_lead(s), *_head(s, first, second)]
     if s.breaks:
         body += ["<h2>Why there is no guarantee</h2>"]
         body.append(_list(f"{text}: {text.kind.reason}." for text in s.breaks))
-    if s.private:
-        body += ["<h2>How strong it is</h2>", *_strength(s)]
     body += [
-        "<h2>What was protected, and against whom</h2>",
+        "<h2>Who is protected, and against whom</h2>",
         _list(
             [
                 f"Protected: {protected(s)}.",
@@ -58,14 +65,21 @@ def statement_page(statement: Statement, title: str = "Privacy statement") -> st
             ]
         ),
         "<h2>What is not covered</h2>",
-        _list([f"{text}." for text in s.not_covered] or ["Nothing was named."]),
-        "<h2>What it rests on</h2>",
+        _list([f"{text[:1].upper()}{text[1:]}." for text in map(str, s.not_covered)])
+        if s.not_covered
+        else "<p>No use of the data outside this promise was named.</p>",
+        "<h2>What was checked, and by whom</h2>",
+        f'<div class="words">{_table(("what", "by whom", "evidence"), _checks(s, audited))}</div>',
+        "<h2>What is believed</h2>",
+        "<p>The promise rests on this, and no file shows it:</p>",
         _list(f"{text[:1].upper()}{text[1:]}." for text in map(str, s.assumptions)),
-        "<h2>Who chose the numbers</h2>",
-        f"<p>Hyperparameters: {escape(str(s.hyperparameters))}.</p>",
-        "<h2>Technical annex</h2>",
-        *_annex(s),
     ]
+    if s.about is not None:
+        body += ["<h2>What it is about</h2>", "<p>As its owner says:</p>"]
+        body.append(_list(f"{what}: {text}" for what, text in s.about.lines()))
+    if s.private:
+        body += ["<h2>How strong it is</h2>", *_strength(s)]
+    body += ["<h2>Technical annex</h2>", *_annex(s)]
     return _page(title, body)
 
 
@@ -93,10 +107,96 @@ def write_pages(summary: RunSummary) -> None:
     """Leave ``report.html`` and ``statement.html`` in the run folder."""
     title = f"Privacy statement of {summary.folder.resolve().name}"
     for name, text in (
-        ("statement.html", statement_page(summary.statement, title)),
+        ("statement.html", statement_page(summary.statement, title, _audited(summary.folder))),
         ("report.html", report_page(summary)),
     ):
         (summary.folder / name).write_text(text, encoding="utf-8")
+
+
+def _audited(folder: Path) -> bool | None:
+    """Whether the folder's audit.json says that the run was refuted; None: nothing is known."""
+    try:
+        refuted = parse((folder / "audit.json").read_text(encoding="utf-8"))["refuted"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return refuted if isinstance(refuted, bool) else None
+
+
+def _lead(s: Statement) -> list[str]:
+    """One sentence, one number, one picture, for whoever tells others about it."""
+    if not s.private:
+        return []
+    rate, power = s.attack[min(1, len(s.attack) - 1)]
+    # Upward, as every bound; and at least what guessing finds.
+    blind = round(100 * rate)
+    found = min(100, max(blind, math.ceil(100 * power - 1e-9)))
+    unit = "persons" if any(fact.code == "persons" for fact in s.facts) else "records"
+    units = unit if s.group == 1 else f"groups of {s.group} {unit}"
+    learned = "this model learned from" if s.releases else "such a model would learn from"
+    # Where one record stands for another, there is no doubt that there was one.
+    finds = "finds" if s.adjacency != "replace-one" else "recognises, by what they say,"
+    sentence = (
+        f"Of 100 {units} that {learned}, even an attacker who knows all the others {finds} on "
+        f"average at most {found}, if {blind} in 100 may be suspected wrongly; blind guessing "
+        f"finds {blind}."
+    )
+    return [
+        f'<p class="lead">{escape(sentence)}</p><figure>'
+        f'<p class="number"><strong>{found} of 100</strong> found at most</p>'
+        f"{charts.dots(found, blind, sentence)}<figcaption>A hundred {units}. Filled: found on "
+        f"average at most ({found}); with a cross: what blind guessing finds ({blind}). "
+        "Rounded up.</figcaption></figure>"
+    ]
+
+
+def _checks(s: Statement, audited: bool | None) -> list[tuple[str, str, str]]:
+    """(what, by whom, evidence) of everything that is compared, or can be."""
+    verifier = "can be, by anyone: forethought account --verify"
+    compared = [
+        (
+            "The rounds that ran are the rounds in this statement",
+            "the run, before it wrote this",
+            "transcript.json, round by round",
+        )
+        if s.releases
+        else ("What ran", "nobody: nothing is known to have run", "none: it is about a plan"),
+        (
+            "ε, δ and the table of attacks follow from the rounds",
+            f"the run; {verifier}",
+            "the rounds in statement.json",
+        ),
+    ]
+    plain = all(
+        type(part) is Rounds and part.sampling.kind in ("poisson", "full-batch")
+        for part in s.mechanism
+    )
+    if plain and s.private and s.accountant["kind"] in (EXACT, KNOWN_BATCHES) and s.releases:
+        compared.append(
+            (
+                "The same by a second program and another method",
+                "can be, by anyone: tools/verify.py of the source code",
+                "statement.json, transcript.json, plan.json",
+            )
+        )
+    if s.plan is not None:
+        compared.append(("The plan beside it is the one that ran", verifier, f"{s.plan[:19]}…"))
+    if s.about is not None and s.about.model is not None:
+        compared.append(
+            ("The model file is the one it is about", verifier, f"{s.about.model[:19]}…")
+        )
+    if s.signature is not None:
+        compared.append(
+            (
+                "Who stands behind it",
+                f"{verifier} --public-key FILE",
+                f"Ed25519 key {s.signature.fingerprint}",
+            )
+        )
+    verdict = {None: "nobody, as far as this folder shows", False: "an audit: not refuted"}
+    by = verdict.get(audited, "an audit: REFUTED")
+    evidence = "no audit.json: forethought audit tries" if audited is None else "audit.json"
+    compared.append(("The code did what it says (an attempt to refute it)", by, evidence))
+    return compared
 
 
 def _head(s: Statement, first: str, second: str) -> list[str]:
@@ -106,15 +206,16 @@ def _head(s: Statement, first: str, second: str) -> list[str]:
 
 def _strength(s: Statement) -> list[str]:
     table = [(f"{rate:.1%}", at_most(power, ".2%")) for rate, power in s.attack]
+    others = sorted([*PUBLISHED, (s.epsilon.upper, "this statement")])
     return [
-        f"<figure>{charts.scale(s.epsilon.upper, PUBLISHED)}<figcaption>Smaller is stronger. The "
-        "published figures protect other things in other settings (some one day of a person, some "
-        "one row) and do not compare exactly; they show what others thought right."
-        "</figcaption></figure>",
-        "<p>In words: whatever test an attacker uses to tell whether "
+        '<div class="pair"><div><p>Whatever test an attacker uses to tell whether '
         f"{escape(records(s))} was used, this is the best they can do. Guessing blindly gives as "
         "many detections as false alarms.</p>",
         _table(("false alarms accepted", "detections, at most"), table),
+        "</div><div><p>Smaller is stronger. What others promised in public protects other things "
+        "in other settings and does not compare exactly:</p>",
+        _table(("who, and for what", "ε"), [(name, at_most(e, ".4g")) for e, name in others]),
+        "</div></div>",
     ]
 
 
@@ -129,11 +230,13 @@ def _annex(s: Statement) -> list[str]:
         ("records in the data", "not stated" if s.examples is None else f"{s.examples:,}"),
         (s.way.rounds, f"{len(s.mechanism):,}"),
         ("accountant", f"{s.accountant['kind']}, forethought {s.version}"),
+        ("who chose the numbers", s.hyperparameters),
     ]
     released = [(name, f"{count:,}", str(noise)) for name, count, noise in rows(s.releases)]
-    parts = [_table(("", ""), numbers, head=False)]
+    parts = ['<div class="pair">', _table(("", ""), numbers, head=False)]
     if released:
         parts.append(_table(("released", "times", "noise multiplier"), released))
+    parts.append("</div>")
     parts.append(_list(f"Theorem: {text}" for text in s.theorems))
     parts.append(
         "<p><code>forethought account --verify statement.json</code> recomputes what follows from "
@@ -235,12 +338,14 @@ def _list(texts: Iterable[str]) -> str:
 
 
 def _table(heads: Sequence[str], body: Iterable[Sequence[str]], *, head: bool = True) -> str:
-    names = f"<tr>{''.join(f'<th>{escape(text)}</th>' for text in heads)}</tr>" if head else ""
+    cells = "".join(f'<th scope="col">{escape(text)}</th>' for text in heads)
+    names = f"<thead><tr>{cells}</tr></thead>" if head else ""
     lines = (
-        f"<tr><th>{escape(first)}</th>{''.join(f'<td>{escape(text)}</td>' for text in rest)}</tr>"
+        f'<tr><th scope="row">{escape(first)}</th>'
+        f"{''.join(f'<td>{escape(text)}</td>' for text in rest)}</tr>"
         for first, *rest in body
     )
-    return f'<div class="wide"><table>{names}{"".join(lines)}</table></div>'
+    return f'<div class="wide"><table>{names}<tbody>{"".join(lines)}</tbody></table></div>'
 
 
 def _page(title: str, body: Iterable[str]) -> str:
@@ -248,9 +353,12 @@ def _page(title: str, body: Iterable[str]) -> str:
     style, script = (
         own.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
     )
+    content = "".join(body)
+    # A page without curves needs no script.
+    moving = f"<script>{script}</script>" if 'class="chart"' in content else ""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{style}</style></head>"
-        f"<body><main>{''.join(body)}</main><script>{script}</script></body></html>\n"
+        f"<body><main>{content}</main>{moving}</body></html>\n"
     )
