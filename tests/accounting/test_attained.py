@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from forethought.accounting import exact
+from forethought.accounting import attack_bounds, exact
 from forethought.accounting.attack_bounds import OPPOSITE, ZEROS, _composed, _lower, attained
 from forethought.accounting.statement import account, truth
 from forethought.accounting.theorems import replacing
@@ -125,6 +125,16 @@ def test_a_statement_says_what_data_attain_and_how_far_below_that_is():
     assert value.endswith(made.attained.data)
     assert float(factor.split()[2]) >= made.epsilon.upper / made.attained.epsilon
     assert account(Mechanism(Rounds(0.0, 1, FullBatch())), 1e-5).attained is None
+
+
+def test_an_attack_that_beats_the_certificate_is_an_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: an attack that claims a little more than is proven; it is never clipped."""
+    mechanism = Mechanism(Rounds(2.5, 49, WithoutReplacement(20, 300)), adjacency="zero-out")
+    proven = exact.epsilon(mechanism, 1e-5).upper
+    monkeypatch.setattr(attack_bounds, "_lower", lambda *_: proven * (1 + 1e-6))
+    for ask in (attained, account):
+        with pytest.raises(exact.CertificateError, match="beats the certificate"):
+            ask(mechanism, 1e-5)
 
 
 def test_of_parts_that_nobody_is_told_nothing_is_claimed():

@@ -20,7 +20,13 @@ from forethought.accounting.adaptive import (
 )
 from forethought.accounting.assumptions import Randomness
 from forethought.accounting.releases import Release
-from forethought.accounting.statement import Statement, StatementError, account
+from forethought.accounting.statement import (
+    FROZEN_SCHEMA,
+    STATEMENT_SCHEMA,
+    Statement,
+    StatementError,
+    account,
+)
 from forethought.accounting.verification import CHECKS, check, verify
 from forethought.caveats import Caveat
 from forethought.mechanism import Budget, Mechanism, Rounds
@@ -156,6 +162,7 @@ def test_every_edit_is_caught_or_named(name: str) -> None:
     found = list(outcomes(values, plan))
     assert [(place, new) for place, new, what in found if what == "passed"] == []
     caught = {place.split("/")[0] for place, _, what in found if what == "caught"}
+    assert values["attained"] is None or "attained" in caught
     assert caught >= {
         "epsilon",
         "adjacency",
@@ -288,6 +295,30 @@ def test_an_older_version_may_be_looser_but_never_wrong() -> None:
     assert verify(older).epsilon == s.epsilon
     with pytest.raises(StatementError, match="does not hold"):
         verify(replace(older, epsilon=ft.Interval(0.0, 0.99 * s.epsilon.lower)))
+
+
+def test_a_lower_bound_on_the_truth_is_recomputed_and_never_above_what_is_proven() -> None:
+    s = of_a_run()
+    assert s.attained is not None and "attained" in check(s).checked
+    for version in (s.version, "0.0.1"):
+        more = replace(s.attained, epsilon=1.01 * s.epsilon.upper)
+        with pytest.raises(StatementError, match="at most"):
+            verify(replace(s, attained=more, version=version))
+    for other in (None, replace(s.attained, epsilon=0.9 * s.attained.epsilon)):
+        with pytest.raises(StatementError, match="data sets attain"):
+            verify(replace(s, attained=other))
+        assert "attained" in dict(check(replace(s, attained=other, version="0.0.1")).not_checked)
+
+
+def test_a_statement_of_the_frozen_schema_holds_and_comes_out_in_the_next() -> None:
+    s = replace(of_a_run(), schema=FROZEN_SCHEMA, attained=None)
+    read = Statement.from_json(s.to_json())
+    assert read == s and "attained" not in json.loads(s.to_json())
+    found = check(read)
+    assert found.statement == s and "attained" in dict(found.not_checked)
+    wide = ft.Interval(s.epsilon.lower, 1.1 * s.epsilon.upper)
+    now = verify(replace(read, epsilon=wide, version="0.0.1"))
+    assert now.schema == STATEMENT_SCHEMA and now.attained == of_a_run().attained
 
 
 def test_a_claim_between_two_certified_ends_holds() -> None:

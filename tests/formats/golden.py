@@ -326,10 +326,15 @@ EXACT: dict[str, Callable[[], bytes]] = {
     "journal.bin": journal,
 }
 STATEMENT, ANSWERS = "statement.json", "run-answers.json"
+# Forms that came after 0.2.0, beside the frozen ones.
+NEXT_STATEMENT = "statement-3.json"
 
 
 def main() -> None:
-    """Write every file anew."""
+    """Write every file anew; with "next" only those that came after 0.2.0."""
+    if sys.argv[1:] == ["next"]:
+        (GOLDEN / NEXT_STATEMENT).write_text(statement().to_json() + "\n", encoding="utf-8")
+        return
     shutil.rmtree(GOLDEN, ignore_errors=True)
     (GOLDEN / RUN).mkdir(parents=True)
     for name, make_it in EXACT.items():

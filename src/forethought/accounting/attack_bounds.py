@@ -99,6 +99,8 @@ _FAR = 38.0
 # Relative rounding of masses in cells of that width, and of their quotients.
 _DOUBT = 1e-11
 _DOWN = 1 - 1e-9
+# What two certified ends of one number may contradict each other by, relatively.
+_WIDTH = 1e-9
 _ACCURACY = 1e-3
 # A batch of so many records a group leaves no group empty, but for e^-60.
 _FULL = 60
@@ -120,11 +122,13 @@ class Attained:
     data: str
 
 
+@lru_cache(maxsize=512)
 def attained(mechanism: Mechanism, delta: float, group: int = 1) -> Attained:
     """The largest ε that a named pair of data sets has at ``delta``.
 
     Raises:
         UnsupportedMechanismError: no theorem is known for a part of the mechanism.
+        CertificateError: data sets have a larger ε than what is proven of all.
     """
     theorem = exact.epsilon(mechanism, delta, group)
     if not all(part.noise_multiplier > 0 for part in mechanism):
@@ -139,9 +143,30 @@ def attained(mechanism: Mechanism, delta: float, group: int = 1) -> Attained:
                 continue
             found = theorem.lower if counts == proven else _lower(counts, delta) * _DOWN
             who = "a record" if many == 1 else f"{many} records alike"
+            data = f"{who} at the clip norm, {others}"
+            if found > theorem.upper * (1 + _WIDTH):
+                raise exact.CertificateError(
+                    f"an attack beats the certificate, which is a fault of this library: {data} "
+                    f"have ε of at least {found!r}, and at most {theorem.upper!r} is proven, for "
+                    f"{mechanism!r}, delta={delta!r}, group={group}. Please report it, and do not "
+                    "rely on this ε"
+                )
             if found > best.epsilon:
-                best = Attained(min(found, theorem.upper), f"{who} at the clip norm, {others}")
+                best = Attained(min(found, theorem.upper), data)
     return best
+
+
+def attained_of(
+    way: Accountant, mechanism: Mechanism, delta: float, group: int, epsilon: Interval
+) -> Attained | None:
+    """What a statement says of the truth from below.
+
+    None where nothing is known to be attained, and where only one (ε, δ) is proven.
+    """
+    if way.composed is None or not math.isfinite(epsilon.upper):
+        return None
+    found = attained(way.composed(mechanism), delta, group)
+    return found if found.epsilon > 0 else None
 
 
 @np.errstate(all="ignore")

@@ -12,7 +12,6 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +20,7 @@ from forethought import __version__
 from forethought.accounting.about import About
 from forethought.accounting.accountants import ACCOUNTANTS, EXACT, Accountant
 from forethought.accounting.assumptions import SECRET, Randomness, required, suited
-from forethought.accounting.attack_bounds import Attained, attained, bounded
+from forethought.accounting.attack_bounds import Attained, attained_of, bounded
 from forethought.accounting.interval import Interval, at_least, at_most
 from forethought.accounting.releases import STOPPED, Release, Released, difference, listed, rows
 from forethought.caveats import Caveat, caveats, choice, of_role
@@ -31,7 +30,9 @@ from forethought.samplings import SAMPLINGS, Sampling
 from forethought.serialisation import digest, exact_keys, parse, plain, write_text
 from forethought.signing import Signature
 
-STATEMENT_SCHEMA = "forethought/statement/2"
+STATEMENT_SCHEMA = "forethought/statement/3"
+# Of version 0.2.0: without what data sets attain.
+FROZEN_SCHEMA = "forethought/statement/2"
 
 
 class Accounted(Protocol):
@@ -80,6 +81,10 @@ class Statement:
         plan: hash of the plan that was run (:func:`plan_digest`), if there is one.
         version: the library's version.
         signature: of everything else, if somebody signed it.
+        about: which data and model it is about, as its owner says.
+        attained: the ε that named data sets have: the truth lies between it and the upper end of
+            ``epsilon``. None where no attack is known, or only one (ε, δ) is proven.
+        schema: the form in which it is stored.
     """
 
     mechanism: Mechanism
@@ -97,6 +102,8 @@ class Statement:
     version: str = __version__
     signature: Signature | None = None
     about: About | None = None
+    attained: Attained | None = None
+    schema: str = STATEMENT_SCHEMA
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "caveats", caveats(self.caveats))
@@ -151,17 +158,6 @@ class Statement:
         """What the attacker is assumed to see and know; follows "The attacker"."""
         return self.way.adversary(self.mechanism)
 
-    @cached_property
-    def attained(self) -> Attained | None:
-        """The ε that named data sets attain: the truth lies between it and the theorem's upper end.
-
-        None where nothing is known to be attained, and where only one (ε, δ) is proven.
-        """
-        if self.way.composed is None or not math.isfinite(self.epsilon.upper):
-            return None
-        found = attained(self.way.composed(self.mechanism), self.delta, self.group)
-        return found if found.epsilon > 0 else None
-
     @property
     def theorems(self) -> tuple[str, ...]:
         """The results that the accounting rests on."""
@@ -191,10 +187,11 @@ class Statement:
     def content(self) -> dict[str, Any]:
         """Everything but checksum and signature, JSON-ready."""
         return {
-            "schema": STATEMENT_SCHEMA,
+            "schema": self.schema,
             "version": self.version,
             "private": self.private,
             "epsilon": plain(self.epsilon),
+            **({} if self.schema == FROZEN_SCHEMA else {"attained": plain(self.attained)}),
             "delta": self.delta,
             "group": self.group,
             "adjacency": self.adjacency,
@@ -357,6 +354,7 @@ def account(
         examples=examples,
         clip_norm=clip_norm,
         plan=plan,
+        attained=attained_of(ACCOUNTANTS[accountant["kind"]], mechanism, delta, group, epsilon),
     )
 
 
@@ -392,7 +390,8 @@ def plan_digest(plan: Mapping[str, Any]) -> str:
 
 
 def _read(values: Any) -> Statement:
-    if not isinstance(values, dict) or values.get("schema") != STATEMENT_SCHEMA:
+    schemas = (STATEMENT_SCHEMA, FROZEN_SCHEMA)
+    if not isinstance(values, dict) or values.get("schema") not in schemas:
         found = values.get("schema") if isinstance(values, dict) else type(values).__name__
         maker = values.get("version") if isinstance(values, dict) else None
         by = f"; it was made by forethought {maker}, which can verify it" if maker else ""
@@ -427,6 +426,8 @@ def _read(values: Any) -> Statement:
         version=_text("version", content["version"]),
         signature=None if signature is None else Signature.from_dict(signature),
         about=About.from_dict(content["about"]) if "about" in content else None,
+        attained=_optional(_attained, "attained", content.get("attained")),
+        schema=content["schema"],
     )
     _same_content(statement.content(), content)
     return statement
@@ -453,6 +454,12 @@ def _short(value: object) -> str:
 
 def _end(value: object) -> float:
     return math.inf if value == "infinity" else real("epsilon", value, least=0)
+
+
+def _attained(name: str, value: Any) -> Attained:
+    exact_keys(name, value, {"epsilon", "data"})
+    found = math.inf if value["epsilon"] == "infinity" else real(name, value["epsilon"], above=0)
+    return Attained(found, _text("data", value["data"]))
 
 
 def _positive(name: str, value: object) -> float:

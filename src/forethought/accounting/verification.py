@@ -13,10 +13,12 @@ from forethought import __version__, signing
 from forethought.accounting import exact
 from forethought.accounting.adaptive import TOLERANCE
 from forethought.accounting.assumptions import required, suited
-from forethought.accounting.attack_bounds import Attack, bounded
+from forethought.accounting.attack_bounds import Attack, Attained, attained_of, bounded
 from forethought.accounting.interval import Interval, at_least, at_most
 from forethought.accounting.releases import STOPPED, difference, of_the_rounds
 from forethought.accounting.statement import (
+    FROZEN_SCHEMA,
+    STATEMENT_SCHEMA,
     Accounted,
     Statement,
     StatementError,
@@ -57,6 +59,7 @@ class _Case:
     claimed: Statement
     epsilon: Interval
     attack: Attack
+    attained: Attained | None
     plan: Accounted | None
     model: str | None = None
 
@@ -99,7 +102,8 @@ def check(
         epsilon, attack = bounded(
             way, statement.mechanism, statement.delta, statement.group, statement.accountant
         )
-        case = _Case(statement, epsilon, attack, plan, model)
+        least = attained_of(way, statement.mechanism, statement.delta, statement.group, epsilon)
+        case = _Case(statement, epsilon, attack, least, plan, model)
         found = {name: look(case) for name, look in CHECKS.items()}
     except UnsupportedMechanismError as error:
         raise StatementError(f"no theorem covers the stated mechanism: {error}") from error
@@ -108,9 +112,16 @@ def check(
     except (KeyError, TypeError, ValueError) as error:
         raise StatementError(f"the statement does not hold: {error!s}") from error
     now = statement
-    if (epsilon, attack) != (statement.epsilon, statement.attack):
+    stored = least if statement.schema == STATEMENT_SCHEMA else None
+    if (epsilon, attack, stored) != (statement.epsilon, statement.attack, statement.attained):
         now = replace(
-            statement, epsilon=epsilon, attack=attack, version=__version__, signature=None
+            statement,
+            epsilon=epsilon,
+            attack=attack,
+            attained=least,
+            version=__version__,
+            signature=None,
+            schema=STATEMENT_SCHEMA,
         )
     return Verification(
         now,
@@ -189,6 +200,35 @@ def _attack(case: _Case) -> str | None:
         elif not _near(stated, true, _SAME * true):
             remark = remark or "holds, and agrees as far as two machines do, not to the last digit"
     return remark
+
+
+def _attained(case: _Case) -> str | None:
+    claimed, now = case.claimed.attained, case.attained
+    if case.claimed.schema == FROZEN_SCHEMA:
+        return "statements of its schema do not say what data sets attain"
+    if claimed is not None and claimed.epsilon > case.epsilon.upper * (1 + _SAME):
+        raise StatementError(
+            f"the statement does not hold: it says that data sets attain ε = "
+            f"{at_least(claimed.epsilon, '.6g')}; its mechanism has at most "
+            f"{at_most(case.epsilon.upper, '.6g')}"
+        )
+    if claimed == now:
+        return None
+    if claimed is not None and now is not None and claimed.data == now.data:
+        if _near(claimed.epsilon, now.epsilon, _SAME * now.epsilon):
+            return None
+        if _near(claimed.epsilon, now.epsilon, _ACCURACY * max(now.epsilon, 1e-8)):
+            return "holds, and agrees as far as two machines do, not to the last digit"
+    if case.of_this_version:
+        raise StatementError(
+            f"the statement says that data sets attain {_named(claimed)}; of its mechanism "
+            f"{_named(now)} is known"
+        )
+    return f"this version knows {_named(now)}; how {case.claimed.version} found its own is not kept"
+
+
+def _named(found: Attained | None) -> str:
+    return "nothing" if found is None else f"ε = {at_least(found.epsilon, '.6g')} ({found.data})"
 
 
 def _caveats(case: _Case) -> str | None:
@@ -377,6 +417,7 @@ CHECKS: dict[str, Callable[[_Case], str | None]] = {
     "version": lambda _case: "which version made it leaves no trace",
     "private": _follows,
     "epsilon": _epsilon,
+    "attained": _attained,
     "delta": _delta,
     "group": _delta,
     "adjacency": _follows,
