@@ -1,6 +1,13 @@
-"""Random mechanisms against the oracle, and extreme ones against the clock.
+"""Random mechanisms against two oracles, and extreme ones against the clock.
 
 python tests/accounting/fuzz.py --cases 100000 --seed 1
+python tests/accounting/fuzz.py --small 10000       # every cell, by enumeration of data sets
+
+One oracle (oracle.py) composes the documented pairs with weights and a convolution of its own. The
+other (listed.py) knows no theorem: it lists every batch, and every deal to groups, of a handful of
+records, and integrates what the sums of these very data sets have as δ. Neither shares code with
+the library. A guarantee below what data have is an upper end too low; where data are said to attain
+more than they have, or a theorem that data attain is said to prove more, a lower end is too high.
 """
 
 from __future__ import annotations
@@ -18,25 +25,37 @@ from types import ModuleType
 import numpy as np
 
 from forethought.accounting import exact
+from forethought.accounting.attack_bounds import attained
 from forethought.accounting.closed_bounds import gaussian_epsilon_bounds
-from forethought.accounting.theorems import parts, unsampled_distance
+from forethought.accounting.theorems import SUPPORTED, parts, unsampled_distance
 from forethought.mechanism import ADJACENCIES, Mechanism, Rounds
-from forethought.samplings import CyclicPoisson, FullBatch, Poisson, Shuffled, WithoutReplacement
+from forethought.samplings import (
+    CyclicPoisson,
+    FullBatch,
+    Poisson,
+    RandomAllocation,
+    Shuffled,
+    WithoutReplacement,
+)
 
 # Processor seconds; the goal is 2, the rest is for slow and busy machines.
 LIMIT = 10.0
 TRUSTED = 0.01
 
 
-def _oracle() -> ModuleType:
-    name = "accounting_oracle"
+def _beside(file: str) -> ModuleType:
+    name = f"accounting_{file}"
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / "oracle.py")
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{file}.py")
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)
     return sys.modules[name]
+
+
+def _oracle() -> ModuleType:
+    return _beside("oracle")
 
 
 @dataclass(frozen=True)
@@ -116,6 +135,91 @@ def extreme_cases(seed: int) -> Iterator[Case]:
         yield Case(mechanism, 10 ** -rng.uniform(0.5, 300 if rng.random() < 0.3 else 30), group)
 
 
+# Relative error of the midpoint rule in one and in two dimensions, at most: at the level the
+# integrand's logarithm has a slope of at most 8 a standard deviation, of which a step is 1 in 100
+# or 1 in 20, and the rule errs by the square of slope times step, over 24.
+INTEGRAL = {1: 3e-4, 2: 8e-3}
+
+
+@dataclass
+class Enumerated:
+    """What enumeration of small data sets found."""
+
+    cases: int = 0
+    attacks: int = 0
+    cells: set[tuple[str, str, str]] = field(default_factory=set)
+    too_low: list[str] = field(default_factory=list)
+    too_high: list[str] = field(default_factory=list)
+
+
+def small_cases(seed: int) -> Iterator[tuple[Case, int]]:
+    """One or two rounds on at most five records, cell by cell; and how many records there are."""
+    rng = np.random.default_rng([seed, 2])
+
+    def spread(low: float, high: float) -> float:
+        return float(np.exp(rng.uniform(math.log(low), math.log(high))))
+
+    while True:
+        for kind, clipping, adjacency in SUPPORTED:
+            records = int(rng.integers(3, 6 if clipping == "example" else 5))
+            count, rate = 1 + int(rng.random() < 0.3), spread(0.02, 1)
+            batch = int(rng.integers(1, records))
+            # Rounds in turns and epochs are listed for one epoch.
+            first = int(rng.integers((records + 1) // 2, records))
+            sampling = {
+                "poisson": Poisson(rate),
+                "without-replacement": WithoutReplacement(batch, records),
+                "shuffled": Shuffled(first, records),
+                "random-allocation": RandomAllocation(2),
+                "cyclic-poisson": CyclicPoisson(rate, 2),
+                "full-batch": FullBatch(),
+            }[kind]
+            groups = int(rng.integers(1, 3)) if clipping == "group" else None
+            part = Rounds(spread(0.3, 4), count, sampling, clipping, groups=groups)
+            group = int(rng.integers(1, 3))
+            yield (
+                Case(Mechanism(part, adjacency=adjacency), 10 ** -rng.uniform(0.5, 4), group),
+                records,
+            )
+
+
+def enumerate_small(case: Case, records: int, found: Enumerated) -> None:
+    """Every batch of every data set listed: no δ of theirs may be above what is certified."""
+    (part,) = case.mechanism.rounds
+    adjacency, cell = case.mechanism.adjacency, (part.sampling.kind, part.clipping)
+    listed, fewer = _beside("listed"), _beside("drawn").fewer
+    slack = INTEGRAL[part.count]
+
+    def truth(level: float) -> float:
+        return max(
+            listed.least_delta(part, adjacency, many, records, level, fewer)
+            for many in {1, case.group}
+        )
+
+    found.cases += 1
+    found.cells.add((*cell, adjacency))
+    got = exact.epsilon(case.mechanism, case.delta, case.group)
+    if got.upper < 30 and truth(got.upper) > case.delta * (1 + slack):
+        found.too_low.append(f"{got} of {records}: {case}")
+    least = attained(case.mechanism, case.delta, case.group).epsilon
+    tight = cell in {("poisson", "example"), ("full-batch", "example")}
+    claimed = max(least, got.lower if tight else 0.0)
+    # Of groups an attack supposes as many others as leave none empty, where nobody says how many.
+    within = part.clipping == "example" or part.sampling.known_examples() is not None
+    if within and 0 < claimed < 30:
+        found.attacks += 1
+        if truth(claimed) < case.delta * (1 - slack):
+            found.too_high.append(f"{claimed} of {records}: {case}")
+
+
+def run_small(seed: int, count: int) -> Enumerated:
+    """So many small cases."""
+    found = Enumerated()
+    for _, (case, records) in zip(range(count), small_cases(seed), strict=False):
+        enumerate_small(case, records, found)
+    return found
+
+
 def check(case: Case, outcome: Outcome, *, against_oracle: bool, size: int = 2**14) -> None:
     """Ask, and judge the answer."""
     outcome.cases += 1
@@ -179,7 +283,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--small", type=int, default=0, help="so many by enumeration, and no others"
+    )
     arguments = parser.parse_args()
+    if arguments.small:
+        listed = run_small(arguments.seed, arguments.small)
+        print(
+            f"{listed.cases} mechanisms of {len(listed.cells)} cells enumerated: "
+            f"{len(listed.too_low)} upper ends too low, {len(listed.too_high)} of "
+            f"{listed.attacks} lower ends too high"
+        )
+        print(*listed.too_low, *listed.too_high, sep="\n")
+        sys.exit(bool(listed.too_low or listed.too_high))
     found = run(arguments.seed, arguments.cases * 3 // 4, arguments.cases // 4)
     print(
         f"{found.cases} cases, {found.checked} ends against the oracle, {len(found.faults)} faults"

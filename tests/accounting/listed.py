@@ -143,7 +143,7 @@ def least_delta(
         fewer: (sampling, records, how many are left) → the sampling of the neighbour.
         columns: the first column of C, where noise is correlated.
     """
-    best, step = 0.0, part.noise_multiplier / (100 if part.count == 1 else 12)
+    best, step = 0.0, part.noise_multiplier / (100 if part.count == 1 else 20)
     replaced = {"add-or-remove": 0.0, "zero-out": 0.0, "replace-one": -1.0}[adjacency]
     for others in (0.0, -1.0):
         first = sums(part, part.sampling, records, 1.0, group, others)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import mpmath as mp
@@ -37,6 +38,13 @@ def test_random_mechanisms_lie_in_their_intervals(seed):
     outcome = fuzz.run(seed, 180, 70)
     assert outcome.checked >= 80
     _judge(outcome)
+
+
+def test_small_mechanisms_of_every_cell_hold_by_enumeration() -> None:
+    found = fuzz.run_small(3, 3 * len(fuzz.SUPPORTED))
+    assert found.cells == set(fuzz.SUPPORTED)
+    assert found.attacks >= found.cases / 3
+    assert found.too_low == [] and found.too_high == []
 
 
 def test_the_oracle_agrees_with_a_simulation():
@@ -122,3 +130,13 @@ def test_an_accountant_that_is_wrong_is_caught(monkeypatch):
 
     monkeypatch.setattr(theorems, "shifts_of", too_near)
     assert fuzz.run(11, 8, 0).faults
+
+
+def test_an_attack_that_claims_too_much_is_caught_by_enumeration(monkeypatch):
+    honest = fuzz.attained
+
+    def more(mechanism, delta, group):
+        return replace(found := honest(mechanism, delta, group), epsilon=1.02 * found.epsilon)
+
+    monkeypatch.setattr(fuzz, "attained", more)
+    assert len(fuzz.run_small(3, 40).too_high) >= 3

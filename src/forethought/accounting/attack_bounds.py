@@ -246,6 +246,9 @@ def _sums(
     twice_as_far = others == OPPOSITE and (
         _filled(part, most) if grouped and fixed else grouped or fixed
     )
+    if adjacency == "add-or-remove" and isinstance(part.sampling, WithoutReplacement):
+        # Where too few are left for a batch, nobody takes the places of those that are gone.
+        twice_as_far = twice_as_far and part.sampling.examples - most >= part.sampling.batch
     if twice_as_far:
         # A blank is half as far.
         blank = law if adjacency == "zero-out" and not grouped else still
