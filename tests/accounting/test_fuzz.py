@@ -40,8 +40,9 @@ def test_random_mechanisms_lie_in_their_intervals(seed):
     _judge(outcome)
 
 
+@pytest.mark.slow
 def test_small_mechanisms_of_every_cell_hold_by_enumeration() -> None:
-    found = fuzz.run_small(3, 3 * len(fuzz.SUPPORTED))
+    found = fuzz.run_small(3, 9 * len(fuzz.SUPPORTED))
     assert found.cells == set(fuzz.SUPPORTED)
     assert found.attacks >= found.cases / 3
     assert found.too_low == [] and found.too_high == []
@@ -132,6 +133,7 @@ def test_an_accountant_that_is_wrong_is_caught(monkeypatch):
     assert fuzz.run(11, 8, 0).faults
 
 
+@pytest.mark.slow
 def test_an_attack_that_claims_too_much_is_caught_by_enumeration(monkeypatch):
     honest = fuzz.attained
 
