@@ -68,7 +68,7 @@ from scipy.special import ndtr, ndtri
 
 from forethought.accounting.closed_bounds import Bounds, total_variation
 from forethought.accounting.dominating_pair import EPS, Array, Pair
-from forethought.accounting.transform import Line, Nodes, UnresolvedError, composed
+from forethought.accounting.transform import FEW, Line, Nodes, UnresolvedError, composed
 
 _AT_ONCE = 2**22
 
@@ -122,7 +122,10 @@ def varies(pair: Pair | DiscreteRatio) -> float:
 
 
 class RatioRows:
-    """One law, composed ``count`` times in one direction; has what `contour.Total` asks of rows."""
+    """One law, composed ``count`` times in one direction; has what a composition asks of rows.
+
+    ``few_counts`` says for how many rounds it stands where lines are chosen, and nothing proven.
+    """
 
     size = 1
     farthest = 0.0
@@ -160,8 +163,9 @@ class RatioRows:
         return self._loss, self._log_mass
 
     def cumulant(self, tilts: Array) -> Array:
-        """About log E e^{tilt·loss}, summed over the rounds."""
-        return np.array([float(self.counts[0]) * self._log_moment(float(t)) for t in tilts])
+        """About log E e^{tilt·loss}, summed over the rounds that these stand for."""
+        count = float(self.few_counts[0])
+        return np.array([count * self._log_moment(float(t)) if count else 0.0 for t in tilts])
 
     def _log_moment(self, tilt: float) -> float:
         exponent = tilt * self._loss[0]
@@ -175,15 +179,18 @@ class RatioRows:
         """About the mean and the variance of the summed loss."""
         mass, loss = self._mass[0], self._loss[0]
         mean = float(mass @ loss)
-        return mean * self.counts[0], (float(mass @ loss**2) - mean**2) * self.counts[0]
+        count = float(self.few_counts[0])
+        return mean * count, (float(mass @ loss**2) - mean**2) * count
 
     def variance(self, tilt: float) -> float:
         """About the variance of the summed loss under the tilted measure."""
+        if not self.few_counts[0]:
+            return 0.0
         size = self._log_mass[0] + tilt * self._loss[0]
         mass = np.exp(size - size.max())
         mass = mass / mass.sum()
         loss = self._loss[0]
-        return float(self.counts[0] * (mass @ (loss - mass @ loss) ** 2))
+        return float(self.few_counts[0] * (mass @ (loss - mass @ loss) ** 2))
 
     def log_moment_above(self, tilt: float, _log_error: float) -> float:
         """A certain upper bound on the log of the summed rounds' E e^{tilt·loss}."""
@@ -239,6 +246,19 @@ class RatioRows:
         return total, work
 
 
+def represented(rows: list[RatioRows]) -> None:
+    """Let a few laws stand for all where lines are chosen, each for those like it."""
+    if len(rows) <= FEW:
+        return
+    alike = sorted(rows, key=lambda row: row.spread()[1] / row.counts[0])
+    size = -(-len(rows) // FEW)
+    for group in (alike[i : i + size] for i in range(0, len(alike), size)):
+        total = math.fsum(float(row.counts[0]) for row in group)
+        for row in group:
+            row.few_counts = np.zeros(1)
+        group[len(group) // 2].few_counts = np.array([total])
+
+
 # Distances for which laws are built, and the least hit · distance that they resolve.
 LARGEST_DISTANCE, LEAST_MOVE = 18.0, 1e-8
 MOST_HITS = 64
@@ -282,6 +302,10 @@ class DisclosedCount:
     def largest(self) -> float:
         """The largest distance between two of the three sums."""
         return max(r for r, _ in self.hits) * (2 if self.blanked else 1)
+
+
+# Losses, P-masses and Q-masses.
+_Masses = tuple[Array, Array, Array]
 
 
 class _Side(NamedTuple):
@@ -330,14 +354,9 @@ def disclosed_ratios(
         disclosed: its largest distance at most :data:`LARGEST_DISTANCE`.
         fineness: 1 is good for intervals of about 1e-3.
     """
-    return _disclosed_ratio(disclosed, fineness, above=False), _disclosed_ratio(
-        disclosed, fineness, above=True
-    )
-
-
-def _disclosed_ratio(disclosed: DisclosedCount, fineness: float, *, above: bool) -> DiscreteRatio:
     hit = math.fsum(w for _, w in disclosed.hits)
-    rows: list[tuple[Array, Array, Array]] = []
+    # Losses, P- and Q-masses of the lower bound and of the upper one.
+    rows: tuple[list[_Masses], list[_Masses]] = ([], [])
     lost, lost_rest, doubt = disclosed.lost, disclosed.lost, disclosed.doubt
     still = 0.0
     for r, weight in disclosed.hits:
@@ -351,28 +370,37 @@ def _disclosed_ratio(disclosed: DisclosedCount, fineness: float, *, above: bool)
         behind = _Side(disclosed.missed, hit, r, 0.0)
         for side, sign in ((ahead, 1.0), (behind, -1.0)):
             coarse = fineness * (1 + min(3.0, -math.log10(max(share, 1e-300)) / 4))
-            loss, first, second, gone, off = _cells(side, coarse, above)
-            if sign < 0:
-                first, second, gone = second, first, gone[::-1]
-            rows.append((sign * loss, share * first, share * second))
+            both, gone, off = _cells(side, coarse)
+            for found, (loss, first, second) in zip(rows, both, strict=True):
+                masses = (first, second) if sign > 0 else (second, first)
+                found.append((sign * loss, share * masses[0], share * masses[1]))
+            gone = gone if sign > 0 else gone[::-1]
             lost, lost_rest = lost + share * gone[0], lost_rest + share * gone[1]
             doubt = max(doubt, disclosed.doubt + off)
         # Φ(r/2) - Φ(-start) is what neither side holds of either measure.
         nearest = float(ndtr(r / 2))
         still += share * disclosed.missed * (nearest - float(ndtr(-ahead.start)))
-    rows.append((np.zeros(1), np.full(1, still), np.full(1, still)))
-    loss, first, second = (np.concatenate(x) for x in zip(*rows, strict=True))
     doubt += _QUADRATURE + EPS * 64
-    if loss.size > _MOST_LOSSES / fineness:
-        loss, first, second = _fewer(loss, second, int(_MOST_LOSSES / fineness), above)
-        doubt += EPS * loss.size
-    if not above:
-        lost = lost_rest = 0.0
+    below, above = (
+        _united([*found, (np.zeros(1), np.full(1, still), np.full(1, still))], fineness, end)
+        for found, end in zip(rows, (False, True), strict=True)
+    )
     # In a triangle losses above 0 of one direction are those of the other, mirrored.
     same = not disclosed.blanked
-    return DiscreteRatio(
-        loss, first, second, doubt, lost * (1 + 1e-9), lost_rest * (1 + 1e-9), same
+    ends = ((below, (0.0, 0.0)), (above, (lost * (1 + 1e-9), lost_rest * (1 + 1e-9))))
+    low, high = (
+        DiscreteRatio(*masses, doubt + more, *charged, same) for (masses, more), charged in ends
     )
+    return low, high
+
+
+def _united(rows: list[_Masses], fineness: float, above: bool) -> tuple[_Masses, float]:
+    """All of them as one law, and what its doubt grows by."""
+    loss, first, second = (np.concatenate(x) for x in zip(*rows, strict=True))
+    if loss.size <= _MOST_LOSSES / fineness:
+        return (loss, first, second), 0.0
+    found = _fewer(loss, second, int(_MOST_LOSSES / fineness), above)
+    return found, EPS * found[0].size
 
 
 def _fewer(loss: Array, second: Array, most: int, above: bool) -> tuple[Array, Array, Array]:
@@ -395,9 +423,13 @@ def _fewer(loss: Array, second: Array, most: int, above: bool) -> tuple[Array, A
 
 
 def _cells(
-    side: _Side, fineness: float, above: bool
-) -> tuple[Array, Array, Array, tuple[float, float], float]:
-    """Losses, P- and Q-masses right of where the loss is 0; what is cut off; doubt of masses."""
+    side: _Side, fineness: float
+) -> tuple[tuple[_Masses, _Masses], tuple[float, float], float]:
+    """Losses, P- and Q-masses right of where the loss is 0, gathered and spread.
+
+    Returns:
+        Both; what is cut off of P and of Q; doubt of masses.
+    """
     step = min(_WIDEST, fineness * min(0.03, 0.02 * max(1.0, 1 / side.first)))
     wide = min(_WIDEST_FAR, 4 * step)
     near = side.first + _NEAR
@@ -414,20 +446,18 @@ def _cells(
     # Differences of losses are off by what losses are, relatively more in narrow cells.
     size = 8 + 4 * np.abs(side.first * edges[1:]) + 4 * side.first**2
     slip = EPS * size * np.maximum(np.abs(ends[1:]), EPS) / gap[:, 0]
-    if above:
-        right = np.expm1(rise) / np.expm1(gap)
-        second = np.zeros(edges.size)
-        second[:-1] += (mass * (1 - right)).sum(axis=1)
-        second[1:] += (mass * right).sum(axis=1)
-        loss = ends
-    else:
-        second = mass.sum(axis=1)
-        most = np.maximum(second, 1e-320)  # where there is nothing, it is left out
-        loss = ends[:-1] + np.log1p((mass * np.expm1(rise)).sum(axis=1) / most)
-    kept = second > 0
-    loss, second = loss[kept], second[kept]
-    first = np.exp(np.log(second) + loss)
-    return loss, first, second, side.beyond(float(edges[-1])), float(slip.max())
+    right = np.expm1(rise) / np.expm1(gap)
+    spread = np.zeros(edges.size)
+    spread[:-1] += (mass * (1 - right)).sum(axis=1)
+    spread[1:] += (mass * right).sum(axis=1)
+    gathered = mass.sum(axis=1)
+    most = np.maximum(gathered, 1e-320)  # where there is nothing, it is left out
+    mean = ends[:-1] + np.log1p((mass * np.expm1(rise)).sum(axis=1) / most)
+    below, above = (
+        (loss[held], np.exp(np.log(second[held]) + loss[held]), second[held])
+        for loss, second, held in ((mean, gathered, gathered > 0), (ends, spread, spread > 0))
+    )
+    return (below, above), side.beyond(float(edges[-1])), float(slip.max())
 
 
 # What the ends that are cut off may hold in all, and more than is lost below a double's range.
@@ -735,9 +765,9 @@ def _one_term(a: float, epoch: int, lattices: _Lattices, above: bool) -> _Sum:
         at = place[own].astype(np.int64) - first
         if above:
             mass = np.bincount(at, left[own], size) + np.bincount(at + 1, right[own], size)
-            found[r] = _Points(first, mass, None)
+            found[r] = _Points(first, np.asarray(mass, dtype=float), None)
         else:
-            mass = np.bincount(at, left[own] + right[own], size)
-            found[r] = _Points(first, mass, np.bincount(at, right[own], size))
+            gathered = (np.bincount(at, x[own], size) for x in (left + right, right))
+            found[r] = _Points(first, *(np.asarray(x, dtype=float) for x in gathered))
     lost_moment = (float(ndtr(-far - a)) + float(ndtr(-far))) * (1 + 1e-9)
     return _Sum(1, found, lost, lost_moment).trimmed(epoch)

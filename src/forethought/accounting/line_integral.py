@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erfcx, ndtri_exp
 
-from forethought.accounting.discrete_ratio import DiscreteRatio, RatioRows
+from forethought.accounting.discrete_ratio import DiscreteRatio, RatioRows, represented
 from forethought.accounting.dominating_pair import EPS, Array, Pair
 from forethought.accounting.transform import (
     Complex,
@@ -247,11 +247,13 @@ class Composition:
             Rows(alike, np.array([float(pairs[p]) for p in alike]), swapped=swapped)
             for alike in _alike(pairs)
         ]
-        self.rows += [
+        laws = [
             RatioRows(law, n, swapped=swapped)
             for law, n in parts.items()
             if isinstance(law, DiscreteRatio)
         ]
+        represented(laws)
+        self.rows += laws
         self.work_left = _MOST_WORK
         self.many = sum(rows.size for rows in self.rows) > 8
         self.count = math.fsum(n for p, n in parts.items() if not p.gaussian)
@@ -281,6 +283,8 @@ class Composition:
         def total(level: float) -> float:
             sums = 0.0
             for rows in self.rows:
+                if not rows.few_counts.any():
+                    continue
                 loss, log_mass = rows.sample()
                 gain = -np.expm1(np.minimum(level - loss, 0.0))
                 sums += float(rows.few_counts @ (np.exp(log_mass) * gain).sum(axis=1))

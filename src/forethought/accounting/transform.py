@@ -443,7 +443,7 @@ _AT_ONCE = 2**18
 _EIGHT_NODES, _EIGHT_WEIGHTS = (np.asarray(x) for x in np.polynomial.legendre.leggauss(8))
 _LARGEST = 600.0
 # Where lines go is chosen from so many of the rounds.
-_FEW = 16
+FEW = 16
 # Logarithms of moments that are this far apart are bounded one by one.
 _APART = 3.0
 
@@ -484,7 +484,7 @@ class Rows:
         self.farthest = float((self.up.largest * self.base.deviation).max())
         self._sample: tuple[Array, Array] | None = None
         # Neighbours, if the pairs are sorted, are alike.
-        groups = np.array_split(np.arange(self.size), min(self.size, _FEW))
+        groups = np.array_split(np.arange(self.size), min(self.size, FEW))
         self._few = np.array([group[group.size // 2] for group in groups])
         self.few_counts = np.array([float(counts[group].sum()) for group in groups])
 
