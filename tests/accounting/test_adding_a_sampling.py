@@ -16,7 +16,7 @@ import pytest
 
 from forethought.accounting import exact
 from forethought.accounting.accountants import batches_known
-from forethought.accounting.renyi import rdp
+from forethought.accounting.renyi import CURVES, rdp
 from forethought.accounting.statement import account
 from forethought.accounting.strong_adversary import KnownHits
 from forethought.accounting.theorems import SUPPORTED
@@ -30,7 +30,14 @@ from forethought.mechanism import (
     sensitivity,
 )
 from forethought.rounds.sampling import SAMPLERS
-from forethought.samplings import SAMPLINGS, Binomial, Sampling, WithoutReplacement
+from forethought.samplings import (
+    SAMPLINGS,
+    Binomial,
+    Poisson,
+    Sampling,
+    Shuffled,
+    WithoutReplacement,
+)
 from forethought.strategies import Banded
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding_a_sampling.md"
@@ -105,6 +112,23 @@ def test_where_it_has_no_row_it_is_refused_with_those_that_have(added: type[Samp
         KnownHits.of_rounds(part, "replace-one")
     with pytest.raises(UnsupportedMechanismError, match="WithReplacement"):
         Correlated(1.0, 3, added(3, 12), "example", Banded((1.0,)))
+
+
+def test_a_record_drawn_several_times_has_no_curve_of_one(
+    added: type[Sampling], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A row that was copied from Poisson's.
+    monkeypatch.setitem(CURVES, added, CURVES[Poisson])
+    with pytest.raises(UnsupportedMechanismError, match="drawn once"):
+        rdp(Mechanism(Rounds(1.0, 1, added(3, 12)), adjacency="replace-one"))
+
+
+def test_turns_of_the_started_epoch_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A kind whose rounds are not all as likely to hold a record.
+    monkeypatch.setattr(Shuffled, "turn", lambda self, place: (place + 1) / 10)
+    part = Rounds(1.0, 3, Shuffled(3, 12))
+    known = KnownHits.of_rounds(part, "zero-out").hits
+    assert math.isclose(known.mean, 0.1 + 0.2 + 0.3, rel_tol=1e-12)
 
 
 def test_a_kind_without_an_oracle_is_red(added: type[Sampling]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import replace
-from decimal import Decimal
+from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
@@ -37,6 +37,18 @@ def test_no_bound_is_printed_on_its_wrong_side(form):
         # No further than one unit of the last digit.
         last = Decimal("0.11") * exact if form[-1] == "g" else Decimal("0.01")
         assert number(above) - number(below) <= last
+
+
+@pytest.mark.parametrize("form", ["g", ".17g", ".4g", ".2f", ",.0f", ".1%"])
+def test_no_double_is_printed_on_its_wrong_side(form):
+    # Every exponent: beyond 2^53 and below the normal ones as well.
+    form = ".6g" if form == "g" else form
+    bits = np.random.default_rng(4).integers(0, 0x7FF << 52, 2000)
+    edges = np.array([5e-324, 2.5e-320, 2.3e-308, 1e16, 1e23, 9007199254740993.0, 1.7e308])
+    for value in map(float, np.concatenate([bits.view(float), edges])):
+        exact = Decimal(repr(value))
+        with localcontext(prec=1000):
+            assert number(at_least(value, form)) <= exact <= number(at_most(value, form))
 
 
 def test_what_is_exact_is_printed_as_it_is():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal, localcontext
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,22 @@ def _outward(value: float, form: str, side: int) -> str:
         return text
     kind, places = form[-1], int(form.strip(",").lstrip(".")[:-1])
     # The shortest decimal that is this number: 1e-05 is no more than it says.
-    exact = Decimal(repr(float(value))) * (100 if kind == "%" else 1)
-    shown = Decimal(text.rstrip("%").replace(",", ""))
-    if (shown - exact) * side >= 0:
-        return text
-    # One unit of the last digit shown.
-    last = shown.adjusted() + 1 - places if kind == "g" and shown else -places
-    moved = shown + side * Decimal(1).scaleb(last)
-    return format(moved / 100 if kind == "%" else float(moved), form)
+    exact = Decimal(repr(float(value)))
+
+    def holds(shown: str) -> bool:
+        number = Decimal(shown.rstrip("%").replace(",", ""))
+        return (number - exact * (100 if kind == "%" else 1)) * side >= 0
+
+    # So many digits that nothing is rounded but where it is wanted.
+    with localcontext(Context(prec=1500, Emax=2000, Emin=-2000)) as exactly:
+        if holds(text):
+            return text
+        rounding = ROUND_CEILING if side > 0 else ROUND_FLOOR
+        if kind == "g":
+            rounded = Context(prec=max(1, places), rounding=rounding).create_decimal(exact)
+        else:
+            exactly.rounding = rounding
+            rounded = exact.quantize(Decimal(1).scaleb(-places - 2 * (kind == "%")))
+        # As floating-point numbers are written, unless none is near enough.
+        text = format(float(rounded), form)
+        return text if math.isfinite(float(rounded)) and holds(text) else format(rounded, form)

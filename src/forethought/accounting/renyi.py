@@ -331,7 +331,11 @@ def _release(part: Rounds, adjacency: Adjacency, orders: tuple[float, ...]) -> R
 def _drawn_alone(
     hits: Law, adjacency: Adjacency, noise: float, orders: tuple[float, ...]
 ) -> RenyiCurve:
-    assert isinstance(hits, Binomial)
+    if not isinstance(hits, Binomial) or hits.trials != 1:
+        raise UnsupportedMechanismError(
+            f"one record is in a batch as often as {hits}: this Rényi curve is that of a record "
+            "which is drawn once at most. Account for the mechanism exactly"
+        )
     if adjacency == "replace-one":
         # Against the absent record either of the exchanged ones is nearer than they are to
         # each other, so the sensitivity 2 covers all three pairs.

@@ -407,7 +407,7 @@ class KnownHits:
         distance = 2.0 if exchanged or adjacency == "replace-one" else 1.0
         if sampling.redealt:
             epochs, rest = divmod(rounds.count, sampling.rounds_per_epoch)
-            last = binomial(1, min(1.0, rest * sampling.turn(0)))
+            last = binomial(1, min(1.0, math.fsum(map(sampling.turn, range(rest)))))
             hits = SquaredHits(last.squares + epochs, last.weights, last.missing)
         else:
             hits = binomial(releases(rounds), _chance(sampling.hits(1)))
