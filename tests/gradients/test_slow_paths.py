@@ -27,6 +27,7 @@ SLOW = {
         "layer_where_functions_are_not_seen",
         "scripted_function_with_a_branch",
         "vmap_inside",
+        "mode_of_dispatch_inside",
         "derivatives_by_transform_inside",
         "derivatives_by_autograd_inside",
     },

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,9 +20,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._library.custom_ops import OPDEFS
 from torch.nn.modules import module as modules
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint as checkpointing
+
+from forethought.gradients.control import Refused
 
 TRIED = ("2.8", "2.15")  # the oldest and the newest torch; pyproject.toml allows no other
 
@@ -121,11 +125,60 @@ def global_hooks(forwards: bool = True) -> bool:
     return bool(backward or (forwards and forward))
 
 
+def dispatched() -> bool:
+    """Whether a mode is in force that sees physical tensors below every transform."""
+    return bool(torch._C._len_torch_dispatch_stack())
+
+
+def require_bare_torch() -> None:
+    """Refuse whatever of the user's stands around a pass and sees all examples at once.
+
+    Raises:
+        Refused: a mode, hooks on saved tensors, or a kernel in a torch function's place.
+    """
+    if hooks_in_force():
+        raise Refused(NO_HOOKS)
+    stack: Any = torch.overrides._get_current_function_mode_stack  # untyped
+    modes = [type(mode) for mode in stack()]
+    modes = [kind for kind in modes if not kind.__module__.startswith(("torch.", "forethought."))]
+    if dispatched() or modes:
+        name = modes[0].__name__ if modes else "TorchDispatchMode"
+        raise Refused(
+            f"a mode around private training ({name}) sees all examples at once: enter it inside "
+            "the model's forward, and leave it there again"
+        )
+    if replaced := _replaced(len(torch.library._impls)):
+        raise Refused(
+            f"torch's own {replaced} was given another kernel (torch.library), "
+            "which sees all examples at once: give it to an operator of your own"
+        )
+
+
+@functools.lru_cache(maxsize=1)
+def _replaced(_: int) -> str:
+    """A function of torch's whose kernel was replaced in Python, among so many that were given."""
+    found = sorted(key for key in torch.library._impls if _KERNEL.fullmatch(key))
+    return found[0].split("/")[1] if found else ""
+
+
+_KERNEL = re.compile("aten/.*/(CPU|Autograd|AutogradC.*|Composite(Im|Ex)plicitAutograd)")
+
+
+def unseen_kernel(name: str) -> bool:
+    """Whether an operator's code is in Python, and not where anybody could look what it keeps."""
+    if name in OPDEFS:
+        return False
+    space, _, own = name.partition("::")
+    kernels = re.compile(f"{re.escape(space)}/{re.escape(own)}(\\..*)?/(?!Meta$).*")
+    return any(kernels.fullmatch(key) for key in torch.library._impls)
+
+
 def interrupted() -> bool:
     """Whether anything stands between a torch function and its arithmetic: modes, transforms."""
     return bool(
         torch._C._len_torch_function_stack()
-        or torch._C._len_torch_dispatch_stack()
+        or dispatched()
+        or _replaced(len(torch.library._impls))
         or current_level() != -1
         or hooks_in_force()
     )

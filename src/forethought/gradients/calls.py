@@ -38,8 +38,12 @@ DROPOUTS = frozenset({F.dropout, torch.dropout, F.alpha_dropout, F.feature_alpha
 
 def own_operator(func: Any) -> bool:
     """Whether an operator is none of torch's, and may have a batching rule of its own."""
-    name = func._qualified_op_name if hasattr(func, "_qualified_op_name") else func.name()
-    return name.partition("::")[0] not in ("aten", "prims", "prim")
+    return operator_name(func).partition("::")[0] not in ("aten", "prims", "prim")
+
+
+def operator_name(func: Any) -> str:
+    """The name by which an operator is registered."""
+    return str(func._qualified_op_name if hasattr(func, "_qualified_op_name") else func.name())
 
 
 @cache
@@ -65,7 +69,7 @@ def writes(func: Any, kwargs: Mapping[str, Any]) -> bool:
     """Whether a function changes its first argument."""
     name: str = getattr(func, "__name__", "")
     if name.endswith("_") and not name.endswith("__"):
-        return True
+        return name != "requires_grad_"
     return name == "__setitem__" or name in _INPLACE or kwargs.get("out") is not None
 
 

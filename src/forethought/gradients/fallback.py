@@ -20,8 +20,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from forethought.gradients import trees
-from forethought.gradients.boundary import GETTERS, wrapped
-from forethought.gradients.calls import writes
+from forethought.gradients.boundary import GETTERS, OPERATORS, unseen_kernel, wrapped
+from forethought.gradients.calls import operator_name, writes
 from forethought.gradients.control import Refused
 from forethought.gradients.draws import seeded
 from forethought.gradients.state import State, alike, changes_itself, copied
@@ -86,6 +86,11 @@ class Alone(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if type(func) in OPERATORS and unseen_kernel(operator_name(func)):
+            raise Refused(
+                f"{operator_name(func)} is an operator made with torch.library.Library: nobody can "
+                "see what its code keeps of the examples; make it with torch.library.custom_op"
+            )
         if func is _DATA:
             return args[0].detach()  # the same memory; unlike .data, its changes are counted
         if func is F.batch_norm and self._grouped:

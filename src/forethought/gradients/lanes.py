@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from forethought.gradients.boundary import (
     OPERATORS,
     current_level,
+    dispatched,
     is_lane,
     lane,
     outside,
@@ -129,6 +130,8 @@ class Lanes(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if dispatched():
+            raise Unable("a TorchDispatchMode of the model's, which sees all examples at once")
         mixed = trained = False
         for value in (*args, *kwargs.values()) if kwargs else args:
             if isinstance(value, Tensor):

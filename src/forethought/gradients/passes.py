@@ -118,10 +118,9 @@ class _Attempt:
     ) -> None:
         self.model, self.loss, self.batch, self.trained = model, loss, batch, trained
         self._observe = observe
+        boundary.require_bare_torch()
         boundary.check()
         self._known = remembered.of(model)
-        if boundary.hooks_in_force():
-            raise Refused(boundary.NO_HOOKS)
         self._modules = list(model.named_modules())
         refusals.hooked(self._modules)
         self._generators = Generators([p.device for p in trained.values()][:1])
@@ -322,6 +321,7 @@ class _Attempt:
                 found = self.loss(outputs, wanted)
             if lanes.stopped is not None:  # swallowed by a bare except
                 raise lanes.stopped
+            boundary.require_bare_torch()  # nor did the model leave anything behind
             values = self._values(found, lanes)
             first = index is None and self.batch.each == 1 and self.batch.count > 1
             if first and not self._known.has_judged(self.loss):

@@ -36,7 +36,7 @@ from forethought.gradients.boundary import wrapped
 from forethought.gradients.control import Refused
 from forethought.gradients.state import STANDARD
 
-_LIMIT = 200_000  # objects: far more than any model's own
+LIMIT = 200_000  # objects: far more than any model's own
 _MISSING: Any = object()
 _LIBRARIES = frozenset({"torch", "numpy", "forethought", *sys.stdlib_module_names}) - {"__main__"}
 # Whose objects keep nothing of a model's: their attributes are not followed.
@@ -200,10 +200,10 @@ class Surroundings:
             if before is not None and (before[1] or not strict):
                 continue
             self._seen[id(value)] = value, strict
-            if len(self._seen) > _LIMIT:
+            if len(self._seen) > LIMIT:
                 raise Refused(
                     "values of the examples reach Python, and model and loss can reach more than "
-                    f"{_LIMIT:,} Python objects, too many to put back: keep large tables as "
+                    f"{LIMIT:,} Python objects, too many to put back: keep large tables as "
                     "tensors or arrays, and data sets out of what model and loss can reach"
                 )
             own = _own(value, strict)

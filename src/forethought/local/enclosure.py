@@ -85,8 +85,7 @@ class Enclosure:
         self.start = dict(zip(self.trained, self.joined.part(self.first), strict=True))
         modules = list(model.named_modules())
         try:
-            if boundary.hooks_in_force():
-                raise Refused("hooks on saved tensors see every group: leave them out")
+            boundary.require_bare_torch()
             refusals.hooked(modules)
             self._surroundings = Surroundings([m for _, m in modules], model, *roots)
         except Refused as reason:

@@ -31,5 +31,5 @@ def separable(model: nn.Module, loss: Loss) -> bool:
         and not (module._forward_hooks or module._forward_pre_hooks)
         for _, module in modules
     )
-    hooks = boundary.hooks_in_force() or boundary.global_hooks()
+    hooks = boundary.interrupted() or boundary.global_hooks()
     return known and not hooks and chain.declared_separable(loss)

@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from adversaries.attack import Attack, Attacks, D, Run, classify, head, withstand
+from adversaries.attack import Attack, Attacks, D, Run, classify, head, vectors, withstand
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from drawn import randn
+from forethought.gradients import clipped_sum
 
 attack = Attacks()
 
@@ -255,6 +258,135 @@ def overload_of_an_operator() -> Any:
 @attack("either")
 def operator_on_the_records_alone() -> Any:
     return Run(lambda self, x: self.head(twice_mixed(x)), head=head()), classify
+
+
+def kept_by(operator: Any) -> Any:
+    Remembered.value = 0.0
+    return Run(lambda self, x: self.head(operator(x)), head=head()), classify
+
+
+class Remembered:
+    value = 0.0
+
+
+def shifted_by_the_last(x: Tensor) -> Tensor:
+    shifted, Remembered.value = x + Remembered.value, float(x.mean())
+    return shifted
+
+
+@torch.library.custom_op("adversaries::kernel", mutates_args=())
+def kernel(x: Tensor) -> Tensor:
+    raise NotImplementedError
+
+
+@kernel.register_kernel("cpu")
+def _(x: Tensor) -> Tensor:
+    return shifted_by_the_last(x)
+
+
+@torch.library.custom_op("adversaries::backward", mutates_args=())
+def backward(x: Tensor) -> Tensor:
+    return x * 1.0
+
+
+backward.register_autograd(lambda ctx, gradient: shifted_by_the_last(gradient))
+
+LIBRARY = torch.library.Library("adversaries", "FRAGMENT")
+if not hasattr(torch.ops.adversaries, "library"):  # other files import this one again
+    LIBRARY.define("library(Tensor x) -> Tensor")
+    LIBRARY.impl("library", shifted_by_the_last, "CPU")
+
+
+@attack("either")
+def operator_that_remembers_in_a_kernel() -> Any:
+    return kept_by(kernel)
+
+
+@attack("either")
+def operator_that_remembers_in_backward() -> Any:
+    Remembered.value = 0.0
+    return between(backward)
+
+
+@attack("either")
+def operator_by_its_name_that_remembers() -> Any:
+    return kept_by(lambda x: torch.ops.adversaries.kernel(x))
+
+
+@attack("refused")
+def operator_of_a_library_that_remembers() -> Any:
+    return kept_by(lambda x: torch.ops.adversaries.library(x))
+
+
+class Int8(TorchDispatchMode):
+    """Rounds every product's inputs to 8 bits of the largest number."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def rounded(value: Any) -> Any:
+            if not isinstance(value, Tensor) or not value.is_floating_point():
+                return value
+            scale = value.abs().max().clamp(min=1e-9) / 7
+            return (value / scale).round() * scale
+
+        products = func in (torch.ops.aten.addmm.default, torch.ops.aten.mm.default)
+        return func(*map(rounded, args) if products else args, **(kwargs or {}))
+
+
+class Int8Functions(TorchFunctionMode):
+    """The same for functions."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result + 5 * result.mean(0) if func is torch.tanh else result
+
+
+@attack("apart")
+def mode_of_dispatch_inside() -> Any:
+    def forward(self: Run, x: Tensor) -> Tensor:
+        with Int8():
+            y = self.body(x)
+        return self.head(torch.tanh(y))
+
+    return Run(forward, head=head(), body=nn.Linear(D, D)), classify
+
+
+@pytest.mark.parametrize("mode", [Int8, Int8Functions])
+def test_a_mode_around_a_pass_is_refused(mode: Any) -> None:
+    x, y = vectors()
+    with mode(), pytest.raises(ValueError, match="mode around private"):
+        clipped_sum(layers(), classify, x, y, 1.0)
+
+
+def test_hooks_put_in_force_by_a_private_function_are_refused() -> None:
+    x, y = vectors()
+    push, pop = (
+        getattr(torch._C._autograd, f"_{word}_saved_tensors_default_hooks")
+        for word in ("push", "pop")
+    )
+
+    def inside(y: Tensor) -> Tensor:
+        push(mixed, lambda kept: kept)
+        try:
+            return y * y
+        finally:
+            pop()
+
+    with pytest.raises(ValueError, match="hooks on saved"):
+        clipped_sum(*between(inside), x, y, 1.0)
+    push(mixed, lambda kept: kept)
+    try:
+        with pytest.raises(ValueError, match="hooks on saved"):
+            clipped_sum(layers(), classify, x, y, 1.0)
+    finally:
+        pop()
+
+
+def test_a_kernel_in_the_place_of_one_of_torchs_is_refused() -> None:
+    x, y = vectors()
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("tanh", lambda x: mixed(x.sin()), "CPU")
+        with pytest.raises(ValueError, match="another kernel"):
+            clipped_sum(layers(), classify, x, y, 1.0)
 
 
 @attack("either")

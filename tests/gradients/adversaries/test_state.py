@@ -18,6 +18,8 @@ import torch
 from adversaries.attack import Attack, Attacks, D, Run, classify, head, withstand
 from torch import Tensor, nn
 
+from forethought.gradients import surroundings
+
 attack = Attacks()
 
 
@@ -623,15 +625,19 @@ def lock_beside_numbers() -> Any:
     return Run(forward, head=head()), classify
 
 
-@attack("refused")
-def more_objects_than_can_be_noted() -> Any:
-    forward = remembers(
-        lambda self, value: self.table[-1].__setitem__(0, value), lambda self: self.table[-1][0]
-    )
-    return Run(forward, head=head(), table=[[0.0] for _ in range(200_001)]), classify
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("attack", attack.parameters())
 def test_state(attack: Attack) -> None:
     withstand(attack)
+
+
+def test_more_objects_than_can_be_noted_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make() -> Any:
+        forward = remembers(
+            lambda self, value: self.table[0].__setitem__(0, value), lambda self: self.table[0][0]
+        )
+        return Run(forward, head=head(), table=[[0.0] for _ in range(2_000)]), classify
+
+    withstand(Attack(make, "either"))
+    monkeypatch.setattr(surroundings, "LIMIT", 2_000)
+    withstand(Attack(make, "refused"))
