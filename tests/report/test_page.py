@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,6 +19,8 @@ import pytest
 import forethought as ft
 from forethought.accounting.interval import at_most
 from forethought.accounting.releases import Release
+from forethought.caveats import Caveat
+from forethought.cli import main
 from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
 from forethought.report import charts
@@ -146,6 +150,22 @@ def test_a_statement_begins_with_a_sentence_a_number_and_a_picture(sigma, adjace
     assert f'<desc id="dots-words">{words[2]}</desc>' in text and "<script" not in text
 
 
+def test_a_record_that_is_a_person_is_called_one():
+    made = Mechanism(Rounds(1.2, 30, Poisson(0.1), "group"))
+    text = Page(statement_page(ft.account(made, 1e-5, not_covered=[Caveat("persons", "12")]))).text
+    assert "Of 100 persons that" in text and "all that one person has" in text
+    assert "several records" not in text
+
+
+def test_a_clients_statement_has_a_page(tmp_path, monkeypatch, capsys):
+    ft.account(Mechanism(Rounds(1.2, 30, Poisson(0.1))), 1e-5).save(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["forethought", "report", str(tmp_path)])
+    with contextlib.suppress(SystemExit):
+        main()
+    assert "differentially private" in capsys.readouterr().out
+    assert "Of 100 records" in (tmp_path / "statement.html").read_text(encoding="utf-8")
+
+
 def test_headings_are_in_order_and_tables_have_scopes(tmp_path):
     for text in (statement_page(summary(tmp_path).statement), report_page(summary(tmp_path))):
         levels = [int(level) for level in re.findall(r"<h([1-6])>", text)]
@@ -176,7 +196,7 @@ def test_what_was_checked_has_its_evidence(tmp_path, content, said):
     write_pages(replace(made, statement=ran))
     page = Page((tmp_path / "statement.html").read_text(encoding="utf-8"))
     assert said in page.text and "<b>" not in page.text
-    for evidence in ("transcript.json, round by round", "tools/verify.py", ran.plan[:19]):
+    for evidence in ("its transcript, round by round", "tools/verify.py", ran.plan[:19]):
         assert evidence in page.text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -27,9 +28,10 @@ def report(
     quiet: Quiet = False,
 ) -> None:
     """Show a run's result and statement and draw its figures again, or say how far it came."""
+    from forethought.accounting.statement import Statement
     from forethought.report import terminal
     from forethought.report.figures import draw_run
-    from forethought.report.page import write_pages
+    from forethought.report.page import write_pages, write_statement
     from forethought.report.pdf import print_pdf
     from forethought.training.summary import RunSummary, UnfinishedRun
 
@@ -41,6 +43,16 @@ def report(
             print_json(unfinished.to_dict())
         else:
             terminal.show_unfinished(console_for(quiet), unfinished)
+        return
+    if not (folder / "transcript.json").is_file():
+        # Of one who took part with others: a statement, and no run of its own.
+        page = write_statement(folder)
+        statement = Statement.load(folder / "statement.json")
+        console = console_for(quiet or as_json)
+        if as_json:
+            print_json(json.loads(statement.to_json()))
+        terminal.show_statement(console, statement)
+        console.print(f"\nwritten  {print_pdf(page, page.with_suffix('.pdf')) if pdf else page}")
         return
     draw_run(RunSummary.load(folder), folder / "figures")
     summary = RunSummary.load(folder)

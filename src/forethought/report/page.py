@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from forethought.accounting.accountants import EXACT, KNOWN_BATCHES
 from forethought.accounting.interval import at_least, at_most
 from forethought.accounting.releases import rows
-from forethought.accounting.statement import protected, records, truth
+from forethought.accounting.statement import Statement, protected, records, truth
 from forethought.mechanism import Rounds
 from forethought.report import charts
 from forethought.report.terminal import plan_rows
@@ -23,7 +23,6 @@ from forethought.serialisation import parse
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from forethought.accounting.statement import Statement
     from forethought.training.results import Results
     from forethought.training.summary import RunSummary
 
@@ -51,28 +50,30 @@ def statement_page(
     body = [f"<h1>{escape(title)}</h1>", *_lead(s), *_head(s, first, second)]
     if s.breaks:
         body += ["<h2>Why there is no guarantee</h2>"]
-        body.append(_list(f"{text}: {text.kind.reason}." for text in s.breaks))
+        body.append(_list(f"{_capital(text)}: {text.kind.reason}." for text in s.breaks))
     body += [
-        "<h2>Who is protected, and against whom</h2>",
+        f"<h2>Who {'is' if s.private else 'would be'} protected, and against whom</h2>",
         _list(
             [
                 f"Protected: {protected(s)}.",
-                "If one person has several records in the data, ask for the statement for as many "
-                "records together: this one is about "
+                "A record is all that one person has in the data."
+                if _of_persons(s)
+                else "If one person has several records in the data, ask for the statement for as "
+                "many records together: this one is about "
                 + ("a single record." if s.group == 1 else f"{records(s)}."),
                 f"The attacker {s.adversary}.",
-                *(f"{text[:1].upper()}{text[1:]}." for text in map(str, s.facts)),
+                *(f"{_capital(text)}." for text in s.facts),
             ]
         ),
         "<h2>What is not covered</h2>",
-        _list([f"{text[:1].upper()}{text[1:]}." for text in map(str, s.not_covered)])
+        _list(f"{_capital(text)}." for text in s.not_covered)
         if s.not_covered
         else "<p>No use of the data outside this promise was named.</p>",
         "<h2>What was checked, and by whom</h2>",
         f'<div class="words">{_table(("what", "by whom", "evidence"), _checks(s, audited))}</div>',
         "<h2>What is believed</h2>",
         "<p>The promise rests on this, and no file shows it:</p>",
-        _list(f"{text[:1].upper()}{text[1:]}." for text in map(str, s.assumptions)),
+        _list(f"{_capital(text)}." for text in s.assumptions),
     ]
     if s.about is not None:
         body += ["<h2>What it is about</h2>", "<p>As its owner says:</p>"]
@@ -113,6 +114,15 @@ def write_pages(summary: RunSummary) -> None:
         (summary.folder / name).write_text(text, encoding="utf-8")
 
 
+def write_statement(folder: Path) -> Path:
+    """Leave ``statement.html`` with a statement alone, as a client's or a worker's."""
+    page = folder / "statement.html"
+    title = f"Privacy statement of {folder.resolve().name}"
+    text = statement_page(Statement.load(folder / "statement.json"), title, _audited(folder))
+    page.write_text(text, encoding="utf-8")
+    return page
+
+
 def _audited(folder: Path) -> bool | None:
     """Whether the folder's audit.json says that the run was refuted; None: nothing is known."""
     try:
@@ -130,7 +140,7 @@ def _lead(s: Statement) -> list[str]:
     # Upward, as every bound; and at least what guessing finds.
     blind = round(100 * rate)
     found = min(100, max(blind, math.ceil(100 * power - 1e-9)))
-    unit = "persons" if any(fact.code == "persons" for fact in s.facts) else "records"
+    unit = "persons" if _of_persons(s) else "records"
     units = unit if s.group == 1 else f"groups of {s.group} {unit}"
     learned = "this model learned from" if s.releases else "such a model would learn from"
     # Where one record stands for another, there is no doubt that there was one.
@@ -149,6 +159,11 @@ def _lead(s: Statement) -> list[str]:
     ]
 
 
+def _of_persons(s: Statement) -> bool:
+    """Whether a record is all that one person has in the data."""
+    return any(one.code == "persons" for one in s.caveats)
+
+
 def _checks(s: Statement, audited: bool | None) -> list[tuple[str, str, str]]:
     """(what, by whom, evidence) of everything that is compared, or can be."""
     verifier = "can be, by anyone: forethought account --verify"
@@ -156,7 +171,7 @@ def _checks(s: Statement, audited: bool | None) -> list[tuple[str, str, str]]:
         (
             "The rounds that ran are the rounds in this statement",
             "the run, before it wrote this",
-            "transcript.json, round by round",
+            "its transcript, round by round",
         )
         if s.releases
         else ("What ran", "nobody: nothing is known to have run", "none: it is about a plan"),
@@ -175,7 +190,7 @@ def _checks(s: Statement, audited: bool | None) -> list[tuple[str, str, str]]:
             (
                 "The same by a second program and another method",
                 "can be, by anyone: tools/verify.py of the source code",
-                "statement.json, transcript.json, plan.json",
+                "transcript.json and plan.json, which it needs",
             )
         )
     if s.plan is not None:
@@ -331,6 +346,10 @@ def _column(metrics: Sequence[Mapping[str, str]], name: str) -> list[tuple[float
     found = [(float(row["round"]), float(row[name])) for row in metrics if row.get(name)]
     # Without noise ε is infinite, and there is nothing to draw.
     return [point for point in found if math.isfinite(point[1])]
+
+
+def _capital(text: object) -> str:
+    return str(text)[:1].upper() + str(text)[1:]
 
 
 def _list(texts: Iterable[str]) -> str:
