@@ -2,6 +2,7 @@
 
 python benchmarks/accounting.py            # all rows, median of several runs
 python benchmarks/accounting.py --smoke    # one run of each, the slow rivals left out
+python benchmarks/accounting.py --extremes 740    # so many extreme mechanisms: widths and seconds
 """
 
 from __future__ import annotations
@@ -20,7 +21,15 @@ from dp_accounting.pld import PLDAccountant
 from forethought.accounting import exact
 from forethought.accounting.calibration import noise_multiplier
 from forethought.mechanism import Budget, Mechanism, Rounds
-from forethought.samplings import Adjacency, Poisson, RandomAllocation, WithoutReplacement
+from forethought.samplings import (
+    Adjacency,
+    CyclicPoisson,
+    FullBatch,
+    Poisson,
+    RandomAllocation,
+    Shuffled,
+    WithoutReplacement,
+)
 
 
 def ours(*rounds: Rounds, group: int = 1) -> Callable[[], float]:
@@ -76,8 +85,49 @@ def cliffs() -> list[tuple[str, Mechanism, float, int, float]]:
         ("3 of 113,104, σ 0.566, 282 rounds", rare, 5.87e-6, 1, 1),
         ("random allocation, 6 parts", Mechanism(*epochs), 1e-5, 1, 1),
         ("random allocation, 1e6 rounds", _epoch(10**6, 0.5), 1e-5, 1, 2),
+        ("random allocation, 1e7 rounds, σ 0.4", _epoch(10**7, 0.4), 1e-5, 1, 2),
         ("2 of 20,000, zero-out, group of 5", least, 4.3e-8, 5, 1),
     ]
+
+
+def extreme(number: int) -> tuple[Mechanism, float]:
+    """A mechanism of one record somewhere between the ends of every range, and a δ."""
+    rng = np.random.default_rng([25, number])
+
+    def spread(low: float, high: float) -> float:
+        return float(np.exp(rng.uniform(np.log(low), np.log(high))))
+
+    sigma, count, rate = spread(0.2, 100), int(spread(1, 1e7)), spread(1e-6, 1)
+    batch = max(1, round(1_000_000 * rate))
+    length = int(spread(1, min(count, 1e7)))
+    sampling = (
+        Poisson(rate),
+        WithoutReplacement(batch, 1_000_000),
+        Shuffled(batch, 1_000_000),
+        RandomAllocation(length),
+        CyclicPoisson(rate, length),
+        FullBatch(),
+    )[number % 6]
+    allowed: list[Adjacency] = ["add-or-remove", "zero-out", "replace-one"]
+    adjacency = allowed[1 + number // 6 % 2 if isinstance(sampling, Shuffled) else number // 6 % 3]
+    return Mechanism(Rounds(sigma, count, sampling), adjacency=adjacency), spread(1e-12, 1e-2)
+
+
+def _show_extremes(cases: int) -> None:
+    seconds, wide = [], dict[str, list[float]]()
+    for number in range(cases):
+        mechanism, delta = extreme(number)
+        start = time.process_time()
+        found = exact.epsilon(mechanism, delta)
+        seconds.append(time.process_time() - start)
+        if found.upper - found.lower > 1e-3 * found.upper and found.upper > 1e-9:
+            wide.setdefault(found.reason or "no reason", []).append(found.relative_width)
+        if seconds[-1] > 2:
+            print(f"{number}: {seconds[-1]:.1f} s, {found}, {mechanism}, {delta}", flush=True)
+    print(f"{cases} extreme mechanisms: median {statistics.median(seconds):.3f} s, ", end="")
+    print(f"slowest {max(seconds):.2f} s, {sum(map(len, wide.values()))} wider than 1e-3")
+    for reason, widths in wide.items():
+        print(f"- {len(widths)}, the widest {max(widths):.2g}: {reason}")
 
 
 def _epoch(rounds: int, sigma: float) -> Mechanism:
@@ -109,7 +159,12 @@ def main() -> None:
     """Print one table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="one quick run of each row of ours")
-    smoke = parser.parse_args().smoke
+    parser.add_argument("--extremes", type=int, default=0, metavar="CASES")
+    args = parser.parse_args()
+    if args.extremes:
+        _show_extremes(args.extremes)
+        return
+    smoke = args.smoke
     typical = Rounds(1.1, 14_000, Poisson(0.0043))
     many = [Rounds(1 + 0.002 * i, 1, Poisson(256 / 60_000)) for i in range(500)]
     rare = Rounds(1.0, 10_000, Poisson(1e-4))

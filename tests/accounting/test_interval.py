@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from forethought.accounting.exact import epsilon
 from forethought.accounting.interval import Interval, at_least, at_most
 from forethought.accounting.statement import account
 from forethought.mechanism import Mechanism, Rounds
 from forethought.published.comparison import compare
 from forethought.report import page, terminal
-from forethought.samplings import Poisson
+from forethought.samplings import Poisson, RandomAllocation
+from forethought.serialisation import plain
 
 FORMS = (".2g", ".3g", ".4g", ".5g", ".6g", ".3f", ".0%", ".1%", ".2%", ",.4g")
 
@@ -100,3 +102,16 @@ def test_every_page_rounds_bounds_to_their_safe_side():
                     # A number that can only be this bound is not below it.
                     if abs(value - exact) < near and (bound != upper or value > Decimal(lower)):
                         assert value >= exact, shown
+
+
+def test_where_the_ends_are_apart_it_says_why():
+    near = epsilon(Mechanism(Rounds(1.1, 100, Poisson(0.01))), 1e-5)
+    assert near.reason is None and near.relative_width <= 1e-3
+    # So little noise that no law of an epoch is built; and a chain of single changes.
+    little = Mechanism(Rounds(0.05, 20, RandomAllocation(10)))
+    far = epsilon(little, 1e-6)
+    assert far.relative_width > 1e-2 and "noise is so little" in far.reason
+    assert far == Interval(far.lower, far.upper), "the words are no part of the value"
+    assert plain(far) == {"lower": far.lower, "upper": far.upper}
+    _, markdown, _, shown = printed(account(little, 1e-6))
+    assert far.reason in markdown and far.reason in shown

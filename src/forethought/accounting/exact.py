@@ -26,6 +26,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -53,7 +55,7 @@ from forethought.accounting.discrete_ratio import (
 )
 from forethought.accounting.dominating_pair import Pair
 from forethought.accounting.interval import Interval
-from forethought.accounting.line_integral import Composition, Search
+from forethought.accounting.line_integral import SMALLEST, Composition, Search
 from forethought.accounting.privacy_profile import Curve, Profile, Stack
 from forethought.accounting.theorems import parts, unsampled_distance
 from forethought.checks import real, whole
@@ -538,17 +540,32 @@ def enclose(
 ) -> Interval:
     found = _at_once(mechanism, group, accuracy, delta, epsilon)
     chain = single_changes(mechanism, group)
-    if chain is None or not 0 < found.upper < math.inf:
-        return found
+    if chain is not None and 0 < found.upper < math.inf:
+        with suppress(UnsupportedMechanismError):
+            curves = privacy_loss(chain[0], accuracy=accuracy)
+            if delta is None:
+                other = chained_delta(curves, chain[1], float(epsilon or 0.0))
+            else:
+                other = chained_epsilon(curves, chain[1], delta, found.upper)
+            found = Interval(min(found.lower, other.lower), min(found.upper, other.upper))
+    return replace(found, reason=why_wide(mechanism, group, found, accuracy))
+
+
+def why_wide(
+    mechanism: Mechanism, group: int, found: Interval, accuracy: float = 1e-2
+) -> str | None:
+    """Why the ends of an interval are further apart than ``accuracy``; None: they are not."""
+    if found.upper - found.lower <= accuracy * found.upper or found.upper <= SMALLEST:
+        return None
     try:
-        curves = privacy_loss(chain[0], accuracy=accuracy)
-    except UnsupportedMechanismError:
-        return found
-    if delta is None:
-        other = chained_delta(curves, chain[1], float(epsilon or 0.0))
-    else:
-        other = chained_epsilon(curves, chain[1], delta, found.upper)
-    return Interval(min(found.lower, other.lower), min(found.upper, other.upper))
+        if single_changes(mechanism, group) is not None:
+            return "the changes are charged one by one, as no theorem is known on all at once"
+        counts = parts(mechanism, group)
+    except (UnsupportedMechanismError, ArithmeticError):
+        counts = {}
+    if not lawful(counts):
+        return "the noise is so little beside the clipping norm that no integral is taken"
+    return "the work of one search did not suffice to bring both ends together"
 
 
 # What leaves the range of a double is recognised and bounded where it arises.

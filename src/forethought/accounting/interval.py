@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal, localcontext
+from typing import Any
+
+from forethought.serialisation import plain
 
 
 @dataclass(frozen=True)
 class Interval:
-    """The true value is at least ``lower`` and at most ``upper``, both proven."""
+    """The true value is at least ``lower`` and at most ``upper``, both proven.
+
+    ``reason`` says in words why the ends are further apart than was asked for; None: they are not.
+    """
 
     lower: float
     upper: float
+    reason: str | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if math.isnan(self.lower) or math.isnan(self.upper) or self.lower > self.upper:
@@ -26,6 +33,10 @@ class Interval:
 
     def __contains__(self, value: float) -> bool:
         return self.lower <= value <= self.upper
+
+    def to_dict(self) -> dict[str, Any]:
+        """Both ends, as they are stored."""
+        return {"lower": plain(self.lower), "upper": plain(self.upper)}
 
     @property
     def relative_width(self) -> float:

@@ -546,7 +546,8 @@ class Composition:
 
 _TRIES = 7
 _ROUGH = 0.02
-_SMALLEST = 1e-9
+# An ε that counts as 0.
+SMALLEST = 1e-9
 _TINY = -745.0
 # How far the ε of a saddle point may be off, relatively, on a line that starts from it.
 _NEAR = 0.1
@@ -583,8 +584,7 @@ class Search:
                 or self.upper < beaten_by
                 or (
                     width < math.inf
-                    and width
-                    <= max(accuracy * self.upper, 0.0 if self.delta is None else _SMALLEST)
+                    and width <= max(accuracy * self.upper, 0.0 if self.delta is None else SMALLEST)
                 )
             ):
                 return

@@ -21,6 +21,7 @@ from forethought.accounting.about import About
 from forethought.accounting.accountants import ACCOUNTANTS, EXACT, Accountant
 from forethought.accounting.assumptions import SECRET, Randomness, required, suited
 from forethought.accounting.attack_bounds import Attained, attained_of, bounded
+from forethought.accounting.exact import why_wide
 from forethought.accounting.interval import Interval, at_least, at_most
 from forethought.accounting.releases import STOPPED, Release, Released, difference, listed, rows
 from forethought.caveats import Caveat, caveats, choice, of_role
@@ -413,7 +414,7 @@ def _read(values: Any) -> Statement:
     statement = Statement(
         mechanism=Mechanism.from_dict(content["mechanism"]),
         delta=real("delta", content["delta"], above=0, below=1),
-        epsilon=Interval(*(_end(content["epsilon"][end]) for end in ("lower", "upper"))),
+        epsilon=Interval(_end(content["epsilon"]["lower"]), _end(content["epsilon"]["upper"])),
         group=whole("group", content["group"]),
         attack=tuple((rate, power) for rate, power in attack),
         accountant=dict(content["accountant"]),
@@ -600,12 +601,17 @@ def _noise(part: Rounds) -> str:
 
 
 def truth(statement: Statement) -> list[tuple[str, str]]:
-    """Pairs (what, how much) of what data sets attain; none where nothing is known."""
+    """Pairs (what, how much): why ε is not known better, and what data sets attain, if known."""
+    wide: list[tuple[str, str]] = []
+    if statement.accountant["kind"] == EXACT:
+        reason = why_wide(statement.mechanism, statement.group, statement.epsilon)
+        wide = [] if reason is None else [("why the ends of ε are apart", reason)]
     found = statement.attained
     if found is None:
-        return []
+        return wide
     factor = max(1.0, statement.epsilon.upper / found.epsilon)
     return [
+        *wide,
         ("ε that data attain", f"at least {at_least(found.epsilon, '.6g')}: {found.data}"),
         ("proven over attained", f"at most {at_most(factor)} times"),
     ]

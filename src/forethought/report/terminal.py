@@ -13,7 +13,7 @@ from rich.table import Table
 
 from forethought.accounting import exact
 from forethought.accounting.adaptive import PHASES_ALONE, SEARCH_ALONE
-from forethought.accounting.interval import at_most
+from forethought.accounting.interval import at_least, at_most
 from forethought.accounting.statement import Statement, truth
 from forethought.contributions import Persons
 from forethought.plans import Plan
@@ -37,7 +37,7 @@ def correlation_text(plan: Plan) -> str:
 
 def plan_rows(plan: Plan) -> list[tuple[str, str]]:
     """The plan as (what, value) pairs, with the exact ε of what it will release."""
-    epsilon = exact.epsilon(plan.mechanism, plan.delta, plan.records_per_person).upper
+    epsilon = exact.epsilon(plan.mechanism, plan.delta, plan.records_per_person)
     of_persons = isinstance(plan.contribution, Persons)
     rows = [("persons" if of_persons else "examples", f"{plan.examples:,}")]
     if plan.records_per_person > 1:
@@ -77,9 +77,11 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
         ("adjacency", plan.mechanism.adjacency),
         (
             "ε of this plan alone" if alone else "expected ε",
-            f"{at_most(epsilon)} at δ = {at_most(plan.delta, '.3g')}",
+            f"{at_most(epsilon.upper)} at δ = {at_most(plan.delta, '.3g')}",
         ),
     ]
+    if epsilon.reason is not None:
+        rows.append(("less may be spent", f"from {at_least(epsilon.lower)}: {epsilon.reason}"))
     return rows
 
 
