@@ -63,14 +63,11 @@ def sound_plans() -> dict[str, Plan]:
     }
 
 
-def sound(
-    audits: int, games: int = 6, *, variants: bool = False
-) -> tuple[int, Counter[str], list[float]]:
+def sound(audits: int, games: int = 6) -> tuple[int, Counter[str], list[float]]:
     """Audit sound plans again and again; returns how many were refuted, and why.
 
     Args:
-        games: trainings where each plays one game only. variants: also with micro-batches, in
-            phases and after a resume.
+        games: trainings where each plays one game only.
     """
     plans = list(sound_plans().items())
     effort = replace(
@@ -80,7 +77,6 @@ def sound(
         coordinates=6_000,
         canaries=400,
         directed_games=games,
-        variants=variants,
         bounds=False,
     )
     refuted, smallest, reasons = 0, [], Counter[str]()
@@ -168,14 +164,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="seconds, for CI")
     parser.add_argument("--sound", type=int, default=0, metavar="AUDITS")
-    parser.add_argument("--variants", action="store_true", help="every way of running, too")
     parser.add_argument("--jax", action="store_true", help="jax-privacy side by side")
     arguments = parser.parse_args()
     if arguments.jax:
         side_by_side()
         return
     if arguments.sound:
-        refuted, reasons, smallest = sound(arguments.sound, variants=arguments.variants)
+        refuted, reasons, smallest = sound(arguments.sound)
         print(f"{refuted} of {arguments.sound} audits of sound plans refuted")
         for reason, count in reasons.items():
             print(f"  {count}: {reason}")

@@ -68,7 +68,7 @@ def test_a_refutation_is_status_1_and_one_sentence(
     with fault.plant():
         status, out, err = run(capsys, "audit", plan, "--quick", "--json")
     assert status == 1
-    assert err.startswith("error: refuted: The noise has a standard deviation of 0.")
+    assert err.startswith("error: refuted: The noise of round ")
     assert err.count("\n") == 1
     read = json.loads(out)
     assert read["refuted"] is True

@@ -1,4 +1,4 @@
-"""Audit a plan, and the user's model and data with it: four checks, one verdict.
+"""Audit a plan, and the user's model and data with it: five checks, one verdict.
 
 Every check goes through :func:`forethought.train`. An audit refutes or fails to refute; no
 guarantee rests on it.
@@ -9,16 +9,17 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from forethought.auditing.attack import attack
 from forethought.auditing.effort import Effort
 from forethought.auditing.effort import effort as sizes
-from forethought.auditing.noise import noise, noise_on_model
+from forethought.auditing.noise import noise
 from forethought.auditing.participation import participation
+from forethought.auditing.replay import replayed
 from forethought.auditing.sensitivity import model_sensitivity, planted_sensitivity
 from forethought.auditing.verdict import FOR_THE_OPERATOR, Audit, Finding
 from forethought.checks import real
@@ -30,10 +31,10 @@ from forethought.training.datasets import opened, usual_loss
 from forethought.training.persons import arranged
 
 FALSE_ALARM = 1e-4
-# Records that the noise on the user's own model is looked at with.
-MODEL_RECORDS = 16
+# Records of the user's own that rounds are replayed with.
+MODEL_RECORDS = 200
 
-STEPS = ("participation", "noise", "sensitivity", "attack")
+STEPS = ("replay", "participation", "noise", "sensitivity", "attack")
 
 
 def audit(
@@ -117,21 +118,25 @@ def gather(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tell(0)
+        short = replayed(plan if model is not None else planted, *_few(model, data, loss, plan))
+        found += short.findings()
+        notes += [f"not replayed: {reason}" for reason in short.refusals]
+        tell(1)
         found += participation(planted, effort, generator)
         if plan.examples > effort.population:
             notes.append(
                 f"the dry run drew from {effort.population:,} of {plan.examples:,} records"
             )
-        tell(1)
-        found += noise(planted, effort, generator)
         tell(2)
+        found += noise(planted, effort, generator)
+        tell(3)
         found.append(planted_sensitivity(planted))
         if model is not None:
             found += _on_model(plan, model, data, loss, effort, generator)
             notes.append(FOR_THE_OPERATOR)
         else:
             notes.append("no model and no data were given: only planted models were audited")
-        tell(3)
+        tell(4)
         attacked, summary, more = attack(planted, effort, generator)
         found += attacked
         notes += more
@@ -157,9 +162,18 @@ def _on_model(
             f"the plan is for {plan.examples} examples, the data has {len(records)}: audit the "
             "plan with the data that it is for"
         )
-    few = records.take(np.arange(min(len(records), MODEL_RECORDS)))
-    chosen = default_loss(few[1]) if loss is None else loss
-    found = model_sensitivity(model, records, plan, chosen, effort, generator)
-    if isinstance(few[0], torch.Tensor) and isinstance(few[1], torch.Tensor):
-        found += noise_on_model(model, plan, chosen, few)
-    return found
+    chosen = default_loss(records.take(np.arange(1))[1]) if loss is None else loss
+    return model_sensitivity(model, records, plan, chosen, effort, generator)
+
+
+def _few(
+    model: nn.Module | None, data: object | None, loss: Loss | None, plan: Plan
+) -> tuple[nn.Module | None, Any, Loss | None]:
+    """The model with some of the records to replay rounds on; nothing where there are none."""
+    if model is None:
+        return None, None, None
+    first = next((p for p in model.parameters() if p.requires_grad), None)
+    if first is None:
+        return None, None, None  # which the sensitivity check says
+    records = as_records(data, first.dtype, first.device)
+    return model, records.take(np.arange(min(len(records), MODEL_RECORDS))), loss

@@ -29,7 +29,6 @@ class Effort:
         directed_games: trainings, where one training can play one game only.
         batch: most records of the batches whose sums are compared; 0 for the plan's own.
         neighbours: how many neighbouring batches at each set of weights.
-        variants: whether noise is looked at after resume, in phases, with micro-batches, too.
         bounds: whether what the attack shows is also put in terms of ε; the verdict needs none.
     """
 
@@ -43,7 +42,6 @@ class Effort:
     directed_games: int
     batch: int
     neighbours: int
-    variants: bool
     bounds: bool = True
 
 
@@ -59,7 +57,6 @@ EFFORTS: dict[Level, Effort] = {
         directed_games=60,
         batch=128,
         neighbours=3,
-        variants=False,
     ),
     "standard": Effort(
         hits=40_000,
@@ -72,7 +69,6 @@ EFFORTS: dict[Level, Effort] = {
         directed_games=300,
         batch=0,
         neighbours=6,
-        variants=True,
     ),
     "thorough": Effort(
         hits=400_000,
@@ -85,7 +81,6 @@ EFFORTS: dict[Level, Effort] = {
         directed_games=3_000,
         batch=0,
         neighbours=20,
-        variants=True,
     ),
 }
 

@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import copy
 import math
+import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from forethought.auditing.effort import evenly, scaled
 from forethought.auditing.reference import (
     CHARGE,
     NUDGES,
@@ -31,15 +34,19 @@ from forethought.auditing.reference import (
     summed,
 )
 from forethought.auditing.verdict import Finding, certain
-from forethought.mechanism import Correlated
+from forethought.mechanism import Correlated, Mechanism
+from forethought.plans import Plan
 from forethought.privacy import Round
 from forethought.rounds.private_sum import WITNESS, NoisedSum, PrivateRounds, PrivateSum
 from forethought.rounds.randomness import Secrets
+from forethought.training.run import train
 
 Array = NDArray[np.float64]
 
 # Looks that decide, where a few did not explain a difference: a kink may lie between two of them.
 MANY_NUDGES = 8
+# Made-up records of a plan without model and data.
+RECORDS = 400
 # What is equal or not, and how that is said.
 _EQUAL = ("numbers of a round", "batch", "count below the clipping norm", "a round run again")
 _ENDS = {True: "equal", False: "not equal"}
@@ -404,3 +411,59 @@ def interrupted(
 
         with suppress(_PowerCut):
             train(again, cut)
+
+
+def replayed(
+    plan: Plan,
+    model: torch.nn.Module | None = None,
+    data: Any = None,
+    loss: Any = None,
+    *,
+    resumed: bool = True,
+) -> Replay:
+    """Replay short runs of a plan: an epoch or three rounds of each part, on few records.
+
+    Args:
+        model: is copied. data: the records, as training takes them; without both a small model is
+            trained on made-up ones. loss: one value a record.
+        resumed: also in micro-batches, with a stop and a resume.
+    """
+    planted = model is None
+    if model is None:
+        source = np.random.default_rng(0)
+        rows = torch.from_numpy(source.standard_normal((min(plan.examples, RECORDS), 6)))
+        rows[::2] *= 100 * plan.clip.norm  # far above any norm; the others may be below
+        layers = torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)
+        model, data = torch.nn.Sequential(*layers), (rows.float(), torch.arange(len(rows)) % 3)
+    examples = len(torch.utils._pytree.tree_leaves(data)[0])
+    parts = []
+    for part in evenly(list(plan.mechanism)):
+        sampling = scaled(part.sampling, plan.examples, examples)
+        most = min(part.count, max(3, sampling.rounds_per_epoch + 2))
+        parts.append(replace(part, sampling=sampling, count=most))
+    mechanism = Mechanism(*parts, adjacency=plan.mechanism.adjacency)
+    short = plan.with_(mechanism=mechanism, examples=examples, budget=None)
+    if short.clip.shares is not None and planted:
+        short = short.with_(clip=replace(short.clip, shares=None))
+    options: dict[str, Any] = {"loss": loss, "diagnostics": False, "log_every": short.rounds}
+    with replaying() as found:
+        train(copy.deepcopy(model), data, short, **options)
+    if resumed and found.replayed:
+        with tempfile.TemporaryDirectory() as folder, replaying() as again:
+            interrupted(
+                lambda resume, progress: train(
+                    copy.deepcopy(model),
+                    data,
+                    short,
+                    out=Path(folder) / "run",
+                    checkpoint_every=max(1, short.rounds // 2),
+                    micro_batch=5,
+                    resume=resume,
+                    progress=progress,
+                    **options,
+                ),
+                short.rounds,
+            )
+        found.compared += again.compared
+        found.replayed += again.replayed
+    return found

@@ -29,7 +29,7 @@ class Finding:
     """One thing that was measured.
 
     Args:
-        check: which of the four checks it belongs to.
+        check: which of the five checks it belongs to.
         name: what was looked at, in a few words.
         measured, allowed: in words and numbers.
         reason: the sentence to say if it refutes.

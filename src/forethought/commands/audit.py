@@ -84,7 +84,7 @@ def audit(
                 path, rounds=rounds, data_dir=data_dir, out=out, progress=progress
             )
     else:
-        with counting(console, "Auditing", 4) as progress:
+        with counting(console, "Auditing", 5) as progress:
             audited = jobs.audit(
                 path,
                 data_dir=data_dir,
