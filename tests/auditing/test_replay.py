@@ -23,8 +23,9 @@ from torch import nn
 
 import forethought as ft
 from drawn import randint, randn
-from forethought.auditing import reference, replay
+from forethought.auditing import federated, gossip, reference, replay
 from forethought.auditing.faults import replaced
+from forethought.auditing.planted import PlantedRecords
 from forethought.auditing.replay import Replay, replaying
 from forethought.contributions import Persons
 from forethought.data.persons import of_persons
@@ -36,6 +37,7 @@ from forethought.rounds.noise import GaussianNoise
 from forethought.rounds.randomness import BoundNoise
 from forethought.training import persons as person_records
 from forethought.training.loop import Loop
+from forethought.use import Averaging, Optimizer, Use
 
 N = 160
 INPUTS, LABELS = randn(N, 12), randint(0, 4, (N,))
@@ -463,6 +465,17 @@ def test_what_is_not_replayed_is_refused_in_words() -> None:
     assert "model.eval()" in random and "grid" in grid and "float32" in precision
 
 
+def test_a_model_that_cannot_be_computed_again_stops_no_run() -> None:
+    class Alone(nn.Linear):
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise RuntimeError("one of a kind")
+
+    with replaying() as found:
+        trained = ft.train(Alone(12, 4), (INPUTS, LABELS), POISSON)
+    assert trained.statement.epsilon.upper > 0
+    assert found.replayed == 0 and any("cannot be copied" in text for text in found.refusals)
+
+
 def test_a_kink_within_rounding_is_no_fault() -> None:
     """A bias that puts every record on the kink of an L1 loss moves signs by a last bit."""
     inputs = INPUTS.clone()
@@ -509,3 +522,30 @@ def test_a_batch_that_is_not_the_laws_is_named() -> None:
         found = run(JOBS["eight rounds"])
     (batch,) = (finding for finding in found.findings() if finding.name == "batch")
     assert batch.violated and "too many" in batch.reason
+
+
+@pytest.mark.parametrize("listen", [federated.received, gossip.recovered])
+def test_clients_and_workers_are_replayed(listen: Callable[..., Any]) -> None:
+    plain = Use(Optimizer("sgd", 1.0, ()), averaging=Averaging("none"))
+    plan = plan_of(ft.Poisson(0.3), 3, examples=40).with_(use=plain)
+    held = [PlantedRecords(np.arange(40), np.arange(40), 0.1, 41)] * 2
+    with replaying() as found:
+        listen(plan, held)
+    assert found.replayed == 2 * plan.rounds and not found.refuted and not found.refusals
+    with last_ten_as_the_first(), replaying() as found:
+        listen(plan, held)
+    assert found.refuted
+
+
+def test_a_loop_of_ones_own_is_replayed() -> None:
+    with replaying() as found:
+        model, criterion = mlp(), nn.CrossEntropyLoss(reduction="none")
+        loader, optimizer = ft.private(model, None, (INPUTS, LABELS), POISSON)
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            criterion(model(inputs), targets).backward()
+            optimizer.step()
+            if found.replayed == POISSON.rounds:
+                break
+    assert found.replayed == POISSON.rounds
+    assert not found.refuted and not found.refusals

@@ -172,7 +172,7 @@ class _Witness:
         self._records: Any = None
         self._sum: Array | None = None
         self._count: float | None = None
-        self._norm = rounds.privacy.clip.norm
+        self._copied = True
 
     def _wanted(self, index: int) -> bool:
         rounds = self._replay.rounds
@@ -189,14 +189,17 @@ class _Witness:
                 self._inputs, self._last = self._inputs + name, name
         if wanted:
             some = None if indices is None else np.asarray(indices, dtype=np.int64)
-            self._parts.append(Part(_copied(model), self._rounds.loss, some))
             self._indices, self._records = total.indices.copy(), records
+            try:
+                self._parts.append(Part(copy.deepcopy(model), self._rounds.loss, some))
+            except Exception as error:  # whatever keeps a model from being copied
+                self._replay._refuse(ReplayError(f"the model cannot be copied: {error}"))
+                self._copied = False
 
     def summed(self, chosen: Round, vector: torch.Tensor, count: float | None) -> None:
         """Keep the sum."""
         if self._sum is not None:  # nothing was added to this round
             self._parts, self._inputs, self._last = [], b"", b""
-        self._norm = self._rounds.clip_norm if chosen.index else self._norm
         self._sum, self._count = vector.detach().cpu().numpy().copy(), count
 
     def released(self, noised: NoisedSum) -> None:
@@ -212,13 +215,17 @@ class _Witness:
         context = self._rounds.context
         bound = self._reference.bound(one, self._count, self._inputs, before, context, self._sum)
         self._bounds[index] = bound
-        if not self._wanted(index):
+        if not self._wanted(index) or not self._copied:
             return
         try:
             with torch.random.fork_rng(devices=[]):
                 self._compare(one, noised, bound)
         except ReplayError as error:
             self._replay._refuse(error)
+            return
+        except Exception as error:  # the run goes on: it is not its fault
+            what = f"{type(error).__name__}: {error}"
+            self._replay._refuse(ReplayError(f"the reference could not compute a round: {what}"))
             return
         self._replay.replayed += 1
 
@@ -373,13 +380,6 @@ def apart(total: Array, found: Sum, clip_norm: float) -> float:
     up = room + np.maximum(-along, 0).sum(1)
     down = room + np.maximum(along, 0).sum(1)
     return max(worst, float(np.max(np.where(moved > 0, moved / up, -moved / down), initial=0.0)))
-
-
-def _copied(model: torch.nn.Module) -> torch.nn.Module:
-    try:
-        return copy.deepcopy(model)
-    except Exception as error:
-        raise ReplayError(f"the model cannot be copied, so it is not replayed: {error}") from error
 
 
 class _PowerCut(Exception):  # noqa: N818 (an event that is simulated, not an error)
