@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,51 +64,57 @@ def test_the_command_prints_report_and_statement(run, monkeypatch, capsys):
     assert not list(run.glob(".*.part"))
 
 
+@contextmanager
+def shown(page: Path, width: int, scheme: str, media: str = "screen") -> Iterator[Any]:
+    """A page of HTML in a browser."""
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        tab = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+        tab.emulate_media(media=media)
+        tab.goto(page.as_uri())
+        yield tab
+        browser.close()
+
+
 @pytest.mark.slow
 @NEEDS_CHROMIUM
 @pytest.mark.parametrize("name", ["report", "statement"])
 def test_nothing_is_cut_off_on_paper(run, name):
-    sync_api = pytest.importorskip("playwright.sync_api")
-    with sync_api.sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        # What A4 leaves between its margins, at 96 pixels an inch; a dark screen stays white paper.
-        shown = browser.new_page(viewport={"width": 672, "height": 1000}, color_scheme="dark")
-        shown.emulate_media(media="print")
-        shown.goto((run / f"{name}.html").as_uri())
-        wide = shown.evaluate(
+    # What A4 leaves between its margins, at 96 pixels an inch; a dark screen stays white paper.
+    with shown(run / f"{name}.html", 672, "dark", "print") as tab:
+        wide = tab.evaluate(
             """() => [...document.querySelectorAll("main *")].filter(
                 (box) => box.getBoundingClientRect().right > innerWidth + 1 &&
                     !box.closest("svg")).map((box) => box.outerHTML.slice(0, 80))"""
         )
         assert wide == []
-        assert shown.evaluate("getComputedStyle(document.body).backgroundColor") == (
-            "rgb(255, 255, 255)"
+        colours = tab.evaluate(
+            """() => ["body", ".promise p"].map((place) => {
+                const style = getComputedStyle(document.querySelector(place));
+                return [style.backgroundColor, style.color];
+            })"""
         )
-        browser.close()
+        assert colours[0] == ["rgb(255, 255, 255)", "rgb(0, 0, 0)"]
+        assert colours[1][1] == "rgb(0, 0, 0)"
 
 
 @pytest.mark.slow
 @NEEDS_CHROMIUM
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_statement_fits_a_phone(run, scheme):
-    sync_api = pytest.importorskip("playwright.sync_api")
-    with sync_api.sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        shown = browser.new_page(viewport={"width": 375, "height": 800}, color_scheme=scheme)
-        shown.goto((run / "statement.html").as_uri())
+    with shown(run / "statement.html", 375, scheme) as tab:
         # Neither the page nor a table in it scrolls sideways.
-        wide = shown.evaluate(
+        wide = tab.evaluate(
             """() => [document.documentElement, ...document.querySelectorAll(".wide")].filter(
                 (box) => box.scrollWidth > box.clientWidth + 1).length"""
         )
         assert wide == 0
-        top = [shown.locator(place).first.bounding_box() for place in ("p.lead", "strong", "svg")]
+        top = [tab.locator(place).first.bounding_box() for place in ("p.lead", "strong", "svg")]
         # Sentence, number and picture one below the other, on the first screen.
         assert [box["y"] for box in top] == sorted(box["y"] for box in top)
         assert top[-1]["y"] + top[-1]["height"] < 800
-        assert shown.locator("p.lead").inner_text().startswith("Of 100 records that this model")
-        assert shown.locator("h1 + p.lead").count() == 1
-        browser.close()
+        assert tab.locator("h1 + p.lead").inner_text().startswith("Of 100 records that this model")
 
 
 def test_without_a_browser_the_remedy_is_said(monkeypatch, tmp_path):
