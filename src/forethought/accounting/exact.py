@@ -129,6 +129,8 @@ def chained_epsilon(curves: Curves, steps: int, delta: float, most: float) -> Bo
 Counts = Mapping[Pair | Epoch | DisclosedCount, int]
 # The finer the laws, the longer they take: for epochs, each step four times as long.
 _FINENESS = (1.0, 0.5, 0.35)
+# Laws are made no finer where that left more than this of the ends' distance.
+_HELPED = 0.8
 # Either end has a gap of its own, and the laws have theirs.
 _LINES_SHARE = 0.4
 # Ends that are further apart, relatively, would be with finer laws as well.
@@ -159,6 +161,7 @@ def of_ratios(
         lower = max((_hits_epsilon(epoch, n, delta) for epoch, n in epochs), default=0.0)
     if not lawful(counts):
         return Bounds(lower, upper)
+    width = math.inf
     for fineness in _FINENESS:
         below, above = (with_ratios(counts, fineness, end) for end in (0, 1))
         lower = max(lower, _composed(below, _LINES_SHARE * accuracy, delta, epsilon).lower)
@@ -170,6 +173,9 @@ def of_ratios(
         if delta is not None and upper < math.inf:
             lower = max(lower, _by_one_round_of_ratios(below, delta))
         if not epochs and fineness <= 0.5:
+            break
+        before, width = width, upper - lower
+        if width > _HELPED * before:
             break
         if _LAWS_SHARE * upper < upper - lower < math.inf:
             break  # it is not for the laws that the ends are apart
