@@ -342,7 +342,8 @@ LOSSES: dict[str, tuple[Callable[[Any, Any, Any, Any], Any], str]] = {
     "a part of it": (lambda m, x, y, o: criterion(m[3](m[2](m[1](m[0](x)))), y), "0 calls"),
     "prepared": (lambda m, x, y, o: criterion(m(x * 2), y), "move what is done"),
     "shared": (lambda m, x, y, o: criterion(m(x, torch.ones(2)), y), "move what is done"),
-    "no targets": (lambda m, x, y, o: m(x).sum(1), "holds nothing of the batch"),
+    "in a loop": (lambda m, x, y, o: sum(m(x)), "added up in"),
+    "scaled": (lambda m, x, y, o: torch.amp.GradScaler("cpu").scale(criterion(m(x), y)), "enabled"),
 }
 
 
@@ -357,6 +358,62 @@ def test_a_loss_that_a_round_cannot_compute_is_refused_and_nothing_is_released(n
         optimizer.step()
     assert torch.equal(weights(model), before) and optimizer.rounds_done == 0
     assert len(optimizer._rounds._private.transcript) == 0
+
+
+class WithLoss(nn.Module):
+    """Computes its loss itself, as detection models do: a dict of them, added up."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        outputs = self.body(inputs)
+        losses = {"hit": criterion(outputs, targets), "size": outputs.square().mean(1)}
+        return sum(losses.values())
+
+
+def test_a_model_may_compute_its_loss_itself(noise_by_round: None) -> None:
+    inside, outside = WithLoss(network()), network()
+    loader, optimizer = ft.private(
+        inside, torch.optim.SGD(inside.parameters(), 0.1), data(), plan(), **SEEDS
+    )
+    for inputs, targets in loader:
+        inside(inputs, targets).backward()
+        optimizer.step()
+    loader, optimizer = ft.private(
+        outside, torch.optim.SGD(outside.parameters(), 0.1), data(), plan(), **SEEDS
+    )
+    for inputs, targets in loader:
+        outputs = outside(inputs)
+        (criterion(outputs, targets) + outputs.square().mean(1)).backward()
+        optimizer.step()
+    torch.testing.assert_close(weights(inside), weights(outside))
+    assert not torch.equal(weights(inside), weights(network()))
+
+
+@pytest.mark.parametrize("how", [False, True])
+def test_a_round_runs_under_the_autocast_of_its_models_call(how: bool) -> None:
+    """The standard loop of mixed precision, whose scaler does nothing."""
+    seen: set[tuple[bool, torch.dtype]] = set()
+    model, scaler = network(), torch.amp.GradScaler("cpu", enabled=False)
+    model[-1].register_forward_hook(
+        lambda m, i, o: seen.add((torch.is_autocast_enabled("cpu"), (o @ torch.ones(2, 2)).dtype))
+    )
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    loader, optimizer = ft.private(model, sgd, data(), plan(), **SEEDS)
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=how):
+            loss = criterion(model(inputs), targets)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    assert seen == {(how, torch.bfloat16 if how else torch.float32)}
+    assert not torch.equal(weights(model), weights(network()))
+    assert not torch.is_autocast_enabled("cpu")
 
 
 @pytest.mark.parametrize("change", ["weights", "data", "frozen", "buffer"])

@@ -12,6 +12,7 @@ import copyreg
 import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -37,11 +38,21 @@ class Leaf:
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """A function's value."""
+    """A function's value; ``casts``: what autocast was on where a model was called."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    casts: tuple[tuple[str, torch.dtype], ...] = ()
+
+
+def autocasts() -> tuple[tuple[str, torch.dtype], ...]:
+    """Kinds of devices on which autocast is on here, and its types."""
+    return tuple(
+        (kind, torch.get_autocast_dtype(kind))
+        for kind in ("cpu", "cuda")
+        if torch.is_autocast_enabled(kind)
+    )
 
 
 # What would hand a number of the records to Python.
@@ -142,9 +153,16 @@ def _operator(name: str, turned: bool = False) -> Callable[..., Deferred]:
     return apply
 
 
+_LOOP = "a loop over the rows"
+_WITHOUT_A_LOOP = (
+    "leave it out. A GradScaler, which loops, is not needed: make it with enabled=False. Losses "
+    "that a model returns by name are added up in its forward"
+)
+
+
 def _exit(what: str) -> Callable[..., NoReturn]:
     def refuse(self: Deferred, *_: Any) -> NoReturn:
-        _refuse(what)
+        _refuse(what, _WITHOUT_A_LOOP if what == _LOOP else "")
 
     return refuse
 
@@ -161,7 +179,7 @@ for _name in ("neg", "pos", "abs", "invert", "eq", "ne", "lt", "le", "gt", "ge",
 for _name, _what in {
     "bool": "a decision (if, and, while)",
     "len": "the length",
-    "iter": "a loop over the rows",
+    "iter": _LOOP,
     "float": "float()",
     "int": "int()",
     "index": "an index",
@@ -273,6 +291,16 @@ def _same(one: Step, other: Step) -> bool:
     )
 
 
+@contextmanager
+def cast_as_called(value: Deferred) -> Iterator[None]:
+    """Autocast as it was where the model was called."""
+    calls = [what for what in nodes(value) if isinstance(what, Call)]
+    with ExitStack() as stack:
+        for kind, dtype in {cast for call in calls for cast in call.casts}:
+            stack.enter_context(torch.autocast(kind, dtype=dtype))
+        yield
+
+
 class Gate:
     """Lets a model take deferred values: its call is written down, as one step of a loss.
 
@@ -310,7 +338,7 @@ _GATED: weakref.WeakSet[type[nn.Module]] = weakref.WeakSet()
 def _gated(kind: type[nn.Module]) -> type[nn.Module]:
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(value, Deferred) for value in children((args, kwargs))):
-            return Deferred(Call(model_call, (self, *args), kwargs))
+            return Deferred(Call(model_call, (self, *args), kwargs, autocasts()))
         return kind.__call__(self, *args, **kwargs)
 
     def reduce(self: nn.Module, protocol: Any) -> Any:

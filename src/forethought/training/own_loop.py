@@ -32,7 +32,7 @@ from forethought.rounds.records import Records, blank, content
 from forethought.training.averaging import IterateAverage
 from forethought.training.centring import uncentred
 from forethought.training.datasets import declared, opened, with_caveats
-from forethought.training.deferred import Deferred, Gate, Leaf
+from forethought.training.deferred import Deferred, Gate, Leaf, cast_as_called
 from forethought.training.descent import descent_of
 from forethought.training.execution import Execution, ShortForms, settled
 from forethought.training.fit import placed_records, require_fit
@@ -203,7 +203,8 @@ class _Rounds:
             )
         self._gate.open()
         try:
-            self._round(self._value)
+            with cast_as_called(self._value):
+                self._round(self._value)
         finally:
             if not self.closed:
                 self._gate.close()

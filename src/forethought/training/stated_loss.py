@@ -39,7 +39,8 @@ class StatedLoss:
         self._places = tuple(leaf.place for leaf in targets)
 
     def __call__(self, outputs: Any, targets: Any) -> Any:
-        return self._program(outputs, *((targets,) if len(self._places) == 1 else targets))
+        given = (targets,) if len(self._places) == 1 else targets if self._places else ()
+        return self._program(outputs, *given)
 
     def same_as(self, other: object) -> bool:
         """Whether the same lines were written, with the same numbers and objects in them."""
@@ -64,7 +65,7 @@ class ArrangedRecords:
         records: as they are.
         inputs: nested tuples and dicts of places among all their tensors (inputs before targets),
             and of what is no tensor.
-        targets: the places of those that the loss looks at.
+        targets: the places of those that the loss looks at; none where the model computes it.
     """
 
     def __init__(self, records: Records, inputs: Any, targets: tuple[int, ...]) -> None:
@@ -82,7 +83,8 @@ class ArrangedRecords:
             return tensors[place.number] if isinstance(place, Place) else place
 
         inputs = torch.utils._pytree.tree_map(at, self._inputs)
-        targets = tuple(tensors[place] for place in self._targets)
+        # A round wants some: the loss that a model computes itself looks at none.
+        targets = tuple(tensors[place] for place in self._targets or (-1,))
         return inputs, targets[0] if len(targets) == 1 else targets
 
     def digest(self, key: bytes) -> str:
@@ -140,12 +142,6 @@ def stated(
             )
     if not of_inputs:
         raise DeferredError("the model's arguments hold nothing of the batch")
-    if not targets:
-        raise DeferredError(
-            "the loss besides the model's outputs holds nothing of the batch: compute it from them "
-            "and the targets, as in cross_entropy(outputs.logits, labels, reduction='none'), also "
-            "where the model would compute one of its own"
-        )
     arranged = ArrangedRecords(
         records,
         torch.utils._pytree.tree_map(
