@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+import left_as_found
 
 # How long an example takes says how busy the machine is, and nothing about the code.
 settings.register_profile(
@@ -34,6 +38,26 @@ def same_numbers() -> None:
     """Every test draws the same numbers, whatever ran before it."""
     if drawn := sys.modules.get("drawn"):
         drawn.reseed(0)
+
+
+NAMES = left_as_found.Namespaces()
+# Rooms whose tests are held to it.
+ROOMS = frozenset({"gradients", "rounds", "data", "models", "simulation", "exchange"})
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test that leaves torch, numpy, the environment or the library other than before."""
+    if ROOMS.isdisjoint(request.path.relative_to(Path(__file__).parent).parts):
+        yield
+        return
+    NAMES.look()
+    before = left_as_found.settings()
+    yield
+    if any(left_as_found.differing(before)):
+        gc.collect()  # torch 2.8: a checkpoint that failed ends with the last of its traceback
+    if left := [*left_as_found.differing(before), *NAMES.changed()]:
+        pytest.fail(f"the test left behind: {'; '.join(left)}")
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ _CLASSES = (
     *(("torch", "Tensor"), ("torch.nn", "Module"), ("torch.autograd", "Function")),
     *(("torch.autograd.graph", "saved_tensors_hooks"), ("torch.optim", "Optimizer")),
 )
-# Pytest's and torch's own; and what importing the room for networks asks of grpc, once.
-_NOT_OURS = ("PYTEST_", "GRPC_SSL_CIPHER_SUITES", "TORCH")
+# Pytest's, torch's and scikit-learn's own; what importing the room for networks asks of grpc, once.
+_NOT_OURS = ("PYTEST_", "GRPC_SSL_CIPHER_SUITES", "TORCH", "KMP_")
 # What peft leaves set where it cannot compile the kernel of its BOFT layers.
 _PEFTS = ("CC", "CXX")
 # What may change: caches and what is worked out on first use, by module and name.

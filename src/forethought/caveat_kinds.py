@@ -350,7 +350,8 @@ KINDS: dict[str, Kind] = {
         "not-covered",
         "what the training loop, its owner's own code, did with the private records besides the "
         "rounds, in which it saw none of them: figures that it printed or kept, step sizes and an "
-        "end that it chose by them, what hooks of the optimizer took from them",
+        "end that it chose by them (a scheduler of the training loss), plain numbers, objects and "
+        "functions that it hung on the model, what hooks of the optimizer took from them",
         "a figure without noise, or a choice by one, is a release",
     ),
     "time-and-memory": Kind(
