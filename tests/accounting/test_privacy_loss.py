@@ -9,8 +9,9 @@ import pytest
 
 from forethought.accounting import exact, privacy_profile, theorems
 from forethought.accounting.dominating_pair import Pair
+from forethought.accounting.tradeoff import tradeoff
 from forethought.mechanism import ADJACENCIES, Mechanism, Rounds
-from forethought.samplings import Poisson, WithoutReplacement
+from forethought.samplings import Poisson, RandomAllocation, WithoutReplacement
 
 
 def _log_mixture(z, parts, sign):
@@ -218,7 +219,28 @@ def test_what_was_asked_first_leaves_no_trace():
 def test_noise_too_small_for_integrals_leaves_certain_curves():
     for below, above in exact.privacy_loss(Mechanism(Rounds(1e-9, 30, Poisson(0.01)))):
         assert below.delta(1.0) <= 0.2604 <= above.delta(1.0)  # 1 - 0.99^30: a hit is seen
-        assert below.epsilon(1e-5) < above.epsilon(1e-5) == math.inf
+        # No line reaches so far; the Gaussian of a record that is in every batch does.
+        assert below.epsilon(1e-5) < 1e18 < above.epsilon(1e-5) < math.inf
+
+
+@pytest.mark.parametrize(
+    ("rounds", "adjacency", "group"),
+    [
+        # Half lines prove less than the disclosed count; the reverse; a chain of single changes.
+        (Rounds(1.9, 472, WithoutReplacement(2, 20_000)), "zero-out", 5),
+        (Rounds(4.0, 100, WithoutReplacement(100, 1000)), "zero-out", 4),
+        (Rounds(4.0, 40, RandomAllocation(10)), "add-or-remove", 4),
+        (Rounds(4.0, 40, RandomAllocation(10)), "replace-one", 1),
+    ],
+)
+def test_curves_are_of_the_least_that_any_theorem_proves(rounds, adjacency, group):
+    mechanism = Mechanism(rounds, adjacency=adjacency)
+    curves = exact.privacy_loss(mechanism, group)
+    for level in (1e-4, 1e-6):
+        least = exact.epsilon(mechanism, level, group)
+        assert max(above.epsilon(level) for _, above in curves) <= least.upper * 1.01
+        assert max(below.epsilon(level) for below, _ in curves) <= least.upper
+    assert tradeoff(mechanism, group).epsilon(1e-6) <= least.upper * 1.05
 
 
 def test_negative_losses_of_the_same_direction_are_caught(monkeypatch):

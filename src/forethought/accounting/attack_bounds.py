@@ -9,16 +9,18 @@ direction where a batch's size is fixed, so that a hit takes the place of one of
 groups a group's update points one way where it holds a differing record and the other way where it
 holds none; k records of a batch are dealt to groups at random. Records of a group that differs all
 say the same. What is not on the line is left out, which only helps the mechanism (post-processing):
-of a shuffled epoch what is beyond whole batches. Where records belong to parts that nobody is told
-no attack is claimed.
+of a shuffled epoch what is beyond whole batches. Where several records are in rounds of an epoch,
+or in parts that nobody is told, the attack looks at the sum of an epoch's rounds, or of a cycle's:
+it holds every record once, or by the rate, with √rounds times the noise.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -137,8 +139,8 @@ def attained(mechanism: Mechanism, delta: float, group: int = 1) -> Attained:
     proven = parts(mechanism, group)
     best = Attained(0.0, ZEROS)
     for many in sorted({1, group}):
-        for others in (ZEROS, OPPOSITE):
-            counts = _composed(mechanism, many, others)
+        for others, summed in product((ZEROS, OPPOSITE), (False, True)):
+            counts = _composed(mechanism, many, others, summed=summed)
             if not counts:
                 continue
             found = theorem.lower if counts == proven else _lower(counts, delta) * _DOWN
@@ -178,12 +180,12 @@ def _lower(counts: dict[Pair | Epoch | DiscreteRatio, int], delta: float) -> flo
 
 
 def _composed(
-    mechanism: Mechanism, group: int, others: str
+    mechanism: Mechanism, group: int, others: str, *, summed: bool = False
 ) -> dict[Pair | Epoch | DiscreteRatio, int]:
     found: dict[Pair | Epoch | DiscreteRatio, int] = {}
     squares: list[float] = []
     for part in mechanism:
-        for pair, count in _on_a_line(part, mechanism.adjacency, group, others):
+        for pair, count in _on_a_line(part, mechanism.adjacency, group, others, summed):
             if isinstance(pair, Pair) and pair.gaussian:
                 squares.append(count * pair.up[0][0] ** 2)
             elif count:
@@ -194,12 +196,15 @@ def _composed(
 
 
 def _on_a_line(
-    part: Rounds, adjacency: Adjacency, group: int, others: str
+    part: Rounds, adjacency: Adjacency, group: int, others: str, summed: bool = False
 ) -> Iterator[tuple[Pair | Epoch | DiscreteRatio, int]]:
     """What one part's sums are on the line, and how often."""
     if isinstance(part, Correlated):
         if group == 1:
             yield from _turns(part, adjacency)
+        return
+    if summed and (seen := _summed(part, adjacency, group, others)) is not None:
+        yield from seen
         return
     sampling, sigma = part.sampling, part.noise_multiplier
     if isinstance(sampling, RandomAllocation | Shuffled):
@@ -215,10 +220,32 @@ def _on_a_line(
     yield _pair(*scaled), releases(part)
 
 
+def _summed(
+    part: Rounds, adjacency: Adjacency, group: int, others: str
+) -> list[tuple[Pair | Epoch | DiscreteRatio, int]] | None:
+    """The sums of whole epochs, or of whole cycles of parts; None: nothing is gained by sums."""
+    length = part.sampling.rounds_per_epoch
+    together = replace(part, noise_multiplier=part.noise_multiplier * math.sqrt(length))
+    whole = part.count // length
+    if not isinstance(part.sampling, RandomAllocation | Shuffled | CyclicPoisson) or length == 1:
+        return None
+    if not whole or (group > 1 and part.clipping == "group" and part.groups is not None):
+        return []  # how many groups of an epoch they are in is not counted here
+    if isinstance(part.sampling, CyclicPoisson):
+        poisson = replace(together, count=whole, sampling=Poisson(part.sampling.rate))
+        return list(_on_a_line(poisson, adjacency, group, others))
+    # Each is in the epoch once.
+    move = 2.0 if adjacency == "replace-one" else 1.0
+    if part.clipping == "group" and others == OPPOSITE:
+        filled = isinstance(part.sampling, RandomAllocation) or _filled(part, group)
+        move = 2.0 if filled else move
+    return [(Pair(((move * group / together.noise_multiplier, 1.0),)), whole)]
+
+
 def _hits(part: Rounds, group: int) -> tuple[int, Array] | None:
     """How often the records are in a batch, from the first number; None: no attack is known."""
     match part.sampling:
-        # Of several parts nobody is told which a record is in: no attack on these is known to us.
+        # Of several parts nobody is told which a record is in: only their sum is attacked.
         case Poisson(rate=rate) | CyclicPoisson(rate=rate, parts=1):
             found = binomial(group, rate)
         case WithoutReplacement(batch=batch, examples=examples):
@@ -243,17 +270,49 @@ def _sums(
     fixed, grouped = isinstance(part.sampling, WithoutReplacement), part.clipping == "group"
     # Whether what says nothing of the records says the opposite, so that a hit moves twice as far.
     most = first + hits.size - 1
-    twice_as_far = others == OPPOSITE and (
-        _filled(part, most) if grouped and fixed else grouped or fixed
-    )
-    if adjacency == "add-or-remove" and isinstance(part.sampling, WithoutReplacement):
+    fits = True
+    if isinstance(part.sampling, WithoutReplacement) and adjacency == "add-or-remove":
         # Where too few are left for a batch, nobody takes the places of those that are gone.
-        twice_as_far = twice_as_far and part.sampling.examples - most >= part.sampling.batch
-    if twice_as_far:
+        fits = part.sampling.examples - most >= part.sampling.batch
+    if others == OPPOSITE and grouped and fixed and fits and not _filled(part, most):
+        return _crowded(part, adjacency, first, hits)
+    if others == OPPOSITE and fits and (grouped or fixed):
         # A blank is half as far.
         blank = law if adjacency == "zero-out" and not grouped else still
         return [(2 * place, weight) for place, weight in law], blank
     return law, mirrored if adjacency == "replace-one" else still
+
+
+def _crowded(part: Rounds, adjacency: Adjacency, first: int, hits: Array) -> tuple[Mix, Mix]:
+    """P and Q where a batch of others, who point the other way, may leave some groups empty."""
+    sampling = part.sampling
+    assert isinstance(sampling, WithoutReplacement)
+    groups = part.groups or 1
+    one: dict[float, float] = {}
+    other: dict[float, float] = {}
+    for k, weight in enumerate(hits.tolist(), first):
+        others = sampling.batch - k
+        for j, share in _dealt(part, k):
+            for full, chance in _occupied(groups, groups - int(j), others):
+                place = groups + j - full
+                one[place] = one.get(place, 0.0) + weight * share * chance
+        without = others if adjacency == "zero-out" else sampling.batch
+        for full, chance in _occupied(groups, groups, without):
+            other[groups - full] = other.get(groups - full, 0.0) + weight * chance
+    return sorted(one.items()), sorted(other.items())
+
+
+@lru_cache(maxsize=1024)
+def _occupied(groups: int, counted: int, records: int) -> list[tuple[float, float]]:
+    """How many of ``counted`` of the groups hold one of ``records``, and how likely."""
+    chances = np.zeros(counted + 1)
+    chances[0] = 1.0
+    empty = (counted - np.arange(counted + 1)) / groups
+    for _ in range(records):
+        opened = chances * empty
+        chances = chances - opened
+        chances[1:] += opened[:-1]
+    return [(float(k), float(x)) for k, x in enumerate(chances) if x > 0]
 
 
 def _filled(part: Rounds, records: int) -> bool:

@@ -56,7 +56,7 @@ from forethought.accounting.discrete_ratio import (
 from forethought.accounting.dominating_pair import Pair
 from forethought.accounting.interval import Interval
 from forethought.accounting.line_integral import SMALLEST, Composition, Search
-from forethought.accounting.privacy_profile import Curve, Profile, Stack
+from forethought.accounting.privacy_profile import Bounded, Curve, Least, Profile, Stack
 from forethought.accounting.theorems import parts, unsampled_distance
 from forethought.checks import real, whole
 from forethought.mechanism import Mechanism, UnsupportedMechanismError
@@ -469,9 +469,10 @@ def privacy_loss(
         accuracy: wanted relative accuracy of δ where it is above 1e-12.
 
     Returns:
-        For each direction of the dominating pair (one where both are the same) a lower and an
-        upper :class:`~forethought.accounting.privacy_profile.Curve`. Both hold for every real ε
-        and are sharp down to δ = 1e-12; use :func:`epsilon` below that.
+        Of the least that any theorem proves, point by point, for each direction (one where both
+        are the same) a lower and an upper
+        :class:`~forethought.accounting.privacy_profile.Curve`. Both hold for every real ε and are
+        sharp down to δ = 1e-12; use :func:`epsilon` below that.
 
     Raises:
         UnsupportedMechanismError: no theorem is known for a part of the mechanism; random
@@ -490,34 +491,72 @@ def privacy_loss(
             "with so little noise random allocation has no curve of its privacy loss here: ask for "
             "ε or δ instead"
         )
-    regular = all(pair.integrable for pair in pairs)
-    # Where the rounds have laws, those of the lower end and of the upper one.
-    ends: list[Mapping[Pair | DiscreteRatio, int]] = [
-        {pair: n for pair, n in counts.items() if isinstance(pair, Pair)}
-    ]
-    if len(pairs) < len(counts):
-        ends = [with_ratios(counts, _CURVES, end) for end in (0, 1)]
-    both = all(isinstance(pair, Pair) and pair.two_sided for pair in counts)
-    profiles = [
-        [
-            Profile(
-                end,
-                swapped=swapped,
-                accuracy=accuracy,
-                exactly=regular and _single_round(pairs) and len(pairs) == len(counts),
-                integrable=regular,
-            )
-            for swapped in ((False,) if both else (False, True))
-        ]
-        for end in ends
-    ]
-    below, above = profiles[0], profiles[-1]
+    cap = Profile({Pair(((unsampled_distance(mechanism, group), 1.0),)): 1}, swapped=False)
+    known: list[tuple[list[Bounded], list[Bounded]]] = [([cap], [cap])]
+    known += [_profiles(way, accuracy) for way in alternatives(counts)]
+    chain = single_changes(mechanism, group)
+    if chain is not None:
+        changes = Chained(privacy_loss(chain[0], accuracy=accuracy), chain[1], cap)
+        known.append(([changes], [changes]))
+    # One direction where it is the same for every theorem; the last profile of each is the other's.
+    directions = max(len(below) for below, _ in known)
+    below, above = (
+        [Least([way[end][min(d, len(way[end]) - 1)] for way in known]) for d in range(directions)]
+        for end in (0, 1)
+    )
     return [
         (Curve(*low, above=False), Curve(*high, above=True))
         for low, high in zip(
             zip(below, below[::-1], strict=True), zip(above, above[::-1], strict=True), strict=True
         )
     ]
+
+
+def _profiles(counts: Counts, accuracy: float) -> tuple[list[Bounded], list[Bounded]]:
+    """Lower and upper profiles of each direction by one choice of theorems; one if they are alike.
+
+    Where the rounds have laws, these are the lower end's and the upper one's.
+    """
+    pairs = {pair: n for pair, n in counts.items() if isinstance(pair, Pair)}
+    plain = len(pairs) == len(counts)
+    regular = all(pair.integrable for pair in pairs)
+    ends: list[Mapping[Pair | DiscreteRatio, int]] = [{**pairs}]
+    if not plain:
+        ends = [with_ratios(counts, _CURVES, end) for end in (0, 1)]
+    both = all(isinstance(pair, Pair) and pair.two_sided for pair in counts)
+    profiles: list[list[Bounded]] = [
+        [
+            Profile(
+                end,
+                swapped=swapped,
+                accuracy=accuracy,
+                exactly=regular and plain and _single_round(pairs),
+                integrable=regular,
+            )
+            for swapped in ((False,) if both else (False, True))
+        ]
+        for end in ends
+    ]
+    return profiles[0], profiles[-1]
+
+
+class Chained:
+    """The profile that a chain of single changes proves, both ways.
+
+    Args:
+        curves: of a single change. steps: how many. cap: a profile that is known besides.
+    """
+
+    def __init__(self, curves: Curves, steps: int, cap: Bounded) -> None:
+        self._curves, self._steps, self._cap = curves, steps, cap
+
+    def bounds(self, epsilon: float) -> Bounds:
+        """Of δ at ``epsilon`` ≥ 0."""
+        return chained_delta(self._curves, self._steps, epsilon)
+
+    def epsilons(self, delta: float) -> Bounds:
+        """Of the smallest ε ≥ 0 at ``delta``, up to the cap's."""
+        return chained_epsilon(self._curves, self._steps, delta, self._cap.epsilons(delta).upper)
 
 
 def _arguments(mechanism: Mechanism, group: int, accuracy: float) -> tuple[int, float]:

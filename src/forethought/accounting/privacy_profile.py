@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 from scipy.special import ndtr
@@ -209,7 +210,7 @@ class Profile:
         parts: Mapping[Pair | DiscreteRatio, int],
         *,
         swapped: bool,
-        accuracy: float,
+        accuracy: float = 1e-3,
         exactly: bool = False,
         integrable: bool = True,
     ) -> None:
@@ -279,6 +280,31 @@ class Profile:
         return inverted(self.bounds, delta)
 
 
+class Bounded(Protocol):
+    """Whatever bounds one direction's δ(ε), ε ≥ 0, and its inverse."""
+
+    def bounds(self, epsilon: float) -> Bounds:
+        """Of δ at ``epsilon`` ≥ 0."""
+
+    def epsilons(self, delta: float) -> Bounds:
+        """Of the smallest ε ≥ 0 at ``delta``."""
+
+
+class Least:
+    """The pointwise least of several profiles, each of which bounds the same direction."""
+
+    def __init__(self, profiles: Sequence[Bounded]) -> None:
+        self._profiles = profiles
+
+    def bounds(self, epsilon: float) -> Bounds:
+        """Of δ at ``epsilon`` ≥ 0."""
+        return Bounds(*map(min, zip(*(p.bounds(epsilon) for p in self._profiles), strict=True)))
+
+    def epsilons(self, delta: float) -> Bounds:
+        """Of the smallest ε ≥ 0 at ``delta``: that of the profile which is there first."""
+        return Bounds(*map(min, zip(*(p.epsilons(delta) for p in self._profiles), strict=True)))
+
+
 class Curve:
     """One end of a privacy profile, at every real ε.
 
@@ -287,7 +313,7 @@ class Curve:
         above: whether this is an upper bound.
     """
 
-    def __init__(self, ahead: Profile, behind: Profile, *, above: bool) -> None:
+    def __init__(self, ahead: Bounded, behind: Bounded, *, above: bool) -> None:
         self._ahead, self._behind, self._above = ahead, behind, above
 
     def delta(self, epsilon: float) -> float:

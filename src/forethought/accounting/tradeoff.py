@@ -31,7 +31,7 @@ from scipy.special import ndtr, ndtri
 from forethought.accounting import exact
 from forethought.accounting.closed_bounds import gaussian_delta_above
 from forethought.accounting.dominating_pair import Pair
-from forethought.accounting.exact import lawful
+from forethought.accounting.exact import lawful, single_changes
 from forethought.accounting.theorems import parts, unsampled_distance
 from forethought.checks import real, whole
 from forethought.mechanism import Mechanism
@@ -516,7 +516,8 @@ def tradeoff(mechanism: Mechanism, group: int = 1, accuracy: float = 5e-3) -> Tr
     unamplified = gaussian(unsampled_distance(mechanism, size) * (1 + 1e-14))
     counts = parts(mechanism, size)
     first = next(iter(counts))
-    if len(counts) == 1 and isinstance(first, Pair) and first.gaussian:
+    alone = single_changes(mechanism, size) is None
+    if alone and len(counts) == 1 and isinstance(first, Pair) and first.gaussian:
         return gaussian(first.up[0][0] * (1 + 1e-14))
     if not all(isinstance(pair, Pair) for pair in counts) and not lawful(counts):
         return unamplified
