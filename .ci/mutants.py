@@ -286,7 +286,7 @@ MUTANTS = [
            "int(np.searchsorted(self._knots, epsilon, side='left'))",
            "int(np.searchsorted(self._knots, epsilon, side='left')) - 1",
            "test_curves_hold_at_every_real_epsilon"),
-    Mutant("curve: the other direction left out", "privacy_loss", "swapped=swapped",
+    Mutant("curve: the other direction left out", "_profiles", "swapped=swapped",
            "swapped=False", "test_curves_hold_at_every_real_epsilon"),
     Mutant("charge: what a transform regains between frequencies", "Rows.along",
            "slack[rows, None]", "0.0", "test_a_line_with_slack_holds_in_between"),

@@ -520,7 +520,9 @@ def _profiles(counts: Counts, accuracy: float) -> tuple[list[Bounded], list[Boun
     pairs = {pair: n for pair, n in counts.items() if isinstance(pair, Pair)}
     plain = len(pairs) == len(counts)
     regular = all(pair.integrable for pair in pairs)
-    ends: list[Mapping[Pair | DiscreteRatio, int]] = [{**pairs}]
+    ends: list[Mapping[Pair | DiscreteRatio, int]] = [
+        {pair: n for pair, n in counts.items() if isinstance(pair, Pair)}
+    ]
     if not plain:
         ends = [with_ratios(counts, _CURVES, end) for end in (0, 1)]
     both = all(isinstance(pair, Pair) and pair.two_sided for pair in counts)
