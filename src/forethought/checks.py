@@ -22,16 +22,6 @@ def real(
     if isinstance(value, bool) or not hasattr(value, "__float__"):
         raise TypeError(f"{name} must be a number, not {type(value).__name__}")
     number = float(value)
-    wanted = [
-        text
-        for bound, text in (
-            (above, f"above {above}"),
-            (least, f"at least {least}"),
-            (below, f"below {below}"),
-            (most, f"at most {most}"),
-        )
-        if bound is not None
-    ]
     if (
         not math.isfinite(number)
         or (above is not None and not number > above)
@@ -39,7 +29,9 @@ def real(
         or (below is not None and not number < below)
         or (most is not None and not number <= most)
     ):
-        raise ValueError(f"{name} must be a finite number {' and '.join(wanted)}, not {value!r}")
+        bounds = (("above", above), ("at least", least), ("below", below), ("at most", most))
+        wanted = " and ".join(f"{word} {bound}" for word, bound in bounds if bound is not None)
+        raise ValueError(f"{name} must be a finite number {wanted}, not {value!r}")
     return number
 
 

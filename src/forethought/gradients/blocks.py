@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -72,6 +73,7 @@ class _Multiples(Blocks):
 MULTIPLES = _Multiples((UNIT,))
 
 
+@cache
 def planned(expected: float, spread: float, most: int | None = None) -> Blocks:
     """The sizes for batches of ``expected`` ± ``spread`` rows: public numbers, and nothing else.
 
@@ -115,7 +117,7 @@ def filled(tree: Any, start: int, end: int, size: int) -> Any:
     count, missing = end - start, size - (end - start)
 
     def change(leaf: Tensor) -> Tensor:
-        part = leaf if (start, end) == (0, len(leaf)) else leaf[start:end]
+        part = leaf if count == leaf.shape[0] else leaf[start:end]
         if not missing:
             return part if _even(part) else part.clone(memory_format=_layout(part))
         if missing <= count:

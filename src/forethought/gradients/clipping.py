@@ -102,16 +102,18 @@ def rule(clip: Clip) -> ClippingRule:
     return flat
 
 
+_ROUNDING = {kind: torch.finfo(kind).eps for kind in (torch.float32, torch.float64)}
+
+
 def _margin(table: Tensor) -> float:
     # Norms of n parameters are added with n roundings, and a few more follow.
-    return 1 + (32 + len(table)) * torch.finfo(table.dtype).eps
+    return 1 + (32 + table.shape[0]) * _ROUNDING[table.dtype]
 
 
 def flat_factors(norms: Norms, clip_norm: float) -> Tensor:
-    """What :func:`factors` answers for :func:`flat` where every norm is finite."""
-    table = norms.by_parameter
-    scaled = (clip_norm / _margin(table)) / norms.total
-    return torch.threshold(scaled.clamp_(max=1.0), LEAST, 0.0).expand_as(table)
+    """A row of what :func:`factors` answers for :func:`flat` where every norm is finite."""
+    scaled = norms.total.reciprocal().mul_(clip_norm / _margin(norms.by_parameter))
+    return torch.threshold_(scaled.clamp_(max=1.0), LEAST, 0.0)
 
 
 def factors(

@@ -42,12 +42,12 @@ def clip_and_sum_once(
         count: how many of the rows count, the first ones; None: all.
     """
     count = len(uses[0].inputs) if count is None else count
-    found = _scaled(uses, clip_norm, count, max(count, round_size or count))
-    if found is None:
-        return None
-    norms, scaled = found
-    with exactly(norms.device.type):
-        return _summed(uses, scaled, slice(None)), norms[:count]
+    with exactly(uses[0].inputs.device.type):
+        found = _scaled(uses, clip_norm, count, max(count, round_size or count), count)
+        if found is None:
+            return None
+        norms, scaled = found
+        return _summed(uses, scaled, None), norms
 
 
 def clip_and_sum_once_parts(
@@ -58,12 +58,12 @@ def clip_and_sum_once_parts(
     What holds for the longest part's sum holds for shorter ones: each bound grows with the length.
     None where one part by itself might be formed in another way.
     """
-    found = _scaled(uses, clip_norm, max(sizes), max(sizes), sum(sizes))
-    if found is None:
-        return None
-    norms, scaled = found
     parts, start = [], 0
-    with exactly(norms.device.type):
+    with exactly(uses[0].inputs.device.type):
+        found = _scaled(uses, clip_norm, max(sizes), max(sizes), sum(sizes))
+        if found is None:
+            return None
+        norms, scaled = found
         for size in sizes:
             part = slice(start, start + size)
             parts.append((_summed(uses, scaled, part), norms[part]))
@@ -72,7 +72,7 @@ def clip_and_sum_once_parts(
 
 
 def _scaled(
-    uses: Sequence[Once], clip_norm: float, size: int, whole: int, count: int | None = None
+    uses: Sequence[Once], clip_norm: float, size: int, whole: int, count: int
 ) -> tuple[Tensor, list[Tensor]] | None:
     """Norms, float32, and every use's clipped gradients of its outputs.
 
@@ -81,38 +81,41 @@ def _scaled(
 
     Args:
         size: of the longest sum that is formed. whole: contributions of the round that it is of.
-        count: how many rows count, the first ones; the factor of the others is 0. None: ``size``.
+        count: how many rows count, the first ones; the factor of the others is 0.
     """
     # B contributions of at most C, whose products meet at most B + 4 roundings each.
-    rows = len(uses[0].inputs)
+    rows = uses[0].inputs.shape[0]
     products = sum(use.inputs.shape[1] * use.gradients.shape[1] for use in uses)
     lost = tiny(torch.float32) * rows * products * SAFE
     off = gamma(rows + 4, torch.float32) * size * clip_norm + lost
     allowed = clip_norm * (CHARGE / 2) * OWN * size / whole
     if off > allowed or not SMALLEST < clip_norm < SAFE:
         return None
-    with exactly(uses[0].inputs.device.type):
-        found: list[Tensor] = []
-        longest = 0.0
-        for use in uses:
-            long, slope = lengths(use.inputs), lengths(use.gradients)
-            longest = max(longest, float(long.max()))
-            found += [long * slope] * (use.weight is not None) + [slope] * (use.bias is not None)
-        norms = Norms((), even(found))
-        if not longest < SAFE or not float(norms.total.max()) < SAFE:  # or they are no numbers
-            return None
-        bound = clip_norm * (1 - CHARGE) * NARROW
-        factors = flat_factors(norms, bound)[0, :rows].float().unsqueeze(1)
-        factors[size if count is None else count :] = 0.0
-        return norms.total[:rows].float(), [use.gradients * factors for use in uses]
+    found: list[Tensor] = []
+    longest = 0.0
+    for use in uses:
+        long, slope = lengths(use.inputs), lengths(use.gradients)
+        longest = max(longest, float(long.max()))
+        found += [long * slope] * (use.weight is not None) + [slope] * (use.bias is not None)
+    norms = Norms((), even(found))
+    if not longest < SAFE or not float(norms.total.max()) < SAFE:  # or they are no numbers
+        return None
+    factors = flat_factors(norms, clip_norm * (1 - CHARGE) * NARROW).float()
+    if factors.shape[0] > count:
+        factors = factors[:rows]
+        factors[count:] = 0.0
+    column = factors.unsqueeze(1)
+    return norms.total[:count].float(), [use.gradients * column for use in uses]
 
 
-def _summed(uses: Sequence[Once], scaled: Sequence[Tensor], part: slice) -> dict[str, Tensor]:
+def _summed(
+    uses: Sequence[Once], scaled: Sequence[Tensor], part: slice | None
+) -> dict[str, Tensor]:
     sums: dict[str, Tensor] = {}
     for use, clipped in zip(uses, scaled, strict=True):
-        few = clipped[part]
+        few, inputs = (clipped, use.inputs) if part is None else (clipped[part], use.inputs[part])
         if use.weight is not None:
-            sums[use.weight] = (few.t() @ use.inputs[part]).double()
+            sums[use.weight] = (few.t() @ inputs).double()
         if use.bias is not None:
             sums[use.bias] = few.sum(0).double()
     return sums

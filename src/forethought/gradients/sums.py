@@ -104,7 +104,8 @@ def weighed(
         # Rounding a factor to float32 moves it by less than the margin.
         bound = clip_norm * (1 - CHARGE) * (1 if precise else NARROW)
         if clip is clipping.flat and measured.masses is None and math.isfinite(greatest):
-            factors, largest = clipping.flat_factors(measured.norms, bound), 1.0
+            row = clipping.flat_factors(measured.norms, bound)
+            factors, largest = row.expand_as(measured.norms.by_parameter), 1.0
         else:
             factors = clipping.factors(
                 measured.norms, bound, clip, measured.masses, MASS * clip_norm

@@ -45,12 +45,12 @@ def mapped(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _rebuild(tree: Any, change: Any) -> Any:
-    if isinstance(tree, Mapping):
-        return {key: change(value) for key, value in tree.items()}
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return type(tree)(*(change(value) for value in tree))
     if isinstance(tree, tuple | list):
-        return type(tree)(change(value) for value in tree)
+        return type(tree)([change(value) for value in tree])
+    if isinstance(tree, Mapping):
+        return {key: change(value) for key, value in tree.items()}
     return tree
 
 
