@@ -8,12 +8,19 @@ followed from the batch, they moved its sum by several C.
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
-from forethought.gradients import clipping
+from forethought.gradients import SlowGradientsWarning, Term, Use, clipped_sum, clipping
+from forethought.gradients.blocks import Blocks, planned
+from forethought.gradients.registry import RULES
 from forethought.privacy import Clip, Examples, Round
 from forethought.rounds.contributions import Batch, ExampleGradients, Gradients
 from forethought.rounds.records import TensorRecords
@@ -110,3 +117,54 @@ def test_one_example_that_cannot_run_beside_others_does_not_move_them() -> None:
     with pytest.raises(ValueError, match="micro_batch=1"):
         moved((x, y), rare, Branching(model), None)
     assert moved((x, y), rare, Branching(model), 1) <= 1.0
+
+
+class Writing(nn.Module):
+    """A linear model that writes, for large inputs, into a tensor made for all examples at once."""
+
+    def __init__(self, inner: nn.Linear) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if bool(x[..., 0].sum() > 1000):
+            kept = torch.zeros(x.shape[-1])
+            kept.add_(x.flatten())
+        return self.inner(x)
+
+
+def soft(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs.squeeze(-1) - targets).tanh()
+
+
+@pytest.mark.parametrize("fails", ["rule", "shared"])
+def test_one_example_that_sends_all_another_way_does_not_move_them(
+    fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rule that fails, or a tensor shared by the examples: what no made-up example meets."""
+    draws = np.random.default_rng(9)
+    x = torch.from_numpy(draws.standard_normal((40, 7))).float()
+    y, rare = torch.zeros(40), x.clone()
+    rare[3] = 2000.0
+    linear = nn.Linear(7, 1)
+    model = Writing(linear) if fails == "shared" else nn.Sequential(linear, nn.LayerNorm(1))
+    if fails == "rule":
+        rule = RULES[F.linear]
+
+        def gradients(use: Use) -> Iterator[tuple[str, Term]]:
+            if float(use.saved["input"].max()) > 1000:
+                raise RuntimeError("too large")
+            yield from rule.gradients(use)
+
+        monkeypatch.setitem(RULES, F.linear, replace(rule, gradients=gradients))
+    used = planned(40, 6)
+    clipped_sum(model, soft, x, y, C, blocks=used)
+    with pytest.raises(ValueError, match="micro_batch=1"):
+        clipped_sum(model, soft, rare, y, C, blocks=used)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SlowGradientsWarning)
+        one = Blocks((1,))
+        after, _ = clipped_sum(model, soft, torch.cat([rare[3:4], x]), y[:1].expand(41), C, blocks=one)
+        alone, _ = clipped_sum(model, soft, rare[3:4], y[:1], C, blocks=one)
+        before, _ = clipped_sum(model, soft, x, y, C, blocks=one)
+    assert all(torch.equal(after[name] - before[name], alone[name]) for name in after)

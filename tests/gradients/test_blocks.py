@@ -209,3 +209,36 @@ def test_a_model_with_layers_of_every_kind_needs_no_other_blocks() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         clipped_sum(model, cross_entropy, x, y, 1.0, blocks=planned(40, 6))
+
+
+class Slow(nn.Module):
+    """Differentiates inside itself: no example runs beside others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(9, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x + torch.func.grad(lambda v: (v * 0.0).sum())(torch.ones(())))
+
+
+@pytest.mark.parametrize("sizes", [None, (48,)])
+@pytest.mark.parametrize("kind", ["chain", "slow"])
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (F.cross_entropy, "one value per example"),
+        (lambda o, t: F.cross_entropy(o, t, reduction="none") / len(o), "the whole batch"),
+    ],
+    ids=["mean", "divided"],
+)
+@pytest.mark.filterwarnings("ignore::forethought.gradients.SlowGradientsWarning")
+def test_a_loss_of_the_batch_is_refused_however_the_examples_go(
+    loss: Callable, said: str, kind: str, sizes: tuple[int, ...] | None
+) -> None:
+    model, x, y = chained()
+    with pytest.raises(ValueError, match=said):
+        clipped_sum(
+            model if kind == "chain" else Slow(), loss, x, y, 1.0,
+            blocks=None if sizes is None else Blocks(sizes),
+        )  # fmt: skip

@@ -49,3 +49,7 @@ class RuleFailed(Stopped):
 
 class Refused(Stopped):
     """The model or loss cannot be trained privately as it is; the text says what to do."""
+
+
+class RefusedError(ValueError):
+    """The same outside the pass, for its caller."""

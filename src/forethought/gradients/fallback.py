@@ -26,6 +26,7 @@ from forethought.gradients.control import Refused
 from forethought.gradients.draws import seeded
 from forethought.gradients.state import State, alike, changes_itself, copied
 from forethought.gradients.trees import Loss
+from forethought.gradients.whole_batch import of_one
 
 if TYPE_CHECKING:
     from forethought.gradients.batch import Batch
@@ -141,12 +142,14 @@ def one_at_a_time(
     trained: Mapping[str, nn.Parameter] | None,
     state: State,
     restore: Callable[[], None],
+    answers: list[tuple[Any, Tensor]] | None = None,
 ) -> dict[str, list[Tensor]]:
     """Every lane's gradients by one ordinary backward pass, by name; ``.grad`` is left as it was.
 
     Args:
         trained: None: not the gradients but the loss of every lane, under the name "loss".
         state: of the model, to compare with. restore: puts it back, and all else that Python holds.
+        answers: takes copies of the model's outputs and the loss, lane by lane; None: nobody asks.
 
     Raises:
         Refused: the model changes itself, or keeps what it computed from an example.
@@ -159,7 +162,9 @@ def one_at_a_time(
     for at in range(batch.count):
         seeded(seeds[at])
         alone = Alone(model, batch.mixing)
-        found = contextvars.copy_context().run(_run, alone, model, loss, batch, trained, at)
+        found = contextvars.copy_context().run(
+            _run, alone, model, loss, batch, trained, at, answers
+        )
         changed = _check(alone, state, restore)
         first = changed if first is None else first
         if not alike(changed, first):
@@ -177,6 +182,7 @@ def _run(
     batch: Batch,
     trained: Mapping[str, nn.Parameter] | None,
     at: int,
+    answers: list[tuple[Any, Tensor]] | None,
 ) -> dict[str, Tensor]:
     parameters = list(model.parameters())
     kept = [parameter.grad for parameter in parameters]
@@ -186,10 +192,14 @@ def _run(
         with torch.set_grad_enabled(trained is not None), alone:
             inputs, targets = batch.some(torch.tensor([at]))
             inputs, targets = (trees.mapped(tree, _only) for tree in (inputs, targets))
-            values = loss(trees.call(model, inputs), targets)
+            outputs = trees.call(model, inputs)
+            values = loss(outputs, targets)
         if isinstance(values, Tensor) and values.dim() == 0 and batch.each == 1:
             values = values.reshape(1)
         value = trees.losses(values, batch.each).mean()
+        if answers is not None:
+            answers.append((of_one(outputs), value.detach().clone()))
+        del outputs
         if trained is None:
             return {"loss": value.detach().clone()}
         if value.requires_grad:

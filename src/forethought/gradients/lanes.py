@@ -12,7 +12,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
@@ -81,7 +81,7 @@ class Settings:
 
     unshared: bool = False
     grouped: bool = False
-    without: frozenset[str] = field(default_factory=frozenset)
+    without: frozenset[str] = frozenset()
 
 
 class Lanes(TorchFunctionMode):

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -28,6 +29,7 @@ from forethought.gradients.control import (
     Asking,
     Parted,
     Refused,
+    RefusedError,
     RuleFailed,
     Unable,
     Unshared,
@@ -41,7 +43,7 @@ from forethought.gradients.surroundings import Surroundings
 from forethought.gradients.terms import Separate, Term, bounded
 from forethought.gradients.trees import Loss
 from forethought.gradients.watching import WATCH
-from forethought.gradients.whole_batch import check_loss
+from forethought.gradients.whole_batch import check_loss, of_all, of_lanes
 from forethought.turns import turns
 
 
@@ -85,7 +87,7 @@ def _refusing(model: nn.Module) -> Iterator[None]:
             yield
     except Refused as reason:
         module = refusals.module_at_fault(model, reason)
-        raise ValueError(f"{module}: {reason}") from None
+        raise RefusedError(f"{module}: {reason}") from None
 
 
 def _split(index: Tensor | None, parted: Parted, count: int) -> list[Tensor]:
@@ -98,10 +100,10 @@ def _split(index: Tensor | None, parted: Parted, count: int) -> list[Tensor]:
 
 
 _ONLY_ALONE = (
-    "an example of this batch cannot run beside others ({}), and made-up ones could before the "
-    "first round. If all went one at a time because of it, they would have other last bits, which "
-    "can move a sum by more than the clipping norm. Train with micro_batch=1 (every example by "
-    "itself, always), or leave what cannot run out of the model"
+    "an example of this batch cannot run beside others as made-up ones did before the first round "
+    "({}). If all went another way because of it, they would have other last bits, which can move "
+    "a sum by more than the clipping norm. Train with micro_batch=1 (every example by itself, "
+    "always), or leave what cannot run out of the model"
 )
 
 
@@ -178,6 +180,13 @@ class _Attempt:
             for name in self.trained
         }
 
+    def _note(self, settings: Settings, reason: object) -> None:
+        """All lanes go another way from here on: by what made-up examples do, not those of data."""
+        if self._tried():
+            raise Refused(_ONLY_ALONE.format(reason))
+        if self.batch.blocks.sizes != (1,):  # else no example is what another one goes by
+            self._known.unshared, self._known.without = settings.unshared, settings.without
+
     def _tried(self) -> bool:
         """Whether examples ran beside others before, in blocks, with the bits that they have there.
 
@@ -201,8 +210,9 @@ class _Attempt:
 
     def _parts(self, one: Callable[..., Any]) -> list[tuple[Tensor | None, Any]] | None:
         """``one(lanes, settings)`` for all lanes, or for each part; None: one lane at a time."""
-        settings = Settings(self._known.unshared, self.batch.mixing)
-        if self._known.asks:
+        known = self._known
+        settings = Settings(known.unshared, self.batch.mixing, known.without)
+        if known.asks:
             self._survey()
         while True:
             try:
@@ -210,8 +220,8 @@ class _Attempt:
             except Asking:
                 pass
             except Unshared:
-                self._known.unshared = True
                 settings = replace(settings, unshared=True)
+                self._note(settings, "it writes to what is made for all at once")
             except RuleFailed as failed:
                 warnings.warn(
                     f"{failed}; the gradients of its parameters are written out for every example",
@@ -219,6 +229,7 @@ class _Attempt:
                     stacklevel=7,
                 )
                 settings = replace(settings, without=settings.without | {failed.rule})
+                self._note(settings, failed)
             except Refused:
                 raise
             except (Unable, Exception) as error:  # alone, the example will tell what it is
@@ -325,10 +336,10 @@ class _Attempt:
             values = self._values(found, lanes)
             first = index is None and self.batch.each == 1 and self.batch.count > 1
             if first and not self._known.has_judged(self.loss):
-                self._judge(outputs, targets, values, size)
+                self._judge(outputs, targets, values)
         return values, lanes
 
-    def _judge(self, outputs: Any, targets: Any, values: Tensor, size: int) -> None:
+    def _judge(self, outputs: Any, targets: Any, values: Tensor) -> None:
         """Compare the loss with that of a whole batch, once; nothing that it sees there stays."""
         try:
             surroundings = Surroundings([m for _, m in self._modules], self.loss)
@@ -336,7 +347,8 @@ class _Attempt:
             return
         try:
             with boundary.outside():
-                check_loss(self.loss, outputs, targets, values, size)
+                flat = trees.mapped(targets, lambda leaf: leaf.flatten(0, 1))
+                check_loss(self.loss, partial(of_lanes, outputs), flat, values)
         finally:
             surroundings.restore()
         self._known.judge(self.loss)
@@ -389,15 +401,25 @@ class _Attempt:
     def _one_at_a_time(self, differentiate: bool) -> dict[str, list[Tensor]]:
         self._generators.restore()
         self._survey()
+        first = self.batch.each == 1 and self.batch.count > 1
+        first = first and not self._known.has_judged(self.loss)
+        answers: list[tuple[Any, Tensor]] | None = [] if first else None
         try:
-            return fallback.one_at_a_time(
+            found = fallback.one_at_a_time(
                 self.model,
                 self.loss,
                 self.batch,
                 self.trained if differentiate else None,
                 self._state,
                 self._restore,
+                answers,
             )
+            if answers:
+                outputs, values = zip(*answers, strict=True)
+                targets = trees.mapped(self.batch.targets, lambda leaf: leaf[: len(values)])
+                check_loss(self.loss, partial(of_all, outputs), targets, torch.stack(values))
+                self._known.judge(self.loss)
+            return found
         finally:
             self._restore()
 

@@ -21,6 +21,7 @@ from forethought.gradients.blocks import Blocks
 from forethought.gradients.boundary import SAME_DRAWS
 from forethought.gradients.chain import as_terms
 from forethought.gradients.clipping import flat
+from forethought.gradients.control import RefusedError
 from forethought.gradients.fallback import SlowGradientsWarning
 from forethought.gradients.ghost import OneHot
 from forethought.gradients.once import Once
@@ -64,7 +65,7 @@ def probed(
     """
     known = remembered.of(model)
     leaves = [*trees.tensors(data)]
-    key = (
+    facts = (
         blocks,
         copies,
         tuple([(leaf.shape[1:], leaf.dtype, leaf.device) for leaf in leaves]),
@@ -73,10 +74,10 @@ def probed(
         torch.get_num_threads(),
         torch.is_autocast_enabled(leaves[0].device.type),
     )
-    found: Blocks | None = known.found(loss, key)
+    found: Blocks | None = known.found(loss, (known.unshared, known.without, facts))
     if found is None:
         found = _settled(blocks, model, data, copies, compute)
-        known.note(loss, key, found)
+        known.note(loss, (known.unshared, known.without, facts), found)
     return found
 
 
@@ -160,6 +161,8 @@ def _alike(blocks: Blocks, model: nn.Module, data: Any, copies: int, compute: Co
                 raise
             except Exception as error:  # values that the model does not take
                 kind = next(kinds, None)
+                if kind is None and isinstance(error, RefusedError):
+                    raise
                 if kind is None:
                     raise _UntriedError(str(error)) from None
                 rows = _made_up(data, most * copies, kind, generator)

@@ -13,9 +13,15 @@ from torch import nn
 
 @dataclass
 class Remembered:
-    """What only speed depends on, kept between passes of a model."""
+    """What only speed depends on, kept between passes of a model.
+
+    Attributes:
+        unshared: what lanes write to is made for each. without: names of rules that failed. asks:
+            values reach Python. judged: losses that were compared. probed: (loss, key, blocks).
+    """
 
     unshared: bool = False
+    without: frozenset[str] = frozenset()
     asks: bool = False
     judged: list[weakref.ref[Any]] = field(default_factory=list)
     probed: list[tuple[weakref.ref[Any], Any, Any]] = field(default_factory=list)

@@ -6,6 +6,7 @@ mining, dividing by the batch) would quietly be another loss there, so it is ref
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,55 +15,101 @@ from torch.utils._pytree import tree_map
 
 from forethought.gradients.boundary import is_lane, rows
 from forethought.gradients.control import Refused
-from forethought.gradients.trees import Loss, mapped
+from forethought.gradients.trees import Loss
 
 
-class _UntoldError(Exception):
+class UntoldError(Exception):
     """Outputs whose batch cannot be put together."""
 
 
-def _joined(leaf: Any) -> Any:
-    if not isinstance(leaf, Tensor) or not is_lane(leaf):
-        return leaf
-    whole = rows(leaf).detach()
+def of_lanes(outputs: Any) -> Any:
+    """What a model answered in lanes, as one batch.
+
+    Raises:
+        UntoldError: nobody knows how.
+    """
+
+    def joined(leaf: Any) -> Any:
+        return _batch(rows(leaf).detach()) if isinstance(leaf, Tensor) and is_lane(leaf) else leaf
+
+    return tree_map(joined, outputs)
+
+
+def of_one(outputs: Any) -> Any:
+    """A copy of what a model answered to one example by itself, for :func:`of_all`; or None."""
+
+    def copied(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf.detach().clone()
+        if leaf is None or isinstance(leaf, bool | int | float | str):
+            return leaf
+        raise UntoldError  # it may hold what it was computed from
+
+    try:
+        return tree_map(copied, outputs)
+    except UntoldError:
+        return None
+
+
+def of_all(outputs: Sequence[Any]) -> Any:
+    """What a model answered to one example after the other, as one batch.
+
+    Raises:
+        UntoldError: nobody knows how.
+    """
+
+    def joined(*leaves: Any) -> Any:
+        if not isinstance(leaves[0], Tensor):
+            return leaves[0]
+        return _batch(torch.stack(leaves))
+
+    try:
+        return tree_map(joined, *outputs)
+    except (TypeError, ValueError, RuntimeError):  # of several shapes or forms
+        raise UntoldError from None
+
+
+def _batch(whole: Tensor) -> Tensor:
     if whole.dim() == 1:
         return whole
     if whole.shape[1] != 1:
-        raise _UntoldError
+        raise UntoldError
     return whole.flatten(0, 1)
 
 
-def check_loss(loss: Loss, outputs: Any, targets: Any, values: Tensor, size: int) -> None:
-    """Compare the lanes' losses with the loss of all of them as one batch.
+def check_loss(loss: Loss, together: Callable[[], Any], targets: Any, values: Tensor) -> None:
+    """Compare the losses of one example at a time with the loss of all of them as one batch.
 
     Args:
-        outputs: of the lanes. targets: (lanes, 1, …). values: the lanes' losses, shape (lanes,).
+        together: the model's outputs as one batch, from :func:`of_lanes` or :func:`of_all`.
+        targets: of all. values: the losses, shape (examples,).
 
     Raises:
         Refused: they differ.
     """
+    size = values.shape[0]
     try:
-        joined = tree_map(_joined, outputs)
-    except _UntoldError:
+        outputs = together()
+    except UntoldError:
         return
     before = torch.get_rng_state()
     try:
         with torch.no_grad():
-            together = loss(joined, mapped(targets, lambda t: t.flatten(0, 1)))
+            found = loss(outputs, targets)
     except Exception:  # a loss made for one example
         return
     finally:
         moved = not torch.equal(torch.get_rng_state(), before)
         torch.set_rng_state(before)
-    if not isinstance(together, Tensor) or moved:
+    if not isinstance(found, Tensor) or moved:
         return
-    if tuple(together.shape) != (size,):
+    if tuple(found.shape) != (size,):
         raise Refused(
             f"loss(outputs, targets) must return one value per example, shape ({size},), not "
-            f"{tuple(together.shape)}; with torch losses use reduction='none' and take the mean "
+            f"{tuple(found.shape)}; with torch losses use reduction='none' and take the mean "
             "over each example's own values"
         )
-    one, other = values.detach().double(), together.detach().double()
+    one, other = values.detach().double(), found.detach().double()
     finite = torch.isfinite(one) & torch.isfinite(other)
     scale = torch.maximum(one.abs(), other.abs())[finite]
     if scale.numel() and bool(
