@@ -74,6 +74,26 @@ class UnboundError(Exception):
 
 
 MUTANTS = [
+    Mutant("blocks: a probe that finds nothing", "_alike",
+           "len(found) != len(expected) or not all(...)", "False",
+           "test_another_last_bit_in_one_place_is_found"),
+    Mutant("blocks: sizes that follow from the batch", "Blocks.fit",
+           "next((size for size in self.sizes if size >= count))", "count",
+           "test_blocks_cover_a_batch_once"),
+    Mutant("blocks: what fills up counts in a chain", "_scaled", "factors[count:] = 0.0", "pass",
+           "test_what_fills_up_adds_nothing[chain]"),
+    Mutant("blocks: what fills up counts", "weighed",
+           "missing = factors.shape[1] - real", "missing = 0",
+           "test_what_fills_up_adds_nothing[lanes]"),
+    Mutant("blocks: one example sends all another way", "_Attempt._note",
+           "if self._tried(): ...", "pass",
+           "test_one_example_that_sends_all_another_way_does_not_move_them"),
+    Mutant("blocks: a slow model's loss is not compared with the batch's",
+           "_Attempt._one_at_a_time", "if answers: ...", "pass",
+           "test_a_loss_of_the_batch_is_refused_however_the_examples_go"),
+    Mutant("blocks: a probe takes a refusal for odd values", "_alike",
+           "kind is None and isinstance(error, RefusedError)", "False",
+           "test_a_loss_of_the_batch_is_refused_however_the_examples_go"),
     Mutant("local updates: one that is not clipped", "_added",
            "clip_and_sum({'': Dense(whole)}, {'': whole[0]}, chosen.clip_norm, how.rule, "
            "batch.round_size)",

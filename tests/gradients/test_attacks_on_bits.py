@@ -164,7 +164,9 @@ def test_one_example_that_sends_all_another_way_does_not_move_them(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SlowGradientsWarning)
         one = Blocks((1,))
-        after, _ = clipped_sum(model, soft, torch.cat([rare[3:4], x]), y[:1].expand(41), C, blocks=one)
+        after, _ = clipped_sum(
+            model, soft, torch.cat([rare[3:4], x]), y[:1].expand(41), C, blocks=one
+        )
         alone, _ = clipped_sum(model, soft, rare[3:4], y[:1], C, blocks=one)
         before, _ = clipped_sum(model, soft, x, y, C, blocks=one)
     assert all(torch.equal(after[name] - before[name], alone[name]) for name in after)

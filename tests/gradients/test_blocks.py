@@ -242,3 +242,14 @@ def test_a_loss_of_the_batch_is_refused_however_the_examples_go(
             model if kind == "chain" else Slow(), loss, x, y, 1.0,
             blocks=None if sizes is None else Blocks(sizes),
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["chain", "lanes"])
+def test_what_fills_up_adds_nothing(kind: str) -> None:
+    model, x, y = chained(21)
+    model = model if kind == "chain" else nn.Sequential(model, nn.LayerNorm(3))
+    whole, norms = clipped_sum(model, cross_entropy, x, y, 0.1, blocks=Blocks((64,)))
+    assert norms.shape == (21,)
+    each = [clipped_sum(model, cross_entropy, x[i : i + 1], y[i : i + 1], 0.1) for i in range(21)]
+    for name, found in whole.items():
+        torch.testing.assert_close(found, sum(one[name] for one, _ in each), rtol=1e-4, atol=1e-6)
