@@ -31,7 +31,7 @@ def test_rooms_are_attributes_and_keep_what_they_list(room: str) -> None:
 
 
 # Signals between two files of one room, or of the command line; a crash planted in a simulation.
-INTERNAL = {"CrashError", "ReplayError", "UnresolvedError", "UsageError"}
+INTERNAL = {"CrashError", "RefusedError", "ReplayError", "UnresolvedError", "UsageError"}
 
 
 def test_errors_are_of_the_kinds_that_their_room_says() -> None:

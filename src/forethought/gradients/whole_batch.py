@@ -18,7 +18,7 @@ from forethought.gradients.control import Refused
 from forethought.gradients.trees import Loss
 
 
-class UntoldError(Exception):
+class _UntoldError(Exception):
     """Outputs whose batch cannot be put together."""
 
 
@@ -26,7 +26,7 @@ def of_lanes(outputs: Any) -> Any:
     """What a model answered in lanes, as one batch.
 
     Raises:
-        UntoldError: nobody knows how.
+        _UntoldError: nobody knows how.
     """
 
     def joined(leaf: Any) -> Any:
@@ -43,11 +43,11 @@ def of_one(outputs: Any) -> Any:
             return leaf.detach().clone()
         if leaf is None or isinstance(leaf, bool | int | float | str):
             return leaf
-        raise UntoldError  # it may hold what it was computed from
+        raise _UntoldError  # it may hold what it was computed from
 
     try:
         return tree_map(copied, outputs)
-    except UntoldError:
+    except _UntoldError:
         return None
 
 
@@ -55,7 +55,7 @@ def of_all(outputs: Sequence[Any]) -> Any:
     """What a model answered to one example after the other, as one batch.
 
     Raises:
-        UntoldError: nobody knows how.
+        _UntoldError: nobody knows how.
     """
 
     def joined(*leaves: Any) -> Any:
@@ -66,14 +66,14 @@ def of_all(outputs: Sequence[Any]) -> Any:
     try:
         return tree_map(joined, *outputs)
     except (TypeError, ValueError, RuntimeError):  # of several shapes or forms
-        raise UntoldError from None
+        raise _UntoldError from None
 
 
 def _batch(whole: Tensor) -> Tensor:
     if whole.dim() == 1:
         return whole
     if whole.shape[1] != 1:
-        raise UntoldError
+        raise _UntoldError
     return whole.flatten(0, 1)
 
 
@@ -90,7 +90,7 @@ def check_loss(loss: Loss, together: Callable[[], Any], targets: Any, values: Te
     size = values.shape[0]
     try:
         outputs = together()
-    except UntoldError:
+    except _UntoldError:
         return
     before = torch.get_rng_state()
     try:
