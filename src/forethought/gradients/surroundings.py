@@ -10,6 +10,7 @@ installed packages, and what their objects keep outside Python's attributes.
 from __future__ import annotations
 
 import array
+import contextvars
 import datetime
 import decimal
 import dis
@@ -510,6 +511,8 @@ _UNDERSTOOD: dict[Any, Callable[[Any], Noted]] = {
     torch.UntypedStorage: _storage,
     super: _holds("__self__"),
     threading.local: _holds(),  # attributes, of the thread in which passes run
+    # Every pass runs in a context of its own: what it sets goes with it.
+    contextvars.ContextVar: lambda value: (None, (value.get(None),)),
 }
 _LOCAL = _native(threading.local)
 _Way = Callable[[Surroundings, Any], Iterable[Any]]
