@@ -106,6 +106,8 @@ _WIDTH = 1e-9
 _ACCURACY = 1e-3
 # A batch of so many records a group leaves no group empty, but for e^-60.
 _FULL = 60
+# Groups times records of a batch for which deals are counted.
+_MOST_DEALT = 2_000_000
 ZEROS, OPPOSITE = "all others zero", "all others in the opposite direction"
 
 Mix = list[tuple[float, float]]
@@ -274,8 +276,10 @@ def _sums(
     if isinstance(part.sampling, WithoutReplacement) and adjacency == "add-or-remove":
         # Where too few are left for a batch, nobody takes the places of those that are gone.
         fits = part.sampling.examples - most >= part.sampling.batch
-    if others == OPPOSITE and grouped and fixed and fits and not _filled(part, most):
-        return _crowded(part, adjacency, first, hits)
+    if others == OPPOSITE and grouped and fixed and not _filled(part, most):
+        if fits and (part.groups or 1) * part.sampling.expected_batch(1) <= _MOST_DEALT:
+            return _crowded(part, adjacency, first, hits)
+        others = ZEROS
     if others == OPPOSITE and fits and (grouped or fixed):
         # A blank is half as far.
         blank = law if adjacency == "zero-out" and not grouped else still
