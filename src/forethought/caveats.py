@@ -15,6 +15,19 @@ from forethought.caveat_kinds import KINDS, ROLES, Kind, Role
 from forethought.serialisation import exact_keys
 
 
+def one_line(text: str) -> str:
+    """The text without what could end a line or steer a terminal.
+
+    Other white space becomes a space, other characters without a shape U+FFFD.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() else " " if one.isspace() else "\N{REPLACEMENT CHARACTER}"
+        for one in text
+    )
+
+
 @dataclass(frozen=True)
 class Caveat:
     """One thing that a reader of a Statement has to know.
@@ -22,9 +35,10 @@ class Caveat:
     Args:
         code: a key of :data:`KINDS`.
         detail: what the sentence leaves open, in plain words; "" where it leaves nothing open.
+            It becomes one line: see :func:`one_line`.
 
     Raises:
-        ValueError: an unknown code, or a detail where none belongs (or none where one does).
+        ValueError: an unknown code, a detail where none belongs (or none where one does).
 
     >>> print(Caveat("classes-from-data", "no, yes"))
     the classes are those found in the training data: no, yes
@@ -44,6 +58,7 @@ class Caveat:
         if self.kind.detailed != bool(self.detail):
             wanted = "needs a detail" if self.kind.detailed else "takes no detail"
             raise ValueError(f"caveat {self.code!r} {wanted}: its sentence is {self.sentence!r}")
+        object.__setattr__(self, "detail", one_line(self.detail))
 
     @property
     def kind(self) -> Kind:

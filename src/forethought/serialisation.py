@@ -10,10 +10,12 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Collection, Mapping
+import stat
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, BinaryIO, ClassVar, Self, TypeVar
 
 _Value = TypeVar("_Value")
 
@@ -64,7 +66,8 @@ def parse(text: str) -> Any:
     """JSON text as values; an object that names a key twice is refused.
 
     Raises:
-        ValueError: no JSON, or two readers could disagree about it.
+        ValueError: no JSON, two readers could disagree about it (a key twice, a number that is not
+            finite), or nested deeper than anything that is stored.
     """
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -75,7 +78,53 @@ def parse(text: str) -> Any:
             raise ValueError(f"the JSON object names {', '.join(twice)} more than once")
         return values
 
-    return json.loads(text, object_pairs_hook=once)
+    def finite(number: str) -> float:
+        value = float(number)
+        if not math.isfinite(value):
+            raise ValueError(f"the JSON holds {number[:40]}, which is no finite number")
+        return value
+
+    try:
+        return json.loads(text, object_pairs_hook=once, parse_float=finite, parse_constant=finite)
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None
+
+
+# Bytes of a JSON file that somebody else may have written.
+LARGEST = 1 << 24
+
+
+@contextmanager
+def opened_outside(path: Path, most: int) -> Iterator[BinaryIO]:
+    """A file that somebody else may have written, to be read.
+
+    Raises:
+        OSError: no such file. ValueError: no ordinary file (a link, a pipe, a device, a folder), or
+            one of more than ``most`` bytes.
+    """
+    flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    if path.is_symlink():
+        raise ValueError(f"{path} is a link: only ordinary files are read")
+    # A pipe would wait for its writer, which O_NONBLOCK prevents.
+    with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | flags), "rb") as file:
+        held = os.fstat(file.fileno())
+        if not stat.S_ISREG(held.st_mode):
+            raise ValueError(f"{path} is no ordinary file")
+        if held.st_size > most:
+            raise ValueError(f"{path} has {held.st_size:,} bytes, more than the {most:,} allowed")
+        yield file
+
+
+def read_outside(path: Path) -> str:
+    """Text of a JSON file that somebody else may have written; see :func:`opened_outside`."""
+    with opened_outside(path, LARGEST) as file:
+        held = file.read(LARGEST + 1)
+    if len(held) > LARGEST:
+        raise ValueError(f"{path} has more than the {LARGEST:,} bytes allowed")
+    try:
+        return held.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text in UTF-8: {error}") from None
 
 
 def build(kind: type[_Value], values: Mapping[str, Any], what: str | None = None) -> _Value:

@@ -43,11 +43,10 @@ def test_a_statement_takes_the_releases_of_its_rounds_only() -> None:
     planned = account(MECHANISM, 1e-5)
     assert "Nothing is known to have been released" in planned.to_markdown()
     assert planned.sentences()[0].startswith("A model from these rounds would be (")
-    rows = [Release("sums", 200, 1.1), Release("sums", 20, 1.3), Release("scores", 3, 8.0)]
+    rows = [Release("sums", 200, 1.1), Release("sums", 20, 1.3)]
     run = planned.of_run(rows)
     assert "| sums | 220 | 1.1 to 1.3 |" in run.to_markdown()
     assert run.sentences()[0].startswith("This model is (")
-    assert "| scores | 3 | 8 |" in run.to_markdown()
     assert ft.Statement.from_json(run.to_json()) == run
     for fault, said in (
         (rows[:1], "once in each round"),
@@ -69,4 +68,14 @@ def test_a_run_that_results_ended_early_released_the_first_rounds() -> None:
 
 def test_a_score_belongs_to_no_round() -> None:
     one = Mechanism(Rounds(1.1, 1, Poisson(0.1)))
-    assert difference([Release("sums", 1, 1.1), Release(SCORE, 1, 7.0)], one) is None
+    rows = [Release("sums", 1, 1.1), Release(SCORE, 1, 7.0)]
+    assert difference(rows, one, score_noise=7.0) is None
+    for accounted in (None, 7.5):
+        assert "not accounted" in str(difference(rows, one, score_noise=accounted))
+
+
+def test_every_row_is_accounted() -> None:
+    rounds = Mechanism(Rounds(1.1, 3, Poisson(0.1)))
+    for name in ("raw data", "sums of something else"):
+        rows = [Release("sums", 3, 1.1), Release(name, 1, 0.0)]
+        assert "not accounted" in str(difference(rows, rounds))

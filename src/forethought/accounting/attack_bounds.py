@@ -65,23 +65,40 @@ def bounded(
         ValueError: details that do not fit.
     """
     epsilon = way.interval(mechanism, delta, group, details)
-    rows = _by_epsilon(epsilon.upper, delta)
+    return epsilon, attack_of(way, mechanism, delta, group, details, epsilon.upper)
+
+
+def attack_of(
+    way: Accountant,
+    mechanism: Mechanism,
+    delta: float,
+    group: int,
+    details: Mapping[str, Any],
+    epsilon: float,
+    accuracy: float = 5e-3,
+) -> Attack:
+    """Pairs (false-positive rate, highest true-positive rate) of any attacker.
+
+    Args:
+        epsilon: proven at ``delta``. accuracy: of the trade-off function's δ, relatively.
+    """
+    rows = _by_epsilon(epsilon, delta)
     faced = None if way.composed is None else way.composed(mechanism)
     if way.curve is not None:
         faced = way.curve(mechanism, details)
-    if faced is not None and math.isfinite(epsilon.upper):
+    if faced is not None and math.isfinite(epsilon):
         # The whole trade-off function says more than one point of it.
-        powers = _powers(faced, group)
+        powers = _powers(faced, group, accuracy)
         rows = tuple(
             (rate, min(power, most)) for (rate, power), most in zip(rows, powers, strict=True)
         )
-    return epsilon, rows
+    return rows
 
 
 # A mechanism is trained with again and again, in a search or an audit: its curve is found once.
 @lru_cache(maxsize=512)
-def _powers(mechanism: Mechanism, group: int) -> tuple[float, ...]:
-    misses = tradeoff(mechanism, group)(FALSE_POSITIVE_RATES)
+def _powers(mechanism: Mechanism, group: int, accuracy: float) -> tuple[float, ...]:
+    misses = tradeoff(mechanism, group, accuracy)(FALSE_POSITIVE_RATES)
     return tuple(float(1 - missed) for missed in misses)
 
 

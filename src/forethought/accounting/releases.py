@@ -49,8 +49,10 @@ class Release:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
+        if not isinstance(self.name, str) or not self.name.strip():
             raise TypeError(f"a release needs a name, not {self.name!r}")
+        if not self.name.isprintable():
+            raise ValueError(f"the name of a release must be one line, not {self.name!r}")
         object.__setattr__(self, "count", whole("count", self.count))
         sigma = real("noise_multiplier", self.noise_multiplier, least=0)
         object.__setattr__(self, "noise_multiplier", sigma)
@@ -85,17 +87,25 @@ STOPPED = frozenset({"phases-fixed", "stopped-early"})
 
 
 def difference(
-    releases: Iterable[Release], mechanism: Mechanism, *, stopped: bool = False
+    releases: Iterable[Release],
+    mechanism: Mechanism,
+    *,
+    stopped: bool = False,
+    score_noise: float | None = None,
 ) -> str | None:
-    """How the releases differ from the mechanism's rounds; None where they are those rounds.
+    """How the releases differ from what is accounted; None where every row of them is.
 
     All releases of one round together are one of noise σ⁻² = Σ σ_j⁻² (Andrew et al. 2021,
     Theorem 1).
 
     Args:
         stopped: results decided when the run ended: the first of the rounds are enough.
+        score_noise: of the scores of trials, where a search accounts for them.
     """
     releases = tuple(releases)
+    for row in releases:
+        if row.name in OF_NO_ROUND and row.noise_multiplier != score_noise:
+            return f"{row.name!r} with noise {row.noise_multiplier:.6g} is not accounted"
     before = [row for row in releases if row.name in OF_PREPARATION]
     if before:
         left = _after(before, mechanism)
@@ -114,6 +124,9 @@ def difference(
     names = of_the_rounds(releases, len(mechanism))
     if not names:
         return f"no release is listed {len(mechanism)} times, once in each round"
+    for row in releases:
+        if row.name not in names and row.name not in OF_NO_ROUND:
+            return f"{row.name!r} was released besides the rounds, and is not accounted"
     place = 0
     accounted = _steps([(part.count, part.noise_multiplier) for part in mechanism])
     done = [_steps([(row.count, row.noise_multiplier) for row in rows]) for rows in names.values()]

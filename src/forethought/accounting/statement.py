@@ -170,12 +170,20 @@ class Statement:
         Raises:
             ValueError: they are not the rounds that are accounted here.
         """
-        found = listed(released)
-        stopped = any(caveat.code in STOPPED for caveat in self.caveats)
-        wrong = difference(found, self.mechanism, stopped=stopped)
+        found = replace(self, releases=listed(released), signature=None)
+        wrong = found.unaccounted()
         if wrong is not None:
             raise ValueError(f"no statement is written: {wrong}")
-        return replace(self, releases=found, signature=None)
+        return found
+
+    def unaccounted(self) -> str | None:
+        """How the listed releases differ from what is accounted; None: every row of them is."""
+        return difference(
+            self.releases,
+            self.mechanism,
+            stopped=any(caveat.code in STOPPED for caveat in self.caveats),
+            score_noise=self.accountant.get("score_noise"),
+        )
 
     def of_model(self, file_hash: str) -> Statement:
         """The same statement, about the model file with that hash (``sha256:…``)."""
@@ -236,7 +244,7 @@ class Statement:
             return _read(parse(text))
         except StatementError:
             raise
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise StatementError(f"not a statement: {error!s}") from error
 
     @classmethod
@@ -468,8 +476,8 @@ def _positive(name: str, value: object) -> float:
 
 
 def _text(name: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be text, not {value!r}")
+    if not isinstance(value, str) or not value.isprintable():
+        raise TypeError(f"{name} must be one line of text, not {value!r}")
     return value
 
 
@@ -627,14 +635,14 @@ def _numbers(statement: Statement) -> list[str]:
         "| --- | --- |",
         f"| {upper} | {at_most(s.epsilon.upper, '.6g')} |",
         f"| ε (lower end: how tightly it is computed) | {at_least(s.epsilon.lower, '.6g')} |",
-        *(f"| {what} | {value} |" for what, value in truth(s)),
+        *(f"| {what} | {_as_text(value)} |" for what, value in truth(s)),
         f"| δ | {at_most(s.delta, '.6g')} |",
         f"| adjacency | {s.adjacency} |",
         f"| records protected together | {s.group} |",
         f"| records in the data | {'not stated' if s.examples is None else f'{s.examples:,}'} |",
         f"| clip norm | {'not stated' if s.clip_norm is None else f'{s.clip_norm:g}'} |",
         f"| {s.way.rounds} | {len(s.mechanism):,} |",
-        f"| accountant | {s.accountant['kind']}, forethought {s.version} |",
+        f"| accountant | {s.accountant['kind']}, forethought {_as_text(s.version)} |",
     ]
 
 
@@ -643,7 +651,9 @@ def _done(statement: Statement) -> list[str]:
     lines = []
     if s.releases:
         lines += ["| released | times | noise multiplier |", "| --- | --- | --- |"]
-        lines += [f"| {name} | {count:,} | {noise} |" for name, count, noise in rows(s.releases)]
+        lines += [
+            f"| {_as_text(name)} | {count:,} | {noise} |" for name, count, noise in rows(s.releases)
+        ]
     else:
         lines.append("Nothing is known to have been released: this is the statement of a plan.")
     lines += [
@@ -660,7 +670,7 @@ def _done(statement: Statement) -> list[str]:
         lines.append(f"| … {len(s.mechanism.rounds) - len(shown)} more parts | | | |")
     lines.append("")
     lines += [f"{text}." for text in s.way.done(s.accountant)]
-    lines += [f"Hyperparameters: {s.hyperparameters}."]
+    lines += [f"Hyperparameters: {_as_text(s.hyperparameters)}."]
     return lines
 
 
@@ -690,10 +700,10 @@ def _as_text(text: str) -> str:
 def _markdown(statement: Statement) -> str:
     """The statement as a page."""
     s = statement
-    lines = ["# Privacy statement", "", " ".join(s.sentences()), ""]
+    lines = ["# Privacy statement", "", _as_text(" ".join(s.sentences())), ""]
     if s.breaks:
         lines += ["## Why there is no guarantee", ""]
-        lines += [f"- {text}: {text.kind.reason}." for text in s.breaks] + [""]
+        lines += [f"- {_as_text(str(text))}: {text.kind.reason}." for text in s.breaks] + [""]
     if s.about is not None:
         lines += ["## What it is about", "", "As its owner says:", ""]
         lines += [f"- {what}: {_as_text(text)}" for what, text in s.about.lines()] + [""]
@@ -703,7 +713,7 @@ def _markdown(statement: Statement) -> str:
         f"- Protected: {protected(s)}. If one person contributes more records, ask for the "
         "statement for a group of that size.",
         f"- The attacker {s.adversary}.",
-        *(f"- {text[:1].upper()}{text[1:]}." for text in map(str, s.facts)),
+        *(f"- {_as_text(text[:1].upper() + text[1:])}." for text in map(str, s.facts)),
         "",
         "## The numbers",
         "",
@@ -716,12 +726,12 @@ def _markdown(statement: Statement) -> str:
         "",
         "## What it rests on",
         "",
-        *(f"- {text}." for text in s.assumptions),
+        *(f"- {_as_text(str(text))}." for text in s.assumptions),
         *(f"- Theorem: {text}" for text in s.theorems),
         "",
         "## What is not covered",
         "",
-        *([f"- {text}." for text in s.not_covered] or ["- Nothing was named."]),
+        *([f"- {_as_text(str(text))}." for text in s.not_covered] or ["- Nothing was named."]),
         "",
         "## Check it yourself",
         "",

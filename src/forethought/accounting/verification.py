@@ -6,16 +6,16 @@ when it was recomputed, or says why nobody can recompute it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from forethought import __version__, signing
 from forethought.accounting import exact
 from forethought.accounting.adaptive import TOLERANCE
 from forethought.accounting.assumptions import required, suited
-from forethought.accounting.attack_bounds import Attack, Attained, attained_of, bounded
+from forethought.accounting.attack_bounds import Attack, Attained, attack_of, attained_of, bounded
 from forethought.accounting.interval import Interval, at_least, at_most
-from forethought.accounting.releases import STOPPED, difference, of_the_rounds
+from forethought.accounting.releases import Release, Released, listed
 from forethought.accounting.statement import (
     FROZEN_SCHEMA,
     STATEMENT_SCHEMA,
@@ -31,6 +31,7 @@ from forethought.mechanism import UnsupportedMechanismError
 # Ends computed on two machines may take another number of refinements, each good to this.
 _ACCURACY = 2e-3
 _FINE = 1e-5
+_FINEST_ATTACK = 1e-4
 # What one machine gives twice.
 _SAME = 1e-9
 # Caveats of a plan that the statement of a whole search or run answers.
@@ -54,7 +55,7 @@ class Verification:
 
 @dataclass(frozen=True)
 class _Case:
-    """A statement, what its mechanism gives now, and the plan beside it."""
+    """A statement, what its mechanism gives now, and what is beside it."""
 
     claimed: Statement
     epsilon: Interval
@@ -62,6 +63,8 @@ class _Case:
     attained: Attained | None
     plan: Accounted | None
     model: str | None = None
+    transcript: tuple[Release, ...] | None = None
+    others: str | None = None
 
     @property
     def of_this_version(self) -> bool:
@@ -87,12 +90,17 @@ def check(
     statement: Statement,
     plan: Accounted | None = None,
     model: str | None = None,
+    transcript: Iterable[Released] | None = None,
+    others: str | None = None,
 ) -> Verification:
     """Recompute a statement, and say entry by entry what could be recomputed.
 
     Args:
         plan: the plan that is said to have been run, if it is at hand.
         model: hash of the model file beside it (``sha256:…``).
+        transcript: rows of the transcript beside it.
+        others: where the accountant's details were compared with what all holders agreed on;
+            None: they were not.
 
     Raises:
         StatementError: an entry claims more than can be proven, or belongs to something else.
@@ -103,7 +111,8 @@ def check(
             way, statement.mechanism, statement.delta, statement.group, statement.accountant
         )
         least = attained_of(way, statement.mechanism, statement.delta, statement.group, epsilon)
-        case = _Case(statement, epsilon, attack, least, plan, model)
+        rows = None if transcript is None else listed(transcript)
+        case = _Case(statement, epsilon, attack, least, plan, model, rows, others)
         found = {name: look(case) for name, look in CHECKS.items()}
     except UnsupportedMechanismError as error:
         raise StatementError(f"no theorem covers the stated mechanism: {error}") from error
@@ -187,10 +196,21 @@ def _attack(case: _Case) -> str | None:
             f"{', '.join(f'{rate:g}' for rate, _ in claimed) or 'none'}"
         )
     remark = None
+    # Found once, and only where a claim is below what is proven.
+    finer: dict[float, float] = {}
+
+    def finest(rate: float) -> float:
+        if not finer:
+            finer.update(_finest_attack(case))
+        return finer[rate]
+
     for (rate, stated), (_, true) in zip(claimed, case.attack, strict=True):
         # The distance to 1 counts as well: 0.999 is not 0.9999.
         distance = 10 * _ACCURACY * min(true, 1 - true) + 1e-9
-        if stated < true - distance or (case.of_this_version and stated > true + distance):
+        # What is below must be proven by finer accounting, to the last digits.
+        least = _SAME * max(true, 1e-3)
+        below = stated < true - least and stated < (finest(rate) - least)
+        if below or (case.of_this_version and stated > true + distance):
             raise StatementError(
                 f"the statement does not hold: it claims that an attacker with {rate:.1%} false "
                 f"alarms succeeds at most {stated:.4%} of the time; {true:.4%} is what is proven"
@@ -200,6 +220,14 @@ def _attack(case: _Case) -> str | None:
         elif not _near(stated, true, _SAME * true):
             remark = remark or "holds, and agrees as far as two machines do, not to the last digit"
     return remark
+
+
+def _finest_attack(case: _Case) -> Attack:
+    """The least powers that can be had: a claim between them and the usual ones still holds."""
+    s = case.claimed
+    return attack_of(
+        s.way, s.mechanism, s.delta, s.group, s.accountant, _finest(case), _FINEST_ATTACK
+    )
 
 
 def _attained(case: _Case) -> str | None:
@@ -280,7 +308,7 @@ def _accountant(case: _Case) -> str | None:
         raise StatementError(
             f"the accountant {s.accountant['kind']!r} does not go with the stated randomness"
         )
-    if s.way.details:
+    if s.way.details and case.others is None:
         return "its details fit ε and each other; that they are those of the run leaves no trace"
     return None
 
@@ -367,15 +395,23 @@ def _plan(case: _Case) -> str | None:
 
 def _releases(case: _Case) -> str | None:
     s = case.claimed
-    if not s.releases:
+    if not s.releases and case.transcript is None:
         return "none are listed: it is the statement of a plan, or of a bare mechanism"
-    stopped = any(caveat.code in STOPPED for caveat in s.caveats)
-    wrong = difference(s.releases, s.mechanism, stopped=stopped)
+    if case.transcript is not None and s.releases != case.transcript:
+        raise StatementError(
+            "the releases are not those of the transcript.json beside the statement: it lists "
+            f"{_counted(case.transcript)}, the statement {_counted(s.releases)}"
+        )
+    wrong = s.unaccounted()
     if wrong is not None:
-        raise StatementError(f"the releases are not the rounds that are accounted: {wrong}")
-    rest = {row.name for row in s.releases} - set(of_the_rounds(s.releases, len(s.mechanism)))
-    also = f"; that there were {', '.join(sorted(rest))} leaves no other trace" if rest else ""
-    return f"they are the rounds accounted; their names are as the run wrote them{also}"
+        raise StatementError(f"the releases are not what is accounted: {wrong}")
+    if case.transcript is not None:
+        return None
+    return "every row is accounted; no transcript.json beside it says that these were all"
+
+
+def _counted(rows: tuple[Release, ...]) -> str:
+    return f"{sum(row.count for row in rows):,} releases in {len(rows)} rows"
 
 
 def _signature(case: _Case) -> str | None:
@@ -404,7 +440,29 @@ def _about(case: _Case) -> str | None:
 
 
 def _delta(case: _Case) -> str | None:
-    return None if case.claimed.private else "with no guarantee any δ is as good as another"
+    if case.plan is not None and case.claimed.delta > case.plan.delta:
+        raise StatementError(
+            f"the statement's δ is {at_most(case.claimed.delta, '.6g')}, that of the plan.json "
+            f"beside it {at_most(case.plan.delta, '.6g')}"
+        )
+    if not case.claimed.private:
+        return "with no guarantee any δ is as good as another"
+    return _NO_PLAN if case.plan is None else None
+
+
+def _group(case: _Case) -> str | None:
+    least = 1 if case.plan is None else int(getattr(case.plan, "records_per_person", 1))
+    if case.claimed.group < least:
+        raise StatementError(
+            f"the statement is for {case.claimed.group} records together, the plan.json beside it "
+            f"says that one person may have {least}"
+        )
+    if not case.claimed.private:
+        return "with no guarantee any group is as good as another"
+    return _NO_PLAN if case.plan is None else None
+
+
+_NO_PLAN = "ε is computed for it; no plan.json beside it says that it is the one that was agreed"
 
 
 def _follows(_case: _Case) -> str | None:
@@ -419,7 +477,7 @@ CHECKS: dict[str, Callable[[_Case], str | None]] = {
     "epsilon": _epsilon,
     "attained": _attained,
     "delta": _delta,
-    "group": _delta,
+    "group": _group,
     "adjacency": _follows,
     "rounds": _follows,
     "examples": _examples,

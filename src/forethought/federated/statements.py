@@ -87,7 +87,7 @@ def client_statement(
         releases=() if transcript is None else transcript.releases(),
         not_covered=(*named, *not_covered),
         randomness=randomness,
-        accountant=_accountant(federation, client, view),
+        accountant=accountant_of(federation, client, view),
     )
 
 
@@ -220,7 +220,8 @@ def _arrivals(federation: Federation) -> Caveat:
     return Caveat("padded-times", f"{federation.cadence:g} seconds")
 
 
-def _accountant(federation: Federation, client: int, view: View) -> dict[str, Any] | None:
+def accountant_of(federation: Federation, client: int, view: View) -> dict[str, Any] | None:
+    """How a client's releases are accounted against ``view``; None: as they are."""
     if view == "server":
         return None
     if view == "secure-server":

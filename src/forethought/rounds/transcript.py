@@ -258,6 +258,8 @@ class Transcript:
         for row in values["rounds"]:
             noises = tuple((str(name), float(sigma)) for name, sigma in row["noises"])
             like, times = Rounds.from_dict(row["like"]), row.get("times", 1)
+            if (like.noise_multiplier, like.count) != (1.0, 1):
+                raise ValueError("a transcript's row has its noise and count beside its sampling")
             run = _Run(noises, like, row["origin"], row["count"], times)
             transcript._runs.append(run)
             transcript._rounds += run.count
