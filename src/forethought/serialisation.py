@@ -7,6 +7,7 @@ A value that is stored inherits from :class:`Stored`, names its schema, and says
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import os
@@ -15,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 _Value = TypeVar("_Value")
 
@@ -95,7 +96,7 @@ LARGEST = 1 << 24
 
 
 @contextmanager
-def opened_outside(path: Path, most: int) -> Iterator[BinaryIO]:
+def opened_outside(path: Path, most: int) -> Iterator[io.BufferedReader]:
     """A file that somebody else may have written, to be read.
 
     Raises:

@@ -20,8 +20,9 @@ from forethought.accounting.verification import Verification, check
 from forethought.caveats import one_line
 from forethought.federated.federation import Federation
 from forethought.federated.statements import VIEWS, accountant_of
+from forethought.gossip.decentralised import NetworkViewError
 from forethought.gossip.gossip import Gossip
-from forethought.gossip.statements import NetworkViewError, network_gains, outsider_gain
+from forethought.gossip.statements import network_gains, outsider_gain
 from forethought.jobs.request import Request
 from forethought.plans import Plan
 from forethought.rounds.transcript import Releases, Transcript, TranscriptError
