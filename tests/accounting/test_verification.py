@@ -261,7 +261,7 @@ def test_what_the_issue_lists_is_caught() -> None:
         ({"mechanism": MECHANISM.first(5)}, "mechanism is not that of the plan"),
         ({"mechanism": SAMPLED}, "records|mechanism"),
         ({"examples": 999}, "records"),
-        ({"delta": 1e-6}, "hash differs"),
+        ({"delta": 1e-6}, "the statement's δ"),
         ({"not_covered": ("means of the columns", "more")}, "leaves out what its plan says: more"),
         ({"hyperparameters": "copied from a paper"}, "copied from a paper"),
     ],
