@@ -294,7 +294,8 @@ def _sums(
         # Where too few are left for a batch, nobody takes the places of those that are gone.
         fits = part.sampling.examples - most >= part.sampling.batch
     if others == OPPOSITE and grouped and fixed and not _filled(part, most):
-        if fits and (part.groups or 1) * part.sampling.expected_batch(1) <= _MOST_DEALT:
+        assert isinstance(part.sampling, WithoutReplacement)
+        if fits and (part.groups or 1) * part.sampling.batch <= _MOST_DEALT:
             return _crowded(part, adjacency, first, hits)
         others = ZEROS
     if others == OPPOSITE and fits and (grouped or fixed):
