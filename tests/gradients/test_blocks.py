@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from drawn import rand
 from forethought.gradients import SlowGradientsWarning, blocks, chain, clipped_sum, probing
 from forethought.gradients.blocks import UNIT, Blocks, filled, planned
 from forethought.gradients.clipped import numbers_behind
@@ -179,6 +180,72 @@ def test_a_record_has_the_same_numbers_whoever_else_is_there(
                 torch.equal(bits(one[place : place + 1]), bits(other))
                 for one, other in zip(found, whole, strict=True)
             )
+
+
+class Drawing(nn.Module):
+    """A network that draws random numbers for each example between its layers."""
+
+    def __init__(self, draw: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.first, self.draw, self.last = nn.Linear(8, 8), draw, nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.draw(self.first(x)).mean(1))
+
+
+def attended(h: torch.Tensor) -> torch.Tensor:
+    query = h.unsqueeze(1)
+    return F.scaled_dot_product_attention(query, query, query, dropout_p=0.2).squeeze(1)
+
+
+DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "attention with dropout": attended,
+    "encoder layer": nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+    "dropout": lambda h: F.dropout(h, 0.3),
+    "alpha dropout": lambda h: F.alpha_dropout(h, 0.3, True),
+    "path dropped in place": lambda h: h * h.new_empty((h.shape[0], 1, 1)).bernoulli_(0.7),
+    "noise in place": lambda h: h + torch.empty_like(h).normal_(),
+    "chances of the example's own": lambda h: h * torch.bernoulli(torch.sigmoid(h)),
+    "gumbel": F.gumbel_softmax,
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_random_numbers_of_the_model_slow_nothing_and_stay_with_their_example(name: str) -> None:
+    model = Drawing(DRAWS[name]).train()
+    x, y = rand(60, 5, 8), torch.arange(60) % 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SlowGradientsWarning)
+        whole = numbers_behind(model, user_loss, x, y, Blocks((32, 48)))
+        few = numbers_behind(model, user_loss, x[:37], y[:37], Blocks((32, 48)), 60)
+    assert whole
+    assert all(torch.equal(bits(a[:37]), bits(b)) for a, b in zip(whole, few, strict=True))
+
+
+def test_examples_that_run_apart_keep_their_gradients_through_a_random_function() -> None:
+    """Rows that fill up a block do not take them away: next to nothing is dropped here."""
+
+    class Asked(nn.Module):
+        def __init__(self, chance: float) -> None:
+            super().__init__()
+            self.first, self.last, self.chance = nn.Linear(9, 5), nn.Linear(5, 3), chance
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.first(x)
+            if self.chance:
+                h = F.alpha_dropout(h, self.chance, True)
+            return self.last(h) if bool(x.sum() > 0) else self.last(torch.tanh(h))
+
+    x, y = rand(40, 9) - 0.5, torch.arange(40) % 3
+    sums = []
+    for chance in (0.0, 1e-12):
+        torch.manual_seed(0)
+        model = Asked(chance).train()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", SlowGradientsWarning)
+            sums.append(clipped_sum(model, user_loss, x, y, 1.0, blocks=Blocks((48,)))[0])
+    for name in sums[0]:
+        torch.testing.assert_close(sums[1][name], sums[0][name], rtol=1e-5, atol=1e-6)
 
 
 def test_a_size_that_follows_from_the_batch_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:

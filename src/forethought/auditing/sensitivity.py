@@ -246,7 +246,7 @@ def _bits(
 
     def numbers(count: int) -> list[torch.Tensor]:
         few, wanted = tree_map(lambda leaf: leaf[:count], (inputs, targets))
-        return numbers_behind(copied, loss, few, wanted, blocks)
+        return numbers_behind(copied, loss, few, wanted, blocks, size)
 
     whole = numbers(size)
     differing = sum(

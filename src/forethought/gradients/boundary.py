@@ -14,7 +14,6 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,16 +58,11 @@ NO_HOOKS = (
 )
 
 
-# Whether all examples draw the same random numbers: to compare them with each other.
-SAME_DRAWS: ContextVar[bool] = ContextVar("SAME_DRAWS", default=False)
-
-
 @contextmanager
 def entered(size: int) -> Iterator[int]:
     """One more level of vmap over ``size`` examples; yields its number."""
     lazy_load_decompositions()
-    drawn = "same" if SAME_DRAWS.get() else "different"
-    level = functorch._vmap_increment_nesting(size, drawn)
+    level = functorch._vmap_increment_nesting(size, "different")
     try:
         yield level
     finally:
@@ -392,13 +386,9 @@ def _lanes_are_apart() -> bool:
 
 
 def _lanes_draw_apart() -> bool:
-    kept = SAME_DRAWS.set(False)
-    try:
-        with entered(4):
-            drawn = torch.rand(2)
-            return is_lane(drawn) and len(set(rows(drawn).flatten().tolist())) == 8
-    finally:
-        SAME_DRAWS.reset(kept)
+    with entered(4):
+        drawn = torch.rand(2)
+        return is_lane(drawn) and len(set(rows(drawn).flatten().tolist())) == 8
 
 
 class _Squared(torch.autograd.Function):

@@ -33,6 +33,8 @@ FRESH = frozenset(
         torch.Tensor.new_tensor,
     }
 )
+# What they return is whatever was in memory, until something is written there.
+UNSET = frozenset({torch.empty, torch.empty_like, torch.Tensor.new_empty})
 DROPOUTS = frozenset({F.dropout, torch.dropout, F.alpha_dropout, F.feature_alpha_dropout})
 
 

@@ -134,13 +134,21 @@ def clipped_sum(
 
 
 def numbers_behind(
-    model: nn.Module, loss: Loss, inputs: Any, targets: Any, blocks: Blocks | None = None
+    model: nn.Module,
+    loss: Loss,
+    inputs: Any,
+    targets: Any,
+    blocks: Blocks | None = None,
+    of: int | None = None,
 ) -> list[Tensor]:
     """What :func:`clipped_sum` computes of every example, one row each, to compare bit for bit.
 
     A record's rows must be the same whatever else is in the batch, wherever it stands, and however
-    the batch is cut: the sum's bound rests on that. All examples draw the same random numbers.
-    Nothing is returned of a model that goes one example at a time.
+    the batch is cut: the sum's bound rests on that. Nothing is returned of a model that goes one
+    example at a time.
+
+    Args:
+        of: the examples are the first of so many, for a model that draws random numbers for each.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     compute = partial(computed, model, loss, trained, None, 1)
@@ -151,9 +159,13 @@ def numbers_behind(
     if blocks.alone:
         return []
     parts = []
-    for start, end, wide in blocks.cut(trees.batch_size(inputs, targets)):
+    size = trees.batch_size(inputs, targets)
+    most = of or size
+    for start, end, wide in blocks.cut(size):
         rows = filled((inputs, targets), start, end, wide)
-        found = watched(compute, rows, wide, end - start, blocks, model)
+        which = torch.cat([torch.arange(start, end), most + torch.arange(wide - (end - start))])
+        drawn_for = which, most + blocks.sizes[-1]
+        found = watched(compute, rows, end - start, blocks, model, drawn_for)
         parts.append([part[: end - start] for part in found])
     return [torch.cat(column) for column in zip(*parts, strict=True)]
 

@@ -76,27 +76,29 @@ class Draws:
     """What lanes that are elsewhere leave to those that are here.
 
     Args:
-        masks: of the whole batch. mine: which of its lanes are here, in their order; None: all.
+        masks: of the whole batch. mine: which of its lanes are here, in their order, and then some
+            of them again, which fill up a block; None: all.
+        apart: whether others of its lanes run elsewhere.
 
     Attributes:
         number: masks that the pass has taken so far.
     """
 
-    def __init__(self, masks: Masks, mine: Tensor | None) -> None:
+    def __init__(self, masks: Masks, mine: Tensor | None, apart: bool) -> None:
         self._masks, self._width = masks, masks.width
+        self._mine = None if mine is None else _once_each(mine, masks.width)
         self.number = 0
-        self.apart = mine is not None
-        if mine is not None:
-            self._mine = mine
+        self.apart = apart
+        if self._mine is not None:
             # Lanes that are elsewhere take part with anybody's values.
             self._fill = torch.zeros(self._width, dtype=torch.long)
-            self._fill[mine] = torch.arange(len(mine))
+            self._fill[self._mine] = torch.arange(len(self._mine))
 
     def mask(self, shape: tuple[int, ...], chance: float, like: Tensor) -> Tensor:
         """The next mask of dropout, one row a lane that is here: shape (lanes, *shape)."""
         self.number += 1
         mask = self._masks.mask(self.number, shape, chance, like)
-        return self.narrowed(mask, 0) if self.apart else mask
+        return self.narrowed(mask, 0)
 
     def widened(self, whole: Tensor, dim: int) -> Tensor:
         """A physical tensor for all lanes of the batch."""
@@ -104,13 +106,13 @@ class Draws:
 
     def narrowed(self, whole: Tensor, dim: int) -> Tensor:
         """The lanes that are here, of a physical tensor for all."""
-        return whole.index_select(dim, self._mine.to(whole.device))
+        return whole if self._mine is None else whole.index_select(dim, self._mine.to(whole.device))
 
     def call(self, level: int, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The function; if it draws random numbers, for all lanes of the batch."""
         if kwargs.get("generator") is not None:
             raise Unable("a generator of the model's own, in lanes that may run apart")
-        if not self.apart:
+        if self._mine is None:
             return func(*args, **kwargs)
         if func is F.dropout and (kwargs.get("inplace") or (len(args) > 3 and args[3])):
             args[0].copy_(self._wide(level, func, args[:3], {**kwargs, "inplace": False}))
@@ -157,3 +159,17 @@ class Draws:
                 whole, dim = physical(drawn)
                 whole = self.narrowed(whole, dim)
         return lane(whole, dim, level)
+
+
+def _once_each(mine: Tensor, width: int) -> Tensor:
+    """The numbers of lanes, with others of the batch for those that come a second time.
+
+    Two that shared a number would share the values that a random function works on, and the way
+    back would lead to one of them.
+    """
+    free = torch.ones(width, dtype=torch.bool)
+    free[mine] = False
+    real = width - int(free.sum())
+    if real == len(mine):
+        return mine
+    return torch.cat([mine[:real], free.nonzero().flatten()[: len(mine) - real]])

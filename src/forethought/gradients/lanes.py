@@ -33,6 +33,7 @@ from forethought.gradients.boundary import (
 from forethought.gradients.calls import (
     DROPOUTS,
     FRESH,
+    UNSET,
     changes,
     opened,
     own_operator,
@@ -156,16 +157,16 @@ class Lanes(TorchFunctionMode):
             raise
         if isinstance(result, Tensor):
             if is_lane(result):
-                self._took(result)
+                self._took(result, func not in UNSET)
         elif isinstance(result, list | tuple):
             for leaf in result:
                 if isinstance(leaf, Tensor) and is_lane(leaf):
                     self._took(leaf)
         return result
 
-    def _took(self, value: Tensor) -> None:
+    def _took(self, value: Tensor, written: bool = True) -> None:
         self._kept.append(weakref.ref(value))
-        if self._watch is not None and current_level() == self.level:
+        if self._watch is not None and written and current_level() == self.level:
             whole, dim = physical(value)
             with outside():
                 self._watch.see(whole, dim)

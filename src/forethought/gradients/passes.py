@@ -42,7 +42,7 @@ from forethought.gradients.state import Generators, State, changes_itself
 from forethought.gradients.surroundings import Surroundings
 from forethought.gradients.terms import Separate, Term, bounded
 from forethought.gradients.trees import Loss
-from forethought.gradients.watching import WATCH
+from forethought.gradients.watching import DRAWN_FOR, WATCH
 from forethought.gradients.whole_batch import check_loss, of_all, of_lanes
 from forethought.turns import turns
 
@@ -130,6 +130,7 @@ class _Attempt:
         self._parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
         self._surroundings: Surroundings | None = None
         self._masks: Masks | None = None
+        self._drawn_for: Tensor | None = None
         self._unable: BaseException | None = None
 
     def _survey(self) -> Surroundings:
@@ -244,7 +245,9 @@ class _Attempt:
     def _all_parts(
         self, one: Callable[..., Any], settings: Settings
     ) -> list[tuple[Tensor | None, Any]]:
-        self._masks = Masks(self.batch.lanes) if self._known.asks else None
+        self._drawn_for, width = DRAWN_FOR.get() or (None, self.batch.lanes)
+        asked = self._known.asks or self._drawn_for is not None
+        self._masks = Masks(width) if asked else None
         pending: list[Tensor | None] = [None]
         done: list[tuple[Tensor | None, Any]] = []
         while pending:
@@ -312,7 +315,7 @@ class _Attempt:
     ) -> tuple[Tensor, Lanes]:
         inputs, targets = self.batch.some(index)
         with boundary.entered(size) as level:
-            draws = None if self._masks is None else Draws(self._masks, index)
+            draws = None if self._masks is None else self._draws(self._masks, index)
             observe = None if self._observe is None else _named(self._observe)
             lanes = Lanes(size, level, places, settings, draws, observe, self._asked)
             lanes.parameters = self._parameters
@@ -338,6 +341,12 @@ class _Attempt:
             if first and not self._known.has_judged(self.loss):
                 self._judge(outputs, targets, values)
         return values, lanes
+
+    def _draws(self, masks: Masks, index: Tensor | None) -> Draws:
+        mine, apart = self._drawn_for, index is not None
+        if mine is not None and index is not None:
+            mine = mine[index]
+        return Draws(masks, index if mine is None else mine, apart)
 
     def _judge(self, outputs: Any, targets: Any, values: Tensor) -> None:
         """Compare the loss with that of a whole batch, once; nothing that it sees there stays."""

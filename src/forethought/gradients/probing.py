@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from forethought.gradients import remembered, trees
 from forethought.gradients.blocks import Blocks
-from forethought.gradients.boundary import SAME_DRAWS
 from forethought.gradients.chain import as_terms
 from forethought.gradients.clipping import flat
 from forethought.gradients.control import RefusedError
@@ -30,7 +29,7 @@ from forethought.gradients.state import Generators
 from forethought.gradients.sums import weighed
 from forethought.gradients.terms import Dense, Outer, Separate, Term
 from forethought.gradients.trees import Loss
-from forethought.gradients.watching import WATCH, Watch, bits
+from forethought.gradients.watching import DRAWN_FOR, WATCH, Watch, bits
 from forethought.turns import turns
 
 Computed = list[Once] | dict[str, Term]
@@ -120,7 +119,7 @@ class _UntriedError(Exception):
 
 
 class _unnoticed:  # noqa: N801 - used like a function
-    """Generators and weights are afterwards as they were; all examples draw the same numbers."""
+    """Generators and weights are afterwards as they were."""
 
     def __init__(self, model: nn.Module) -> None:
         self._parameters = [p for p in model.parameters() if p.is_floating_point()]
@@ -128,10 +127,8 @@ class _unnoticed:  # noqa: N801 - used like a function
     def __enter__(self) -> None:
         self._generators = Generators([p.device for p in self._parameters][:1])
         self._values = [p.detach().clone() for p in self._parameters]
-        self._draws = SAME_DRAWS.set(True)
 
     def __exit__(self, *_: object) -> None:
-        SAME_DRAWS.reset(self._draws)
         for parameter, value in zip(self._parameters, self._values, strict=True):
             parameter.data.copy_(value)
         self._generators.restore()
@@ -147,7 +144,8 @@ def _alike(blocks: Blocks, model: nn.Module, data: Any, copies: int, compute: Co
 
     def run(index: Tensor) -> list[Tensor]:
         whole = (index.unsqueeze(1) * copies + torch.arange(copies)).flatten()
-        return watched(compute, trees.select(rows, whole), len(index), len(index), blocks, model)
+        chosen = trees.select(rows, whole)
+        return watched(compute, chosen, len(index), blocks, model, (index, most))
 
     for turn in range(max(_WEIGHTS, _ROWS // most)):
         if turn == 1:
@@ -191,21 +189,29 @@ def _equal(one: Tensor, other: Tensor, index: Tensor) -> bool:
 
 
 def watched(
-    compute: Compute, rows: Any, size: int, real: int, blocks: Blocks, model: nn.Module
+    compute: Compute,
+    rows: Any,
+    real: int,
+    blocks: Blocks,
+    model: nn.Module,
+    drawn_for: tuple[Tensor, int],
 ) -> list[Tensor]:
-    """All numbers of a block of ``size`` contributions, one row each, to compare bit for bit.
+    """All numbers of a block of contributions, one row each, to compare bit for bit.
 
     What a sum is formed from (gradients as stored, norms, factors), and a fingerprint of
     everything that was computed on the way.
+
+    Args:
+        drawn_for: which of how many contributions they are: each has its own random numbers.
     """
-    watch = Watch(size)
-    kept, drawn, generators = WATCH.set(watch), SAME_DRAWS.set(True), Generators([])
+    watch = Watch(len(drawn_for[0]))
+    kept, drawn, generators = WATCH.set(watch), DRAWN_FOR.set(drawn_for), Generators([])
     torch.default_generator.manual_seed(0)
     try:
         found = compute(rows, real, blocks)
     finally:
         WATCH.reset(kept)
-        SAME_DRAWS.reset(drawn)
+        DRAWN_FOR.reset(drawn)
         generators.restore()
     return [*_numbers(found, model), watch.marks]
 

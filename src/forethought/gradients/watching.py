@@ -68,3 +68,5 @@ class Watch:
 
 
 WATCH: ContextVar[Watch | None] = ContextVar("WATCH", default=None)
+# Which of how many examples the rows of a pass are: each keeps its random numbers at every place.
+DRAWN_FOR: ContextVar[tuple[Tensor, int] | None] = ContextVar("DRAWN_FOR", default=None)

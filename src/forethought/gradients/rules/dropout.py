@@ -7,14 +7,14 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from forethought.gradients.boundary import SAME_DRAWS, lane, outside, physical, rows
+from forethought.gradients.boundary import lane, outside, physical, rows
 from forethought.gradients.lanes import Lanes
 from forethought.gradients.registry import register_physical
 
 
 def _dropout(lanes: Lanes, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Any:
     given = dict(zip(("p", "training", "inplace"), args, strict=False)) | kwargs
-    if given.get("inplace") or SAME_DRAWS.get():
+    if given.get("inplace"):
         return NotImplemented
     chance = given.get("p", 0.5)
     if lanes.draws is None or not given.get("training", True) or not 0 < chance <= 1:
