@@ -510,8 +510,6 @@ _UNDERSTOOD: dict[Any, Callable[[Any], Noted]] = {
     decimal.Context: _context,
     torch.UntypedStorage: _storage,
     super: _holds("__self__"),
-    # Each pass runs in a context of its own, so only what the variable holds can change.
-    contextvars.ContextVar: lambda value: (None, (value.get(None),)),
     threading.local: _holds(),  # attributes, of the thread in which passes run
     # Every pass runs in a context of its own: what it sets goes with it.
     contextvars.ContextVar: lambda value: (None, (value.get(None),)),
