@@ -39,18 +39,42 @@ _ANSWERED = (Caveat("search"), Caveat("chosen-phases"))
 
 
 @dataclass(frozen=True)
+class Compared:
+    """One entry of a statement.
+
+    Args:
+        entry: its name. claimed: what the statement says, where that is short.
+        recomputed: what came out, where that is a number.
+        evidence: what it came from; None: nobody can recompute it. why: then, the reason.
+    """
+
+    entry: str
+    claimed: str
+    recomputed: str
+    evidence: str | None
+    why: str | None = None
+
+
+@dataclass(frozen=True)
 class Verification:
     """What came out.
 
     Args:
-        statement: as it comes out now.
-        checked: entries that were recomputed and hold.
-        not_checked: pairs (entry, why nobody can recompute it).
+        statement: as it comes out now. rows: entry by entry.
     """
 
     statement: Statement
-    checked: tuple[str, ...]
-    not_checked: tuple[tuple[str, str], ...]
+    rows: tuple[Compared, ...]
+
+    @property
+    def checked(self) -> tuple[str, ...]:
+        """Entries that were recomputed and hold."""
+        return tuple(row.entry for row in self.rows if row.why is None)
+
+    @property
+    def not_checked(self) -> tuple[tuple[str, str], ...]:
+        """Pairs (entry, why nobody can recompute it)."""
+        return tuple((row.entry, row.why) for row in self.rows if row.why is not None)
 
 
 @dataclass(frozen=True)
@@ -132,11 +156,7 @@ def check(
             signature=None,
             schema=STATEMENT_SCHEMA,
         )
-    return Verification(
-        now,
-        checked=tuple(name for name, why in found.items() if why is None),
-        not_checked=tuple((name, why) for name, why in found.items() if why is not None),
-    )
+    return Verification(now, tuple(_compared(case, now, name, why) for name, why in found.items()))
 
 
 def _epsilon(case: _Case) -> str | None:
@@ -467,6 +487,53 @@ _NO_PLAN = "ε is computed for it; no plan.json beside it says that it is the on
 
 def _follows(_case: _Case) -> str | None:
     return None  # reading compared it with what follows from the other entries
+
+
+# The evidence of entries that other entries say as well.
+FOLLOWS = "the other entries"
+_FROM_MECHANISM = "mechanism, δ and group"
+_FROM_PLAN = "plan.json"
+# Entry → what it is compared with; all others follow from other entries.
+_EVIDENCE = {
+    **dict.fromkeys(("epsilon", "attained", "attack"), _FROM_MECHANISM),
+    **dict.fromkeys(("delta", "group", "examples", "clip_norm", "plan", "mechanism"), _FROM_PLAN),
+    "releases": "transcript.json",
+}
+
+
+def _compared(case: _Case, now: Statement, entry: str, why: str | None) -> Compared:
+    claimed = _shown(case.claimed, entry)
+    if why is not None:
+        return Compared(entry, claimed, "", None, why)
+    evidence = _EVIDENCE.get(entry, FOLLOWS)
+    if entry == "accountant" and case.others is not None:
+        evidence = case.others
+    if evidence == _FROM_PLAN and case.plan is None:
+        evidence = "mechanism"
+    recomputed = claimed
+    if evidence == _FROM_MECHANISM:
+        recomputed = _shown(now, entry)
+    elif entry == "delta" and case.plan is not None:
+        recomputed = f"at most {at_most(case.plan.delta, '.6g')}"
+    elif entry == "group" and case.plan is not None:
+        recomputed = f"at least {getattr(case.plan, 'records_per_person', 1)}"
+    return Compared(entry, claimed, recomputed, evidence)
+
+
+def _shown(statement: Statement, entry: str) -> str:
+    """An entry that fits into a column."""
+    if entry == "epsilon":
+        return f"at most {at_most(statement.epsilon.upper, '.6g')}"
+    if entry == "attained":
+        return _named(statement.attained).partition(" (")[0]
+    if entry == "releases":
+        return _counted(statement.releases)
+    if entry == "accountant":
+        return str(statement.accountant["kind"])
+    if entry == "mechanism":
+        return f"{len(statement.mechanism):,} rounds"
+    value = getattr(statement, entry, "")
+    return str(value) if isinstance(value, int | float | str) and len(str(value)) <= 24 else ""
 
 
 # Entry → its check. Those that only repeat others were compared when the statement was read.

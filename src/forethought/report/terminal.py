@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from forethought.accounting import exact
 from forethought.accounting.adaptive import PHASES_ALONE, SEARCH_ALONE
@@ -261,10 +262,19 @@ def show_utility(console: Console, graph: UtilityGraph, tolerance: float) -> Non
 
 
 def show_verification(console: Console, verification: Verification) -> None:
-    """Print what was recomputed of a statement and what nobody can recompute."""
-    console.print(f"  checked      {', '.join(verification.checked)}")
-    for name, why in verification.not_checked:
-        console.print(f"  not checked  {name}: {why}")
+    """Print entry by entry what a statement claims, what came out, and from which evidence."""
+    from forethought.accounting.verification import FOLLOWS
+
+    table = Table(title="The statement, recomputed", title_justify="left")
+    for column in ("entry", "claimed", "recomputed", "from which evidence"):
+        table.add_column(column, overflow="fold")
+    follow = [row.entry for row in verification.rows if row.evidence == FOLLOWS]
+    for row in verification.rows:
+        if row.entry not in follow:
+            words = row.evidence or f"not checked: {row.why}"
+            table.add_row(row.entry, *(Text(part) for part in (row.claimed, row.recomputed, words)))
+    console.print(table)
+    console.print(f"Also compared, since they follow from these: {', '.join(follow)}.")
 
 
 def show_summary(console: Console, summary: RunSummary) -> None:
