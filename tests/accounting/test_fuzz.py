@@ -32,6 +32,7 @@ def test_a_few_random_mechanisms_lie_in_their_intervals():
 
 
 @pytest.mark.slow
+@pytest.mark.no_cover  # minutes more, of lines that quick tests run
 @pytest.mark.parametrize("seed", range(100, 108))
 def test_random_mechanisms_lie_in_their_intervals(seed):
     # 2,000 cases in all.
@@ -41,6 +42,7 @@ def test_random_mechanisms_lie_in_their_intervals(seed):
 
 
 @pytest.mark.slow
+@pytest.mark.no_cover
 def test_small_mechanisms_of_every_cell_hold_by_enumeration() -> None:
     found = fuzz.run_small(3, 9 * len(fuzz.SUPPORTED))
     assert found.cells == set(fuzz.SUPPORTED)
