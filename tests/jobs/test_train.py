@@ -127,7 +127,8 @@ def test_a_jobs_owner_is_quoted_and_the_model_file_named(job: Path, tmp_path: Pa
     }
     assert "Purpose: a test" in (out / "statement.md").read_text()
     assert "1995-11-01" in (out / "job.toml").read_text()
-    assert "as its owner says" in run("account", out, "--verify")
+    believed = json.loads(run("account", out, "--verify", "--json"))["not_checked"]
+    assert "as its owner says" in believed["about"]
     (out / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
     result = CliRunner().invoke(app, ["account", str(out), "--verify"])
     assert result.exit_code != 0 and "its hash differs" in str(result.exception or result.output)
