@@ -644,7 +644,7 @@ MUTANTS = [
            "test_a_list_of_releases_that_lost_what_the_checkpoint_saw_is_refused"),
     Mutant("releases: behind masks, a second one is the first", "SecureReleases.note",
            "len(known)", "1", "test_a_round_cut_off_is_the_same_release_or_counts_as_another"),
-    Mutant("draws: rows that fill up share a number", "_once_each", "real == len(mine)", "True",
+    Mutant("draws: rows that fill up share the way back", "Draws._wide", "again.detach()", "again",
            "test_examples_that_run_apart_keep_their_gradients_through_a_random_function"),
     Mutant("draws: by place, and not by example", "Draws.narrowed", "self._mine is None", "True",
            "test_random_numbers_of_the_model_slow_nothing_and_stay_with_their_example"),

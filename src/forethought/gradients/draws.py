@@ -86,13 +86,14 @@ class Draws:
 
     def __init__(self, masks: Masks, mine: Tensor | None, apart: bool) -> None:
         self._masks, self._width = masks, masks.width
-        self._mine = None if mine is None else _once_each(mine, masks.width)
+        self._mine = mine
         self.number = 0
         self.apart = apart
-        if self._mine is not None:
+        if mine is not None:
+            self._real = len(mine.unique())
             # Lanes that are elsewhere take part with anybody's values.
             self._fill = torch.zeros(self._width, dtype=torch.long)
-            self._fill[self._mine] = torch.arange(len(self._mine))
+            self._fill[mine[: self._real]] = torch.arange(self._real)
 
     def mask(self, shape: tuple[int, ...], chance: float, like: Tensor) -> Tensor:
         """The next mask of dropout, one row a lane that is here: shape (lanes, *shape)."""
@@ -158,18 +159,8 @@ class Draws:
             with outside():
                 whole, dim = physical(drawn)
                 whole = self.narrowed(whole, dim)
+                if self._mine is not None and self._real < len(self._mine):
+                    # A row that fills up has its original's value, and must not share its way back.
+                    here, again = whole.split([self._real, len(self._mine) - self._real], dim)
+                    whole = torch.cat([here, again.detach()], dim)
         return lane(whole, dim, level)
-
-
-def _once_each(mine: Tensor, width: int) -> Tensor:
-    """The numbers of lanes, with others of the batch for those that come a second time.
-
-    Two that shared a number would share the values that a random function works on, and the way
-    back would lead to one of them.
-    """
-    free = torch.ones(width, dtype=torch.bool)
-    free[mine] = False
-    real = width - int(free.sum())
-    if real == len(mine):
-        return mine
-    return torch.cat([mine[:real], free.nonzero().flatten()[: len(mine) - real]])

@@ -95,6 +95,8 @@ def _split(index: Tensor | None, parted: Parted, count: int) -> list[Tensor]:
     lanes: dict[Any, list[int]] = {}
     for at, key in enumerate(parted.keys[: count if index is None else len(index)]):
         lanes.setdefault(key, []).append(at)
+    if index is not None and len(lanes) == 1:  # it would part in the same way for ever
+        raise Unable("an example that is repeated gives Python another answer every time")
     places = [torch.tensor(same) for same in lanes.values()]
     return places if index is None else [index[mine] for mine in places]
 
