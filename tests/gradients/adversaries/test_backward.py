@@ -17,6 +17,10 @@ from drawn import randn
 from forethought.gradients import clipped_sum
 
 attack = Attacks()
+# Other files import this one under another name. Torch takes a second operator of one name for the
+# end of the first one, and a call of that one can then crash.
+SPACE = __name__.replace(".", "_")
+OPERATORS = getattr(torch.ops, SPACE)
 
 
 def mixed(gradient: Tensor) -> Tensor:
@@ -220,12 +224,12 @@ def own_function_in_the_loss() -> Any:
     return head(), lambda outputs, targets: classify(MixingUnderVmap.apply(outputs), targets)
 
 
-@torch.library.custom_op("adversaries::twice", mutates_args=())
+@torch.library.custom_op(f"{SPACE}::twice", mutates_args=())
 def twice(x: Tensor) -> Tensor:
     return x * 2
 
 
-@torch.library.custom_op("adversaries::twice_mixed", mutates_args=())
+@torch.library.custom_op(f"{SPACE}::twice_mixed", mutates_args=())
 def twice_mixed(x: Tensor) -> Tensor:
     return x * 2
 
@@ -247,12 +251,12 @@ def operator_with_a_mixing_vmap_rule() -> Any:
 
 @attack("either")
 def operator_by_its_name() -> Any:
-    return between(lambda y: torch.ops.adversaries.twice_mixed(y))
+    return between(lambda y: OPERATORS.twice_mixed(y))
 
 
 @attack("either")
 def overload_of_an_operator() -> Any:
-    return between(lambda y: torch.ops.adversaries.twice_mixed.default(y))
+    return between(lambda y: OPERATORS.twice_mixed.default(y))
 
 
 @attack("either")
@@ -274,7 +278,7 @@ def shifted_by_the_last(x: Tensor) -> Tensor:
     return shifted
 
 
-@torch.library.custom_op("adversaries::kernel", mutates_args=())
+@torch.library.custom_op(f"{SPACE}::kernel", mutates_args=())
 def kernel(x: Tensor) -> Tensor:
     raise NotImplementedError
 
@@ -284,17 +288,16 @@ def _(x: Tensor) -> Tensor:
     return shifted_by_the_last(x)
 
 
-@torch.library.custom_op("adversaries::backward", mutates_args=())
+@torch.library.custom_op(f"{SPACE}::backward", mutates_args=())
 def backward(x: Tensor) -> Tensor:
     return x * 1.0
 
 
 backward.register_autograd(lambda ctx, gradient: shifted_by_the_last(gradient))
 
-LIBRARY = torch.library.Library("adversaries", "FRAGMENT")
-if not hasattr(torch.ops.adversaries, "library"):  # other files import this one again
-    LIBRARY.define("library(Tensor x) -> Tensor")
-    LIBRARY.impl("library", shifted_by_the_last, "CPU")
+LIBRARY = torch.library.Library(SPACE, "FRAGMENT")
+LIBRARY.define("library(Tensor x) -> Tensor")
+LIBRARY.impl("library", shifted_by_the_last, "CPU")
 
 
 @attack("either")
@@ -310,12 +313,12 @@ def operator_that_remembers_in_backward() -> Any:
 
 @attack("either")
 def operator_by_its_name_that_remembers() -> Any:
-    return kept_by(lambda x: torch.ops.adversaries.kernel(x))
+    return kept_by(lambda x: OPERATORS.kernel(x))
 
 
 @attack("refused")
 def operator_of_a_library_that_remembers() -> Any:
-    return kept_by(lambda x: torch.ops.adversaries.library(x))
+    return kept_by(lambda x: OPERATORS.library(x))
 
 
 class Int8(TorchDispatchMode):
