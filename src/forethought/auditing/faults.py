@@ -18,7 +18,7 @@ from torch import nn
 
 from forethought import mechanism
 from forethought.accounting import adaptive, attack_bounds, exact, theorems
-from forethought.gradients import clipped, clipping, sums
+from forethought.gradients import clipped, clipping, once, sums
 from forethought.mechanism import per_hit
 from forethought.rounds import clip_norm, contributions, noise, private_sum, sampling
 from forethought.rounds.randomness import BoundNoise
@@ -123,13 +123,15 @@ def _new_after_resume() -> AbstractContextManager[None]:
 Factors = Callable[..., torch.Tensor]
 
 
-def _clipping(broken: Callable[[Factors], Factors]) -> AbstractContextManager[None]:
+def _clipping(
+    broken: Callable[[Factors], Factors], *more: tuple[Any, str, Any]
+) -> AbstractContextManager[None]:
     """Every function that turns norms into factors, broken alike wherever it is called from."""
     places = []
     for name in ("factors", "flat_factors"):
         owners = [o for o in (clipping, clipped, contributions, sums) if hasattr(o, name)]
         places += [(owner, name, broken(getattr(clipping, name))) for owner in owners]
-    return replaced(*places)
+    return replaced(*places, *more)
 
 
 def _unclipped() -> AbstractContextManager[None]:
@@ -145,14 +147,15 @@ def _loose() -> AbstractContextManager[None]:
 def _missed_layer() -> AbstractContextManager[None]:
     def broken(right: Factors) -> Factors:
         def factors(norms: Any, *rest: Any, **named: Any) -> torch.Tensor:
-            found = right(norms, *rest, **named).clone()
-            if len(norms.names) > 1:
-                found[-1:] = 1.0
+            found = right(norms, *rest, **named).expand_as(norms.by_parameter).clone()
+            if len(found) > 1:
+                found[-1] = 1.0
             return found
 
         return factors
 
-    return _clipping(broken)
+    # Plain chains have one factor for all layers: they take the general way.
+    return _clipping(broken, (once, "_scaled", lambda *_: None))
 
 
 def _one_pass() -> AbstractContextManager[None]:
