@@ -20,19 +20,19 @@ EDITS = {
         "rounds/noise.py",
         "            vector[start : start + length].add_(noise, alpha=std)",
         "            pass  # vector[start : start + length].add_(noise, alpha=std)",
-        "Noise is missing",
+        "is not the noise that belongs to its sum",
     ),
     "half of the noise": (
         "rounds/noise.py",
         "add_(noise, alpha=std)",
         "add_(noise, alpha=std / 2)",
-        "The noise has a standard deviation of 0.",
+        "is not the noise that belongs to its sum",
     ),
     "clipping": (
         "gradients/clipping.py",
-        "    scaled = (clip_norm / _margin(table)) / norms.total",
+        "    scaled = norms.total.reciprocal().mul_(clip_norm / _margin(norms.by_parameter))",
         "    scaled = 1e30 + 0 * norms.total",
-        "Clipping does not hold",
+        "is not the sum of the batch's contributions",
     ),
     "clipping by a tenth": (
         "gradients/sums.py",
@@ -44,13 +44,13 @@ EDITS = {
         "rounds/sampling.py",
         "    return uniform_subset(examples, poisson_count(examples, rate, generator), generator)",
         "    return np.arange(examples)",
-        "Records take part at a rate of 1",
+        "is not what its sampling draws",
     ),
     "the choice of records": (
         "rounds/sampling.py",
         "    return generator.choice(examples, size, replace=False, shuffle=False)",
         "    return np.arange(size)",
-        "where independent draws give",
+        "is not what its sampling draws",
     ),
 }
 

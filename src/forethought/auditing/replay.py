@@ -429,6 +429,8 @@ def replayed(
         resumed: also in micro-batches, with a stop and a resume.
     """
     planted = model is None
+    if planted and plan.local is not None and plan.local.function is not None:
+        return Replay(refusals=["the local algorithm is your own: give model and data, too"])
     if model is None:
         source = np.random.default_rng(0)
         rows = torch.from_numpy(source.standard_normal((min(plan.examples, RECORDS), 6)))

@@ -90,7 +90,7 @@ class Draws:
         self.number = 0
         self.apart = apart
         if mine is not None:
-            self._real = len(mine.unique())
+            self._real = len(set(mine.tolist()))
             # Lanes that are elsewhere take part with anybody's values.
             self._fill = torch.zeros(self._width, dtype=torch.long)
             self._fill[mine[: self._real]] = torch.arange(self._real)
@@ -161,6 +161,7 @@ class Draws:
                 whole = self.narrowed(whole, dim)
                 if self._mine is not None and self._real < len(self._mine):
                     # A row that fills up has its original's value, and must not share its way back.
-                    here, again = whole.split([self._real, len(self._mine) - self._real], dim)
+                    here = whole.narrow(dim, 0, self._real)
+                    again = whole.narrow(dim, self._real, len(self._mine) - self._real)
                     whole = torch.cat([here, again.detach()], dim)
         return lane(whole, dim, level)
