@@ -97,6 +97,7 @@ def test_a_statement_of_another_plan_is_noticed(forethought: Command, job: Path)
     assert "not that of the plan.json" in err
 
 
+@pytest.mark.slow
 def test_json_is_one_object_and_nothing_else(forethought: Command, job: Path) -> None:
     status, out, err = forethought("train", job, "--json")
     assert (status, err) == (0, "")
@@ -166,6 +167,7 @@ def test_group_and_delta_can_be_asked_of_a_finished_run(forethought: Command, jo
     assert four["group"] == 4
 
 
+@pytest.mark.slow
 def test_an_existing_run_folder_asks_what_to_do(forethought: Command, job: Path) -> None:
     assert forethought("train", job, "--out", "run", "--quiet")[0] == 0
     status, _, err = forethought("train", job, "--out", "run")
@@ -286,6 +288,7 @@ def test_a_plan_is_rehearsed_weighed_and_taken_from_a_utility_graph(
     assert any("private data" in text for text in plan.not_covered)
 
 
+@pytest.mark.slow
 def test_a_private_search_leaves_one_run_and_a_statement_that_covers_it(
     forethought: Command, job: Path
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parent
@@ -75,6 +76,7 @@ def root(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
+@cache
 def trees(folder: Path) -> dict[Path, ast.Module]:
     return {path: ast.parse(path.read_text("utf-8")) for path in sorted(folder.rglob("*.py"))}
 

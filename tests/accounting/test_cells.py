@@ -132,6 +132,7 @@ def test_no_cell_certifies_less_than_the_truth(cell: tuple[str, str, str], group
         assert not too_low(*cell, group, length - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", SUPPORTED, ids="-".join)
 def test_no_cell_certifies_less_than_an_attack_on_drawn_batches(cell: tuple[str, str, str]) -> None:
     assert not refuted(*cell, 1)

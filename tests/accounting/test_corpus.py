@@ -17,7 +17,9 @@ sys.modules[_SPEC.name] = corpus
 _SPEC.loader.exec_module(corpus)
 
 
-@pytest.mark.parametrize("start", [7, 17, 27, 37])
+@pytest.mark.parametrize(
+    "start", [27, *(pytest.param(start, marks=pytest.mark.slow) for start in (7, 17, 37))]
+)
 def test_a_sample_of_the_corpus_lies_inside(start):
     before = corpus.written()
     assert len(before) == corpus.CASES

@@ -157,6 +157,7 @@ def _two_fold(shift: float, rate: float, at: float) -> float:
     return quad(integrand, z0, z0 + 14, epsabs=1e-13, limit=400)[0] + atom * profile(at)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rounds",
     [

@@ -25,6 +25,7 @@ def _judge(outcome) -> None:
     assert len(outcome.wide) <= 0.03 * outcome.narrowable + 1, outcome.wide
 
 
+@pytest.mark.slow
 def test_a_few_random_mechanisms_lie_in_their_intervals():
     outcome = fuzz.run(11, 24, 16, every=2)
     assert outcome.checked >= 6
@@ -123,6 +124,7 @@ def test_single_rounds_hold_without_any_slack():
     assert checked >= 15
 
 
+@pytest.mark.slow
 def test_an_accountant_that_is_wrong_is_caught(monkeypatch):
     from forethought.accounting import theorems
 

@@ -144,6 +144,7 @@ def test_windows_longer_than_the_range_of_exponentials():
     assert encloses(Mechanism(Rounds(0.8, 4000, Poisson(0.3))), 300.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rounds", "wanted"),
     [
@@ -223,6 +224,7 @@ def test_noise_too_small_for_integrals_leaves_certain_curves():
         assert below.epsilon(1e-5) < 1e18 < above.epsilon(1e-5) < math.inf
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rounds", "adjacency", "group"),
     [

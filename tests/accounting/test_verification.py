@@ -151,11 +151,13 @@ def _moved_with(path: tuple[Any, ...], now: verification.Verification) -> bool:
     return path[0] in near and bool({"epsilon", "attack"} & set(dict(now.not_checked)))
 
 
-# A search is verified anew for every edit, which takes long.
-QUICK = [name for name in STATEMENTS if name != "search"]
+# A search is verified anew for every edit, which takes long; a group's curve is long, too.
+LONG = {"search", "group"}
 
 
-@pytest.mark.parametrize("name", [*QUICK, pytest.param("search", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in STATEMENTS]
+)
 def test_every_edit_is_caught_or_named(name: str) -> None:
     values = json.loads(STATEMENTS[name]().to_json())
     plan = PLAN if name == "run" else None

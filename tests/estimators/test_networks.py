@@ -99,5 +99,6 @@ def test_a_layer_that_mixes_records_is_refused() -> None:
         classifier(module=mixing).fit(X, LABELS)
 
 
+@pytest.mark.slow
 def test_cross_validation_fits_each_part_anew() -> None:
     assert len(cross_val_score(classifier(), X, LABELS, cv=2)) == 2

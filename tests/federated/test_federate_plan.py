@@ -55,6 +55,7 @@ def test_the_command_gives_a_row_a_client_and_a_federation(tmp_path: Path) -> No
     assert Federation.load(tmp_path / "federation.json").to_dict() == found["federation"]
 
 
+@pytest.mark.slow
 def test_secure_aggregation_keeps_the_budget_against_the_server(tmp_path: Path) -> None:
     found = command(tmp_path, JOB + "secure = {dropouts = 1, colluders = 1}\n")
     for row in found["clients"]:

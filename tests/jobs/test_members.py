@@ -184,6 +184,7 @@ def test_what_a_federation_cannot_do_is_said(
         agreed(Job.parse(path.read_text()), [100, 100], [1.0, 1.0], 10, "a")
 
 
+@pytest.mark.slow
 def test_class_weights_are_used_by_every_client(tmp_path: Path) -> None:
     path = written(tmp_path, JOB.replace("batch = 40", "batch = 40\nclass_weights = [0.01, 1]"))
     text = path.read_text() + "[run]\nseed = 1\nnoise_seed = 1\n"

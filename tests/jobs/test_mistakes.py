@@ -175,6 +175,7 @@ def test_a_damaged_folder_is_named_with_the_remedy(forethought: Callable[..., Ou
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "left",
     [
@@ -201,6 +202,7 @@ def test_a_run_that_was_killed_while_it_wrote_its_first_files_begins_again(
     assert not Path("again", left).exists()
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_is_reported(forethought: Callable[..., Outcome]) -> None:
     Path("job.toml").write_text(JOB)
     assert forethought("train", "job.toml", "--out", "run", "-q")[0] == 0

@@ -85,6 +85,7 @@ def test_a_front_keeps_clip_norm_optimizer_and_step_size(job: Path) -> None:
         assert row["epsilon"] <= 3.0
 
 
+@pytest.mark.slow
 def test_seeds_never_land_in_the_run_folder(job: Path, tmp_path: Path) -> None:
     # However TOML lets one write them down.
     for number, table in enumerate(
@@ -113,6 +114,7 @@ def test_a_job_without_seeds_is_kept_as_written(job: Path, tmp_path: Path) -> No
     assert (tmp_path / "run" / "job.toml").read_text() == JOB
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_plan_whatever_the_planner_says_now(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +160,7 @@ values: st.SearchStrategy[object] = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(), st.dictionaries(st.text(), values, min_size=1), max_size=3))
 def test_what_is_written_as_toml_reads_back(tables: dict[str, dict[str, object]]) -> None:
     assert tomllib.loads(to_toml(tables)) == tables

@@ -61,6 +61,7 @@ def test_a_run_until_an_accuracy_stops_cleanly(job: Path, tmp_path: Path) -> Non
     assert "stopped because the budget was used up" in again
 
 
+@pytest.mark.slow
 def test_it_stops_as_soon_as_the_accuracy_is_reached(job: Path, tmp_path: Path) -> None:
     arguments = ("--until-accuracy", 0.01, "--max-epsilon", 2, "--out", tmp_path / "run", "--json")
     found = json.loads(run("train", job, *arguments))

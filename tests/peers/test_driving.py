@@ -155,6 +155,7 @@ def test_a_slow_worker_holds_nobody_up():
     assert max(machine.updates for machine in crew.recorded) <= 42
 
 
+@pytest.mark.slow
 def test_a_cut_worker_is_lost_and_the_others_go_on_and_agree():
     agreed = gossip(workers=4, rounds=30, settle=20)
     pace = Pace(0.002, 0.2, 1.0, 30.0, 1.0, 2.0)

@@ -123,6 +123,7 @@ def test_a_stranger_does_not_get_in(two, tmp_path):
     stranger.close(1.0)
 
 
+@pytest.mark.slow
 def test_members_of_different_gossips_do_not_meet_and_say_why(tmp_path):
     keys, roster = members(tmp_path, ["w0", "w1"])
     pace = Pace(meet=2.0, linger=1.0)

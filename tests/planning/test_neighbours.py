@@ -104,7 +104,9 @@ def test_more_accurate_never_means_no_less_noise() -> None:
     assert "+0%" not in better.reason and "-0%" not in better.reason
 
 
-@pytest.mark.parametrize("epsilon", [1e-9, 1e-3, 0.1, 1.0, 30.0])
+@pytest.mark.parametrize(
+    "epsilon", [pytest.param(1e-9, marks=pytest.mark.slow), 1e-3, 0.1, 1.0, 30.0]
+)
 def test_more_accurate_is_left_out_where_nothing_is(epsilon: float) -> None:
     plan = ft.plan(examples=1000, budget=ft.Budget(epsilon, 1e-4))
     better = [near for near in neighbours(plan) if near.name == "more accurate"]

@@ -16,6 +16,7 @@ from forethought.planning.noise_to_signal import noise_to_signal
 from forethought.planning.pareto import pareto
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
     st.integers(200, 5000),

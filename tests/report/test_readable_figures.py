@@ -111,6 +111,7 @@ def test_the_check_notices_a_legend_over_a_line():
     assert covered(figure) == ["a line"]
 
 
+@pytest.mark.slow
 def test_a_front_and_a_curve_are_readable(tmp_path, drawn):
     front = pareto(examples=500, batches=[10, 50], rounds=[5, 20], noise_multipliers=[1.0, 3.0])
     draw_plan(ft.plan(**PLANS[0]), tmp_path, front)

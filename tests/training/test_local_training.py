@@ -49,6 +49,7 @@ def plan(**options: Any) -> ft.Plan:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("local", ["adam", ft.Local("momentum", 0.05, step=8)])
 def test_a_network_with_batch_normalisation_learns(local: Any, tmp_path: Any) -> None:
     model, (inputs, targets) = normalised(), data()

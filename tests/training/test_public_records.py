@@ -54,6 +54,7 @@ def test_the_test_part_of_private_data_is_private() -> None:
         ft.tune(lambda: nn.Linear(3, 2), data, [PLAN], trials=TRIALS, scoring="public")
 
 
+@pytest.mark.slow
 def test_a_seeded_run_in_phases_goes_on_with_its_seeds_though_nobody_repeats_them(
     tmp_path: Path,
 ) -> None:

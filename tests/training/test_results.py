@@ -65,6 +65,7 @@ def test_what_is_no_better_than_no_model_says_so():
     assert found.weak and "not clearly better than no model" in found.sentences()[-1]
 
 
+@pytest.mark.slow
 def test_intervals_hold_as_often_as_they_say():
     """Of 400 samples at least 92 % of the 95 % intervals hold the truth.
 

@@ -234,6 +234,7 @@ def test_trials_differ_in_their_randomness() -> None:
     assert len(set(scores)) == len(scores) > 3
 
 
+@pytest.mark.slow
 def test_the_noise_of_the_score_is_what_is_stated(monkeypatch: pytest.MonkeyPatch) -> None:
     """One search of about 400 trials that all score alike: the best of K noised counts lies
     above every quantile q of one with chance 1 − E[q^K]. The best of 300 or more exceeds 1.5
@@ -278,6 +279,7 @@ def test_bad_arguments_are_refused_before_any_trial() -> None:
         tune(lambda: same, data(), PLANS, trials=PoissonTrials(30), holdout=data(1), seed=1)
 
 
+@pytest.mark.slow
 def test_planned_candidates_keep_the_budget() -> None:
     budget = Budget(3.0, 1e-5)
     plans = plan_tuning(

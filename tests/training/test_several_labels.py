@@ -45,6 +45,7 @@ def job(path: Path, *more: str) -> str:
     return text.replace("[data.columns]", "\n".join([*more, "[data.columns]"]))
 
 
+@pytest.mark.slow
 def test_from_init_to_predictions(tmp_path):
     path = table(tmp_path / "t.csv")
     text = job(path)

@@ -18,7 +18,8 @@ from forethought.web.server import PlannerServer
 @pytest.fixture
 def server(tmp_path) -> Iterator[PlannerServer]:
     made = PlannerServer(Place(tmp_path), Settings(records=1000))
-    thread = threading.Thread(target=made.serve_forever, daemon=True)
+    # Its default asks twice a second whether to end.
+    thread = threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     yield made
     made.shutdown()

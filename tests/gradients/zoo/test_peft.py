@@ -93,6 +93,7 @@ adapted("lora_in_bfloat16", "Lora", r=4, **QV, rtol=6e-2, exact=None,
         prepare=lambda model: model.bfloat16())  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", collected(CASES, quick=("lora_on_conv1d",)))
 def test_peft(make: Make) -> None:
     judge(make)
