@@ -5,6 +5,8 @@ False-alarm rate: a sound run is judged at 1e-6 a finding.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -17,12 +19,14 @@ from forethought.auditing import (
     sensitivity,
     whitening,
 )
-from forethought.auditing.effort import EFFORTS, effort
+from forethought.auditing.effort import EFFORTS, Effort, effort
 from forethought.auditing.verdict import Finding
 from forethought.plans import Plan
 from forethought.samplings import Sampling
 
 QUICK, LEVEL = EFFORTS["quick"], 1e-6
+# Every test's level is exact for any number of records and rounds.
+QUICKER = replace(QUICK, hits=2_000, coordinates=20_000)
 
 
 def plan(sampling: Sampling, adjacency: str = "zero-out", **options: object) -> Plan:
@@ -65,11 +69,12 @@ def refuting(found: list[Finding]) -> list[str]:
     return [finding.reason for finding in found if finding.refutes(LEVEL)]
 
 
+@pytest.mark.parametrize("size", [QUICKER, pytest.param(QUICK, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SOUND)
-def test_sound_runs_pass_the_dry_run_and_the_noise(name: str) -> None:
+def test_sound_runs_pass_the_dry_run_and_the_noise(name: str, size: Effort) -> None:
     source = np.random.default_rng()
-    assert refuting(participation.participation(SOUND[name], QUICK, source)) == []
-    found = noise.noise(SOUND[name], QUICK, source)
+    assert refuting(participation.participation(SOUND[name], size, source)) == []
+    found = noise.noise(SOUND[name], size, source)
     assert refuting(found) == []
     assert len(found) >= 5
 

@@ -47,7 +47,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
     path = tmp_path / "plan.json"
-    Plan(ft.Mechanism(ft.Rounds(1.0, 10, ft.Poisson(0.1))), 200, 1e-5).save(path)
+    Plan(ft.Mechanism(ft.Rounds(1.0, 2, ft.FullBatch())), 40, 1e-5).save(path)
     return path
 
 

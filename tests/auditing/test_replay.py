@@ -39,7 +39,7 @@ from forethought.training import persons as person_records
 from forethought.training.loop import Loop
 from forethought.use import Averaging, Optimizer, Use
 
-N = 160
+N = 90
 INPUTS, LABELS = randn(N, 12), randint(0, 4, (N,))
 SEEDS = {"seed": 1, "noise_seed": 2}
 IMAGES = randn(N, 1, 8, 8)
@@ -87,15 +87,15 @@ class Job:
 BANDS = ft.Banded((1.0, 0.6, 0.4, 0.2))
 CORRELATED = ft.Correlated(1.0, 4, ft.CyclicPoisson(0.5, 4), "example", BANDS)
 POISSON = plan_of(ft.Poisson(0.2))
-PEOPLE = plan_of(ft.Poisson(0.4), examples=54, clip=ft.Clip(50.0), contribution=Persons(4))
+PEOPLE = plan_of(ft.Poisson(0.4), examples=N // 3, clip=ft.Clip(50.0), contribution=Persons(4))
 MEANS = Preparation(("means",), features=12, reach=4.0, noise_multiplier=20.0)
 QUANTILE = plan_of(ft.Poisson(0.2), 8, clip=ft.Clip(2.0, "quantile", count_noise=5.0))
 JOBS = {
     "poisson": Job(POISSON),
     "eight rounds": Job(plan_of(ft.Poisson(0.2), 8)),
     "micro-batches": Job(POISSON, options={"micro_batch": 7}),
-    "without replacement": Job(plan_of(ft.WithoutReplacement(30, N), adjacency="zero-out")),
-    "shuffled": Job(plan_of(ft.Shuffled(60, N), 6, adjacency="zero-out")),
+    "without replacement": Job(plan_of(ft.WithoutReplacement(20, N), adjacency="zero-out")),
+    "shuffled": Job(plan_of(ft.Shuffled(40, N), 6, adjacency="zero-out")),
     "random allocation": Job(plan_of(ft.RandomAllocation(5), 6)),
     "parts in turn": Job(plan_of(ft.CyclicPoisson(0.5, 4), 6)),
     "full batch": Job(plan_of(ft.FullBatch(), 1)),
