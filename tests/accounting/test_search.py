@@ -22,7 +22,7 @@ COUNT = 200
 
 def delta_bounds(total: Composition, epsilon: float) -> tuple[float, float]:
     search = Search(total, epsilon=epsilon)
-    search._truncate = lambda *_: None  # type: ignore[method-assign]
+    total.cut = lambda *_: math.inf  # type: ignore[method-assign]
     search.refine(1e-4)
     return search.lower, search.upper
 
@@ -109,6 +109,20 @@ def test_chernoffs_bound_lies_above(swapped):
     for epsilon in (0.1, 1.0):
         low, _ = delta_bounds(Composition({PAIR: COUNT}, swapped=swapped), epsilon)
         assert math.log(low) <= total.chernoff(epsilon) <= math.log(low) + 6
+
+
+@pytest.mark.parametrize("delta", [1e-3, 1e-7])
+@pytest.mark.parametrize("misled", [0.0, 1.0])
+def test_a_direction_is_the_lesser_one_only_where_it_is(delta, misled, monkeypatch):
+    """Whatever is expected before: that only says how rough a line may be."""
+    search = Search(Composition({PAIR: COUNT}, swapped=True), delta=delta)
+    search.refine(1e-4)
+    saddle = Composition.saddle
+    monkeypatch.setattr(Composition, "saddle", lambda self, tilt: saddle(self, tilt) - misled)
+    total = Composition({PAIR: COUNT}, swapped=True)
+    assert not total.lesser(search.lower * (1 - 1e-3), delta)
+    assert not total.lesser(0.0, delta)
+    assert misled or total.lesser(search.upper * 1.05, delta)
 
 
 def test_the_reverse_direction_is_looked_at_wherever_it_could_matter(monkeypatch):

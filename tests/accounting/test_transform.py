@@ -115,6 +115,19 @@ def test_a_coarse_rule_errs_by_less_than_it_says_and_by_more_than_rounding(name)
     assert worst > 1e-9
 
 
+@pytest.mark.parametrize("tilt, frequency, log_error", [(2.0, 300.0, -20.0), (2.0, 1.0, -34.0)])
+def test_nodes_that_are_kept_serve_only_what_they_were_taken_for(tilt, frequency, log_error):
+    kept, fresh = (Rows([PAIRS["often"]], np.ones(1), swapped=False) for _ in range(2))
+    kept.keep(2.0, [(1.0, -21.0)], 4.0, -20.0)
+    lines = [x.along(tilt, frequency, 0, 2, log_error, 1e9)[0] for x in (kept, fresh)]
+    values = [np.exp(x.real + 1j * x.phase) for x in lines]
+    assert (np.abs(values[0] - values[1]) <= 2 * np.expm1(lines[1].doubt)).all()
+    for beyond in (4.0, 4.5):
+        assert kept.log_moment_above(beyond, -20.0) == pytest.approx(
+            fresh.log_moment_above(beyond, -20.0), abs=1e-8
+        )
+
+
 @pytest.mark.parametrize("name", ["rare", "often"])
 def test_bounds_of_moments_hold_and_are_close(name):
     pair = PAIRS[name]

@@ -192,6 +192,12 @@ class RatioRows:
         loss = self._loss[0]
         return float(self.few_counts[0] * (mass @ (loss - mass @ loss) ** 2))
 
+    def fall(self, tilt: float, frequency: float) -> float:
+        """About how far the log of the summed transform falls from the real line to there."""
+        mass = self._mass[0] * np.exp(np.minimum(tilt * self._loss[0], 600.0))
+        wave = abs(complex(mass @ np.exp(1j * frequency * self._loss[0])))
+        return float(self.few_counts[0] * -math.log(max(wave / float(mass.sum()), 1e-300)))
+
     def log_moment_above(self, tilt: float, _log_error: float) -> float:
         """A certain upper bound on the log of the summed rounds' E e^{tilt·loss}."""
         value = self._log_moment(tilt)

@@ -192,10 +192,17 @@ _DEEP = 60.0
 _MOST_BEYOND = 5
 # A line of so few points is one band.
 _SHORT = 160
+# What nodes are taken for is asked for a little more, as it is only estimated by then.
+_ROOM = 1.05
+# Nodes are taken at once for lines of at most so many points, times 2π.
+_KEPT = 1e4
 # Rounds of one rate that are worth a table of their own.
 SEVERAL = 3
 # How far a line keeps from the pole, in standard deviations, and how much it may lose by that.
 _CLEARANCE, _DEARER = 0.7, 3.0
+# By how much log δ has to be below what is wanted, as far as is known, for a line to show it.
+_LEAST_ROOM = 0.03
+_TINY = -745.0
 
 
 class Place(NamedTuple):
@@ -339,22 +346,30 @@ class Composition:
     def estimate(self, delta: float) -> float:
         """About the ε at ``delta``, by a saddle point: for choosing, not for bounds."""
         place = self.locate(delta=delta)
-        c, spread = place.tilt, self.spread(place.tilt)
-        # What a Gaussian of that spread gives; exact where the tilted loss is one.
-        first, second = (float(erfcx(x * spread / math.sqrt(2))) / 2 for x in (c, c + 1))
-        if not first > second:
+        log = self.saddle(place.tilt)
+        if log == -math.inf:
             return place.epsilon
-        log = float(self.cumulant(np.array([c]))[0]) + math.log(first - second)
-        return max((log - math.log(delta)) / c, 0.0)
+        return max((log - math.log(delta)) / place.tilt, 0.0)
+
+    def saddle(self, tilt: float) -> float:
+        """About log δ(ε) + ``tilt``·ε where ``tilt`` is the best at ε: what a Gaussian of that
+        spread gives, exact where the tilted loss is one."""
+        spread = self.spread(tilt)
+        first, second = (float(erfcx(x * spread / math.sqrt(2))) / 2 for x in (tilt, tilt + 1))
+        return float(self.cumulant(np.array([tilt]))[0]) + _log(first - second)
 
     def _off_the_pole(self, tilt: float, epsilon: float) -> float:
         """Where δ is near 1 the best bound's line runs so close to the pole at 0 that it would
         take very many points; a little further right it loses next to nothing."""
-        best = float(self.cumulant(np.array([tilt]))[0]) - tilt * epsilon
+        best = None
         for _ in range(60):
+            if tilt * self.spread(tilt) >= _CLEARANCE:
+                break
+            if best is None:
+                best = float(self.cumulant(np.array([tilt]))[0]) - tilt * epsilon
             further = 1.5 * tilt
             dearer = float(self.cumulant(np.array([further]))[0]) - further * epsilon - best
-            if tilt * self.spread(tilt) >= _CLEARANCE or not dearer <= _DEARER:
+            if not dearer <= _DEARER:
                 break
             tilt = further
         return tilt
@@ -390,16 +405,15 @@ class Composition:
         above = self.lost + self.cut_off
         return ErrorCharges(self.shift, above, self.disclosed, self.undisclosed, self.lost_below)
 
-    def chernoff(self, epsilon: float, wanted: float = math.inf) -> float:
-        """A certain upper bound on log δ(``epsilon``), some units above it.
+    def chernoff(self, epsilon: float, tilt: float | None = None) -> float:
+        """A certain upper bound on log δ(``epsilon``), some units above it; 0 where none is known.
 
-        0 without further work where it would not be below ``wanted``.
+        Args:
+            tilt: where it is least, if that is known.
         """
         at = max(0.0, epsilon - self.shift)
-        place = self.locate(epsilon=at, rough=True)
-        if place.log_delta > wanted:
-            return 0.0
-        tilt = place.tilt
+        if tilt is None:
+            tilt = self.locate(epsilon=at, rough=True).tilt
         try:
             moment = self._moment_above(tilt)
         except UnresolvedError:
@@ -409,14 +423,48 @@ class Composition:
         return float(np.logaddexp(value, _log(charge))) + 1e-9 * (1 + tilt * at)
 
     def lesser(self, epsilon: float, delta: float) -> bool:
-        """Whether Chernoff's bound says already that ε at ``delta`` is at most ``epsilon``."""
+        """Whether ε at ``delta`` is certainly at most ``epsilon``, by Chernoff's bound or one line.
+
+        The line is as rough as it may be for what the saddle point leaves room for.
+        """
         wanted = math.log(delta)
-        return epsilon > 0 and self.chernoff(epsilon, wanted) <= wanted
+        if not epsilon > 0:
+            return False
+        self.cut(wanted, epsilon)
+        tilt, _, least, _ = self.locate(epsilon=max(0.0, epsilon - self.shift), rough=True)
+        if least <= wanted and self.chernoff(epsilon, tilt) <= wanted:
+            return True
+        about = self.saddle(tilt) - tilt * epsilon
+        room = wanted - about
+        if not room > _LEAST_ROOM:
+            return False
+        relative = min(room / 3, 0.3)
+        try:
+            smoothing = self.smoothing(tilt, relative)
+            line = self.integral(Place(tilt, epsilon, about, 0.0), smoothing, 0.1 * relative)
+        except (UnresolvedError, FloatingPointError, OverflowError):
+            return False
+        return Charged(line, self.charges).at(epsilon)[1] <= wanted
+
+    def smoothing(self, tilt: float, relative: float) -> float:
+        """The τ with which δ is off by about ``relative`` on the line through ``tilt``."""
+        bend = tilt * (tilt + 1) + 0.1 / self.spread(tilt) ** 2
+        return math.sqrt(2 * relative / bend)
+
+    def cut(self, log_delta: float, epsilon: float) -> float:
+        """Let count as disclosed what is rarer than δ, or as good as infinite; log of how rare."""
+        first = max(log_delta - 14.0, _TINY + 5)
+        second = log_delta - epsilon - 16.0
+        self.truncate(first, second if second > _TINY + 45 else -math.inf)
+        return first
+
+    @property
+    def _tight(self) -> float:
+        return -math.log(self.count + 1) - 3
 
     def _moment_above(self, tilt: float) -> float:
-        tight = -math.log(self.count + 1) - 3
         bound = tilt * (tilt + 1) * self.distance**2 / 2 * (1 + 8 * EPS)
-        return bound + math.fsum(rows.log_moment_above(tilt, tight) for rows in self.rows)
+        return bound + math.fsum(rows.log_moment_above(tilt, self._tight) for rows in self.rows)
 
     def integral(self, place: Place, smoothing: float, accuracy: float) -> Integral:
         """The transform along the line through ``place``.
@@ -431,25 +479,29 @@ class Composition:
         """
         c, epsilon, log_delta, slack = place
         small = log_delta + math.log(accuracy)
-        beyond, need, bound = self._beyond(c, epsilon * (1 - slack), small)
-        width = max((1 - small) / c, need)
         # How much larger the line's first value is than the answer: all errors count for more.
         excess = max(0.0, float(self.cumulant(np.array([c]))[0]) - c * epsilon - log_delta)
         if not excess < 500:
             raise UnresolvedError(f"a line e^{excess:.0f} above the answer")
         ahead = 6.0 - math.log(accuracy) + excess
         end = math.sqrt(c * c + 2 * ahead / smoothing**2)
-        step = 2 * math.pi / width
+        accuracy *= math.exp(-excess)
+        beyond, need, bound = self._beyond(c, epsilon * (1 - slack), small, end, accuracy)
+        step = 2 * math.pi / max((1 - small) / c, need)
         points = math.ceil(end / step) + 1
         if points > _MOST_POINTS:
             raise UnresolvedError(f"{points} points on the line")
-        line = self._line(c, step, points, accuracy * math.exp(-excess))
+        line = self._line(c, step, points, accuracy)
         return Integral(c, step, smoothing, line, beyond, bound)
 
-    def _beyond(self, tilt: float, nearest: float, small: float) -> tuple[float, float, float]:
+    def _beyond(
+        self, tilt: float, nearest: float, small: float, end: float, accuracy: float
+    ) -> tuple[float, float, float]:
         """A tilt beyond ``tilt``, the window that Chernoff's bound there asks for, and that bound.
 
-        Beyond the window what is left of δ at ``nearest`` is then below e^``small``.
+        Beyond the window what is left of δ at ``nearest`` is then below e^``small``. The line
+        through ``tilt`` goes to the frequency ``end``: where that is little work its nodes are
+        taken together with those of the bound.
         """
         tilts = tilt * _FACTORS
         moments = self.cumulant(tilts)
@@ -468,6 +520,9 @@ class Composition:
         failed = UnresolvedError("no moment beyond the line")
         for at in np.argsort(about)[:_MOST_BEYOND]:
             try:
+                width = max((1 - small) / tilt, float(about[at]))
+                if not self.many and end * width < _KEPT:
+                    self._keep(tilt, width, end, accuracy, float(tilts[at]))
                 moment = self._moment_above(float(tilts[at]))
             except UnresolvedError as error:
                 failed = error
@@ -482,25 +537,51 @@ class Composition:
             raise failed
         return best
 
+    def _keep(self, tilt: float, width: float, end: float, accuracy: float, beyond: float) -> None:
+        points = math.ceil(end * width / (2 * math.pi)) + 1
+        step = 2 * math.pi / width
+        first = self._first_band(step, points)
+        # A little stricter, so that no end moves for it.
+        bands = [(first * step * _ROOM, self._loose(accuracy, 0.0) - 1)]
+        if first < points:
+            fallen = self.fall(tilt, (first - 1) * step) / _ROOM - 1
+            bands.append((end + 3 * step, self._loose(accuracy, max(0.0, fallen)) - 1))
+        for rows in self.rows:
+            if isinstance(rows, Rows):
+                rows.keep(tilt, bands, beyond, self._tight)
+
+    def _first_band(self, step: float, points: int) -> int:
+        if not self.many and points <= _SHORT:
+            return points  # panels cost more than products do
+        return min(points, max(16, math.ceil(8 / (step * self.deviation))))
+
+    def _loose(self, accuracy: float, fallen: float) -> float:
+        """log of a factor's error, where the product has fallen so far already."""
+        wanted = math.log(1e-3 * accuracy / (self.count + 1))
+        # What the product has lost already, an error of a factor may gain.
+        loose = min(wanted + 0.8 * fallen, -math.log(self.count + 1) - 1)
+        if fallen > _DEEP:
+            loose = max(loose, math.log(0.3 * (fallen - 30) / (self.count + 1)))
+        return min(loose, -2.0)
+
+    def fall(self, tilt: float, frequency: float) -> float:
+        """About how far the log of the transform falls from the real line to there."""
+        own = (self.distance * frequency) ** 2 / 2
+        return own + math.fsum(rows.fall(tilt, frequency) for rows in self.rows)
+
     def _line(self, tilt: float, step: float, points: int, accuracy: float) -> Line:
         # In bands: the further out, the finer the panels, and the smaller what the transform of
         # the whole composition still is.
-        wanted = math.log(1e-3 * accuracy / (self.count + 1))
         pieces: list[Line] = []
         first, peak, swing = 0, 0.0, 0.0
         swings: list[Array] | None = None
-        last = min(points, max(16, math.ceil(8 / (step * self.deviation))))
-        if not self.many and points <= _SHORT:
-            last = points  # panels cost more than products do
+        last = self._first_band(step, points)
         while first < points:
             frequencies = step * np.arange(first, last, dtype=float)
             line = gaussian_line(self.distance, tilt, frequencies)
             fallen = peak - float(pieces[-1].real[-1]) if pieces else 0.0
             deep = fallen > _DEEP
-            # What the product has lost already, an error of a factor may gain.
-            loose = min(wanted + 0.8 * fallen, -math.log(self.count + 1) - 1)
-            if deep:
-                loose = max(loose, math.log(0.3 * (fallen - 30) / (self.count + 1)))
+            error = self._loose(accuracy, fallen)
             stride = 1
             if deep and self.many:
                 if swings is None:
@@ -516,7 +597,6 @@ class Composition:
                 # No round's transform is larger than on the real line, so a few are enough to
                 # bound them all where the product has all but vanished.
                 every = max(1, min(rows.size // 4, int(fallen / _DEEP))) if deep else 1
-                error = min(loose, -2.0)
                 reach = step * stride / 2 * swings[i] if swings and stride > 1 else None
                 some, work = rows.along(
                     tilt, step * stride, *here, error, self.work_left, every, reach
@@ -548,7 +628,6 @@ _TRIES = 7
 _ROUGH = 0.02
 # An ε that counts as 0.
 SMALLEST = 1e-9
-_TINY = -745.0
 # How far the ε of a saddle point may be off, relatively, on a line that starts from it.
 _NEAR = 0.1
 
@@ -602,8 +681,7 @@ class Search:
             if place.epsilon == 0:
                 relative = 0.1  # δ(0) is likely to be enough
         relative = min(relative, 0.1)
-        bend = place.tilt * (place.tilt + 1) + 0.1 / self.total.spread(place.tilt) ** 2
-        natural = math.sqrt(2 * relative / bend)
+        natural = self.total.smoothing(place.tilt, relative)
         smoothing = self._coarser * natural / 4.0 ** max(0, self._blind - 1)
         if self._coarser == 1 and not self._blind and self.smoothing:
             # The smoothing's part of the gap goes with its square.
@@ -641,7 +719,7 @@ class Search:
         if self._retreats == 1 and self.delta is not None and self.place is None:
             jump = self.total.jump(self.delta)
             if jump < 0.7 * place.epsilon:
-                self._truncate(place.log_delta, jump)
+                self._cut_at = self.total.cut(place.log_delta, jump)
                 found = self.total.locate(epsilon=jump)
                 self.place = Place(found.tilt, jump, place.log_delta, 0.3)
                 return
@@ -649,7 +727,7 @@ class Search:
 
     def _first(self) -> Place:
         place = self.total.locate(delta=self.delta, epsilon=self.epsilon, rough=True)
-        self._truncate(place.log_delta, place.epsilon)
+        self._cut_at = self.total.cut(place.log_delta, place.epsilon)
         place = self.total.locate(delta=self.delta, epsilon=self.epsilon, near=place.tilt)
         if self.delta is None or not self.total.many:
             return place
@@ -657,15 +735,9 @@ class Search:
         about = self.total.estimate(self.delta)
         if not 0.2 * place.epsilon < about < place.epsilon:
             return place
-        self._truncate(place.log_delta, about)
+        self._cut_at = self.total.cut(place.log_delta, about)
         found = self.total.locate(epsilon=about, near=place.tilt)
         return Place(found.tilt, about, place.log_delta, _NEAR)
-
-    def _truncate(self, log_delta: float, epsilon: float) -> None:
-        # What is cut off counts as disclosed: losses that are rarer than δ, or as good as infinite.
-        self._cut_at = max(log_delta - 14.0, _TINY + 5)
-        second = log_delta - epsilon - 16.0
-        self.total.truncate(self._cut_at, second if second > _TINY + 45 else -math.inf)
 
     def _replace(self, place: Place) -> None:
         if self.delta is not None:
@@ -676,7 +748,7 @@ class Search:
             if self.place and abs(self.upper - place.epsilon) <= 0.01 * self.upper:
                 self.place = place._replace(slack=slack)
             else:
-                self._truncate(math.log(self.delta), self.upper)
+                self._cut_at = self.total.cut(math.log(self.delta), self.upper)
                 found = self.total.locate(epsilon=self.upper)
                 self.place = Place(found.tilt, self.upper, math.log(self.delta), slack)
             return
@@ -684,7 +756,7 @@ class Search:
             return
         log_delta = math.log(self.upper)
         if log_delta < self._cut_at + 11:
-            self._truncate(log_delta, float(self.epsilon or 0.0))
+            self._cut_at = self.total.cut(log_delta, float(self.epsilon or 0.0))
         found = self.total.locate(epsilon=float(self.epsilon or 0.0))
         self.place = Place(found.tilt, found.epsilon, log_delta, 0.0)
 

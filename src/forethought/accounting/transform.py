@@ -37,7 +37,12 @@ from forethought.accounting.dominating_pair import EPS, Array, Mixture, Pair
 
 _ORDER = 20
 _NODES, _WEIGHTS = (np.asarray(x) for x in np.polynomial.legendre.leggauss(_ORDER))
+# Ellipses around a panel, [-1, 1], and the panel itself, ρ = 1: half their axes, and what the
+# rule's error is beside the largest value in each.
 _RHO = np.array([1.25, 1.6, 2.1, 2.8, 3.8, 5.2, 7.5])[:, None, None]
+_WIDE = np.concatenate([np.ones((1, 1, 1)), (_RHO + 1 / _RHO) / 2])
+_TALL = (_RHO - 1 / _RHO) / 2
+_RATE = math.log(64 / 15) - 2 * (_ORDER - 1) * np.log(_RHO) - np.log1p(-(_RHO**-2.0))
 _LOG_NORMAL = 0.5 * math.log(2 * math.pi)
 _WIDTH = 1.5
 _MOST_PANELS = 4000
@@ -99,6 +104,14 @@ class Demand(NamedTuple):
     frequency: float
     log_error: float
 
+    def covers(self, other: Demand) -> bool:
+        """Whether what meets this one meets ``other``."""
+        return (
+            self.tilt == other.tilt
+            and self.frequency >= other.frequency
+            and self.log_error <= other.log_error
+        )
+
 
 class Rule(NamedTuple):
     """Nodes and weights on the line, and the log of a bound on the error at each demand."""
@@ -131,18 +144,11 @@ def rule(
     Raises:
         UnresolvedError: too many panels would be needed.
     """
-    cases = [(m, d, *m.exponents(d.tilt)) for m in measures for d in demands]
-    a, d = up.largest, down.largest
+    cases = _Cases.of(measures, demands)
     margin = math.sqrt(2 * max(30.0, 20 - min(x.log_error for x in demands))) * base.deviation
-    right = max(
-        float((base.mean + base.variance * (max(r, 0) * a + max(-s, 0) * d) + margin).max())
-        for _, _, r, s in cases
-    )
-    left = min(
-        float((base.mean - base.variance * (max(-r, 0) * a + max(s, 0) * d) - margin).min())
-        for _, _, r, s in cases
-    )
-    high, low = right, left
+    rise, fall = cases.slopes(up.largest, down.largest)
+    high = float((base.mean + base.variance * rise + margin).max())
+    low = float((base.mean - base.variance * fall - margin).min())
     offset = np.zeros((up.shifts.shape[0], 1)) if start is None else start[:, None]
     whole = high <= cut
     high = min(high, cut)
@@ -153,21 +159,17 @@ def rule(
         raise UnresolvedError(f"{count} panels")
     edges = np.linspace(low, high, count + 1)
     centres, halves = (edges[1:] + edges[:-1]) / 2, (edges[1:] - edges[:-1]) / 2
-    errors = np.full(len(demands), -np.inf)
-    share = math.log(64.0)
+    wanted = cases.log_error[:, 0, 0] - math.log(64.0)
+    errors = np.full(len(wanted), -np.inf)
     kept: list[tuple[Array, Array]] = []
     accepted = 0
     for _ in range(_SPLITS):
         sup, bound = _bounds(up, down, cases, centres, halves, offset, base)
-        wanted = np.array([case[1].log_error - share for case in cases])[:, None]
         dropped = (sup <= wanted).all(axis=0)
         good = ~dropped & (bound <= wanted).all(axis=0)
-        for settled, cost in ((dropped, sup), (good, bound)):
-            if settled.any():
-                for i in range(len(cases)):
-                    total = float(np.logaddexp.reduce(cost[i, settled]))
-                    at = i % len(demands)
-                    errors[at] = np.logaddexp(errors[at], total)
+        # What is neither is split.
+        cost = np.where(dropped, sup, np.where(good, bound, -np.inf))
+        errors = np.logaddexp(errors, np.logaddexp.reduce(cost, axis=1))
         kept.append((centres[good], halves[good]))
         accepted += int(good.sum())
         rest = ~(dropped | good)
@@ -184,19 +186,39 @@ def rule(
     order = np.argsort(centre)
     centre, half = centre[order], half[order]
     ends = (high + offset if whole else None, low + offset if start is None else None)
-    tails = _tails(up, down, cases, ends, base)
-    for i in range(len(cases)):
-        at = i % len(demands)
-        errors[at] = np.logaddexp(errors[at], tails[i])
+    errors = np.logaddexp(errors, _tails(up, down, cases, ends, base))
+    errors = np.logaddexp.reduce(errors.reshape(len(measures), -1), axis=0)
     nodes = (centre[:, None] + half[:, None] * _NODES).ravel()
     weights = (half[:, None] * _WEIGHTS).ravel()
     return Rule(nodes, weights, errors + 1e-9)
 
 
+class _Cases(NamedTuple):
+    """Every measure at every demand, along the first of four axes; the others are a panel's."""
+
+    up: Array
+    down: Array
+    frequency: Array
+    log_error: Array
+
+    @classmethod
+    def of(cls, measures: Sequence[Measure], demands: Sequence[Demand]) -> _Cases:
+        every = [(*m.exponents(d.tilt), *d[1:]) for m in measures for d in demands]
+        return cls(*np.array(every).T[:, :, None, None, None])
+
+    def slopes(self, a: Array, d: Array) -> tuple[Array, Array]:
+        """How much faster |f| may grow than the base's density to the right, and to the left.
+
+        Where the largest shifts are ``a`` and ``d``.
+        """
+        rise = np.maximum(self.up, 0) * a + np.maximum(-self.down, 0) * d
+        return rise, np.maximum(-self.up, 0) * a + np.maximum(self.down, 0) * d
+
+
 def _bounds(
     up: Mixture,
     down: Mixture,
-    cases: list[tuple[Measure, Demand, float, float]],
+    cases: _Cases,
     centres: Array,
     halves: Array,
     offset: Array,
@@ -204,36 +226,30 @@ def _bounds(
 ) -> tuple[Array, Array]:
     """log of ∫|f| on each panel and of the rule's error there; rows of the result by case."""
     x = centres + offset
-    (log_r, m, _), (log_s, k, _) = up.at(x), down.at(x)
     # Ellipse with foci at the panel's ends; ρ = 1 is the panel itself.
-    rho = np.concatenate([np.ones((1, 1, 1)), _RHO])
-    wide, tall = halves * (rho + 1 / rho) / 2, halves * (rho - 1 / rho) / 2
-    vr, mr = _posterior(up, m, wide)
-    vs, ms = _posterior(down, k, wide)
-    dip_r, dip_s = vr * tall * tall / 2, vs * tall * tall / 2
-    analytic = (dip_r < 0.9) & (dip_s < 0.9)
-    dip_r, dip_s = np.minimum(dip_r, 0.9), np.minimum(dip_s, 0.9)
-    turn = tall * (mr + ms) + np.arcsin(dip_r) + np.arcsin(dip_s)
-    log_rho = np.log(_RHO)
-    rate = (
-        math.log(64 / 15)
-        - 2 * (_ORDER - 1) * log_rho
-        - np.log1p(-np.exp(-2 * log_rho))
-        + np.log(halves)
-    )
-    density, pull = base.log(x), (base.mean - x) / base.variance
-    sup, bound = [], []
-    for _, demand, r, s in cases:
-        level = density + r * log_r + s * log_s
-        slope = np.abs(pull + r * m - s * k)
-        bend = np.maximum(-0.5 / base.variance + 0.5 * (max(r, 0) * vr + max(s, 0) * vs), 0)
-        size = level + slope * wide + bend * wide * wide
-        sup.append((size[0] + np.log(2 * halves)).max(axis=0))
-        size = size + growth(tall, base.variance)
-        size = size + min(r, 0) * np.log1p(-dip_r) + min(s, 0) * np.log1p(-dip_s)
-        size = np.where(analytic, size + demand.frequency * turn, np.inf)
-        bound.append((size[1:] + rate).min(axis=0).max(axis=0))
-    return np.array(sup), np.array(bound)
+    wide, tall = halves * _WIDE, halves * _TALL
+    level, slope = base.log(x), (base.mean - x) / base.variance
+    bend, beside = -0.5 / base.variance, growth(tall, base.variance)
+    turn, dips = np.zeros_like(tall), np.zeros_like(tall)
+    for side, exponent, sign in ((up, cases.up, 1.0), (down, cases.down, -1.0)):
+        if side.empty:
+            continue
+        log, mean, _ = side.at(x)
+        most, high = _posterior(side, mean, wide)
+        dip = most[1:] * tall * tall / 2
+        dips = np.maximum(dips, dip)
+        dip = np.minimum(dip, 0.9)
+        turn = turn + tall * high[1:] + np.arcsin(dip)
+        level = level + exponent * log
+        slope = slope + sign * exponent * mean
+        bend = bend + 0.5 * np.maximum(exponent, 0) * most
+        beside = beside + np.minimum(exponent, 0) * np.log1p(-dip)
+    size = level + np.abs(slope) * wide + np.maximum(bend, 0) * wide * wide
+    sup = (size[:, 0] + np.log(2 * halves)).max(axis=1)
+    size = size[:, 1:] + beside + cases.frequency * turn + (_RATE + np.log(halves))
+    # Beyond, the integrand may not be analytic.
+    size = np.where(dips < 0.9, size, np.inf)
+    return sup, size.min(axis=1).max(axis=1)
 
 
 def growth(height: Array, variance: Array) -> Array:
@@ -260,27 +276,19 @@ def _posterior(side: Mixture, mean: Array, reach: Array) -> tuple[Array, Array]:
 def _tails(
     up: Mixture,
     down: Mixture,
-    cases: list[tuple[Measure, Demand, float, float]],
+    cases: _Cases,
     ends: tuple[Array | None, Array | None],
     base: Base,
-) -> list[float]:
+) -> Array:
     """log of ∫|f| beyond the outermost panels: the shifts bound how fast f can grow there."""
-    a, d = up.largest[:, 0], down.largest[:, 0]
-    high, low = ends
-    found = []
-    for _, _, r, s in cases:
-        total = -np.inf
-        for end, slope in (
-            (high, np.maximum(r, 0) * a + np.maximum(-s, 0) * d),
-            (low, np.maximum(-r, 0) * a + np.maximum(s, 0) * d),
-        ):
-            if end is None:
-                continue
-            size = base.log(end) + r * up.at(end).log + s * down.at(end).log
-            room = (np.abs(end - base.mean) / base.variance)[:, 0] - slope
-            total = np.logaddexp(total, float((size[:, 0] - np.log(room)).max()))
-        found.append(total)
-    return found
+    total = np.full(len(cases.up), -np.inf)
+    for end, slope in zip(ends, cases.slopes(up.largest, down.largest), strict=True):
+        if end is None:
+            continue
+        size = base.log(end) + cases.up * up.at(end).log + cases.down * down.at(end).log
+        room = np.abs(end - base.mean) / base.variance - slope
+        total = np.logaddexp(total, (size - np.log(room)).max(axis=(1, 2, 3)))
+    return total
 
 
 Complex = NDArray[np.complex128]
@@ -439,6 +447,10 @@ def gaussian_line(distance: float, tilt: float, frequencies: Array) -> Line:
     return Line(real, phase, doubt)
 
 
+# Losses, log masses, and the rounding of both.
+Grid = tuple[Array, Array, Array, Array]
+# Frequencies up to which a line is wanted, and the log of the relative error there.
+Bands = Sequence[tuple[float, float]]
 _AT_ONCE = 2**18
 _EIGHT_NODES, _EIGHT_WEIGHTS = (np.asarray(x) for x in np.polynomial.legendre.leggauss(8))
 _LARGEST = 600.0
@@ -483,6 +495,7 @@ class Rows:
         # In standard deviations from the base's mean.
         self.farthest = float((self.up.largest * self.base.deviation).max())
         self._sample: tuple[Array, Array] | None = None
+        self._kept: tuple[list[Demand], Array, Grid] | None = None
         # Neighbours, if the pairs are sorted, are alike.
         groups = np.array_split(np.arange(self.size), min(self.size, FEW))
         self._few = np.array([group[group.size // 2] for group in groups])
@@ -502,7 +515,7 @@ class Rows:
             cut = max(cut, float(self.start.max()) + 1)
         cut = float((self.base.mean + cut * self.base.deviation).max())
         self.cut = cut
-        self._sample = None
+        self._sample = self._kept = None
         first = self._beyond(self.up, cut)
         second = self._beyond(self.down, cut)
         self.lost = first + (second if self.start is not None else 0.0)
@@ -524,9 +537,42 @@ class Rows:
         start = None if self.start is None else self.start[chosen]
         return self.up.rows(chosen), self.down.rows(chosen), self.base, start
 
-    def _on(
-        self, nodes: Array, weights: Array, chosen: NDArray[np.intp] | None = None
-    ) -> tuple[Array, Array, Array, Array]:
+    def keep(self, tilt: float, bands: Bands, beyond: float, log_error: float) -> None:
+        """Take nodes at once for the bands of a line through ``tilt`` and a moment beyond it.
+
+        What asks for no more than that is then summed on them. Errors are relative.
+        """
+        scale = self._scale(tilt)
+        demands = [Demand(tilt, frequency, error + scale) for frequency, error in bands]
+        demands.append(Demand(0.0, 0.0, min(d.log_error for d in demands)))
+        demands.append(Demand(beyond, 0.0, log_error + self._scale(beyond)))
+        self._kept = demands, *self._nodes(demands)
+
+    def _nodes(self, demands: Sequence[Demand]) -> tuple[Array, Grid]:
+        """Nodes for the demands, and the log of a bound on the error at each of them."""
+        if self._kept is not None:
+            kept, errors, grid = self._kept
+            met = [
+                next((i for i, other in enumerate(kept) if other.covers(one)), -1)
+                for one in demands
+            ]
+            if min(met) >= 0:
+                return errors[met], grid
+        found = rule(self.up, self.down, self.measures, demands, self.start, self.cut, self.base)
+        return found.log_errors, self._on(found.nodes, found.weights)
+
+    def fall(self, tilt: float, frequency: float) -> float:
+        """About how far the log of the summed transform falls from the real line to there."""
+        loss, log_mass = self.sample()
+        mass = np.exp(log_mass + tilt * loss)
+        total = mass.sum(axis=1)
+        half = np.sin(frequency / 2 * loss)
+        wave = np.abs(
+            (mass * (1 - 2 * half * (half - 1j * np.cos(frequency / 2 * loss)))).sum(axis=1)
+        )
+        return float(self.few_counts @ np.log(total / np.maximum(wave, 1e-300)))
+
+    def _on(self, nodes: Array, weights: Array, chosen: NDArray[np.intp] | None = None) -> Grid:
         """Losses, log masses, rounding of both (in rounding units), rows by pair.
 
         Where rows share their losses there is one row of them.
@@ -628,10 +674,14 @@ class Rows:
         for rows in parts:
             scale = max(0.0, float(scales[rows].min() if apart else scales.min()))
             demands = [Demand(tilt, 0.0, log_error + scale), Demand(0.0, 0.0, log_error)]
-            up, down, base, start = self._some(rows)
-            found = rule(up, down, self.measures, demands, start, self.cut, base)
-            here = Nodes(*self._on(found.nodes, found.weights, rows), tilt)
-            error = np.exp(found.log_errors).sum() + here.rounding(np.zeros(1), 1)[:, 0]
+            if rows.size == self.size:
+                errors, grid = self._nodes(demands)
+            else:
+                up, down, base, start = self._some(rows)
+                found = rule(up, down, self.measures, demands, start, self.cut, base)
+                errors, grid = found.log_errors, self._on(found.nodes, found.weights, rows)
+            here = Nodes(*grid, tilt)
+            error = np.exp(errors).sum() + here.rounding(np.zeros(1), 1)[:, 0]
             most = here.rise.sum(axis=1) - self.lost[rows] * (1 - 1e-9) + 2 * error
             value += float(np.log1p(most) @ self.counts[rows])
         return value + 1e-12 * abs(value) + 1e-300
@@ -646,13 +696,12 @@ class Rows:
         h = min(0.5, 0.5 * tilt)
         tilts = (tilt, tilt + h, tilt - h)
         demands = [Demand(t, 0.0, scale - 16.0) for t in tilts]
-        found = rule(self.up, self.down, self.measures, demands, self.start, self.cut, self.base)
-        loss, log_mass, _, _ = self._on(found.nodes, found.weights)
+        errors, (loss, log_mass, _, _) = self._nodes(demands)
         mass = np.exp(log_mass + tilt * loss)
         moment = mass.sum(axis=1)
         mean = (mass * loss).sum(axis=1) / moment
         turn = np.exp(h * np.abs(mean))
-        error = np.exp(found.log_errors)
+        error = np.exp(errors)
         square = (mass * (2 * np.sinh(h / 2 * (loss - mean[:, None])) / h) ** 2).sum(axis=1)
         square = square + (2 * error[0] + turn * (error[1] + error[2])) / h**2
         return np.asarray(np.sqrt((moment + error[0]) * square) * (1 + 1e-9))
@@ -700,11 +749,11 @@ class Rows:
         """
         log_error += self._scale(tilt)
         demands = [Demand(tilt, step * last, log_error), Demand(0.0, 0.0, log_error)]
-        found = rule(self.up, self.down, self.measures, demands, self.start, self.cut, self.base)
-        points = Nodes(*self._on(found.nodes, found.weights), tilt)
+        errors, nodes_of = self._nodes(demands)
+        points = Nodes(*nodes_of, tilt)
         count = last - first
         used = np.arange(0, self.size, every)
-        quadrature = 2 * float(np.exp(found.log_errors).sum())
+        quadrature = 2 * float(np.exp(errors).sum())
         fine = max(1, min(64, math.isqrt(count)))
         grid = (-(-count // fine), fine)
         nodes = max(1, points.loss.shape[1])  # none, where all that moves is within the errors
