@@ -217,7 +217,7 @@ def clients_update() -> Entered:
     from forethought.exchange.ledger import ClientLedger
     from forethought.exchange.messages import SERVER, Model
     from forethought.exchange.signed import Endpoint
-    from forethought.exchange.storage import MemoryStorage
+    from forethought.exchange.storage import FolderStorage
     from forethought.federated.client import ClientMachine
     from forethought.holders.trainer import ClientTrainer, Holder, SharedModel
     from forethought.network.driving import ClientDriver
@@ -246,7 +246,8 @@ def clients_update() -> Entered:
     server = Endpoint(federation.run_id, SERVER, keys[SERVER], {}, federation.parameters)
     holder = Holder(plan, records, cross_entropy, Secrets.draw(ft.Seeds(1, 2)))
     trainer = ClientTrainer(shared, holder)
-    ledger = ClientLedger(MemoryStorage(), own, records.digest(bytes(32)))
+    folder = tempfile.TemporaryDirectory()
+    ledger = ClientLedger(FolderStorage(Path(folder.name)), own, records.digest(bytes(32)))
     asked: list[on.Compute] = []
     sent: list[bytes] = []
     driver = ClientDriver(

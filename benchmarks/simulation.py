@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 import resource
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -21,9 +23,12 @@ import forethought as ft
 from forethought.exchange.messages import Vector
 from forethought.federated.federation import Federation, Member
 from forethought.federated.simulator import Simulator
-from forethought.federated.trial import run_trials
 from forethought.holders.work import NoTraining, Rehearsed, Work, no_gradients
 from forethought.simulation.times import Times
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+
+from trials.federation import run_trials
 
 
 def federation(clients: int, parameters: int, rounds: int, rule: str) -> Federation:

@@ -299,6 +299,15 @@ def test_a_private_search_leaves_one_run_and_a_statement_that_covers_it(
     assert forethought("account", "--verify", "run")[0] == 0
 
 
+@pytest.mark.parametrize(("group", "trials"), [("federate", "federation"), ("gossip", "gossip")])
+def test_trials_of_faults_are_told_to_be_in_the_repository(
+    forethought: Command, group: str, trials: str
+) -> None:
+    status, out, err = forethought(group, "faults", "--seeds", "10", "--json")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert f"python tools/faults.py {trials}" in err
+
+
 def test_a_relation_goes_with_a_public_proxy(forethought: Command) -> None:
     status, _, err = forethought(
         "plan", "--examples", "100", "--epsilon", "1", "--relation", "same task"

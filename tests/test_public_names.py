@@ -30,8 +30,8 @@ def test_rooms_are_attributes_and_keep_what_they_list(room: str) -> None:
         _ = module.no_such_name
 
 
-# Signals between two files of one room, or of the command line; a crash planted in a simulation.
-INTERNAL = {"CrashError", "RefusedError", "ReplayError", "UnresolvedError", "UsageError"}
+# Signals between two files of one room, or of the command line.
+INTERNAL = {"RefusedError", "ReplayError", "UnresolvedError", "UsageError"}
 
 
 def test_errors_are_of_the_kinds_that_their_room_says() -> None:

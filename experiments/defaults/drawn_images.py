@@ -6,15 +6,20 @@ generator and a number of classes, and returns grey images of 16 × 16 pixels in
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
-from forethought.data.dead_leaves import dead_leaves
 from forethought.data.pen_strokes import pen_strokes
 from forethought.data.synthetic import images
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+
+from learners.dead_leaves import dead_leaves
 
 SIDE = 16
 Arrays = tuple[NDArray[np.float32], NDArray[np.int64]]

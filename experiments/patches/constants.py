@@ -13,20 +13,21 @@ ones are what everybody uses.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 import forethought.data
-from forethought.data import (
-    deep_patch_filters,
-    deep_patches,
-    shifted_patch_filters,
-    shifted_patches,
-)
-from forethought.data.patch_filters import learn
+from forethought.data import deep_patches, shifted_patches
 from forethought.data.patches import Constants, constants, exact_products
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+
+from learners import deep_patches as deep_learner
+from learners import shifted_patches as shifted_learner
+from learners.patches import learn
 
 FOLDER = Path(forethought.data.__file__).parent
 
@@ -54,11 +55,11 @@ def main() -> None:
 def deep(channels: int, write: bool) -> None:
     """Learn those of deep patches, and compare or write them."""
     with exact_products():
-        learnt = deep_patch_filters.arrays_of(deep_patch_filters.learn(channels))
+        learnt = deep_learner.arrays_of(deep_learner.learn(channels))
     if write:
         np.savez_compressed(FOLDER / f"deep_patches_{channels}.npz", **learnt)
         return
-    bundled = deep_patch_filters.arrays_of(deep_patches.constants(channels))
+    bundled = deep_learner.arrays_of(deep_patches.constants(channels))
     for name in ("half_filters", "second_filters"):
         likeness = np.abs(_rows(learnt[name]) @ _rows(bundled[name]).T).max(0)
         print(f"{channels}, {name}: likest filter, cosine: median {np.median(likeness):.4f}")
@@ -68,11 +69,11 @@ def deep(channels: int, write: bool) -> None:
 
 def shifted(channels: int, write: bool) -> None:
     """Learn those of shifted patches, and compare or write them."""
-    learnt = shifted_patch_filters.arrays_of(shifted_patch_filters.learn(channels))
+    learnt = shifted_learner.arrays_of(shifted_learner.learn(channels))
     if write:
         np.savez_compressed(FOLDER / f"shifted_patches_{channels}.npz", **learnt)
         return
-    bundled = shifted_patch_filters.arrays_of(shifted_patches.components(channels))
+    bundled = shifted_learner.arrays_of(shifted_patches.components(channels))
     for name in deep_patches.BLOCKS:
         likeness = (_rows(learnt[name]) * _rows(bundled[name])).sum(1)
         print(f"{channels}, {name}: same component, cosine: least {likeness.min():.4f}")

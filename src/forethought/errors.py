@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from forethought.rounds.transcript import TranscriptError as TranscriptError
     from forethought.signing import SignatureError as SignatureError
     from forethought.simulation.times import SimulationError as SimulationError
-    from forethought.simulation.violation import ViolationError as ViolationError
     from forethought.training.centring import NotCentredWarning as NotCentredWarning
     from forethought.training.checkpoint import CheckpointError as CheckpointError
     from forethought.training.class_weights import MutedWeightsWarning as MutedWeightsWarning
@@ -115,7 +114,6 @@ _HOME = {
     "TranscriptError": "rounds.transcript",
     "UndeclaredError": "data.columns",
     "UnsupportedMechanismError": "mechanism",
-    "ViolationError": "simulation.violation",
 }
 
 __all__ = sorted(_HOME)  # noqa: PLE0605 (a list of strings)

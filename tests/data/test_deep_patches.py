@@ -12,7 +12,6 @@ from tests.data.test_patches import digest, on_other_machines, pictures
 
 from drawn import rand, randn, stream
 from forethought.data import DataError, Dataset, Split, deep_patches, features
-from forethought.data.deep_patch_filters import arrays_of, leading_components
 from forethought.data.deep_patches import (
     BLOCKS,
     CELLS,
@@ -34,6 +33,7 @@ from forethought.data.deep_patches import (
 )
 from forethought.data.patches import GRID, MOST, normalised_patches, windows
 from forethought.data.whole_filters import Components, Filters
+from learners.deep_patches import arrays_of, leading_components
 
 # Whoever changes the numbers on purpose changes Extractor.kind as well.
 BITS = {1: "b9af74be3919e359", 3: "817d99bb32115331"}

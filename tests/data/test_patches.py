@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from drawn import rand, randn, stream
 from forethought.data import DataError, Dataset, Split, features, load, patches
-from forethought.data.dead_leaves import dead_leaves
-from forethought.data.patch_filters import counted_filters
 from forethought.data.patches import (
     CHANNELS,
     FILTERS,
@@ -30,6 +28,8 @@ from forethought.data.patches import (
     pooled_roots,
     standardised,
 )
+from learners.dead_leaves import dead_leaves
+from learners.patches import counted_filters
 
 # Of the features of `pictures`, and of eight dead-leaves images: whoever changes the numbers on
 # purpose changes Extractor.kind as well, so that no stale file is found in a cache.

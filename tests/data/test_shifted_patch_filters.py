@@ -6,10 +6,10 @@ import torch
 from tests.data.test_patches import pictures
 
 from drawn import randn, stream
-from forethought.data import shifted_patch_filters
-from forethought.data.patch_filters import counted_filters
-from forethought.data.shifted_patch_filters import altered, evened_out, values_of, weights_of
 from forethought.data.whole_filters import STANDARD, Components, Filters
+from learners import shifted_patches as learner
+from learners.patches import counted_filters
+from learners.shifted_patches import altered, evened_out, values_of, weights_of
 
 
 def test_images_are_altered_as_far_as_is_said_and_no_further(monkeypatch):
@@ -19,7 +19,7 @@ def test_images_are_altered_as_far_as_is_said_and_no_further(monkeypatch):
     assert found.min() >= 0 and found.max() <= 1
     assert (found - images).abs().mean() > 0.02
     for name in ("TURN", "ZOOM", "MOVE", "LIGHT", "TINT"):
-        monkeypatch.setattr(shifted_patch_filters, name, 0.0)
+        monkeypatch.setattr(learner, name, 0.0)
     still = altered(images, torch.Generator().manual_seed(0))
     torch.testing.assert_close(still, images, atol=1e-4, rtol=0)
 
@@ -28,7 +28,7 @@ def test_images_are_altered_as_far_as_is_said_and_no_further(monkeypatch):
 def test_a_point_moves_as_the_alteration_says(monkeypatch, name, size):
     """A bright point right of the middle, by the centre of what is bright afterwards."""
     for other in {"TURN", "ZOOM", "MOVE", "LIGHT", "TINT"} - {name}:
-        monkeypatch.setattr(shifted_patch_filters, other, 0.0)
+        monkeypatch.setattr(learner, other, 0.0)
     at = (torch.arange(81) - 40) / 40.5
     down, across = torch.meshgrid(at, at, indexing="ij")
     image = (-((across - 0.4) ** 2 + down**2) / 0.005).exp().expand(40, 1, 81, 81)
@@ -49,7 +49,7 @@ def test_a_point_moves_as_the_alteration_says(monkeypatch, name, size):
 
 def test_what_changes_most_within_an_image_is_evened_out(monkeypatch):
     """Without a ridge the components' covariance within becomes a multiple of the identity."""
-    monkeypatch.setattr(shifted_patch_filters, "RIDGE", 0.0)
+    monkeypatch.setattr(learner, "RIDGE", 0.0)
     random = stream(0)
     filters = randn(6, 40, generator=random)
     plain = Components(Filters(*counted_filters(filters)), np.zeros(6, np.int32))

@@ -15,7 +15,6 @@ from forethought.exchange.journal import JournalError, ServerJournal
 from forethought.exchange.ledger import ClientLedger, LedgerError
 from forethought.exchange.messages import SERVER, Update
 from forethought.exchange.signed import Endpoint
-from forethought.exchange.storage import CrashError, MemoryStorage
 from forethought.exchange.storing import (
     Absent,
     Accepted,
@@ -24,6 +23,7 @@ from forethought.exchange.storing import (
     Returned,
     ServerSnapshot,
 )
+from trials.storage import CrashError, MemoryStorage
 
 RUN = bytes(range(32))
 KEY = Ed25519PrivateKey.from_private_bytes(bytes([7]) * 32)

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forethought.exchange.log import LogError, RecordLog
-from forethought.exchange.storage import CrashError, FolderStorage, MemoryStorage
+from forethought.exchange.storage import FolderStorage
+from trials.storage import CrashError, MemoryStorage
 
 RECORDS = [b"first", b"", b"third" * 20, b"\0" * 40]
 

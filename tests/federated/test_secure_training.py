@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from forethought.exchange.storage import CrashError, MemoryStorage
 from forethought.federated.federation import (
     Federation,
     FederationError,
@@ -42,6 +41,7 @@ from forethought.samplings import Poisson
 from forethought.simulation.times import Times
 from forethought.training.step_sizes import step_sizes
 from forethought.use import Averaging
+from trials.storage import CrashError, MemoryStorage
 
 CLIENTS, ROUNDS, RECORDS = 6, 4, 40
 SETTINGS = SecureAggregation(CLIENTS, dropouts=1, colluders=1)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+import faults
 from forethought.exchange import events as on
 from forethought.exchange.messages import Update
 from forethought.exchange.storing import LedgerState
 from forethought.federated.client import ClientMachine
-from forethought.federated.faults import CALM, Faults, Kinds, Tally
 from forethought.federated.server import MARK, ServerMachine
-from forethought.federated.trial import Trial, run_trials
-from forethought.simulation.violation import ViolationError
+from trials import ViolationError
+from trials.federation import CALM, Faults, Kinds, Tally, Trial, run_trials
 
 SEEDS = 200
 
@@ -151,3 +152,10 @@ def test_a_violation_names_a_seed_that_shows_it_again() -> None:
 def test_one_seed_is_one_trial() -> None:
     first, again = Trial(7).run(), Trial(7).run()
     assert isinstance(first, Tally) and first == again
+
+
+def test_the_command_says_what_it_saw(capsys: pytest.CaptureFixture[str]) -> None:
+    assert faults.main(["federation", "--seeds", "3", "--json"]) == 0
+    told, counts = capsys.readouterr().out.splitlines()
+    assert told.startswith("3 trials without a violation")
+    assert json.loads(counts)["trials"] == 3

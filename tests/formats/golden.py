@@ -31,7 +31,7 @@ from forethought.exchange.journal import ServerJournal
 from forethought.exchange.ledger import ClientLedger
 from forethought.exchange.messages import KINDS, SERVER, Update
 from forethought.exchange.signed import Endpoint
-from forethought.exchange.storage import MemoryStorage
+from forethought.exchange.storage import FolderStorage
 from forethought.exchange.storing import ENTRIES, ServerSnapshot
 from forethought.federated.federation import Federation, Member
 from forethought.gossip.gossip import Gossip
@@ -200,13 +200,13 @@ def release(round: int) -> Release:
 
 def ledger() -> bytes:
     """Three releases, of which the first was acknowledged."""
-    storage = MemoryStorage()
-    made = ClientLedger(storage, endpoint(), "data")
-    for round in range(3):
-        made.commit(release(round))
-        if round == 0:
-            made.acknowledged(0)
-    return storage.contents()["ledger"]
+    with tempfile.TemporaryDirectory() as folder:
+        made = ClientLedger(FolderStorage(Path(folder)), endpoint(), "data")
+        for round in range(3):
+            made.commit(release(round))
+            if round == 0:
+                made.acknowledged(0)
+        return (Path(folder) / "ledger").read_bytes()
 
 
 SNAPSHOT = ServerSnapshot(
@@ -222,12 +222,12 @@ def entries() -> list[Any]:
 
 def journal() -> bytes:
     """A snapshot, then every kind of entry."""
-    storage = MemoryStorage()
-    kept = ServerJournal(storage, RUN_ID)
-    kept.snapshot(SNAPSHOT)
-    for entry in entries():
-        kept.append(entry)
-    return storage.contents()["journal"]
+    with tempfile.TemporaryDirectory() as folder:
+        kept = ServerJournal(FolderStorage(Path(folder)), RUN_ID)
+        kept.snapshot(SNAPSHOT)
+        for entry in entries():
+            kept.append(entry)
+        return (Path(folder) / "journal").read_bytes()
 
 
 def statement() -> ft.Statement:

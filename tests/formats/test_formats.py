@@ -21,12 +21,12 @@ from forethought.exchange.frame import HEADER_BYTES, length_of
 from forethought.exchange.journal import ServerJournal
 from forethought.exchange.ledger import ClientLedger
 from forethought.exchange.messages import KINDS, SERVER
-from forethought.exchange.storage import MemoryStorage
 from forethought.federated.federation import Federation
 from forethought.gossip.gossip import Gossip
 from forethought.jobs.account import verified
 from forethought.peers import wire
 from forethought.rounds.transcript import Transcript
+from trials.storage import MemoryStorage
 
 AGAIN = (
     "the form of a stored file has changed: before the release run tests/formats/golden.py, "

@@ -13,8 +13,9 @@ from forethought.exchange.storing import LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.compression import Compression
 from forethought.gossip.gossip import Member
-from forethought.gossip.machines import Recorded, event_bytes, event_of, replayed, worker
+from forethought.gossip.machines import worker
 from forethought.gossip.messages import Weights
+from trials.recorded import Recorded, event_bytes, event_of, replayed
 
 K, ROUNDS, RATE = 6, 5, 0.5
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+import faults
 from forethought.exchange.events import Commit
 from forethought.exchange.storing import LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.asynchronous import AsynchronousWorker
-from forethought.gossip.trial import CALM, Faults, Trial, run_trials
-from forethought.simulation.violation import ViolationError
+from trials import ViolationError
+from trials.gossip import CALM, Faults, Trial, run_trials
 
 SEEDS = 50
 
@@ -121,3 +123,16 @@ def test_a_trial_can_be_shown_again() -> None:
     with pytest.raises(ViolationError, match="seed "):
         for seed in range(50):
             Trial(seed, kind=NeverStops).run()
+
+
+def test_the_command_says_what_it_saw(capsys: pytest.CaptureFixture[str]) -> None:
+    assert faults.main(["gossip", "--seeds", "3", "--json"]) == 0
+    told, counts = capsys.readouterr().out.splitlines()
+    assert told.startswith("3 trials without a violation")
+    assert json.loads(counts)["trials"] == 3
+
+
+def test_the_command_names_what_is_allowed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        faults.main(["gossip", "--kills", "1", "--engine", "sites", "--rule", "allreduce"])
+    assert "needs links that can reduce" in capsys.readouterr().err

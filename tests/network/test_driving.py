@@ -27,7 +27,6 @@ from forethought.exchange.messages import (
     Update,
 )
 from forethought.exchange.signed import Endpoint
-from forethought.exchange.storage import MemoryStorage
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Federation, Member
 from forethought.federated.server import ServerMachine
@@ -37,6 +36,7 @@ from forethought.plans import Plan
 from forethought.privacy import Clip
 from forethought.samplings import Poisson
 from forethought.use import Optimizer, Schedule
+from trials.storage import MemoryStorage
 
 D, ROUNDS = 6, 3
 KEYS = {

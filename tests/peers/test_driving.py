@@ -13,14 +13,14 @@ from threads import Crew, MemoryLinks, Switchboard, toward
 from workers import gossip, vector
 
 from forethought.exchange.ledger import ClientLedger
-from forethought.exchange.storage import MemoryStorage
-from forethought.exchange.unsigned import UnsignedEndpoint
 from forethought.exchange.witness import Witness
 from forethought.gossip.compression import Compression
-from forethought.gossip.machines import Recorded, replayed, worker
+from forethought.gossip.machines import worker
 from forethought.gossip.messages import Hello, Known, Weights
 from forethought.peers.driving import Drove, Pace, PeersError, WorkerDriver
 from forethought.peers.links import Arrived
+from trials.recorded import Recorded, replayed
+from trials.storage import MemoryStorage, UnsignedEndpoint
 
 
 def outcomes(crew: Crew) -> list[Drove]:

@@ -8,10 +8,10 @@ pytest.importorskip("torch.distributed")
 
 from planted import CommitsLate, HearsAnotherMean, WaitsForTheDead
 
-from forethought.peers.endings import EndingTrial, run_endings
-from forethought.peers.kills import KillTrial, run_kills
-from forethought.peers.mortal import prepared
-from forethought.simulation.violation import ViolationError
+from trials import ViolationError
+from trials.endings import EndingTrial, run_endings
+from trials.kills import KillTrial, run_kills
+from trials.processes import prepared
 
 pytestmark = pytest.mark.slow
 

@@ -17,12 +17,13 @@ from workers import gossip, vector
 from forethought.exchange.keys import Keys
 from forethought.exchange.roster import RosterError
 from forethought.gossip.gossip import GossipError
-from forethought.gossip.machines import Recorded, worker
+from forethought.gossip.machines import worker
 from forethought.gossip.messages import Weights
 from forethought.peers.driving import Pace, PeersError, WorkerDriver
 from forethought.peers.links import Arrived, Refused
 from forethought.peers.roster import PeerRoster
 from forethought.peers.sites import SiteLinks
+from trials.recorded import Recorded
 
 PATIENCE = 300.0
 

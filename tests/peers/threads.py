@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from forethought.gossip.gossip import Gossip
-from forethought.gossip.machines import Recorded, worker
+from forethought.gossip.machines import worker
 from forethought.holders.work import Result
 from forethought.peers.driving import Drove, Pace, WorkerDriver
 from forethought.peers.links import Arrived, Deliver
+from trials.recorded import Recorded
 
 
 class Switchboard:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from forethought.commands import gossip_faults, gossip_peer, gossip_plan, gossip_simulate
+from forethought.commands import gossip_peer, gossip_plan, gossip_simulate
+from forethought.commands.options import UsageError
 
 app = typer.Typer(
     name="gossip",
@@ -14,8 +15,18 @@ app = typer.Typer(
 for command, epilog in (
     (gossip_plan.plan, gossip_plan.EPILOG),
     (gossip_simulate.simulate, gossip_simulate.EPILOG),
-    (gossip_faults.faults, gossip_faults.EPILOG),
     (gossip_peer.keys, gossip_peer.KEYS_EPILOG),
     (gossip_peer.peer, gossip_peer.PEER_EPILOG),
 ):
     app.command(epilog=epilog)(command)
+
+
+@app.command(
+    hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+)
+def faults() -> None:
+    """Moved: `python tools/faults.py gossip`, in a checkout of the repository."""
+    raise UsageError(
+        "trials of faults are no longer installed: in a checkout of the repository "
+        "`python tools/faults.py gossip` runs them, with the same options"
+    )

@@ -5,7 +5,7 @@ the same of the image at half its size, and a second layer, whose patches are 2 
 first layer's responses, pooled over 9 × 9 cells and projected (after Coates and Ng 2011, and Mairal
 et al. 2014). Of each block the leading components are kept, and of how they vary over the windows
 the slow part more than the fast one, which holds less that noise does not drown. All constants were
-learnt from ``dead_leaves``: nothing here has seen a photograph.
+learnt from dead leaves (`tools/learners` in the repository): nothing here has seen a photograph.
 
 **The same bits everywhere**, as in ``patches``: products and sums are of whole numbers that single
 or double precision holds exactly, and everything else is one correctly rounded operation at a time.

@@ -3,8 +3,9 @@
 Every patch of 6 × 6 pixels is normalised in contrast and compared with 512 filters; what exceeds
 a threshold, of either sign, is pooled over a grid of 4 × 4 overlapping windows, for the image and
 its mirror image together (after Coates and Ng 2012). Square roots, a standardisation of each image
-by itself, and a decorrelation by constants follow. Filters and constants come from ``dead_leaves``
-alone, so that a private linear model behind them spends its whole budget on one layer.
+by itself, and a decorrelation by constants follow. Filters and constants come from dead leaves
+alone (`tools/learners` in the repository), so that a private linear model behind them spends its
+whole budget on one layer.
 
 **The same bits everywhere.** Every sum is a sum of whole numbers that single or double precision
 holds exactly, so its order, and with it processor, threads and library, does not matter; what is

@@ -3,8 +3,8 @@
 What the windows see is what ``deep_patches`` sees, in five places: as they are, and two pixels up,
 down, left and right of that. The components that are taken of it differ: what changes most when
 synthetic images are turned, zoomed, moved or lit otherwise is kept small
-(:mod:`forethought.data.shifted_patch_filters`). Nothing here has seen a photograph, and the bits
-are the same everywhere, as in ``deep_patches``.
+(`tools/learners/shifted_patches.py` in the repository). Nothing here has seen a photograph, and the
+bits are the same everywhere, as in ``deep_patches``.
 """
 
 from __future__ import annotations

@@ -9,65 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,60}")
-
-
-class CrashError(RuntimeError):
-    """A planted crash: the process is gone at this write."""
-
-
-class MemoryStorage:
-    """Storage in memory, for simulations, with crashes planted at its writes.
-
-    Args:
-        contents: what is there to begin with.
-        fault: called before every write with its number (from 0) and its length in bytes; how many
-            bytes of it get through before the process crashes, or None: no crash. An atomic write
-            gets through whole (its length or more) or not at all.
-
-    Attributes:
-        writes: how many there have been.
-    """
-
-    def __init__(
-        self,
-        contents: dict[str, bytes] | None = None,
-        fault: Callable[[int, int], int | None] | None = None,
-    ) -> None:
-        self._contents = {name: bytearray(value) for name, value in (contents or {}).items()}
-        self._fault = fault
-        self.writes = 0
-
-    def contents(self) -> dict[str, bytes]:
-        """Everything kept: a backup, to begin another storage with."""
-        return {name: bytes(value) for name, value in self._contents.items()}
-
-    def read(self, name: str) -> bytes | None:
-        """See :class:`~forethought.exchange.storing.Storage`."""
-        found = self._contents.get(name)
-        return None if found is None else bytes(found)
-
-    def replace(self, name: str, content: bytes) -> None:
-        """See :class:`~forethought.exchange.storing.Storage`."""
-        through = self._through(len(content))
-        if through is None or through >= len(content):
-            self._contents[name] = bytearray(content)
-        if through is not None:
-            raise CrashError(f"crashed at write {self.writes - 1}")
-
-    def append(self, name: str, content: bytes) -> None:
-        """See :class:`~forethought.exchange.storing.Storage`."""
-        through = self._through(len(content))
-        self._contents.setdefault(name, bytearray()).extend(content[:through])
-        if through is not None:
-            raise CrashError(f"crashed at write {self.writes - 1}")
-
-    def _through(self, length: int) -> int | None:
-        number, self.writes = self.writes, self.writes + 1
-        return None if self._fault is None else self._fault(number, length)
 
 
 class FolderStorage:

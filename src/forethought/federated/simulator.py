@@ -1,8 +1,7 @@
 """Drives the machines of a federation through virtual time, on one computer.
 
 The result follows from federation, first weights, trainers and times alone: not from the number of
-processes that compute, nor from how fast they are. Nothing is signed, stored or lost here; faults
-have a driver of their own (:mod:`forethought.federated.trial`).
+processes that compute, nor from how fast they are. Nothing is signed, stored or lost here.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 The result follows from gossip, first weights, trainers and surroundings alone: not from the number
 of processes that compute, nor from how fast they are. Nothing is signed, stored or lost here, but
-for what machines that are away miss; faults have a driver of their own
-(:mod:`forethought.gossip.trial`).
+for what machines that are away miss.
 """
 
 from __future__ import annotations

@@ -20,12 +20,10 @@ from forethought.exchange.ledger import LEDGER, ClientLedger
 from forethought.exchange.messages import Vector
 from forethought.exchange.signed import Endpoint
 from forethought.exchange.storage import FolderStorage
-from forethought.exchange.storing import LedgerState
 from forethought.exchange.witness import Witness
 from forethought.gossip.gossip import Gossip, GossipError
 from forethought.gossip.machines import worker
 from forethought.gossip.statements import worker_statement
-from forethought.gossip.worker import Machine
 from forethought.holders.trainer import ClientTrainer, Holder, SharedModel, released
 from forethought.peers.driving import Drove, Pace, Stop, WorkerDriver
 from forethought.peers.links import Links
@@ -37,7 +35,6 @@ from forethought.training.lock import locked
 
 # Folder of the statement against somebody who sees one final model.
 OUTSIDER = "outsider"
-Wrap = Callable[[Machine, LedgerState], Machine]
 # Ways to end after which there is nothing to go on with.
 ENDINGS = ("counted", "neighbour", "rounds", "stopped", "ledger set back")
 
@@ -122,7 +119,6 @@ def take_part(
     stop: Stop | None = None,
     look: Callable[[Drove], None] | None = None,
     stated: Gossip | None = None,
-    wrapped: Wrap | None = None,
 ) -> TookPart:
     """Take part to the end, or until ``stop`` says so; the same folder goes on where it was.
 
@@ -133,8 +129,6 @@ def take_part(
         keys: own; None: made in the folder, where nobody asks for them.
         pace, look: see :class:`~forethought.peers.driving.WorkerDriver`.
         stated: the gossip that the statement is made from, where loading found more to say.
-        wrapped: puts something between worker and driver, such as a log of events; given the
-            worker, and what its ledger held.
 
     Raises:
         GossipError: another model, other first weights or records, a plan beyond what is allowed
@@ -166,8 +160,6 @@ def take_part(
             witness.require(state.updates)
         near = gossip.mixing.graph.neighbours(me)
         machine = worker(gossip, me, first, state)
-        if wrapped is not None:
-            machine = wrapped(machine, state)
         driver = WorkerDriver(
             machine,
             gossip,

@@ -1,1 +1,1 @@
-"""A virtual clock, speeds and faults for machines that know neither time nor network."""
+"""A virtual clock, and speeds, for machines that know neither time nor network."""

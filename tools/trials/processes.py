@@ -32,12 +32,13 @@ from forethought.gossip import events as on
 from forethought.gossip.compression import Compression
 from forethought.gossip.gossip import Gossip, GossipError, Member, Rule, digest_of
 from forethought.gossip.graphs import make
-from forethought.gossip.machines import Recorded
+from forethought.gossip.machines import worker
 from forethought.gossip.mixing import Mixing, Named
 from forethought.gossip.worker import Effects, Machine
 from forethought.holders.trainer import ClientTrainer, SharedModel
 from forethought.holders.work import Result
 from forethought.mechanism import Mechanism, Rounds
+from forethought.peers import taking_part
 from forethought.peers.driving import Pace, PeersError
 from forethought.peers.launched import Launched
 from forethought.peers.links import Links
@@ -51,6 +52,7 @@ from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.samplings import Poisson
 from forethought.use import Optimizer
+from trials.recorded import Recorded
 
 ENGINES = ("torchrun", "sites")
 RECORDS, FEATURES, CLASSES = 24, 4, 2
@@ -66,6 +68,8 @@ Watch = Callable[[Machine], Machine]
 
 def possible(engine: str, rule: str) -> str | None:
     """Why an engine cannot drive a rule; None: it can."""
+    if engine not in ENGINES:
+        return f"engine {engine!r}: say one of {', '.join(ENGINES)}"
     if rule not in get_args(Rule):
         return f"rule {rule!r}: say one of {', '.join(get_args(Rule))}"
     if engine == "sites" and rule == "allreduce":
@@ -244,8 +248,11 @@ def live(setting: Setting, me: int, life: int, watch: Watch | None = None) -> No
     gossip, folder = setting.gossip(), setting.own(me)
     folder.mkdir(parents=True, exist_ok=True)
 
-    def logged(machine: Machine, begun: LedgerState) -> Machine:
-        made = Logged(machine, folder / f"{EVENTS}-{life}", begun)
+    def logged(
+        agreed: Gossip, place: int, first: Vector, begun: LedgerState | None = None
+    ) -> Machine:
+        begun = LedgerState() if begun is None else begun
+        made = Logged(worker(agreed, place, first, begun), folder / f"{EVENTS}-{life}", begun)
         return made if watch is None else watch(made)
 
     keys = None
@@ -262,7 +269,9 @@ def live(setting: Setting, me: int, life: int, watch: Watch | None = None) -> No
         time.sleep(setting.gradient)
         return compute(self, round, weights)
 
-    ClientTrainer.compute = slowly  # type: ignore[method-assign]  # this process does nothing else
+    # This process does nothing else.
+    ClientTrainer.compute = slowly  # type: ignore[method-assign]
+    taking_part.worker = logged
     try:
         took = take_part(
             gossip,
@@ -273,7 +282,6 @@ def live(setting: Setting, me: int, life: int, watch: Watch | None = None) -> No
             links,
             keys=keys,
             pace=PACE,
-            wrapped=logged,
         )
     except (PeersError, GossipError) as error:
         _leave(folder, {"error": str(error)})

@@ -25,22 +25,21 @@ from forethought.exchange import events as common
 from forethought.exchange.codec import encode
 from forethought.exchange.ledger import ClientLedger
 from forethought.exchange.messages import Update
-from forethought.exchange.storage import CrashError, MemoryStorage
 from forethought.exchange.storing import LedgerState
-from forethought.exchange.unsigned import UnsignedEndpoint
 from forethought.gossip import events as on
 from forethought.gossip.asynchronous import AsynchronousWorker
 from forethought.gossip.gossip import Gossip, Member
 from forethought.gossip.graphs import Kind, make
-from forethought.gossip.machines import Recorded, replayed
 from forethought.gossip.messages import Weights
 from forethought.gossip.mixing import Mixing
 from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
 from forethought.samplings import Poisson
 from forethought.simulation.clock import Agenda
-from forethought.simulation.violation import ViolationError
 from forethought.use import Optimizer
+from trials import ViolationError
+from trials.recorded import Recorded, replayed
+from trials.storage import CrashError, MemoryStorage, UnsignedEndpoint
 
 PARAMETERS = 3
 # Virtual seconds after which nothing more goes wrong, and at which all stop.

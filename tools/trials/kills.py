@@ -33,8 +33,9 @@ from forethought.exchange.codec import encode
 from forethought.exchange.ledger import counted
 from forethought.exchange.storage import FolderStorage
 from forethought.gossip import events as on
-from forethought.gossip.machines import Recorded, event_of, worker
-from forethought.peers.mortal import (
+from forethought.gossip.machines import worker
+from trials import ViolationError
+from trials.processes import (
     EVENTS,
     OUTCOME,
     PACE,
@@ -46,7 +47,7 @@ from forethought.peers.mortal import (
     live,
     prepared,
 )
-from forethought.simulation.violation import ViolationError
+from trials.recorded import Recorded, event_of
 
 # Seconds in which all end, once nobody is hindered any more.
 _END = 120.0
@@ -123,8 +124,13 @@ class KillTrial:
         self._random = random.Random(f"kills {setting.seed}")
         self._context = multiprocessing.get_context("forkserver")
         # Loaded once, so that a worker that is started again costs milliseconds; optimizers load
-        # the second one.
-        self._context.set_forkserver_preload(["forethought.peers.mortal", "torch._dynamo"])
+        # the last one. The server of forks sees what is installed, and not this folder.
+        self._context.set_forkserver_preload(
+            [
+                *("forethought.peers.taking_part", "forethought.peers.launched"),
+                *("forethought.peers.sites", "forethought.rounds.losses", "torch._dynamo"),
+            ]
+        )
         self._lives = [0] * setting.workers
         self._processes: list[Any] = [None] * setting.workers
         self._calm_since = math.inf

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from forethought.data.dead_leaves import dead_leaves
 from forethought.data.patches import (
     FILTERS,
     Constants,
@@ -19,6 +18,7 @@ from forethought.data.patches import (
     pooled_roots,
     standardised,
 )
+from learners.dead_leaves import dead_leaves
 
 SEED = 5
 PATCHES = 300_000

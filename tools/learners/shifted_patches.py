@@ -5,7 +5,7 @@ otherwise, and that part tells nothing of what is in it. The synthetic images ar
 each block's components are multiplied by C^(−1/2), where C is the mean covariance *within* an image
 and its alterations: within-class covariance normalisation (Hatch, Kajarekar and Stolcke 2006), with
 an image in the place of a class. ``experiments/patches/constants.py --shifted`` calls it; what
-it gave is bundled. As with ``patch_filters``, another processor finds other, equally good ones.
+it gave is bundled. As with ``learners.patches``, another processor finds other, equally good ones.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from forethought.data.dead_leaves import dead_leaves
 from forethought.data.deep_patches import BLOCKS, STILL, components, counts_of
-from forethought.data.patch_filters import SEED, counted_filters
 from forethought.data.patches import exact_products
 from forethought.data.whole_filters import STANDARD, Components, Filters
+from learners.dead_leaves import dead_leaves
+from learners.patches import SEED, counted_filters
 
 IMAGES, LOOKS = 2000, 3  # images, and looks at each: itself and two alterations
 RIDGE = 0.3  # added to the covariance, in means of its eigenvalues

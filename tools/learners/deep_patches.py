@@ -1,7 +1,7 @@
 """Learns the constants of ``deep_patches`` from synthetic images; what it gave is bundled.
 
-``experiments/patches/constants.py --deep`` calls it. As with ``patch_filters``, another processor
-finds other, equally good ones.
+``experiments/patches/constants.py --deep`` calls it. As with ``learners.patches``, another
+processor finds other, equally good ones.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from forethought.data.dead_leaves import dead_leaves
 from forethought.data.deep_patches import (
     BLOCKS,
     COMPONENTS,
@@ -25,14 +24,15 @@ from forethought.data.deep_patches import (
     second_pooled,
     standard_counts,
 )
-from forethought.data.patch_filters import (
+from forethought.data.whole_filters import STANDARD, Components, Filters
+from learners.dead_leaves import dead_leaves
+from learners.patches import (
     CHANNEL_RIDGE,
     SEED,
     clustered,
     counted_filters,
     image_filters,
 )
-from forethought.data.whole_filters import STANDARD, Components, Filters
 
 SECOND_FILTERS, HALF_FILTERS = 512, 256
 _PART = 25  # images at a time

@@ -4,7 +4,7 @@ Under the rule "allreduce" everybody waits for everybody, and nobody can come ba
 a round's mean is in no ledger. So after a kill every other process must end by itself and say why,
 the killed one, started again, must be refused with its reason, and must release nothing more. A
 stop may end them all in the same way, or nobody: then they come to the end, with equal bits. What
-must hold of ledgers, plans and transcripts is as in :mod:`forethought.peers.kills`.
+must hold of ledgers, plans and transcripts is as in :mod:`trials.kills`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 from forethought.exchange.ledger import counted
 from forethought.exchange.storage import FolderStorage
 from forethought.gossip import events as on
-from forethought.gossip.machines import event_of
-from forethought.peers.kills import KillTrial
-from forethought.peers.mortal import OUTCOME, REFUSED, prepared
+from trials.kills import KillTrial
+from trials.processes import OUTCOME, REFUSED, prepared
+from trials.recorded import event_of
 
 # Rounds of a trial, and after how many of all together the blow falls, at most.
 _ROUNDS, _LATEST = 300, 120

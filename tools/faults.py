@@ -1,0 +1,118 @@
+"""Trials of what must never happen, in gossips and federations; stops at the first violation.
+
+python tools/faults.py federation --seeds 100000             # machines under planted faults
+python tools/faults.py gossip --seeds 1000                   # the same of a gossip's workers
+python tools/faults.py gossip --kills 100 --engine torchrun  # real processes, killed and stopped
+
+The status is 1 where something was violated: the line names the seed that shows it again. With
+--json one line of JSON is printed besides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from trials import ViolationError, federation, gossip
+
+
+def progress(of: int) -> Callable[[int], None]:
+    """Tells how many are done, where somebody looks."""
+    if not sys.stderr.isatty():
+        return lambda done: None
+    return lambda done: print(f"\r{done:,} of {of:,} ", end="", file=sys.stderr, flush=True)
+
+
+def machines(
+    run: Callable[..., Any], seeds: int, first: int, counted: dict[str, str]
+) -> dict[str, Any]:
+    """Trials of machines, one a seed.
+
+    Args:
+        counted: what of the trials' tally is told: name, and its words.
+    """
+    start = time.process_time()
+    total = run(first, seeds, progress(seeds))
+    rate = seeds / (time.process_time() - start)
+    counts = {name: getattr(total, name) for name in counted}
+    told = ", ".join(f"{count:,} {counted[name]}" for name, count in counts.items())
+    print(
+        f"{seeds:,} trials without a violation: {told}; {rate:.0f} trials a second of processor "
+        "time"
+    )
+    return {**counts, "trials": seeds, "trials_a_second": rate}
+
+
+def kills(count: int, engine: str, rule: str, compression: str, first: int) -> dict[str, Any]:
+    """Trials of real processes."""
+    from trials.endings import run_endings
+    from trials.kills import run_kills
+
+    if rule == "allreduce":
+        ended = run_endings(count, first, report=progress(count))
+        print(
+            f"{ended.killed} kills and {ended.stopped} stops in {ended.trials} trials, rule "
+            f"allreduce, torchrun, without a violation: {ended.ended} gossips ended, every process "
+            f"with its reason; {ended.refused} killed workers were refused when they came back; "
+            f"{ended.releases:,} releases, {ended.events:,} events played again"
+        )
+        return {**asdict(ended), "reasons": dict(ended.reasons)}
+    found = run_kills(
+        count, engine, first, report=progress(count), rule=rule, compression=compression
+    )
+    print(
+        f"{found.killed} kills ({found.together} times two at once) and {found.stopped} stops in "
+        f"{found.trials} trials, rule {rule}, {engine}, without a violation: {found.releases:,} "
+        f"releases, {found.exchanges:,} exchanges, {found.events:,} events played again; "
+        f"{found.returned} lives after a kill released again, {found.alone} workers came back when "
+        f"all others had gone; {found.settled} trials had time to agree: final models at most "
+        f"{found.apart:.2g} of an update's noise apart"
+    )
+    return {**asdict(found), "reasons": dict(found.reasons)}
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("of", choices=("federation", "gossip"))
+    parser.add_argument("--seeds", type=int, default=1000, help="trials of machines, one a seed")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--json", action="store_true")
+    real = parser.add_argument_group("real processes of a gossip")
+    real.add_argument("--kills", type=int, default=0, help="so often is killed or stopped")
+    real.add_argument("--engine", default="torchrun", help="torchrun (gloo) or sites (gRPC)")
+    real.add_argument("--rule", default="asynchronous", help="see [gossip] rule in a job")
+    real.add_argument("--compression", default="none", help="see [gossip] in a job")
+    asked = parser.parse_args(words)
+    if asked.seeds < 1 or asked.first < 0 or asked.kills < 0:
+        parser.error("--seeds is at least 1, --first and --kills at least 0")
+    try:
+        if asked.kills:
+            from trials.processes import possible
+
+            if asked.of != "gossip":
+                parser.error("--kills is for gossip")
+            if problem := possible(asked.engine, asked.rule):
+                parser.error(problem)
+            found = kills(asked.kills, asked.engine, asked.rule, asked.compression, asked.first)
+        elif asked.of == "gossip":
+            counted = {"events": "events", "crashes": "crashes", "releases": "releases"}
+            counted["exchanges"] = "exchanges"
+            found = machines(gossip.run_trials, asked.seeds, asked.first, counted)
+        else:
+            counted = {"events": "events", "crashes": "crashes", "accepted": "updates applied"}
+            found = machines(federation.run_trials, asked.seeds, asked.first, counted)
+    except ViolationError as error:
+        print(f"violated: {error}", file=sys.stderr)
+        return 1
+    if asked.json:
+        print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

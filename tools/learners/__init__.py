@@ -1,0 +1,4 @@
+"""Learners of the constants that the library's patch features come with.
+
+`python experiments/patches/constants.py` runs them.
+"""
