@@ -278,7 +278,7 @@ MUTANTS = [
     Mutant("charge: quadrature", "Rows.along", "2 * float(np.exp(errors).sum())", "0.0",
            "test_a_coarse_rule_errs_by_less_than_it_says_and_by_more_than_rounding"),
     Mutant("charge: quadrature of the moment beyond", "_bounds",
-           "size[:, 1:] + beside + cases.frequency * turn + (_RATE + np.log(halves))",
+           "size[:, 1:] + larger + cases.frequency * turn + (_RATE + np.log(halves))",
            "size[:, 1:] - 40",
            "test_a_coarse_rule_errs_by_less_than_it_says_and_by_more_than_rounding"),
     Mutant("charge: rounding of the transform", "Nodes.rounding",

@@ -4,16 +4,18 @@ python benchmarks/accounting.py            # all rows, median of several runs
 python benchmarks/accounting.py --smoke    # one run of each, the slow rivals left out
 python benchmarks/accounting.py --cliffs    # only the rows that once took long or gave up
 python benchmarks/accounting.py --extremes 740    # so many extreme mechanisms: widths and seconds
+python benchmarks/accounting.py --ordinary 151    # so many ordinary ones, of ε < 20 and δ ≥ 1e-12
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
@@ -91,14 +93,23 @@ def cliffs() -> list[tuple[str, Mechanism, float, int, float]]:
     ]
 
 
-def extreme(number: int) -> tuple[Mechanism, float]:
-    """A mechanism of one record somewhere between the ends of every range, and a δ."""
+EXTREME = ((0.2, 100), (1, 1e7), (1e-6, 1))
+ORDINARY = ((0.5, 10), (1, 1e5), (1e-4, 0.5))
+
+
+def drawn(number: int, ends: tuple[tuple[float, float], ...] = EXTREME) -> tuple[Mechanism, float]:
+    """A mechanism of one record somewhere between the ends of every range, and a δ.
+
+    Args:
+        ends: of σ, of the number of rounds, of the rate.
+    """
     rng = np.random.default_rng([25, number])
 
     def spread(low: float, high: float) -> float:
         return float(np.exp(rng.uniform(np.log(low), np.log(high))))
 
-    sigma, count, rate = spread(0.2, 100), int(spread(1, 1e7)), spread(1e-6, 1)
+    sigma, count, rate = (spread(*pair) for pair in ends)
+    count = int(count)
     batch = max(1, round(1_000_000 * rate))
     length = int(spread(1, min(count, 1e7)))
     sampling = (
@@ -114,10 +125,17 @@ def extreme(number: int) -> tuple[Mechanism, float]:
     return Mechanism(Rounds(sigma, count, sampling), adjacency=adjacency), spread(1e-12, 1e-2)
 
 
-def _show_extremes(cases: int) -> None:
+def _ordinary(cases: int) -> list[tuple[Mechanism, float]]:
+    every = (drawn(number, ORDINARY) for number in itertools.count())
+    below = (one for one in every if exact.estimate(*one) < 20)
+    return list(itertools.islice(below, cases))
+
+
+def _show_widths(name: str, cases: Sequence[tuple[Mechanism, float]]) -> None:
     seconds, wide = [], dict[str, list[float]]()
-    for number in range(cases):
-        mechanism, delta = extreme(number)
+    if not cases:
+        return
+    for number, (mechanism, delta) in enumerate(cases):
         start = time.process_time()
         found = exact.epsilon(mechanism, delta)
         seconds.append(time.process_time() - start)
@@ -125,7 +143,7 @@ def _show_extremes(cases: int) -> None:
             wide.setdefault(found.reason or "no reason", []).append(found.relative_width)
         if seconds[-1] > 2:
             print(f"{number}: {seconds[-1]:.1f} s, {found}, {mechanism}, {delta}", flush=True)
-    print(f"{cases} extreme mechanisms: median {statistics.median(seconds):.3f} s, ", end="")
+    print(f"{len(cases)} {name} mechanisms: median {statistics.median(seconds):.3f} s, ", end="")
     print(f"slowest {max(seconds):.2f} s, {sum(map(len, wide.values()))} wider than 1e-3")
     for reason, widths in wide.items():
         print(f"- {len(widths)}, the widest {max(widths):.2g}: {reason}")
@@ -173,9 +191,11 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="one quick run of each row of ours")
     parser.add_argument("--cliffs", action="store_true", help="only the rows that once took long")
     parser.add_argument("--extremes", type=int, default=0, metavar="CASES")
+    parser.add_argument("--ordinary", type=int, default=0, metavar="CASES")
     args = parser.parse_args()
-    if args.extremes:
-        _show_extremes(args.extremes)
+    if args.extremes or args.ordinary:
+        _show_widths("extreme", [drawn(number) for number in range(args.extremes)])
+        _show_widths("ordinary", _ordinary(args.ordinary))
         return
     if args.cliffs:
         _show_cliffs()

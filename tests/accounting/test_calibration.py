@@ -8,7 +8,7 @@ from forethought.accounting import calibration
 from forethought.accounting.calibration import calibrate, noise_multiplier
 from forethought.accounting.exact import epsilon, estimate
 from forethought.mechanism import Budget, Mechanism, Rounds, UnsupportedMechanismError
-from forethought.samplings import FullBatch, Poisson, Shuffled, WithoutReplacement
+from forethought.samplings import FullBatch, Poisson, RandomAllocation, Shuffled, WithoutReplacement
 
 
 def _close(mechanism: Mechanism, budget: Budget) -> None:
@@ -95,3 +95,18 @@ def test_an_estimate_is_near_what_is_certified():
         certain = epsilon(mechanism, 1e-5, group).upper
         assert estimate(mechanism, 1e-5, group) == pytest.approx(certain, rel=0.02)
     assert estimate(Mechanism(Rounds(1e-5, 9, Poisson(0.1))), 1e-5) < float("inf")
+
+
+def test_what_rests_on_a_wide_interval_says_so(recwarn):
+    noise_multiplier(Budget(1.0, 1e-5), Poisson(0.01), 500)
+    assert not recwarn, "an interval as sharp as usual is nothing to warn of"
+    # So little noise that no law of an epoch is built.
+    budget, sampling = Budget(500, 1e-6), RandomAllocation(10)
+    with pytest.warns(UserWarning, match="noise is so little"):
+        sigma = noise_multiplier(budget, sampling, 20)
+    with pytest.warns(UserWarning, match="less may be spent"):
+        calibrate(
+            lambda value: Mechanism(Rounds(value, 20, sampling)),
+            budget,
+            (0.9 * sigma, 1.1 * sigma),
+        )

@@ -187,3 +187,13 @@ def test_data_and_model_say_their_own_numbers_and_caveats() -> None:
     ]:
         with pytest.raises((TypeError, PlanError), match=message):
             ft.plan(budget=BUDGET, **wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [{"noise_multiplier": 0.05}, {"budget": ft.Budget(500, 1e-6)}])
+def test_a_plan_by_a_wide_interval_says_so(given) -> None:
+    run = {"examples": 1000, "batch": 100, "epochs": 2, "sampling": "random-allocation"}
+    with pytest.warns(UserWarning, match="noise is so little") as warned:
+        plan = ft.plan(**run, **given)
+    assert len(warned) == 1 and warned[0].filename == __file__
+    assert dict(plan.reasons)["epsilon"] == str(warned[0].message)
+    assert "epsilon" not in dict(ft.plan(examples=60_000, budget=BUDGET).reasons)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from forethought.accounting.exact import epsilon, estimate
-from forethought.accounting.interval import at_most
+from forethought.accounting.interval import at_most, warn_if_wide
 from forethought.checks import real
 from forethought.mechanism import Adjacency, Budget, Clipping, Correlated, Mechanism, Rounds
 from forethought.samplings import Sampling
@@ -47,6 +47,9 @@ def calibrate(
         ValueError: both ends of the bracket meet the budget, or neither does.
         UnsupportedMechanismError: as in :func:`forethought.accounting.exact.epsilon`.
 
+    Warns:
+        UserWarning: ε of what is found has ends that are further apart than usual, and why.
+
     >>> from forethought.samplings import FullBatch
     >>> def once(sigma: float) -> Mechanism:
     ...     return Mechanism(Rounds(sigma, 1, FullBatch()))
@@ -54,6 +57,23 @@ def calibrate(
     >>> round(sigma, 2)
     3.73
     """
+    found = solved(
+        make_mechanism, budget, bracket, tolerance=tolerance, integer=integer, group=group
+    )
+    warn_if_wide(epsilon(make_mechanism(found), budget.delta, group))
+    return found
+
+
+def solved(
+    make_mechanism: Callable[[float], Mechanism],
+    budget: Budget,
+    bracket: tuple[float, float],
+    *,
+    tolerance: float = 1e-3,
+    integer: bool = False,
+    group: int = 1,
+) -> float:
+    """The same as :func:`calibrate` without its warning, for what warns of the whole itself."""
     if not isinstance(budget, Budget):
         raise TypeError(f"budget must be a Budget, not {type(budget).__name__}")
     tolerance = real("tolerance", tolerance, above=0, most=0.1)
@@ -187,13 +207,29 @@ def noise_multiplier(
     Raises:
         UnsupportedMechanismError: no theorem is known for the combination.
         ValueError: no noise multiplier in [1e-3, 1e9] meets the budget.
+
+    Warns:
+        UserWarning: ε of what is found has ends that are further apart than usual, and why.
     """
+    found = least_multiplier(budget, sampling, rounds, clipping, adjacency, strategy, group)
+    made = _equal_rounds(found, sampling, rounds, clipping, adjacency, strategy)
+    warn_if_wide(epsilon(made, budget.delta, group))
+    return found
+
+
+def least_multiplier(
+    budget: Budget,
+    sampling: Sampling,
+    rounds: int,
+    clipping: Clipping = "example",
+    adjacency: Adjacency = "add-or-remove",
+    strategy: Strategy | None = None,
+    group: int = 1,
+) -> float:
+    """The same as :func:`noise_multiplier` without its warning."""
 
     def make(sigma: float) -> Mechanism:
-        release = Rounds(sigma, rounds, sampling, clipping)
-        if strategy is not None:
-            release = Correlated(sigma, rounds, sampling, clipping, strategy)
-        return Mechanism(release, adjacency=adjacency)
+        return _equal_rounds(sigma, sampling, rounds, clipping, adjacency, strategy)
 
     def spent(sigma: float) -> float:
         return epsilon(make(sigma), budget.delta, group).upper
@@ -217,4 +253,18 @@ def noise_multiplier(
                 f"{budget} over {rounds} rounds is met with a noise multiplier of {low:g} already: "
                 "the budget asks for no noise worth the name"
             )
-    return calibrate(make, budget, (low, high), group=group)
+    return solved(make, budget, (low, high), group=group)
+
+
+def _equal_rounds(
+    sigma: float,
+    sampling: Sampling,
+    rounds: int,
+    clipping: Clipping,
+    adjacency: Adjacency,
+    strategy: Strategy | None,
+) -> Mechanism:
+    release = Rounds(sigma, rounds, sampling, clipping)
+    if strategy is not None:
+        release = Correlated(sigma, rounds, sampling, clipping, strategy)
+    return Mechanism(release, adjacency=adjacency)

@@ -599,7 +599,7 @@ def enclose(
 
 
 def why_wide(
-    mechanism: Mechanism, group: int, found: Interval, accuracy: float = 1e-2
+    mechanism: Mechanism, group: int, found: Interval, accuracy: float = 1e-3
 ) -> str | None:
     """Why the ends of an interval are further apart than ``accuracy``; None: they are not."""
     if found.upper - found.lower <= accuracy * found.upper or found.upper <= SMALLEST:

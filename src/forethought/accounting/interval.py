@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal, localcontext
 from typing import Any
@@ -42,6 +43,22 @@ class Interval:
     def relative_width(self) -> float:
         """(upper − lower)/upper; 0 when both ends are equal."""
         return 0.0 if self.upper == self.lower else (self.upper - self.lower) / self.upper
+
+
+def warn_if_wide(found: Interval, stacklevel: int = 3) -> str | None:
+    """Warn where the ends of an ε are further apart than was asked for; the words, or None.
+
+    For whatever is chosen by the upper end: what is spent may be less.
+    """
+    if found.reason is None:
+        return None
+    words = (
+        f"certified is only that ε is at least {at_least(found.lower)} and at most "
+        f"{at_most(found.upper)}, the end that all is chosen by: less may be spent, since "
+        f"{found.reason}"
+    )
+    warnings.warn(words, stacklevel=stacklevel)
+    return words
 
 
 def at_most(value: float, form: str = ".4g") -> str:

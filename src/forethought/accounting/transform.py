@@ -229,7 +229,7 @@ def _bounds(
     # Ellipse with foci at the panel's ends; ρ = 1 is the panel itself.
     wide, tall = halves * _WIDE, halves * _TALL
     level, slope = base.log(x), (base.mean - x) / base.variance
-    bend, beside = -0.5 / base.variance, growth(tall, base.variance)
+    bend, larger = -0.5 / base.variance, growth(tall, base.variance)
     turn, dips = np.zeros_like(tall), np.zeros_like(tall)
     for side, exponent, sign in ((up, cases.up, 1.0), (down, cases.down, -1.0)):
         if side.empty:
@@ -243,10 +243,10 @@ def _bounds(
         level = level + exponent * log
         slope = slope + sign * exponent * mean
         bend = bend + 0.5 * np.maximum(exponent, 0) * most
-        beside = beside + np.minimum(exponent, 0) * np.log1p(-dip)
+        larger = larger + np.minimum(exponent, 0) * np.log1p(-dip)
     size = level + np.abs(slope) * wide + np.maximum(bend, 0) * wide * wide
     sup = (size[:, 0] + np.log(2 * halves)).max(axis=1)
-    size = size[:, 1:] + beside + cases.frequency * turn + (_RATE + np.log(halves))
+    size = size[:, 1:] + larger + cases.frequency * turn + (_RATE + np.log(halves))
     # Beyond, the integrand may not be analytic.
     size = np.where(dips < 0.9, size, np.inf)
     return sup, size.min(axis=1).max(axis=1)

@@ -57,7 +57,7 @@ def plan_report(
     epsilon = exact.epsilon(plan.mechanism, plan.delta, plan.records_per_person)
     return {
         "plan": plan.to_dict(),
-        "epsilon": {"lower": epsilon.lower, "upper": epsilon.upper},
+        "epsilon": {"lower": epsilon.lower, "upper": epsilon.upper, "reason": epsilon.reason},
         "neighbours": [
             {"name": near.name, "reason": near.reason, "plan": near.plan.to_dict()}
             for near in alternatives

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from forethought.accounting import exact
+from forethought.accounting.interval import warn_if_wide
 from forethought.checks import whole
 from forethought.gossip.clipping import Trust
 from forethought.gossip.gossip import Gossip, GossipError
@@ -183,8 +184,9 @@ def headroom(gossip: Gossip, worker: int) -> tuple[float, float]:
     plan = gossip.plan(worker)
     first = plan.mechanism.first(whole("rounds", min(gossip.rounds, plan.rounds)))
     both = (first, plan.mechanism.first(gossip.updates(worker)))
-    short, all_of_them = (exact.epsilon(one, plan.delta).upper for one in both)
-    return short, all_of_them
+    short, all_of_them = (exact.epsilon(one, plan.delta) for one in both)
+    warn_if_wide(all_of_them)
+    return short.upper, all_of_them.upper
 
 
 def _cost(gossip: Gossip, worker: int, budget: Budget) -> WorkerCost:

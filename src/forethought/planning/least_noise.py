@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from forethought.accounting import exact
-from forethought.accounting.calibration import calibrate
+from forethought.accounting.calibration import solved
 from forethought.mechanism import Budget, Mechanism
 from forethought.planning.limits import PlanError
 
@@ -40,4 +40,4 @@ def least_noise(
         high, low = low, low / 2
         if high < 1e-6 * near:  # hardly any noise is needed, so large is the budget
             return high
-    return calibrate(make, budget, (low, high), group=group)
+    return solved(make, budget, (low, high), group=group)

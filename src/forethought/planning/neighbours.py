@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from forethought.accounting import exact
-from forethought.accounting.calibration import noise_multiplier
+from forethought.accounting.calibration import least_multiplier
 from forethought.mechanism import Budget, Clipping, Correlated, Mechanism, Rounds
 from forethought.optimizers import kind_of
 from forethought.planning import defaults
@@ -128,16 +128,15 @@ def _with_noise(
     near = 1.0
     if len(parts) == 1:
         rounds = parts[0].count
-        sigma = noise_multiplier(budget, samplings[0], rounds, clipping, adjacency, group=group)
+        sigma = least_multiplier(budget, samplings[0], rounds, clipping, adjacency, group=group)
         near = sigma / parts[0].noise_multiplier
     factor = near
     if len(parts) > 1 or ahead is not None:
         factor = least_noise(whole_run, budget, near, group)
     kept = {"local": None, "groups": None} if groups is None else {"groups": groups}
     found = plan.with_(**kept, mechanism=make(factor), budget=budget)
-    if groups is None:
-        about = (GROUPS_AGAINST, "groups")
-        found = found.with_(reasons=tuple(pair for pair in plan.reasons if pair[0] not in about))
+    about = ("epsilon", GROUPS_AGAINST, "groups") if groups is None else ("epsilon",)
+    found = found.with_(reasons=tuple(pair for pair in plan.reasons if pair[0] not in about))
     if (
         not kind_of(plan.optimizer.name).descends
         or dict(plan.reasons).get(STEP_SIZE, GIVEN) == GIVEN

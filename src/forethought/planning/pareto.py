@@ -18,13 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought.accounting import closed_bounds, exact
+from forethought.accounting.interval import warn_if_wide
 from forethought.checks import real, whole
 from forethought.mechanism import Rounds
 from forethought.planning.defaults import EPOCHS_LIMIT
 from forethought.planning.limits import PlanError
 from forethought.planning.noise_to_signal import gradient_computations, noise_to_signal
 from forethought.planning.plan_request import PlanRequest
-from forethought.planning.solve import plan
+from forethought.planning.solve import unchecked
 from forethought.plans import Plan
 from forethought.published.clt import approximate_clt_mu
 
@@ -184,7 +185,7 @@ def pareto(
         raise PlanError("group_sizes= go with clipping='group', and with no groups=: drop one")
     limits = _limits(request, grid, limits)
     request = request.with_(budget=None, delta=request.settled_delta())
-    plans = [plan(point) for point in _requests(request, grid)]
+    plans = [unchecked(point) for point in _requests(request, grid)]
     approximate = _approximate(plans, request.parameters or 1, grid.loss_of_utility)
     allowed = [row for row in approximate if _within(row, limits, _SLACK)]
     if not allowed:
@@ -299,6 +300,7 @@ def approximate_epsilons(plans: Sequence[Plan]) -> NDArray[np.float64]:
 
 def _certified(row: Candidate) -> Candidate:
     interval = exact.epsilon(row.plan.mechanism, row.plan.delta, row.plan.records_per_person)
+    warn_if_wide(interval)
     return Candidate(row.plan, interval.upper, row.noise, row.rounds, row.gradients)
 
 

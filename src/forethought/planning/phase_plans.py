@@ -18,9 +18,9 @@ import math
 from dataclasses import dataclass
 
 from forethought.accounting import exact
-from forethought.accounting.calibration import calibrate
+from forethought.accounting.calibration import solved
 from forethought.accounting.closed_bounds import gaussian_delta_bounds
-from forethought.accounting.interval import at_most
+from forethought.accounting.interval import at_most, warn_if_wide
 from forethought.checks import real, whole
 from forethought.mechanism import Adjacency, Budget, Correlated, Mechanism, Rounds
 from forethought.planning.defaults import budget_mu
@@ -110,12 +110,14 @@ def next_phase(
             f"{budget.epsilon:g} after ε = {at_most(spent)} has been spent, even with sample size "
             f"{smallest}: raise the noise multiplier, run fewer rounds, or stop here"
         )
-    size = N if fits(N) else int(calibrate(total, budget, (smallest, N), integer=True))
+    size = N if fits(N) else int(solved(total, budget, (smallest, N), integer=True))
     while not fits(size):  # the interval that a Statement shows is wider than the solver's
         size -= 1
     part = Rounds(sigma, count, like.sampling.resized(size, N), like.clipping, groups=like.groups)
     found, remark = _closed_form(earlier, part, N, size, budget)
-    return NextPhase(part, exact.epsilon(total(size), budget.delta).upper, found, remark)
+    interval = exact.epsilon(total(size), budget.delta)
+    warn_if_wide(interval)
+    return NextPhase(part, interval.upper, found, remark)
 
 
 def _closed_form(
@@ -243,12 +245,14 @@ def _solved(
     least = most / 1.5
     while fits(least):
         least /= 1.5
-    sigma = calibrate(total, within, (0.9 * least, most))
+    sigma = solved(total, within, (0.9 * least, most))
     while exact.epsilon(total(sigma), within.delta).upper > within.epsilon:
         sigma *= 1 + 1e-4  # the interval that a Statement shows is wider than the solver's
     part = Rounds(sigma, length, sampling, like.clipping, groups=like.groups)
     form, remark = _closed_form(done, part, N, size or N, within)
-    return NextPhase(part, exact.epsilon(total(sigma), within.delta).upper, form, remark)
+    interval = exact.epsilon(total(sigma), within.delta)
+    warn_if_wide(interval)
+    return NextPhase(part, interval.upper, form, remark)
 
 
 def next_by_shortfall(progress: Progress) -> Rounds | None:

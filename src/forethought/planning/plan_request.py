@@ -427,7 +427,7 @@ class PlanRequest:
                 f"delta {delta:g} is larger than 1/{self.examples}, one over the number of "
                 "examples: publishing a random record outright would be allowed. Use at most "
                 f"{default:.2g}",
-                stacklevel=4,
+                stacklevel=5,
             )
         return delta
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Unpack
 
 from forethought.accounting import exact
-from forethought.accounting.calibration import calibrate
-from forethought.accounting.calibration import noise_multiplier as exact_noise
-from forethought.accounting.interval import at_most
+from forethought.accounting.calibration import least_multiplier, solved
+from forethought.accounting.interval import at_most, warn_if_wide
 from forethought.augmentation import Augmentation
-from forethought.mechanism import Budget, Mechanism, Rounds
+from forethought.mechanism import Budget, Mechanism, Rounds, UnsupportedMechanismError
 from forethought.optimizers import USUAL_RATE, check_options, kind_of
 from forethought.planning import defaults, persons
 from forethought.planning.adaptive_steps import adaptive_rate
@@ -132,11 +132,25 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
         PlanError: too much or too little is given, or the request is out of reach; the message says
             which argument to drop, add or change.
         TypeError, ValueError: an argument outside its range.
+
+    Warns:
+        UserWarning: the ends of the plan's ε are further apart than usual; ``reasons`` of the plan
+            say why.
     """
     if request is None:
         request = PlanRequest.of(**keywords)
     elif keywords:
         request = request.with_(**keywords)
+    found = unchecked(request)
+    with suppress(UnsupportedMechanismError):
+        words = warn_if_wide(exact.epsilon(found.mechanism, found.delta, found.records_per_person))
+        if words is not None:
+            return found.with_(reasons=(*found.reasons, ("epsilon", words)))
+    return found
+
+
+def unchecked(request: PlanRequest) -> Plan:
+    """The plan of a request, of which nobody has said yet how well its ε is known."""
     if request.persons is None:
         return _plan(request)
     return persons.planned(request, _plan)
@@ -195,7 +209,7 @@ def _noise(request: PlanRequest, budget: Budget, batch: int, rounds: int) -> flo
     sampling = request.sampling_of(batch)
     strategy = request.strategy(batch, rounds)
     group = request.protected
-    alone = exact_noise(
+    alone = least_multiplier(
         budget, sampling, rounds, request.clipping, request.neighbouring, strategy, group
     )
     if request.preparation is None and not request.course.varies:
@@ -339,8 +353,8 @@ def _compared(
     """What correlation is worth: noise in the weights, beside independent noise at the same ε."""
     mine = sigma * gain(strategy, length, request.momentum)
     arguments = length, request.clipping, request.neighbouring, None, request.protected
-    in_turns = exact_noise(budget, request.sampling_of(batch), *arguments)
-    sampled = exact_noise(budget, Poisson(min(1.0, batch / request.examples)), *arguments)
+    in_turns = least_multiplier(budget, request.sampling_of(batch), *arguments)
+    sampled = least_multiplier(budget, Poisson(min(1.0, batch / request.examples)), *arguments)
     return (
         f"{strategy.kind}, the least noise in the weights of the strategies tried: "
         f"{mine / in_turns:.3g} of what independent noise in the same turns leaves there at the "
@@ -443,4 +457,4 @@ def _largest(
         return None
     if fits(most):
         return most
-    return int(calibrate(make, budget, (1, most), integer=True, group=group))
+    return int(solved(make, budget, (1, most), integer=True, group=group))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from forethought.accounting.calibration import noise_multiplier
+from forethought.accounting.calibration import least_multiplier
 from forethought.mechanism import Budget
 from forethought.planning.pareto import Front
 from forethought.plans import Plan
@@ -40,7 +40,7 @@ def draw_noise(plan: Plan, path: Path) -> Path | None:
     adjacency = plan.mechanism.adjacency
     sigmas = np.array(
         [
-            noise_multiplier(
+            least_multiplier(
                 budget,
                 Poisson(min(1.0, batch / plan.examples)),
                 part.count,
