@@ -192,7 +192,7 @@ def test_data_and_model_say_their_own_numbers_and_caveats() -> None:
 @pytest.mark.parametrize("given", [{"noise_multiplier": 0.05}, {"budget": ft.Budget(500, 1e-6)}])
 def test_a_plan_by_a_wide_interval_says_so(given) -> None:
     run = {"examples": 1000, "batch": 100, "epochs": 2, "sampling": "random-allocation"}
-    with pytest.warns(UserWarning, match="noise is so little") as warned:
+    with pytest.warns(UserWarning, match="so little") as warned:
         plan = ft.plan(**run, **given)
     assert len(warned) == 1 and warned[0].filename == __file__
     assert dict(plan.reasons)["epsilon"] == str(warned[0].message)
