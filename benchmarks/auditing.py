@@ -2,6 +2,7 @@
 
     python benchmarks/auditing.py                 # time and empirical ε at the trial's setting
     python benchmarks/auditing.py --sound 1000    # audits of sound plans: how many are refuted
+    python benchmarks/auditing.py --one-run       # how near one run of one's own model comes
     python benchmarks/auditing.py --jax           # jax-privacy's canary auditor side by side
 
 Source of the setting: Poisson sampling, σ = 1, 100 rounds, rate 0.1.
@@ -19,12 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 import forethought as ft
 from forethought.auditing.attack import contributions, judge, orthogonal_games, summarise
 from forethought.auditing.audit import FALSE_ALARM, gather
 from forethought.auditing.effort import EFFORTS
 from forethought.auditing.inference import epsilon_of_guesses
+from forethought.auditing.one_run import one_run
 from forethought.plans import Plan
 
 ROUNDS, RATE, DELTA = 100, 0.1, 1e-5
@@ -107,6 +110,25 @@ def empirical(canaries: int) -> None:
     )
 
 
+def near(runs: int = 5) -> None:
+    """Medians of what one run of a small model with Dirac canaries shows, by its three bounds."""
+    source = np.random.default_rng(0)
+    for mu in (0.5, 1.0, 2.0):
+        for canaries in (2_000, 10_000):
+            plan = Plan(ft.Mechanism(ft.Rounds(2 / mu, 4, ft.FullBatch())), canaries, DELTA)
+            data = (source.standard_normal((canaries, 8)), source.integers(3, size=canaries))
+            shown = []
+            for _ in range(runs):
+                attack = one_run(plan, nn.Linear(8, 3), data, number=canaries).attack
+                assert attack is not None and attack.epsilon is not None
+                shown.append((attack.fdp_epsilon, attack.one_run_epsilon, attack.epsilon[0]))
+            fdp, plain, alone = np.median(np.array(shown, dtype=float), axis=0)
+            print(
+                f"{canaries:7,} canaries: claimed {attack.claimed_epsilon:.2f}, one run by f-DP ≥ "
+                f"{fdp:.2f}, by (ε, δ) ≥ {plain:.2f}, f-DP inference ≥ {alone:.2f}"
+            )
+
+
 def jax_auditor() -> Any:
     """jax-privacy's auditing module, from its file: it needs no JAX, the package around it does.
 
@@ -164,8 +186,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="seconds, for CI")
     parser.add_argument("--sound", type=int, default=0, metavar="AUDITS")
+    parser.add_argument("--one-run", action="store_true", help="one run of a model of one's own")
     parser.add_argument("--jax", action="store_true", help="jax-privacy side by side")
     arguments = parser.parse_args()
+    if arguments.one_run:
+        near()
+        return
     if arguments.jax:
         side_by_side()
         return

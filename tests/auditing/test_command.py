@@ -75,6 +75,26 @@ def test_a_refutation_is_status_1_and_one_sentence(
     assert Path(read["files"]["audit"]).is_file()
 
 
+def test_one_run_says_how_near_an_attack_comes(
+    plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, _ = run(capsys, "audit", plan, "--one-run", "--out", "found")
+    assert status == 0 and "A strong attack on one run reaches ε ≥ " in out
+    assert "the claim for one record says ≤ " in out and "rehearsal" in out
+    read = json.loads(Path("found/audit.json").read_text())
+    assert read["attack"]["fdp_epsilon"] <= read["attack"]["claimed_epsilon"]
+
+
+@pytest.mark.slow
+def test_one_run_of_a_job_leaves_nothing_but_its_audit(
+    plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("job.toml").write_text(JOB)
+    status, out, _ = run(capsys, "audit", "job.toml", "--one-run", "--canaries", "inputs")
+    assert status == 0 and "Not refuted." in out
+    assert sorted(p.name for p in Path("runs/job-one-run").iterdir()) == ["audit.json"]
+
+
 @pytest.mark.slow
 def test_a_job_and_its_run_folder(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("job.toml").write_text(JOB)
@@ -98,6 +118,8 @@ def test_a_job_and_its_run_folder(plan: Path, capsys: pytest.CaptureFixture[str]
         (("plan.json", "--self-test"), "--self-test goes by itself"),
         (("plan.json", "--replay"), "needs a job or a run folder"),
         (("plan.json", "--replay", "--quick"), "leaves nothing to chance"),
+        (("plan.json", "--one-run", "--quick"), "one run of the whole plan"),
+        (("plan.json", "--one-run", "--canaries", "inputs"), "records of yours"),
         (("missing.toml",), "no job file missing.toml"),
         (("empty",), "is no run folder"),
     ],

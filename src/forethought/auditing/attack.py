@@ -246,8 +246,10 @@ def judge(
     return finding, chosen
 
 
-def summarise(plan: Plan, games: Games, chosen: Tactics, group: int = 1) -> AttackSummary:
-    """What the games say in terms of ε, beside the claim."""
+def summarise(
+    plan: Plan, games: Games, chosen: Tactics, group: int = 1, fdp: float | None = None
+) -> AttackSummary:
+    """What the games say in terms of ε, beside the claim, and beside what one run says by f-DP."""
     delta, count = plan.delta, len(games.outside) + len(games.inside)
     shown, noise = epsilon_interval(
         plan.mechanism, games, chosen.thresholds[0], chosen.slopes[0], delta, group
@@ -266,6 +268,7 @@ def summarise(plan: Plan, games: Games, chosen: Tactics, group: int = 1) -> Atta
         confidence=1 - LEVEL,
         points=points(games),
         curve=curve(tradeoff(plan.mechanism, group)),
+        fdp_epsilon=fdp,
     )
 
 

@@ -10,7 +10,7 @@ choosing them; what several of them cost is charged by Bonferroni.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,6 +30,8 @@ Array = NDArray[np.float64]
 LEVEL = 0.05
 # Multiples of the claimed noise within which the effective one is looked for, and how closely.
 LEAST, MOST, CLOSE = 0.2, 50.0, 1.006
+# Shares of the canaries that are guessed on in one run; what two of them cost is charged.
+GUESSED = (0.05, 0.2)
 
 
 @dataclass(frozen=True)
@@ -188,12 +190,23 @@ def one_run_epsilon(games: Games, delta: float, guesses: int, level: float) -> f
     Source: Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run", 2023,
     Theorem 5.2 and the algorithm of its Appendix D.
     """
+    made, right = right_guesses(games, guesses)
+    return epsilon_of_guesses(len(games.outside) + len(games.inside), made, right, delta, level)
+
+
+def right_guesses(games: Games, guesses: int) -> tuple[int, int]:
+    """Guesses made, "in" at the highest scores and "out" at the lowest, and how many are right.
+
+    Which of equal scores are guessed on is left to chance: their order here knows the coins.
+    """
     scores = np.concatenate([games.outside, games.inside])
     inside = np.concatenate([np.zeros(len(games.outside)), np.ones(len(games.inside))])
+    mixed = np.random.default_rng(0).permutation(len(scores))
+    scores, inside = scores[mixed], inside[mixed]
     half = min(guesses, len(scores)) // 2
     order = np.argsort(scores, kind="stable")
     right = int(inside[order[len(scores) - half :]].sum() + (1 - inside[order[:half]]).sum())
-    return epsilon_of_guesses(len(scores), 2 * half, right, delta, level)
+    return 2 * half, right
 
 
 def epsilon_of_guesses(
@@ -222,3 +235,69 @@ def epsilon_of_guesses(
         else:
             high = middle
     return low
+
+
+def guessed(games: Games) -> tuple[tuple[int, int], ...]:
+    """Guesses and right ones for each of :data:`GUESSED`, which were fixed in advance."""
+    count = len(games.outside) + len(games.inside)
+    wanted = dict.fromkeys(max(2, round(share * count)) for share in GUESSED)
+    return tuple(right_guesses(games, guesses) for guesses in wanted)
+
+
+def one_run_p_value(canaries: int, guesses: int, right: int, claim: TradeOff) -> float:
+    """Chance, at most, of ``right`` or more right guesses in one run if ``claim`` holds.
+
+    No matter how canaries act on each other. Each of m canaries is in or out by a fair coin of its
+    own; W of at most r guesses are right, p_j = P(W = j). With the other coins given, "guess i is v
+    and at least c − 1 others are right" has some chance under coin v and another under the other
+    coin: the claim f holds for this pair of laws in either order. Averaged over coins and canaries,
+    by convexity of f,
+
+        H_{c−1} ≥ f(1 − R_c),  R_c = Σ_{j≥c} j p_j / m,  H_c = Σ_{j≥c} (r − j) p_j / m,
+
+    for every c, while R_0 + H_0 = r/m. The largest P(W ≥ v) has all of it at v and every inequality
+    tight below, so chances that lead to R_0 + H_0 > r/m are impossible.
+
+    Source: Mahloujifar, Melis and Chaudhuri, "Auditing f-Differential Privacy in One Run", 2024,
+    Theorem 9 with k = 2, and Algorithms 2 and 3. Rounded upwards: f is taken at a smaller R.
+    """
+    if right <= 0:
+        return 1.0
+    power = np.concatenate([[0.0], np.geomspace(1e-12, 0.5, 4_000), np.linspace(0.5, 1, 1_000)[1:]])
+    wrong = claim(1 - power)
+    high, low = 0.0, math.log(1e-12)
+    while high - low > 0.01:
+        chances = np.exp(np.linspace(low, high, 33))
+        up, aside = chances * right / canaries, chances * (guesses - right) / canaries
+        for below in range(right - 1, -1, -1):
+            place = np.searchsorted(power, np.minimum(up, 1.0), side="right") - 1
+            more = np.maximum(aside, wrong[place])
+            # Of those that say ``below`` are right, so many are, and the others are wrong.
+            up, aside = up + below / (guesses - below) * (more - aside), more
+        impossible = up + aside > guesses / canaries
+        if not impossible[-1]:
+            return 1.0
+        least = int(np.argmax(impossible))
+        if least == 0:
+            break
+        low, high = float(np.log(chances[least - 1])), float(np.log(chances[least]))
+    return math.exp(high)
+
+
+def one_run_refutation(found: Sequence[tuple[int, int]], canaries: int, claim: TradeOff) -> float:
+    """p-value of one run against ``claim``, from several numbers of guesses (Bonferroni)."""
+    return smallest([one_run_p_value(canaries, r, v, claim) for r, v in found])
+
+
+def one_run_fdp_epsilon(
+    mechanism: Mechanism, found: Sequence[tuple[int, int]], canaries: int, delta: float
+) -> float:
+    """Lower bound on ε from one run: of the mechanism with the most noise that is not refuted.
+
+    Holds with confidence 1 − :data:`LEVEL` among all mechanisms that have the trade-off function of
+    this one with some multiple of its noise.
+    """
+    factor = critical_noise(
+        lambda scaled: one_run_refutation(found, canaries, tradeoff(scaled)) < LEVEL, mechanism
+    )
+    return shown_epsilon(mechanism, factor, delta)

@@ -70,25 +70,30 @@ class AttackSummary:
         delta: at which ε is given.
         claimed_epsilon: certified upper end for those rounds and group.
         epsilon: interval for the ε that this attack shows, from f-DP inference (Nasr et al. 2023);
-            its lower end is a lower bound on the mechanism's own ε.
+            its lower end is a lower bound on the mechanism's own ε. None where the law of the
+            scores is not known, as of losses.
         one_run_epsilon: lower bound by Steinke, Nasr and Jagielski 2023, Theorem 5.2; None where
             each training played one game.
         noise_at_most: the run behaves as if its noise multipliers were at most this multiple of
-            what is claimed; below 1 refutes. Infinite where the attack shows nothing.
+            what is claimed; below 1 refutes. Infinite where the attack shows nothing, None where
+            ``epsilon`` is.
         confidence: of each of these bounds.
         points: for the figure. curve: pairs (α, f(α)) of the claim.
+        fdp_epsilon: lower bound from one run by the claim's own trade-off function with more noise
+            (Mahloujifar, Melis and Chaudhuri 2024); None where it was not asked for.
     """
 
     games: int
     rounds: int
     delta: float
     claimed_epsilon: float
-    epsilon: tuple[float, float]
+    epsilon: tuple[float, float] | None
     one_run_epsilon: float | None
-    noise_at_most: float
+    noise_at_most: float | None
     confidence: float
     points: tuple[AttackPoint, ...] = ()
     curve: tuple[tuple[float, float], ...] = ()
+    fdp_epsilon: float | None = None
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,13 @@ def audit(
         typer.Option("--replay", help="Replay rounds of a job or run against a slow reference."),
     ] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to replay.")] = 3,
+    one_run: Annotated[
+        bool,
+        typer.Option("--one-run", help="Rehearse one run with canaries: how near to ε is it?"),
+    ] = False,
+    canaries: Annotated[
+        str, typer.Option(help="With --one-run: gradients (seen in every sum) or inputs (losses).")
+    ] = "gradients",
     false_alarm: Annotated[
         float | None,
         typer.Option(help="Chance that a sound run is refuted, all checks together. 1e-4."),
@@ -51,7 +58,7 @@ def audit(
 
     console = console_for(quiet or as_json)
     if self_test:
-        others = (path, out, false_alarm, replay or quick or thorough or None)
+        others = (path, out, false_alarm, replay or one_run or quick or thorough or None)
         if any(given is not None for given in others):
             raise UsageError("--self-test goes by itself (with --seed, --json, --quiet)")
         from forethought.auditing.self_test import self_test as plant
@@ -75,6 +82,10 @@ def audit(
     from forethought.jobs import audit as jobs
     from forethought.report.terminal import counting
 
+    if one_run and (quick or thorough or replay):
+        raise UsageError(
+            "--one-run is one run of the whole plan: it goes with --canaries and --seed"
+        )
     level = "quick" if quick else "thorough" if thorough else "standard"
     if replay:
         if quick or thorough or false_alarm is not None or seed is not None:
@@ -92,6 +103,7 @@ def audit(
                 level=level,
                 false_alarm=false_alarm,
                 seed=seed,
+                one_run=canaries if one_run else None,
                 progress=progress,
             )
     written, figure = jobs.save(audited)

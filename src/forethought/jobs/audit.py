@@ -34,6 +34,7 @@ def audit(
     level: str = "standard",
     false_alarm: float | None = None,
     seed: int | None = None,
+    one_run: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Audited:
     """Audit a job file, a plan file or a run folder.
@@ -45,6 +46,8 @@ def audit(
         path: job.toml, plan.json or a run folder.
         out: where the files belong; default: the run folder, or runs/NAME-audit.
         level, false_alarm, seed, progress: as in :func:`forethought.audit`.
+        one_run: attack one run instead, with canaries of this kind
+            (:func:`forethought.auditing.one_run.one_run`).
 
     Raises:
         ValueError: no such job, plan or run; a model that training refuses.
@@ -59,19 +62,17 @@ def audit(
     loss: Any = None
     if loaded is not None:
         model, data, loss = loaded.model, loaded.data, loaded.loss
-    found = audited(
-        plan,
-        model,
-        data,
-        loss=loss,
-        level=level,
-        false_alarm=FALSE_ALARM if false_alarm is None else false_alarm,
-        seed=seed,
-        progress=progress,
-    )
+    given: dict[str, Any] = {"loss": loss, "seed": seed, "progress": progress}
+    given["false_alarm"] = FALSE_ALARM if false_alarm is None else false_alarm
+    if one_run is None:
+        found = audited(plan, model, data, level=level, **given)
+    else:
+        from forethought.auditing.one_run import one_run as attacked
+
+        found = attacked(plan, model, data, canaries=one_run, **given)  # type: ignore[arg-type]
     if problem:
         found = replace(found, notes=(*found.notes, problem))
-    return Audited(found, plan, out or _home(path, "audit"))
+    return Audited(found, plan, out or _home(path, "audit" if one_run is None else "one-run"))
 
 
 def replay(
@@ -172,4 +173,5 @@ def save(audited: Audited) -> tuple[Path, Path | None]:
     audited.folder.mkdir(parents=True, exist_ok=True)
     path = audited.folder / "audit.json"
     audited.audit.save(path)
-    return path, audited.folder / "audit.png" if audited.audit.attack else None
+    attack = audited.audit.attack
+    return path, audited.folder / "audit.png" if attack and attack.points else None

@@ -34,16 +34,28 @@ def show_audit(console: Console, audit: Audit) -> None:
     console.print(table)
     attack = audit.attack
     if attack is not None:
-        confidence = f"{100 * attack.confidence:.0f} % confidence"
-        noise = "∞" if math.isinf(attack.noise_at_most) else f"{attack.noise_at_most:.3g}"
-        bound = attack.one_run_epsilon
-        one_run = "" if bound is None else f"one-run bound {at_least(bound, '.3g')}; "
-        console.print(
-            f"Attack: {attack.games:,} membership games over {attack.rounds:,} rounds show ε of at "
-            f"least {at_least(attack.epsilon[0], '.3g')} ({one_run}{confidence}), as if noise were "
-            f"at most {noise} times what is claimed. Claimed for these rounds: "
-            f"{at_most(attack.claimed_epsilon)} at δ = {at_most(attack.delta, '.2g')}."
-        )
+        confidence = f"{100 * attack.confidence:.0f} %"
+        bound, fdp = attack.one_run_epsilon, attack.fdp_epsilon
+        claimed = f"{at_most(attack.claimed_epsilon)} at δ = {at_most(attack.delta, '.2g')}"
+        if fdp is not None:
+            console.print(
+                f"[bold]A strong attack on one run reaches ε ≥ {at_least(fdp, '.3g')} "
+                f"({confidence}), the claim for one record says ≤ {claimed}.[/bold]"
+            )
+        if attack.epsilon is not None and attack.noise_at_most is not None:
+            noise = "∞" if math.isinf(attack.noise_at_most) else f"{attack.noise_at_most:.3g}"
+            one_run = "" if bound is None else f"one-run bound {at_least(bound, '.3g')}; "
+            console.print(
+                f"Attack: {attack.games:,} membership games over {attack.rounds:,} rounds show ε "
+                f"of at least {at_least(attack.epsilon[0], '.3g')} ({one_run}{confidence} "
+                f"confidence), as if noise were at most {noise} times what is claimed. Claimed for "
+                f"these rounds: {claimed}."
+            )
+        elif bound is not None:
+            console.print(
+                f"Attack: {attack.games:,} canaries; by ε and δ alone, without the curve, "
+                f"ε ≥ {at_least(bound, '.3g')}."
+            )
     for note in audit.notes:
         console.print(f"Note: {note[:1].upper()}{note[1:].rstrip('.')}.")
     verdict = (

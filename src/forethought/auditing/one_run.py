@@ -1,0 +1,342 @@
+"""A lower bound on ε from one training run of the user's own model, loss and data.
+
+Some records give up their places to *canaries*, each there or not by a fair coin of its own. One
+run of the whole plan is made, a rehearsal whose weights are thrown away, and an attacker guesses
+coins, and abstains where it is not sure. What so many right guesses say of ε needs no independence
+of the canaries (:func:`forethought.auditing.inference.one_run_p_value`; Steinke, Nasr and Jagielski
+2023; Mahloujifar, Melis and Chaudhuri 2024).
+
+White box: a canary's gradient has a coordinate of its own ("Dirac canary", Nasr et al. 2023) in a
+table of parameters beside the model's, far above the clipping norm, and the attacker is shown every
+noised sum. Black box: a canary is a record with a wrong target, and the attacker is shown its loss
+before and after the run.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from forethought.accounting import exact
+from forethought.accounting.tradeoff import tradeoff
+from forethought.auditing.attack import (
+    LARGE,
+    contributions,
+    directed,
+    judge,
+    orthogonal_games,
+    summarise,
+)
+from forethought.auditing.audit import FALSE_ALARM
+from forethought.auditing.inference import (
+    LEVEL,
+    Games,
+    curve,
+    guessed,
+    one_run_epsilon,
+    one_run_fdp_epsilon,
+    one_run_refutation,
+)
+from forethought.auditing.noise import scales
+from forethought.auditing.scores import log_likelihood_ratio
+from forethought.auditing.verdict import AttackSummary, Audit, Finding
+from forethought.checks import one_of, real, whole
+from forethought.contributions import Examples, Persons
+from forethought.plans import Plan
+from forethought.rounds.losses import Loss, default_loss
+from forethought.rounds.private_sum import WITNESS, NoisedSum
+from forethought.rounds.records import as_records, blank
+from forethought.training.datasets import opened, usual_loss
+from forethought.training.persons import arranged
+from forethought.training.run import train
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+Canaries = Literal["gradients", "inputs"]
+
+# Canaries by default: so many at most, and no more than this share of the records.
+MOST, SHARE = 2_000, 0.5
+# Rows of the table at least: gradients are tried on a few rows first.
+ROWS = 32
+# Records whose losses are computed at a time.
+PIECE = 256
+
+REHEARSAL = (
+    "a rehearsal: one run of the whole plan was made on the given data with canaries among them, "
+    "and thrown away. Nothing was released, so nothing of a budget is spent; publishing what was "
+    "measured would be one more run of the plan on these data"
+)
+
+
+class Canaried(nn.Module):
+    """The user's model with a table of numbers beside it, one a canary.
+
+    Args:
+        model: the user's. canaries: rows of the table, at least.
+    """
+
+    def __init__(self, model: nn.Module, canaries: int) -> None:
+        super().__init__()
+        first = next(p for p in model.parameters() if p.requires_grad)
+        self.model = model
+        self.table = nn.Embedding(max(ROWS, canaries), 1, dtype=first.dtype, device=first.device)
+        nn.init.zeros_(self.table.weight)
+
+    def forward(
+        self, row: torch.Tensor, own: torch.Tensor, weight: torch.Tensor, inputs: Any
+    ) -> tuple[Any, torch.Tensor, torch.Tensor]:
+        """The model's outputs, what its loss counts (B,), and weight × table[row] (B,)."""
+        return called(self.model, inputs), own, weight * self.table(row).squeeze(-1)
+
+
+def called(model: nn.Module, inputs: Any) -> Any:
+    """The model of inputs in any form that training takes."""
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
+
+
+def one_run(
+    plan: Plan,
+    model: nn.Module | None = None,
+    data: object | None = None,
+    *,
+    loss: Loss | None = None,
+    canaries: Canaries = "gradients",
+    number: int | None = None,
+    false_alarm: float = FALSE_ALARM,
+    seed: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Audit:
+    """How close to the claim does a strong attack on one run come? A rehearsal: nothing is kept.
+
+    Args:
+        plan: what is claimed; the whole of it is run.
+        model: the user's, with ``data``; a copy is trained. Without both, planted records are.
+        data: the user's records, as :func:`forethought.train` takes them.
+        loss: one value per record; default as in training.
+        canaries: ``"gradients"``, seen in every noised sum (white box); ``"inputs"``, records
+            with wrong targets, seen by their losses before and after (black box).
+        number: of canaries, in the places of as many records, chosen at random.
+        false_alarm: chance that a sound run is refuted, all tests together.
+        seed: of coins and choices. The run draws its own randomness.
+        progress: called with (rounds done, rounds).
+
+    Returns:
+        The audit. ``attack.fdp_epsilon`` is the lower bound, ``attack.claimed_epsilon`` the claim.
+
+    Raises:
+        ValueError, TypeError: arguments that do not fit; a plan of which one run plays one game.
+    """
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan must be a forethought.Plan, not {type(plan).__name__}")
+    one_of("canaries", canaries, get_args(Canaries))
+    if (model is None) != (data is None):
+        raise ValueError("give model and data, or neither")
+    if model is None and canaries == "inputs":
+        raise ValueError('canaries="inputs" are records of yours: give model and data')
+    if directed(plan):
+        raise ValueError(
+            "one run plays one game of this plan: records of a group share its update, and one "
+            "record less moves batches of a fixed size. Use forethought.audit, or a plan that "
+            "clips examples, by Poisson sampling or under zero-out"
+        )
+    if any(part.noise_multiplier == 0 for part in plan.mechanism):
+        raise ValueError("a plan without noise claims nothing: there is nothing to come close to")
+    share = real("false_alarm", false_alarm, above=0, most=0.1)
+    most = plan.examples if model is None else max(2, int(SHARE * plan.examples))
+    count = min(MOST, most) if number is None else whole("number", number)
+    if not 2 <= count <= plan.examples:
+        raise ValueError(f"number must be from 2 to the plan's {plan.examples} records: {count}")
+    start, generator = time.perf_counter(), np.random.default_rng(seed)
+    notes = [REHEARSAL]
+    if plan.preparation is not None or plan.augmentation is not None:
+        notes.append("altered copies and the preparation of the data were left out of it")
+    plan = plan.with_(preparation=None, augmentation=None, budget=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about gradients of sizes that no data has
+        if model is None:
+            games = orthogonal_games(plan, count, generator)
+        else:
+            games = _games(plan, model, data, loss, canaries, count, generator, progress)
+    if not len(games.outside) or not len(games.inside):
+        raise ValueError(f"all {count} coins fell alike: take a larger number of canaries")
+    findings, summary = _judged(plan, games, canaries)
+    seconds = round(time.perf_counter() - start, 2)
+    return Audit(tuple(findings), share, summary, seconds, tuple(notes))
+
+
+def _judged(plan: Plan, games: Games, canaries: Canaries) -> tuple[list[Finding], AttackSummary]:
+    claim, found = tradeoff(plan.mechanism), guessed(games)
+    right = ", ".join(f"{v:,} of {r:,}" for r, v in found)
+    total = len(games.outside) + len(games.inside)
+    findings = [
+        Finding(
+            "attack",
+            "guesses in one run",
+            f"{right} right",
+            "fewer",
+            f"Of one run with {total:,} canaries {right} guesses about them are right, which the "
+            "claim makes improbable.",
+            one_run_refutation(found, total, claim),
+        )
+    ]
+    fdp = one_run_fdp_epsilon(plan.mechanism, found, total, plan.delta)
+    if canaries == "gradients":  # scores of a known law, one canary independent of another
+        finding, chosen = judge(plan, games, contributions(plan))
+        return [*findings, finding], summarise(plan, games, chosen, fdp=fdp)
+    # The better of the two numbers of guesses, at half of the level each.
+    plain = max(one_run_epsilon(games, plan.delta, r, LEVEL / len(found)) for r, _ in found)
+    return findings, AttackSummary(
+        games=total,
+        rounds=plan.rounds,
+        delta=plan.delta,
+        claimed_epsilon=exact.epsilon(plan.mechanism, plan.delta).upper,
+        epsilon=None,
+        one_run_epsilon=plain,
+        noise_at_most=None,
+        confidence=1 - LEVEL,
+        curve=curve(claim),
+        fdp_epsilon=fdp,
+    )
+
+
+def _games(
+    plan: Plan,
+    model: nn.Module,
+    data: object,
+    loss: Loss | None,
+    canaries: Canaries,
+    count: int,
+    generator: np.random.Generator,
+    progress: Callable[[int, int], None] | None,
+) -> Games:
+    """One run of the plan on the user's model; every canary is a game."""
+    own = arranged(opened(data, None)[0], plan, loss or usual_loss(data))
+    if isinstance(plan.contribution, Persons):  # each is one record by now, clipped the same way
+        plan = plan.with_(contribution=Examples())
+    first = next((p for p in model.parameters() if p.requires_grad), None)
+    if first is None:
+        raise ValueError("the model has no parameter with requires_grad=True: nothing to audit")
+    records = as_records(own.data, first.dtype, first.device)
+    if len(records) != plan.examples:
+        raise ValueError(
+            f"the plan is for {plan.examples} examples, the data has {len(records)}: audit the "
+            "plan with the data that it is for"
+        )
+    usual = own.loss or default_loss(blank(records)[1])
+    inputs, targets = records.take(np.arange(plan.examples))
+    chosen = generator.permutation(plan.examples)[:count]
+    there = generator.random(count) < 0.5
+    inside, outside = contributions(plan)
+    weight, counted = np.zeros(plan.examples), np.ones(plan.examples)
+    row = np.zeros(plan.examples, dtype=np.int64)
+    table = count if canaries == "gradients" else 0
+    wrong = targets
+    if canaries == "gradients":
+        row[chosen] = np.arange(count)
+        counted[chosen] = 0
+        weight[chosen] = np.where(there, inside, outside) * LARGE * plan.clip.norm
+    else:
+        wrong = mistaken(targets, chosen, generator)
+        if outside:  # the record itself takes the canary's place
+            kept = torch.from_numpy(chosen[~there]).to(targets.device)
+            wrong[kept] = targets[kept]
+        else:
+            counted[chosen[~there]] = 0
+    masks = {"row": torch.from_numpy(row), "own": counted, "weight": weight}
+    trained = Canaried(copy.deepcopy(own.wrapped(model)), table)
+
+    def value(outputs: Any, targets: Any) -> torch.Tensor:
+        inner, own, planted = outputs
+        found: torch.Tensor = own * usual(inner, targets) + planted
+        return found
+
+    seen: list[tuple[float, Array]] = []
+    before = losses(trained.model, usual, inputs, wrong, chosen)
+    with _shown(table, seen):
+        run = train(
+            trained,
+            ({**masks, "inputs": inputs}, wrong),
+            plan,
+            loss=value,
+            diagnostics=False,
+            log_every=plan.rounds,
+            progress=None if progress is None else lambda event: progress(event.round, plan.rounds),
+        )
+    if canaries == "inputs":
+        assert isinstance(run.model, Canaried)
+        score = before - losses(run.model.model, usual, inputs, wrong, chosen)
+        return Games(score[~there], score[there], independent=False)
+    sums = np.array([total / norm for norm, total in seen])
+    noise = scales(plan, [1.0] * plan.rounds)
+    score = log_likelihood_ratio(plan.mechanism, noise, sums, inside, outside)
+    competing = any(part.sampling.exchanges for part in plan.mechanism)
+    return Games(score[~there], score[there], independent=not competing)
+
+
+def mistaken(
+    targets: torch.Tensor, chosen: Indices, generator: np.random.Generator
+) -> torch.Tensor:
+    """Targets of which the chosen records' are wrong: other classes, or one another's numbers."""
+    wrong, places = targets.clone(), torch.from_numpy(chosen).to(targets.device)
+    some = targets[places]
+    if targets.is_floating_point():
+        wrong[places] = some.roll(1, 0)
+        return wrong
+    classes = int(targets.max()) + 1
+    shift = torch.from_numpy(generator.integers(1, max(2, classes), size=tuple(some.shape)))
+    wrong[places] = torch.where(some < 0, some, (some + shift.to(some.device)) % classes)
+    return wrong
+
+
+def losses(
+    model: nn.Module, loss: Loss, inputs: Any, targets: torch.Tensor, chosen: Indices
+) -> Array:
+    """The chosen records' losses, shape (chosen,); in evaluation mode."""
+    training, found = model.training, []
+    model.eval()
+    with torch.no_grad():
+        for some in np.array_split(chosen, -(-len(chosen) // PIECE)):
+            places = torch.from_numpy(some).to(targets.device)
+            piece = torch.utils._pytree.tree_map(lambda leaf, at=places: leaf[at], inputs)
+            found.append(loss(called(model, piece), targets[places]).double().cpu().numpy())
+    model.train(training)
+    return np.asarray(np.concatenate(found), dtype=np.float64)
+
+
+@contextmanager
+def _shown(rows: int, seen: list[tuple[float, Array]]) -> Iterator[None]:
+    """Keep clip norm and noised sum, on the table's first ``rows``, of every round of a run."""
+    token = WITNESS.set((lambda rounds, secrets: _Listener(rows, seen)) if rows else None)
+    try:
+        yield
+    finally:
+        WITNESS.reset(token)
+
+
+class _Listener:
+    """See :class:`forethought.rounds.private_sum.Witness`; looks at what is released only."""
+
+    def __init__(self, rows: int, seen: list[tuple[float, Array]]) -> None:
+        self._rows, self._seen = rows, seen
+
+    def met(self, *_: object) -> None:
+        """Nothing."""
+
+    def summed(self, *_: object) -> None:
+        """Nothing."""
+
+    def released(self, noised: NoisedSum) -> None:
+        """Keep the sum."""
+        table = noised.layout.views(noised.vector)["table.weight"].reshape(-1)[: self._rows]
+        self._seen.append((noised.round.clip_norm, table.detach().cpu().numpy().copy()))
