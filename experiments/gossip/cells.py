@@ -12,6 +12,7 @@ promises nothing, and these are about accuracy. ε is certified for secret numbe
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,9 @@ from forethought.rounds.losses import cross_entropy
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
 from forethought.simulation.speeds import Hiccups, slow_ones
+
+# Published networks are there.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 CLIP, POINTS = 1.0, 10
 # Test records of the curves; the last average and the worst worker are measured on all.

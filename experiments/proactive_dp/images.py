@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,9 @@ import forethought as ft
 from forethought.data import load
 from forethought.models import build
 from forethought.rounds.losses import cross_entropy
+
+# Published networks are there.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 
 @dataclass(frozen=True)

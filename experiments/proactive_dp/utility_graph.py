@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -42,6 +43,9 @@ from forethought.report.utility_figures import draw_utility
 from forethought.use import Optimizer, Schedule
 from forethought.utility.graph import UtilityGraph
 from forethought.utility.perturbing import NoiseScaleName, utility_graph
+
+# Published networks are there.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 TOLERANCE = 0.1
 # Rows of the table, with --full and nothing else.

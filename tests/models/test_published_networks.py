@@ -8,8 +8,9 @@ from torch import nn
 
 from drawn import rand, randn
 from forethought.models import build
-from forethought.models.blocks import Gate, Shuffle, norm
 from forethought.models.wide import StandardisedConv2d
+from forethought.models.zoo import PUBLISHED as ONCE_INSTALLED
+from published_networks import Gate, Shuffle, norm
 
 # Parameters, and megabytes (of 2^20 bytes) as Xu et al. print them; None: not theirs.
 PUBLISHED = {
@@ -25,6 +26,10 @@ PUBLISHED = {
     "vgg-19": (20_040_522, 76.45),
     "alexnet": (23_272_266, None),
 }
+
+
+def test_every_name_that_was_installed_is_counted() -> None:
+    assert set(PUBLISHED) == set(ONCE_INSTALLED)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

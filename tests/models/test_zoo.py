@@ -177,6 +177,22 @@ def test_a_model_of_ones_own_in_the_working_directory(tmp_path: Path, monkeypatc
     del sys.modules["my_zoo_for_test"]
 
 
+def test_networks_that_were_installed_once_are_found_where_their_file_is(
+    tmp_path: Path, monkeypatch
+):
+    tools = Path(__file__).parents[2] / "tools"
+    monkeypatch.delitem(sys.modules, "published_networks", raising=False)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if Path(path) != tools])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="no longer installed"):
+        build("resnet-18", inputs=(3, 8, 8), classes=2)
+    file = tools / "published_networks.py"
+    (tmp_path / file.name).write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
+    with torch.device("meta"):
+        assert count(build("mobilenet-v2", inputs=(3, 32, 32), classes=10)) == 2_296_922
+    monkeypatch.delitem(sys.modules, "published_networks")
+
+
 def test_a_module_that_fails_to_import_says_why(tmp_path: Path, monkeypatch):
     (tmp_path / "broken_zoo_for_test.py").write_text("raise RuntimeError('out of cheese')\n")
     monkeypatch.chdir(tmp_path)

@@ -8,7 +8,26 @@ import torch
 from torch import nn
 
 from forethought.models.activations import Magnitude, TemperedSigmoid, by_name
-from forethought.models.blocks import image
+
+
+def image(name: str, inputs: tuple[int, ...], least: int) -> tuple[int, int, int]:
+    """(channels, height, width) of an image.
+
+    Raises:
+        ValueError: another shape, or a side below ``least`` pixels.
+    """
+    if len(inputs) != 3:
+        raise ValueError(
+            f"{name} takes images of shape (channels, height, width), not {inputs}: "
+            "for plain features use 'linear' or 'mlp'"
+        )
+    channels, height, width = inputs
+    if min(height, width) < least:
+        raise ValueError(
+            f"{name} needs images of at least {least} pixels a side, not {height} × {width}: use "
+            "'linear', 'mlp' or 'tempered-cnn'"
+        )
+    return channels, height, width
 
 
 def lenet5(

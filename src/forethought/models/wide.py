@@ -8,16 +8,35 @@ filter, and activations before normalisation.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from forethought.models.blocks import head, image, scaled
+from forethought.models.convolutional import image
 
 _GROUPS = 16
 # Below this, variance times inputs is not divided by.
 _LEAST = 1e-4
+
+
+def scaled(width: float) -> Callable[[int], int]:
+    """Channels of a network ``width`` times as wide: multiples of 8, or as published for 1.
+
+    Raises:
+        ValueError: not a number above 0.
+    """
+    if isinstance(width, bool) or not isinstance(width, int | float) or not 0 < width <= 16:
+        raise ValueError(f"width must be a number above 0 and at most 16, not {width!r}")
+    if width == 1:
+        return lambda channels: channels
+    return lambda channels: max(8, 8 * round(width * channels / 8))
+
+
+def head(channels: int, classes: int) -> list[nn.Module]:
+    """The mean over all pixels, and a linear layer."""
+    return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
 
 
 class StandardisedConv2d(nn.Module):

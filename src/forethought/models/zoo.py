@@ -15,15 +15,7 @@ import torch
 from torch import nn
 
 from forethought.models.convolutional import cnn, gabor_cnn, lenet5, tempered_cnn
-from forethought.models.deep import alexnet, googlenet, resnet18, resnext29, senet18, vgg19
 from forethought.models.dense import linear, mlp
-from forethought.models.mobile import (
-    efficientnet_b0,
-    mobilenet,
-    mobilenet_v2,
-    shufflenet,
-    shufflenet_v2,
-)
 from forethought.models.recurrent import PRESETS
 from forethought.models.wide import wrn_16_4, wrn_40_4
 from forethought.turns import turns
@@ -35,20 +27,16 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn": cnn,
     "tempered-cnn": tempered_cnn,
     "gabor-cnn": gabor_cnn,
-    "alexnet": alexnet,
-    "efficientnet-b0": efficientnet_b0,
-    "googlenet": googlenet,
-    "mobilenet": mobilenet,
-    "mobilenet-v2": mobilenet_v2,
-    "resnet-18": resnet18,
-    "resnext-29": resnext29,
-    "senet-18": senet18,
-    "shufflenet": shufflenet,
-    "shufflenet-v2": shufflenet_v2,
-    "vgg-19": vgg19,
     "wrn-16-4": wrn_16_4,
     "wrn-40-4": wrn_40_4,
     **PRESETS,
+}
+# Installed up to 0.2, and in tools/published_networks.py of the repository since: name → function.
+PUBLISHED = {
+    **{name: name for name in ("alexnet", "googlenet", "mobilenet", "shufflenet")},
+    **{"efficientnet-b0": "efficientnet_b0", "mobilenet-v2": "mobilenet_v2"},
+    **{"resnet-18": "resnet18", "resnext-29": "resnext29", "senet-18": "senet18"},
+    **{"shufflenet-v2": "shufflenet_v2", "vgg-19": "vgg19"},
 }
 
 
@@ -108,7 +96,16 @@ def build(
 def _of_the_zoo(name: str) -> Callable[..., nn.Module]:
     if name in MODELS:
         return MODELS[name]
-    near = difflib.get_close_matches(name.lower(), MODELS, 1)
+    if name in PUBLISHED:
+        try:
+            return _imported(f"published_networks:{PUBLISHED[name]}")
+        except ValueError as error:
+            raise ValueError(
+                f"model {name!r} is no longer installed: put tools/published_networks.py of the "
+                "repository into the working directory or next to the job file, and it is found "
+                f"({error})"
+            ) from None
+    near = difflib.get_close_matches(name.lower(), (*MODELS, *PUBLISHED), 1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise ValueError(
         f"unknown model {name!r}.{hint} The models are {', '.join(MODELS)}, or module:function "
