@@ -559,7 +559,7 @@ MUTANTS = [
     Mutant("frame: somebody else's frame taken", "open_frame", "recipient != me", "False",
            "test_what_is_for_somebody_else"),
     Mutant("frame: any length allocated", "length_of", "length > limits[kind]", "False",
-           "test_an_oversized_frame_is_refused_before_it_is_read"),
+           "test_an_oversized_frame_is_refused_by_its_header_alone"),
     Mutant("frame: the payload not signed", "hashed", "blake3(payload).digest()", "bytes(32)",
            "test_open_frame_needs_the_key_of_the_place_not_any_key"),
     Mutant("decode: NaN taken", "Endpoint._judge", "raise DecodeError(f'{what} holds NaN or ∞')",

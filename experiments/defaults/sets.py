@@ -165,9 +165,9 @@ def fetch(name: str, folder: Path | None, examples: int | None, features: str | 
     if images:
         dataset = _first(dataset, examples)
     if images and features is not None:
-        from forethought.data.features import with_scattering
+        from forethought.data.features import with_features
 
-        dataset = with_scattering(dataset)
+        dataset = with_features(dataset, "scattering")
     if dataset.test is None or dataset.classes is None:
         raise ValueError(f"{name} has no test part or no classes")
     train, test = dataset.train, dataset.test

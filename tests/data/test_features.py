@@ -142,7 +142,7 @@ def test_refused_for_what_is_no_image():
         load("breast-cancer", features="scattering")
     tiny = Split(np.zeros((3, 1, 4, 4), np.float32), np.zeros(3, np.int64))
     with pytest.raises(DataError, match="than 4 pixels"):
-        features.with_scattering(Dataset("tiny", tiny, None, 2))
+        features.with_features(Dataset("tiny", tiny, None, 2), "scattering")
     with pytest.raises(DataError, match="unknown features 'wavelets'"):
         load("digits", features="wavelets")
 
@@ -165,10 +165,10 @@ def test_what_is_kept_is_for_its_owner_only_and_named_by_a_keyed_hash(images, ca
 
 def test_the_statement_names_what_is_kept_and_off_keeps_nothing(images, cache, monkeypatch):
     whole = Split(images, np.zeros(len(images), np.int64))
-    kept = features.with_scattering(Dataset("own", whole, None, 2))
+    kept = features.with_features(Dataset("own", whole, None, 2), "scattering")
     assert [caveat.code for caveat in kept.not_covered] == ["cached-features"]
     monkeypatch.setenv("FORETHOUGHT_CACHE", "off")
-    bare = features.with_scattering(Dataset("own", whole, None, 2))
+    bare = features.with_features(Dataset("own", whole, None, 2), "scattering")
     assert bare.not_covered == ()
     np.testing.assert_array_equal(bare.train.inputs, kept.train.inputs)
 

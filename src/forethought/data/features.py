@@ -200,11 +200,6 @@ def reason_for(name: str) -> str:
     return f'{model}; for grey drawings and digits. For grey photographs try "patches"'
 
 
-def with_scattering(dataset: Dataset) -> Dataset:
-    """:func:`with_features` for ``"scattering"``: (N, C, H, W) become (N, 81·C, H/4, W/4)."""
-    return with_features(dataset, "scattering")
-
-
 def with_features(dataset: Dataset, name: str) -> Dataset:
     """The data set with images replaced by fixed features.
 

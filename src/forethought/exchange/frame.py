@@ -24,7 +24,7 @@ collision of BLAKE3.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -171,31 +171,6 @@ def open_frame(
     return Frame(
         kind, its_run, sender, recipient, round_, base, payload, blake3(signed).digest(length=16)
     )
-
-
-def read_frame(read: Callable[[int], bytes], limits: Mapping[int, int]) -> bytes:
-    """One frame's bytes from a stream, not verified yet; the payload's length is judged first.
-
-    Args:
-        read: reads up to so many bytes; empty at the end.
-
-    Raises:
-        FrameError: see :func:`length_of`, or the stream ends within the frame.
-    """
-    header = _exactly(read, HEADER_BYTES)
-    return header + _exactly(read, length_of(header, limits) - HEADER_BYTES)
-
-
-def _exactly(read: Callable[[int], bytes], count: int) -> bytes:
-    # A list of what really came: the sender has to send a byte for every byte that is held.
-    parts, left = [], count
-    while left:
-        part = read(min(left, 1 << 20))
-        if not part:
-            raise FrameError(f"truncated: {count - left} of {count} bytes")
-        parts.append(part)
-        left -= len(part)
-    return b"".join(parts)
 
 
 def _signed(header: bytes | memoryview, payload_hash: bytes) -> bytes:

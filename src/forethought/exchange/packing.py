@@ -39,11 +39,6 @@ def pack(vector: Vector) -> tuple[bytes, bytes | memoryview]:
     return DENSE, memoryview(held).cast("B")  # type: ignore[arg-type]
 
 
-def packed_bytes(vector: Vector) -> int:
-    """How many bytes :func:`pack` makes of it."""
-    return len(pack(vector)[1])
-
-
 def unpack(form: bytes, length: int, content: bytes | memoryview) -> Vector:
     """The vector again, read-only.
 

@@ -16,7 +16,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from forethought.exchange.codec import DecodeError, decode, encode, largest, layout
-from forethought.exchange.frame import OVERHEAD, Frame, hashed, length_of, open_frame, seal
+from forethought.exchange.frame import OVERHEAD, Frame, hashed, open_frame, seal
 from forethought.exchange.messages import (
     KINDS,
     SERVER,
@@ -123,10 +123,6 @@ class Endpoint:
             payload = encode(message, _IN_HEADER)
             kept = self._last["model"] = (message.vector, payload, hashed(payload))
         return kept[1], kept[2]
-
-    def judge_length(self, header: bytes | memoryview) -> int:
-        """Length of the frame that begins so; see :func:`~forethought.exchange.frame.length_of`."""
-        return length_of(header, self.limits)
 
     def open(self, data: bytes) -> Opened:
         """A frame that came.

@@ -19,7 +19,6 @@ from forethought.federated.secure_aggregation.ring import Ring, mask
 from forethought.federated.secure_aggregation.settings import SecureAggregationError
 
 KEY_BYTES = 32
-SEAL_BYTES = 16
 # Elements expanded at a time: stays in cache.
 _CHUNK = 1 << 15
 
