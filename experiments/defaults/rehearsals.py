@@ -33,7 +33,7 @@ import forethought as ft
 from forethought.data.dataset import Split
 from forethought.models import build
 from forethought.planning.defaults import default_delta
-from forethought.training.coincidence import CoincidingRecordsError
+from forethought.training.records import CoincidingRecordsError
 from forethought.utility.rehearsal import rehearse
 from forethought.utility.rehearsal_records import synthetic
 from forethought.utility.resemblance import SCORES

@@ -32,7 +32,7 @@ from forethought.data import load
 from forethought.jobs.gossip import gossip_of, simulate_gossip
 from forethought.jobs.job import Job
 from forethought.jobs.request import Request
-from forethought.training.step_sizes import SHAPES
+from forethought.training.descent import SHAPES
 
 HERE = Path(__file__).parent
 ROWS = HERE / "falling.jsonl"

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from forethought.strategies import BufferedToeplitz as BufferedToeplitz
     from forethought.training.execution import Execution as Execution
     from forethought.training.own_loop import private as private
-    from forethought.training.phase_state import PhasedRun as PhasedRun
+    from forethought.training.phases import PhasedRun as PhasedRun
     from forethought.training.phases import train_until as train_until
     from forethought.training.run import Run as Run
     from forethought.training.run import train as train
@@ -134,7 +134,7 @@ _HOME = {
     "Execution": "training.execution",
     "private": "training.own_loop",
     **dict.fromkeys(("Run", "train"), "training.run"),
-    "PhasedRun": "training.phase_state",
+    "PhasedRun": "training.phases",
     "train_until": "training.phases",
     **dict.fromkeys(("Tuned", "tune"), "training.search"),
     "UtilityGraph": "utility.graph",

@@ -53,24 +53,24 @@ if TYPE_CHECKING:
     from forethought.rounds.transcript import TranscriptError as TranscriptError
     from forethought.signing import SignatureError as SignatureError
     from forethought.simulation.times import SimulationError as SimulationError
-    from forethought.training.centring import NotCentredWarning as NotCentredWarning
-    from forethought.training.checkpoint import CheckpointError as CheckpointError
-    from forethought.training.class_weights import MutedWeightsWarning as MutedWeightsWarning
-    from forethought.training.coincidence import CoincidingRecordsError as CoincidingRecordsError
     from forethought.training.deferred import DeferredError as DeferredError
+    from forethought.training.execution import Interrupted as Interrupted
     from forethought.training.fit import NonFiniteRecordsWarning as NonFiniteRecordsWarning
+    from forethought.training.fit import OtherModelWarning as OtherModelWarning
+    from forethought.training.folder import CheckpointError as CheckpointError
+    from forethought.training.folder import RunFolderBusyError as RunFolderBusyError
     from forethought.training.folder import RunFolderExistsError as RunFolderExistsError
-    from forethought.training.interruption import Interrupted as Interrupted
-    from forethought.training.lock import RunFolderBusyError as RunFolderBusyError
-    from forethought.training.other_model import OtherModelWarning as OtherModelWarning
+    from forethought.training.records import CoincidingRecordsError as CoincidingRecordsError
+    from forethought.training.records import MutedWeightsWarning as MutedWeightsWarning
+    from forethought.training.records import NotCentredWarning as NotCentredWarning
     from forethought.web.planner import SettingError as SettingError
 
 _HOME = {
     "BudgetExceededError": "accounting.adaptive",
     "CalculatorError": "published.calculators_exact",
     "CertificateError": "accounting.exact",
-    "CheckpointError": "training.checkpoint",
-    "CoincidingRecordsError": "training.coincidence",
+    "CheckpointError": "training.folder",
+    "CoincidingRecordsError": "training.records",
     "ConnectionPolicyError": "network.tls",
     "DataError": "data.error",
     "DecodeError": "exchange.codec",
@@ -81,25 +81,25 @@ _HOME = {
     "GossipError": "gossip.gossip",
     "GraphError": "gossip.graphs",
     "HolderError": "holders.error",
-    "Interrupted": "training.interruption",
+    "Interrupted": "training.execution",
     "JobError": "jobs.job",
     "JournalError": "exchange.journal",
     "LedgerError": "exchange.ledger",
     "LogError": "exchange.log",
     "MixingError": "gossip.mixing",
-    "MutedWeightsWarning": "training.class_weights",
+    "MutedWeightsWarning": "training.records",
     "NeighbourError": "gossip.clipping",
     "NetworkViewError": "gossip.decentralised",
     "NonFiniteRecordsWarning": "training.fit",
-    "NotCentredWarning": "training.centring",
-    "OtherModelWarning": "training.other_model",
+    "NotCentredWarning": "training.records",
+    "OtherModelWarning": "training.fit",
     "PayloadError": "gossip.compression",
     "PeersError": "peers.driving",
     "PlanError": "planning.limits",
     "PrintingError": "report.pdf",
     "RosterError": "exchange.roster",
     "RoundError": "rounds.private_sum",
-    "RunFolderBusyError": "training.lock",
+    "RunFolderBusyError": "training.folder",
     "RunFolderExistsError": "training.folder",
     "SecureAggregationError": "federated.secure_aggregation.settings",
     "SelectionNotCoveredWarning": "estimators.callers",

@@ -155,7 +155,7 @@ OPTIMIZERS: dict[str, OptimizerKind] = {
         weight_decay=0.0,
     ),
     "yogi": OptimizerKind(
-        home="forethought.training.yogi:Yogi",
+        home="forethought.training.descent:Yogi",
         descends=False,
         options=(),
         divides=None,
@@ -163,7 +163,7 @@ OPTIMIZERS: dict[str, OptimizerKind] = {
         weight_decay=0.0,
     ),
     "adam-bc": OptimizerKind(
-        home="forethought.training.adam_bc:AdamBC",
+        home="forethought.training.descent:AdamBC",
         descends=False,
         options=(),
         divides=_by_floor,

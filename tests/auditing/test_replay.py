@@ -35,7 +35,7 @@ from forethought.preparation import Preparation
 from forethought.rounds import contributions, noise, private_sum, sampling
 from forethought.rounds.noise import GaussianNoise
 from forethought.rounds.randomness import BoundNoise
-from forethought.training import persons as person_records
+from forethought.training import records as person_records
 from forethought.training.loop import Loop
 from forethought.use import Averaging, Optimizer, Use
 

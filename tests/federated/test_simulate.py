@@ -21,8 +21,7 @@ from forethought.holders.trainer import SharedModel
 from forethought.rounds.randomness import Seeds
 from forethought.simulation.speeds import Outage, Way, slow_ones
 from forethought.simulation.times import SimulationError, Times
-from forethought.training.checkpoint import CheckpointError
-from forethought.training.folder import RunFolderExistsError
+from forethought.training.folder import CheckpointError, RunFolderExistsError
 
 CLIENTS, ROUNDS = 4, 5
 

@@ -20,8 +20,7 @@ from forethought.gossip.simulate import SimulatedGossip, simulate, synchronous_s
 from forethought.holders.trainer import SharedModel
 from forethought.simulation.speeds import Way, slow_ones
 from forethought.simulation.times import Times
-from forethought.training.checkpoint import CheckpointError
-from forethought.training.folder import RunFolderExistsError
+from forethought.training.folder import CheckpointError, RunFolderExistsError
 
 K, ROUNDS = 4, 5
 TIMES = Times(slow_ones(K, 1, 4.0), Way(0.1), straggling=0.5)

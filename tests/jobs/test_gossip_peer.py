@@ -29,7 +29,7 @@ from forethought.jobs.job import JobError
 from forethought.jobs.request import from_file
 from forethought.peers.driving import PeersError
 from forethought.peers.launched import Launched
-from forethought.training.keys import KEYS
+from forethought.training.folder import KEYS
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 600.0

@@ -120,7 +120,7 @@ def test_a_resumed_run_keeps_its_plan_whatever_the_planner_says_now(
 ) -> None:
     from forethought.jobs import train as jobs
     from forethought.planning import defaults
-    from forethought.training.interruption import Interrupted
+    from forethought.training.execution import Interrupted
 
     job.write_text("[data]\nsource = 'digits'\n[budget]\nepsilon = 3.0\n")
     folder = tmp_path / "run"

@@ -17,7 +17,7 @@ from forethought.jobs.job import Job, JobError
 from forethought.jobs.request import from_file, resumed
 from forethought.jobs.train import prepare
 from forethought.jobs.train import run as run_job
-from forethought.training.interruption import Interrupted
+from forethought.training.execution import Interrupted
 from forethought.training.metrics import Event
 
 JOB = """

@@ -219,7 +219,7 @@ def test_correlated_noise_is_refused() -> None:
 
 def test_a_run_resumes_bit_for_bit_and_states_every_stage(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="a run needs torch")
-    from forethought.training.interruption import Interrupted
+    from forethought.training.execution import Interrupted
 
     generator = np.random.default_rng(0)
     data = generator.normal(size=(200, 5)).astype(np.float32), generator.integers(2, size=200)

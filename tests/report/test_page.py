@@ -26,7 +26,7 @@ from forethought.plans import Plan
 from forethought.report import charts
 from forethought.report.page import report_page, statement_page, write_pages
 from forethought.samplings import Poisson
-from forethought.training.results import measured
+from forethought.training.metrics import measured
 from forethought.training.summary import RunSummary
 
 HOSTILE = "<script>alert(1)</script>&\"'"

@@ -28,7 +28,7 @@ from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.rounds.team import Team
 from forethought.samplings import FullBatch, Poisson
-from forethought.training.persons import PerPerson, person_loss
+from forethought.training.records import PerPerson, person_loss
 
 FALSE_ALARM = 1e-6
 EXAMPLES, SIDE = 12, 6

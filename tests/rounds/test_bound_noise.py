@@ -452,7 +452,7 @@ DRAWERS = {
     *("rounds/private_sum.py", "rounds/clip_norm.py", "rounds/noise.py", "rounds/grid.py"),
     *("rounds/correlated_noise.py", "training/search.py"),
 }
-KEEPERS = {"rounds/randomness.py", "training/keys.py"}
+KEEPERS = {"rounds/randomness.py", "training/folder.py"}
 
 
 def _called(node: ast.AST) -> str:

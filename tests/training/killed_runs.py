@@ -26,7 +26,7 @@ from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
 from forethought.privacy import Clip
 from forethought.samplings import Poisson, Shuffled, WithoutReplacement
-from forethought.training.checkpoint import Checkpoint
+from forethought.training.folder import Checkpoint
 from forethought.training.metrics import Event
 from forethought.training.run import train
 from forethought.use import Averaging, Optimizer, Schedule

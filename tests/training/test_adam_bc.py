@@ -15,8 +15,7 @@ from drawn import randn, reseed, stream
 from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
 from forethought.samplings import FullBatch
-from forethought.training.adam_bc import AdamBC
-from forethought.training.optimizers import make_optimizer
+from forethought.training.descent import AdamBC, make_optimizer
 from forethought.use import Optimizer
 
 FALSE_ALARM = 1e-6

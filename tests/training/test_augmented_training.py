@@ -19,7 +19,7 @@ from forethought.rounds.losses import cross_entropy
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.samplings import Poisson
-from forethought.training.interruption import Interrupted
+from forethought.training.execution import Interrupted
 from forethought.training.metrics import Event
 
 EXAMPLES = 40

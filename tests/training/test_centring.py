@@ -28,8 +28,8 @@ from forethought.preparing.vectors import Vectors
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
-from forethought.training.centring import Centring, Constants, NotCentredWarning
-from forethought.training.interruption import Interrupted
+from forethought.training.execution import Interrupted
+from forethought.training.records import Centring, Constants, NotCentredWarning
 
 N, D = 1_500, 6
 BUDGET = ft.Budget(0.1, 1e-5)

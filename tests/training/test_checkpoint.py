@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from drawn import randn, reseed, stream
-from forethought.training import checkpoint as checkpoints
-from forethought.training.adam_bc import AdamBC
-from forethought.training.checkpoint import (
+from forethought.training import folder as checkpoints
+from forethought.training.descent import NAMES, AdamBC, make_optimizer
+from forethought.training.folder import (
     Checkpoint,
     CheckpointError,
     ReleasedRounds,
@@ -18,7 +18,6 @@ from forethought.training.checkpoint import (
     replace_file,
     restore_optimizer,
 )
-from forethought.training.optimizers import NAMES, make_optimizer
 from forethought.use import Optimizer
 
 

@@ -14,13 +14,13 @@ from forethought.gradients import clipped_sum
 from forethought.jobs.job import Job, JobError
 from forethought.jobs.request import Request
 from forethought.jobs.train import prepare, run
-from forethought.training.class_weights import (
+from forethought.training.metrics import Results
+from forethought.training.records import (
     MutedWeightsWarning,
     WeightedCrossEntropy,
     warn_if_muted,
     weighted,
 )
-from forethought.training.results import Results
 
 JOB = """
 [data]

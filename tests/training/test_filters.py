@@ -26,9 +26,8 @@ from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.samplings import CyclicPoisson, FullBatch, Poisson
-from forethought.training.descent import descent_of
-from forethought.training.filters import Kalman, LowPass, MeanFilter, make_filter
-from forethought.training.interruption import Interrupted
+from forethought.training.descent import Kalman, LowPass, MeanFilter, descent_of, make_filter
+from forethought.training.execution import Interrupted
 from forethought.training.metrics import Event
 from forethought.use import Optimizer
 

@@ -22,7 +22,7 @@ from forethought.planning.grouping import LOST, WON
 from forethought.planning.noise_to_signal import noise_to_signal
 from forethought.planning.solve import PlanError
 from forethought.report.terminal import plan_rows
-from forethought.training.normalisation import public_statistics, settle_statistics
+from forethought.training.metrics import public_statistics, settle_statistics
 
 
 def data(examples: int = 400) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 import forethought as ft
 from forethought.optimizers import OPTIMIZERS, UNKNOWN, USUAL_RATE, OptimizerKind, kind_of
-from forethought.training.descent import CountsOnNoise
-from forethought.training.optimizers import NAMES, make_optimizer
+from forethought.training.descent import NAMES, CountsOnNoise, make_optimizer
 
 Vector = NDArray[np.float64]
 PAGE = Path(__file__).parents[2] / "docs" / "adding_an_optimizer.md"

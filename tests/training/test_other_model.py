@@ -21,7 +21,7 @@ from forethought.plans import Plan
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
-from forethought.training.other_model import OtherModelWarning
+from forethought.training.fit import OtherModelWarning
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(60, 3)).astype(np.float32)

@@ -25,8 +25,8 @@ from forethought.jobs.request import Request
 from forethought.jobs.train import prepare, run
 from forethought.planning.search_plans import plan_tuning
 from forethought.rounds.losses import cross_entropy
-from forethought.training.persons import PerPerson, PersonLoss, person_loss
 from forethought.training.phases import train_until
+from forethought.training.records import PerPerson, PersonLoss, person_loss
 from forethought.utility.perturbing import utility_graph
 
 

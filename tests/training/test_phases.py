@@ -26,13 +26,15 @@ from forethought.plans import Plan
 from forethought.rounds.randomness import Seeds
 from forethought.samplings import Poisson
 from forethought.serialisation import digest
-from forethought.training.checkpoint import CheckpointError
-from forethought.training.checkpointer import Checkpointer
-from forethought.training.folder import RunFolder, RunFolderExistsError
-from forethought.training.interruption import Interrupted
+from forethought.training.execution import Interrupted
+from forethought.training.folder import (
+    Checkpointer,
+    CheckpointError,
+    RunFolder,
+    RunFolderExistsError,
+)
 from forethought.training.metrics import Event
-from forethought.training.phase_state import PhasedRun
-from forethought.training.phases import train_until
+from forethought.training.phases import PhasedRun, train_until
 from forethought.training.progress import Progress
 from forethought.training.run import train
 

@@ -10,8 +10,8 @@ from torch import nn
 
 import forethought as ft
 from forethought.data import Dataset, Split
-from forethought.training.coincidence import CoincidingRecordsError
-from forethought.training.interruption import Interrupted
+from forethought.training.execution import Interrupted
+from forethought.training.records import CoincidingRecordsError
 from forethought.training.summary import UnfinishedRun
 
 RANDOM = np.random.default_rng(5)

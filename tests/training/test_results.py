@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn import metrics
 
-from forethought.training.results import Results, measured, outputs_of
+from forethought.training.metrics import Results, measured, outputs_of
 
 
 def made(count: int, classes: int, seed: int = 0, signal: float = 2.0):

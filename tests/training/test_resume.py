@@ -22,8 +22,8 @@ from forethought.plans import Plan
 from forethought.privacy import Clip
 from forethought.rounds.randomness import BoundNoise
 from forethought.samplings import Poisson
-from forethought.training.checkpoint import Checkpoint, CheckpointError, ReleasedRounds
-from forethought.training.interruption import Interrupted
+from forethought.training.execution import Interrupted
+from forethought.training.folder import Checkpoint, CheckpointError, ReleasedRounds
 from forethought.training.metrics import Event
 from forethought.training.run import train
 

@@ -29,8 +29,8 @@ from forethought.samplings import (
     Shuffled,
     WithoutReplacement,
 )
+from forethought.training.execution import Interrupted
 from forethought.training.folder import RunFolder, RunFolderExistsError
-from forethought.training.interruption import Interrupted
 from forethought.training.metrics import Event
 from forethought.training.run import train
 from forethought.use import Averaging, Optimizer, Schedule

@@ -16,8 +16,7 @@ from forethought.planning.solve import PlanError
 from forethought.plans import Plan
 from forethought.privacy import Clip
 from forethought.samplings import FullBatch
-from forethought.training.optimizers import make_optimizer
-from forethought.training.yogi import Yogi
+from forethought.training.descent import Yogi, make_optimizer
 from forethought.use import Averaging, Optimizer, Schedule
 
 

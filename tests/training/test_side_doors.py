@@ -30,15 +30,20 @@ from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.rounds.transcript import Transcript, TranscriptError
 from forethought.samplings import Poisson
-from forethought.training import checkpoint as checkpoints
-from forethought.training.checkpoint import Checkpoint, CheckpointError, ReleasedRounds
-from forethought.training.coincidence import CoincidingRecordsError
-from forethought.training.execution import Execution
-from forethought.training.identity import fingerprint
-from forethought.training.interruption import Interrupted
-from forethought.training.keys import Keys, wipe
-from forethought.training.lock import RunFolderBusyError, locked
+from forethought.training import folder as checkpoints
+from forethought.training.execution import Execution, Interrupted
+from forethought.training.folder import (
+    Checkpoint,
+    CheckpointError,
+    Keys,
+    ReleasedRounds,
+    RunFolderBusyError,
+    fingerprint,
+    locked,
+    wipe,
+)
 from forethought.training.metrics import Event
+from forethought.training.records import CoincidingRecordsError
 from forethought.training.run import train
 from forethought.use import Optimizer
 
@@ -139,7 +144,7 @@ def test_sigterm_stops_like_ctrl_c(tmp_path: Path) -> None:
 def test_the_second_sigterm_ends_at_once() -> None:
     code = (
         "import os, signal, time\n"
-        "from forethought.training.interruption import InterruptGuard\n"
+        "from forethought.training.execution import InterruptGuard\n"
         "with InterruptGuard() as guard:\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    print(guard.requested, flush=True)\n"
@@ -272,7 +277,7 @@ def test_a_count_beyond_the_checkpoint_needs_the_same_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = stopped(tmp_path / "run")
-    monkeypatch.setattr("forethought.training.identity.__version__", "99.0")
+    monkeypatch.setattr("forethought.training.folder.__version__", "99.0")
     shutil.copytree(out, tmp_path / "repeats")
     releases = ReleasedRounds(tmp_path / "repeats" / "checkpoint")
     releases.note(8, bytes(32))
@@ -343,7 +348,7 @@ def test_a_model_from_a_run_folder_is_named(
 ) -> None:
     first = train(nn.Linear(4, 2), data(), plan(3), out=tmp_path / "first")
     # As in another process, which remembers nothing.
-    monkeypatch.setattr("forethought.training.provenance._weights", {})
+    monkeypatch.setattr("forethought.training.folder._weights", {})
     copy = nn.Linear(4, 2)
     copy.load_state_dict(first.model.state_dict())
     again = train(copy, data(), plan(2), out=tmp_path / "second")

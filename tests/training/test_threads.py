@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from forethought.training import threads as module
-from forethought.training.threads import cores, free_threads, threads
+from forethought.training import execution as module
+from forethought.training.execution import cores, free_threads, threads
 
 
 @pytest.mark.parametrize(

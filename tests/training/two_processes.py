@@ -28,10 +28,9 @@ from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import BoundNoise
 from forethought.rounds.team import ProcessGroup
 from forethought.samplings import FullBatch, Poisson, Shuffled
-from forethought.training.interruption import Interrupted
+from forethought.training.execution import Interrupted, launched
 from forethought.training.metrics import Event
 from forethought.training.run import train
-from forethought.training.together import launched
 
 EXAMPLES, ROUNDS = 120, 12
 

@@ -27,8 +27,7 @@ from forethought.contributions import Examples, Persons
 from forethought.plans import Plan
 from forethought.rounds.losses import Loss, default_loss
 from forethought.rounds.records import as_records
-from forethought.training.datasets import opened, usual_loss
-from forethought.training.persons import arranged
+from forethought.training.records import arranged, opened, usual_loss
 
 FALSE_ALARM = 1e-4
 # Records of the user's own that rounds are replayed with.

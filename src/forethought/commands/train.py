@@ -66,8 +66,8 @@ def train(
     from forethought.report import terminal
     from forethought.report.figures import draw_run
     from forethought.report.page import write_pages
+    from forethought.training.execution import launched, leads
     from forethought.training.summary import RunSummary
-    from forethought.training.together import launched, leads
 
     flags: dict[str, Any] = {
         "epsilon": epsilon,

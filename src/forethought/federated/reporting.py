@@ -8,7 +8,7 @@ import torch
 from forethought.exchange.messages import Vector
 from forethought.federated.federation import Federation
 from forethought.rounds.flat import Layout
-from forethought.training.averaging import IterateAverage
+from forethought.training.descent import IterateAverage
 
 
 class ReportedAverage:

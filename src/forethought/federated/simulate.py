@@ -37,8 +37,7 @@ from forethought.rounds.transcript import Transcript
 from forethought.serialisation import plain
 from forethought.simulation.times import Times
 from forethought.training.fit import require_fit
-from forethought.training.keys import KEYS, wipe
-from forethought.training.lock import locked
+from forethought.training.folder import KEYS, locked, wipe
 from forethought.training.metrics import evaluate
 from forethought.training.run import NOT_COVERED_TEST
 

@@ -11,9 +11,7 @@ from forethought.exchange.messages import Vector
 from forethought.holders.recorded import RECORD
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.serialisation import Stored
-from forethought.training.checkpoint import CheckpointError
-from forethought.training.folder import RunFolderExistsError
-from forethought.training.keys import KEYS, Keys
+from forethought.training.folder import KEYS, CheckpointError, Keys, RunFolderExistsError
 
 START = "start.npy"
 _Agreed = TypeVar("_Agreed", bound=Stored)

@@ -103,8 +103,7 @@ def replay(
     from forethought.auditing.replay import SECRET, interrupted, replaying
     from forethought.auditing.verdict import Audit
     from forethought.jobs.train import prepare, run
-    from forethought.training.folder import RunFolder
-    from forethought.training.keys import KEYS, wipe
+    from forethought.training.folder import KEYS, RunFolder, wipe
 
     if path.suffix == ".json":
         raise ValueError(f"{path} is a plan by itself: a replay needs a job or a run folder")

@@ -323,8 +323,8 @@ def _take_part(
     from forethought.rounds.losses import default_loss
     from forethought.rounds.randomness import Seeds
     from forethought.rounds.records import as_records, blank
+    from forethought.training.execution import InterruptGuard
     from forethought.training.fit import require_fit
-    from forethought.training.interruption import InterruptGuard
 
     run = loaded.request.job.run
     first = next(iter(shared.parameters.values()))

@@ -14,7 +14,7 @@ from forethought.jobs.card import PREPARED, ModelCard
 from forethought.jobs.job import JobError
 from forethought.jobs.request import Request, with_features
 from forethought.plans import Plan
-from forethought.training.datasets import with_caveats
+from forethought.training.records import with_caveats
 
 if TYPE_CHECKING:
     from torch import nn
@@ -116,12 +116,12 @@ class Loaded:
     @property
     def loss(self) -> Loss | None:
         """One value a row; None: the usual one for its targets."""
-        from forethought.training.datasets import usual_loss
+        from forethought.training.records import usual_loss
 
         weights = self.request.job.training.class_weights
         if weights is None:
             return usual_loss(self.dataset)
-        from forethought.training.class_weights import weighted
+        from forethought.training.records import weighted
 
         return weighted(weights, self.dataset)
 
@@ -131,7 +131,7 @@ class Loaded:
         Raises:
             JobError: says which there are.
         """
-        from forethought.training.measures import chosen_measures
+        from forethought.training.metrics import chosen_measures
 
         data = self.dataset
         task = "multilabel" if data.multilabel else "classification"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from forethought.jobs.load import Loaded
     from forethought.plans import Plan
-    from forethought.training.persons import Arranged
+    from forethought.training.records import Arranged
 
 
 def require_possible(job: Job) -> None:
@@ -79,14 +79,14 @@ def module_of(loaded: Loaded) -> nn.Module:
     """The model that members exchange and train; see :class:`PerPerson` where they are persons."""
     if loaded.dataset.persons is None:
         return loaded.model
-    from forethought.training.persons import PerPerson
+    from forethought.training.records import PerPerson
 
     return PerPerson(loaded.model, loaded.dataset.train.inputs.shape[1:])
 
 
 def arranged_for(loaded: Loaded, own: Dataset, plan: Plan) -> Arranged:
     """A member's data as its plan counts them, and the loss of these."""
-    from forethought.training.persons import arranged
+    from forethought.training.records import arranged
 
     data: Any = (own.train.inputs, own.train.targets)
     if own.persons is not None:

@@ -26,7 +26,7 @@ from forethought.models.zoo import importable_from
 from forethought.preparing.constants import Constants
 from forethought.preparing.prepare import Prepared
 from forethought.training.folder import STATEMENT, RunFolder
-from forethought.training.results import outputs_of
+from forethought.training.metrics import outputs_of
 
 # Records of an array that are turned into features at once.
 _PIECE = 1_000

@@ -62,10 +62,10 @@ def prepare(
             for another number of records.
         ValueError: a device that this machine does not have.
     """
-    from forethought.training.class_weights import warn_if_muted
+    from forethought.training.records import warn_if_muted
 
     if request.job.run.device is not None:
-        from forethought.training.devices import usable
+        from forethought.training.execution import usable
 
         usable(request.job.run.device)
     if max_epsilon is not None:
@@ -105,7 +105,7 @@ def prepare(
 
 
 def _saved(path: Path, loaded: Loaded) -> Plan:
-    from forethought.training.other_model import warn_of_other_features
+    from forethought.training.fit import warn_of_other_features
 
     plan = Plan.load(path)
     own = loaded.persons if isinstance(plan.contribution, Persons) else loaded.examples
@@ -172,10 +172,9 @@ def run(
     progress: Callable[[Any], None] | None = None,
 ) -> Run:
     """Train what was prepared and leave a run folder."""
+    from forethought.training.execution import leads, threads
     from forethought.training.phases import train_until
     from forethought.training.run import train
-    from forethought.training.threads import threads
-    from forethought.training.together import leads
 
     loaded = prepared.loaded
     settings = loaded.request.job.run
@@ -213,9 +212,8 @@ def _threads(loaded: Loaded, folder: Path, resume: bool) -> int:
     """The job's number, that of the run that is continued, or as many as are free."""
     import torch
 
-    from forethought.training.checkpointer import threads_of
-    from forethought.training.folder import RunFolder
-    from forethought.training.threads import free_threads
+    from forethought.training.execution import free_threads
+    from forethought.training.folder import RunFolder, threads_of
 
     settings = loaded.request.job.run
     begun = threads_of(RunFolder(folder)) if resume else None
@@ -227,10 +225,8 @@ def _threads(loaded: Loaded, folder: Path, resume: bool) -> int:
 
 def _keep_results(loaded: Loaded, found: Run, test: tuple[Any, Any] | None, folder: Path) -> None:
     """Write what the model is worth on held-out records beside it."""
-    from forethought.training.checkpoint import replace_file
-    from forethought.training.folder import RESULTS
-    from forethought.training.normalisation import mixing_layers
-    from forethought.training.results import measured, outputs_of
+    from forethought.training.folder import RESULTS, replace_file
+    from forethought.training.metrics import measured, mixing_layers, outputs_of
 
     # What layers that mix records would be evaluated with is not for a file of results to choose.
     if test is None or any(mixing_layers(found.model)):

@@ -25,7 +25,7 @@ from forethought.network.driving import Out, ServerDriver
 from forethought.network.server import LINGER, FederationServer
 from forethought.network.signals import stop_on_signals
 from forethought.network.status import ClientStatus, Heard, Status, StatusPage
-from forethought.training.lock import locked
+from forethought.training.folder import locked
 
 START = "start.npy"
 # Seconds between two looks at the status.

@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator
 
-from forethought.training.interruption import SIGNALS
+from forethought.training.execution import SIGNALS
 
 
 @contextlib.asynccontextmanager

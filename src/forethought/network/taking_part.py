@@ -42,8 +42,7 @@ from forethought.rounds.grid_step import grid
 from forethought.rounds.losses import Loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import Records
-from forethought.training.keys import KEYS, Keys, wipe
-from forethought.training.lock import locked
+from forethought.training.folder import KEYS, Keys, locked, wipe
 
 # Reasons of a machine to be done after which there is nothing to go on with.
 ENDINGS = ("finished", "stopped by its owner")

@@ -30,8 +30,7 @@ from forethought.peers.links import Links
 from forethought.rounds.losses import Loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import Records
-from forethought.training.keys import KEYS, Keys, wipe
-from forethought.training.lock import locked
+from forethought.training.folder import KEYS, Keys, locked, wipe
 
 # Folder of the statement against somebody who sees one final model.
 OUTSIDER = "outsider"

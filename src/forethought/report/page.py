@@ -23,7 +23,7 @@ from forethought.serialisation import parse
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from forethought.training.results import Results
+    from forethought.training.metrics import Results
     from forethought.training.summary import RunSummary
 
 # What others have promised in public, each for its own unit of protection.

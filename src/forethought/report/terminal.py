@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from forethought.planning.neighbours import Neighbour
     from forethought.planning.pareto import Front
     from forethought.published.comparison import Row
-    from forethought.training.results import Results
+    from forethought.training.metrics import Results
     from forethought.training.run import Run
     from forethought.training.summary import RunSummary, UnfinishedRun
     from forethought.utility.graph import UtilityGraph

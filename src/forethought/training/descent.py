@@ -1,20 +1,500 @@
-"""From noised sums to optimizer steps: what is not noised cannot reach a model here."""
+"""From released sums to weights: optimizers, schedules, filters, averages; free of cost."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import inspect
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
+from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
 from forethought.mechanism import Correlated
+from forethought.optimizers import OPTIMIZERS
 from forethought.plans import Plan
 from forethought.privacy import Round
 from forethought.rounds.flat import Layout
 from forethought.rounds.private_sum import NoisedSum
-from forethought.training.filters import MeanFilter, make_filter
-from forethought.training.optimizers import make_optimizer
+from forethought.use import Averaging, GradientFilter, Optimizer, ScheduleKind
+
+# Step sizes: a schedule is a function from time to a number.
+#
+# The inverse schedule η₀/(1 + βt) and the inverse-root schedule η₀/(1 + β√t) are the diminishing
+# step sizes of convex and general problems; cosine is Loshchilov and Hutter 2017 without restarts.
+
+
+# Time t, its end T and the decay β to the factor on η₀.
+SHAPES: dict[ScheduleKind, Callable[[float, float, float], float]] = {
+    "constant": lambda t, end, decay: 1.0,
+    "inverse": lambda t, end, decay: 1 / (1 + decay * t),
+    "inverse-sqrt": lambda t, end, decay: 1 / (1 + decay * math.sqrt(t)),
+    "drops": lambda t, end, decay: 1.0,
+    "cosine": lambda t, end, decay: (1 + math.cos(math.pi * t / end)) / 2,
+}
+
+
+def step_sizes(plan: Plan) -> Callable[[int], float]:
+    """The step size of every round of a plan.
+
+    Time in examples counts *expected* batch sizes: the drawn ones depend on the private data's
+    sampling and are never used. Over the first ``warmup`` rounds the value is multiplied by
+    (round + 1)/warmup.
+
+    Returns:
+        From the round's number (from 0) to its step size.
+    """
+    schedule, rate = plan.schedule, plan.optimizer.learning_rate
+    shape, decay, warmup = SHAPES[schedule.kind], schedule.decay, schedule.warmup
+    if schedule.kind == "constant" and not warmup:
+        return lambda index: rate
+    in_examples = schedule.unit == "examples"
+    time = plan.privacy.examples_before if in_examples else float
+    end = time(plan.rounds)
+
+    def step_size(index: int) -> float:
+        ramp = min(1.0, (index + 1) / warmup) if warmup else 1.0
+        return rate * ramp * shape(time(index), end, decay)
+
+    return step_size
+
+
+# Averages of the iterates: post-processing of what was released, so they cost no privacy.
+
+
+class IterateAverage:
+    """A running average of parameters; of fixed size, exactly resumable.
+
+    Args:
+        averaging: which average. ``exponential`` moves by 1 − min(decay, (1 + t)/(10 + t)) towards
+            iterate t = 1, 2, …, so that early iterates do not weigh on a short run; ``tail`` is
+            the even mean of the last ⌈fraction·rounds⌉ iterates.
+        parameters: name → parameter, whose iterates are averaged.
+        rounds: length of the run.
+    """
+
+    def __init__(
+        self, averaging: Averaging, parameters: Mapping[str, torch.Tensor], rounds: int
+    ) -> None:
+        self._averaging = averaging
+        self._parameters = dict(parameters)
+        self._start = rounds - math.ceil(averaging.fraction * rounds)
+        self._average = (
+            {}
+            if averaging.kind == "none"
+            else {name: value.detach().clone() for name, value in self._parameters.items()}
+        )
+        self._pairs = [(self._average[name], self._parameters[name]) for name in self._average]
+
+    def update(self, done: int) -> None:
+        """Take in the parameters as they are after ``done`` rounds."""
+        if not self._pairs:
+            return
+        if self._averaging.kind == "exponential":
+            weight = 1 - min(self._averaging.decay, (1 + done) / (10 + done))
+        else:
+            # Before the tail begins the average is the iterate itself.
+            weight = 1 / max(1, done - self._start)
+        for average, parameter in self._pairs:
+            average.lerp_(parameter.detach(), weight)
+
+    @property
+    def values(self) -> dict[str, torch.Tensor]:
+        """Name → averaged parameter (the parameters themselves without averaging)."""
+        return self._average or {name: p.detach() for name, p in self._parameters.items()}
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint has to hold."""
+        return self._average
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        """The inverse of :meth:`state`."""
+        for name, average in self._average.items():
+            average.copy_(state[name])
+
+
+# Adam without the noise in its second moment: DP-AdamBC (Tang, Shpilevskiy and Lécuyer 2023).
+#
+# Noise of variance φ on a gradient adds φ to the expected second moment. Where noise outweighs the
+# gradient, Adam then divides every coordinate by the same number, and is gradient descent with
+# momentum. The variance is public, so it can be subtracted: post-processing.
+
+
+# What is divided by is never below its square root, as Adam's eps.
+_LEAST = 1e-16
+
+
+class AdamBC(torch.optim.Optimizer):
+    """Steps along m̂/√max(v̂ − φ̂, floor), with φ̂ the noise's own share of v̂ (their Algorithm 1).
+
+    φ̂ is averaged over rounds with the weights of v̂, so E[v̂ − φ̂] is the second moment of the
+    gradients without noise whatever schedule the noise has.
+
+    Args:
+        params: as for torch's optimizers. lr: step size. betas: of the two moments.
+        floor: γ′ of the paper, in squared units of the gradient. None: a standard deviation of
+            v̂ where a coordinate has nothing but independent noise, √2 φ̂ in the first round and
+            φ̂√(2(1 − β₂)/(1 + β₂)) later on.
+    """
+
+    noise_variance: float | None = None
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        floor: float | None = None,
+    ) -> None:
+        if not lr >= 0:
+            raise ValueError(f"lr of adam-bc must be at least 0, not {lr!r}")
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas of adam-bc must be two numbers in [0, 1), not {betas!r}")
+        if floor is not None and not 0 < floor < math.inf:
+            raise ValueError(f"floor of adam-bc must be a number above 0, not {floor!r}")
+        super().__init__(params, {"lr": lr, "betas": betas, "floor": floor})
+
+    def expect_noise(self, variance: float) -> None:
+        """Say what variance the noise on every coordinate of the next step's gradients has."""
+        self.noise_variance = variance
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """One step along the parameters' gradients; a closure is not called.
+
+        Raises:
+            RuntimeError: nobody said how much noise these gradients have.
+        """
+        if self.noise_variance is None:
+            raise RuntimeError(
+                "adam-bc subtracts the noise's variance, which only private rounds know: use it in "
+                "a plan or with forethought.private"
+            )
+        variance, self.noise_variance = self.noise_variance, None
+        for group in self.param_groups:
+            first, second = group["betas"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["mean"] = torch.zeros_like(parameter)
+                    state["square"] = torch.zeros_like(parameter)
+                    state["steps"], state["noise"], state["spread"] = 0, 0.0, 0.0
+                state["steps"] += 1
+                state["mean"].lerp_(parameter.grad, 1 - first)
+                state["square"].lerp_(parameter.grad.square(), 1 - second)
+                state["noise"] += (1 - second) * (variance - state["noise"])
+                state["spread"] *= second**2
+                state["spread"] += ((1 - second) * variance) ** 2
+                begun, settled = (1 - beta ** state["steps"] for beta in (first, second))
+                floor = group["floor"]
+                if floor is None:
+                    floor = math.sqrt(2 * state["spread"]) / settled
+                without = (state["square"] - state["noise"]) / settled
+                root = without.clamp_(min=max(floor, _LEAST)).sqrt_()
+                parameter.addcdiv_(state["mean"], root, value=-group["lr"] / begun)
+
+
+# Yogi (Zaheer, Reddi, Sachan, Kale and Kumar 2018, Algorithm 2), which torch.optim lacks.
+#
+# As an outer optimizer of local updates it is FedYogi (Reddi et al. 2021, Algorithm 2).
+
+
+class Yogi(torch.optim.Optimizer):
+    """Adam whose second moment moves by its difference's sign: it never jumps.
+
+    Args:
+        params: as for torch's optimizers. lr: step size.
+        betas: of the two moments. eps: added to the root of the second moment (τ of FedYogi).
+        initial: what the second moment starts from.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-2,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-3,
+        initial: float = 1e-6,
+    ) -> None:
+        for name, value in (("lr", lr), ("eps", eps), ("initial", initial)):
+            if not value >= 0:
+                raise ValueError(f"{name} of yogi must be at least 0, not {value!r}")
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas of yogi must be two numbers in [0, 1), not {betas!r}")
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "initial": initial})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """One step along the parameters' gradients; a closure is not called."""
+        for group in self.param_groups:
+            first, second = group["betas"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["mean"] = torch.zeros_like(parameter)
+                    state["square"] = torch.full_like(parameter, group["initial"])
+                square = parameter.grad.square()
+                state["mean"].lerp_(parameter.grad, 1 - first)
+                towards = torch.sign(state["square"] - square)
+                state["square"].addcmul_(towards, square, value=second - 1)
+                root = state["square"].sqrt().add_(group["eps"])
+                parameter.addcdiv_(state["mean"], root, value=-group["lr"])
+
+
+# Torch optimizers by name. What they do with a noised mean is post-processing, hence free.
+
+
+# Optimizers that evaluate the loss again inside a step would use the data without noise.
+_LOOKS_AT_THE_DATA = {"lbfgs"}
+_LOOKS = (
+    "optimizer {name!r} evaluates the loss inside its step, which would read the data without "
+    "noise; use 'sgd' or 'adam'"
+)
+
+# Of torch, and of ours with what is known of them.
+NAMES: dict[str, str] = {
+    name.lower(): f"torch.optim:{name}"
+    for name, kind in vars(torch.optim).items()
+    if inspect.isclass(kind)
+    and issubclass(kind, torch.optim.Optimizer)
+    and kind is not torch.optim.Optimizer
+    and name.lower() not in _LOOKS_AT_THE_DATA
+} | {name: kind.home for name, kind in OPTIMIZERS.items()}
+
+
+def make_optimizer(
+    optimizer: Optimizer, parameters: Iterable[torch.nn.Parameter]
+) -> torch.optim.Optimizer:
+    """The torch optimizer that a plan names.
+
+    Raises:
+        ValueError: an unknown name (the nearest is suggested), an option that it does not take,
+            or an optimizer that evaluates the loss inside its step.
+    """
+    kind = _find(optimizer.name)
+    if needs_closure(kind):
+        raise ValueError(_LOOKS.format(name=optimizer.name))
+    options = dict(optimizer.options)
+    known = set(inspect.signature(kind.__init__).parameters) - {"self", "params", "lr"}
+    takes_any = any(
+        p.kind is p.VAR_KEYWORD for p in inspect.signature(kind.__init__).parameters.values()
+    )
+    unknown = sorted(set(options) - known)
+    if unknown and not takes_any:
+        raise ValueError(
+            f"optimizer {optimizer.name!r} has no option {', '.join(map(repr, unknown))}; "
+            f"it takes {', '.join(sorted(known))}"
+        )
+    try:
+        return kind(parameters, lr=optimizer.learning_rate, **options)  # type: ignore[call-arg]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"optimizer {optimizer.name!r}: {error}") from error
+
+
+def needs_closure(kind: type[torch.optim.Optimizer]) -> bool:
+    """Whether a step of this optimizer evaluates the loss, which would read the data again."""
+    closure = inspect.signature(kind.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def _find(name: str) -> type[torch.optim.Optimizer]:
+    if ":" not in name:
+        found = NAMES.get(name.lower())
+        if found is not None:
+            return _find(found)
+        if name.lower() in _LOOKS_AT_THE_DATA:
+            raise ValueError(_LOOKS.format(name=name))
+        near = get_close_matches(name.lower(), NAMES, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(
+            f"unknown optimizer {name!r}: {hint}The names are {', '.join(sorted(NAMES))}, or "
+            "'module:Class' for your own"
+        )
+    module, _, attribute = name.partition(":")
+    try:
+        kind = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"optimizer {name!r} cannot be loaded: {error}") from error
+    if not (inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer)):
+        raise ValueError(f"optimizer {name!r} is not a subclass of torch.optim.Optimizer")
+    return kind
+
+
+# Filters of noised means: what they make of earlier rounds, and how much noise is left.
+#
+# A filter sees noised means, their public noise and its own state, so what comes out is
+# post-processing. Each says what variance the noise in its output has, for optimizers that subtract
+# it (:mod:`forethought.training.descent`).
+
+
+Tensors = dict[str, torch.Tensor]
+
+
+class MeanFilter(Protocol):
+    """Filters the noised means of a run, in order."""
+
+    def ahead(self, variance: float) -> float:
+        """How many of the last step's lengths ahead of the weights the next gradient is taken.
+
+        Args:
+            variance: of the noise on its mean.
+        """
+        ...
+
+    def filtered(self, mean: torch.Tensor, variance: float) -> tuple[torch.Tensor, float]:
+        """The mean of the next round filtered, and the variance of the noise that is left in it."""
+        ...
+
+    def state(self) -> tuple[Tensors, dict[str, Any]]:
+        """What a continued run needs: tensors, and JSON-ready values."""
+        ...
+
+    def restore(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`state`."""
+        ...
+
+
+class LowPass:
+    """A Butterworth low-pass filter, divided by its answer to ones: DOPPLER's Algorithm 1.
+
+    m_t = −Σ a_τ m_{t−τ} + Σ b_τ g_{t−τ}, c_t the same of ones, and out comes m_t/c_t. By the
+    bilinear transform of 1/(1 + s/ω) and of 1/(1 + √2 s/ω + s²/ω²), whose delay at frequency 0 is
+    1/ω and √2/ω rounds.
+
+    Args:
+        delay: at frequency 0, in rounds, at least 0.5. order: 1 or 2.
+    """
+
+    def __init__(self, delay: float, order: int) -> None:
+        if order == 1:
+            w = 0.5 / delay
+            b, a = [w / (1 + w)] * 2, [(w - 1) / (1 + w)]
+        else:
+            w, root = math.sqrt(0.5) / delay, math.sqrt(2)
+            whole = 1 + root * w + w * w
+            b = [w * w / whole, 2 * w * w / whole, w * w / whole]
+            a = [2 * (w * w - 1) / whole, (1 - root * w + w * w) / whole]
+        self._a, self._b, self._order = a, b, order
+        self._ones = [0.0] * order, [0.0] * order  # c and ones so far, the latest first
+        self._past: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []  # m and g likewise
+        # Covariance of the noise in (m_{t−1}, …, g_{t−1}, …), of any one coordinate.
+        self._spread = np.zeros((2 * order, 2 * order))
+
+    def ahead(self, variance: float) -> float:
+        return 0.0
+
+    def filtered(self, mean: torch.Tensor, variance: float) -> tuple[torch.Tensor, float]:
+        c, ones = self._ones
+        answer = self._next(c, ones, 1.0)
+        moments, means = self._past
+        out = self._b[0] * mean
+        for b, earlier in zip(self._b[1:], means, strict=False):
+            out.add_(earlier, alpha=b)
+        for a, earlier in zip(self._a, moments, strict=False):
+            out.add_(earlier, alpha=-a)
+        self._past = [out, *moments][: self._order], [mean.clone(), *means][: self._order]
+        self._ones = [answer, *c][: self._order], [1.0, *ones][: self._order]
+        return out / answer, self._noise(variance) / answer**2
+
+    def _next(self, moments: list[float], means: list[float], value: float) -> float:
+        earlier = math.fsum(b * g for b, g in zip(self._b[1:], means, strict=True))
+        back = math.fsum(a * m for a, m in zip(self._a, moments, strict=True))
+        return self._b[0] * value + earlier - back
+
+    def _noise(self, variance: float) -> float:
+        """Variance of the noise in m_t; moves the covariance on by a round."""
+        n = self._order
+        row = np.array([*(-a for a in self._a), *self._b[1:]])
+        move = np.zeros((2 * n, 2 * n))
+        move[0] = row
+        enters = np.zeros(2 * n)
+        enters[0], enters[n] = self._b[0], 1.0
+        if n == 2:
+            move[1, 0] = move[3, 2] = 1.0
+        self._spread = move @ self._spread @ move.T + variance * np.outer(enters, enters)
+        return float(self._spread[0, 0])
+
+    def state(self) -> tuple[Tensors, dict[str, Any]]:
+        tensors = {
+            f"{name}{at}": value
+            for name, past in zip(("moment", "mean"), self._past, strict=True)
+            for at, value in enumerate(past)
+        }
+        c, ones = self._ones
+        return tensors, {"answers": c, "ones": ones, "spread": self._spread.tolist()}
+
+    def restore(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
+        def past(name: str) -> list[torch.Tensor]:
+            return [tensors[f"{name}{at}"] for at in range(2) if f"{name}{at}" in tensors]
+
+        self._past = past("moment"), past("mean")
+        self._ones = list(values["answers"]), list(values["ones"])
+        self._spread = np.array(values["spread"])
+
+
+class Kalman:
+    """An estimate that moves toward each round's mean by the gain of a Kalman filter: DiSK.
+
+    The gradient is a random walk seen through noise of known variance φ_t: with P the variance of
+    the estimate before a round, κ = P/(P + φ_t), then P ← (1 − κ)P + q. The walk's variance q is
+    that at which κ settles at 1/(1 + delay) under the noise of the first round that has any. What
+    the gradient's change owes to the weights' is not left to chance: the gradient is taken at
+    x_t + γ(x_t − x_{t−1}) with γ = (1 − κ)/κ, which is to first order the prediction with the
+    Hessian and its correction (Zhang et al. 2025, Section 3).
+
+    Args:
+        delay: in rounds, where the gain has settled.
+    """
+
+    def __init__(self, delay: float) -> None:
+        self._settled = 1 / (1 + delay)
+        self._before = 0.0  # P
+        self._walk = 0.0  # q; 0: there was no noise yet, and nothing to weigh it against
+        self._estimate: torch.Tensor | None = None
+        self._left = 0.0  # variance of the noise in the estimate
+
+    def _gain(self, variance: float) -> float:
+        return self._before / (self._before + variance) if self._walk else 1.0
+
+    def ahead(self, variance: float) -> float:
+        gain = self._gain(variance)
+        return (1 - gain) / gain
+
+    def filtered(self, mean: torch.Tensor, variance: float) -> tuple[torch.Tensor, float]:
+        gain = self._gain(variance)
+        self._walk = self._walk or variance * self._settled**2 / (1 - self._settled)
+        self._before = gain * variance + self._walk  # κφ = (1 − κ)P
+        estimate = self._estimate
+        self._estimate = mean.clone() if estimate is None else estimate.lerp(mean, gain)
+        self._left = (1 - gain) ** 2 * self._left + gain**2 * variance
+        return self._estimate.clone(), self._left
+
+    def state(self) -> tuple[Tensors, dict[str, Any]]:
+        tensors = {} if self._estimate is None else {"estimate": self._estimate}
+        return tensors, {"before": self._before, "walk": self._walk, "left": self._left}
+
+    def restore(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
+        self._estimate = tensors.get("estimate")
+        self._before, self._walk = values["before"], values["walk"]
+        self._left = values["left"]
+
+
+def make_filter(how: GradientFilter | None, rounds: int) -> MeanFilter | None:
+    """The filter of a run of so many rounds; None: none."""
+    if how is None:
+        return None
+    delay = how.rounds_late(rounds)
+    return Kalman(delay) if how.kind == "kalman" else LowPass(delay, how.order)
+
+
+# From noised sums to optimizer steps: what is not noised cannot reach a model here.
 
 
 @runtime_checkable

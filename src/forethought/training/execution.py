@@ -1,15 +1,224 @@
-"""Options that by definition cannot change a guarantee: where a run computes, when it saves."""
+"""Where and how a run computes: no choice here can change a guarantee."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import threading
 import warnings
+from collections.abc import Iterator
 from dataclasses import InitVar, dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any, TypedDict, Unpack
 
 import torch
+from torch import distributed
 
 from forethought.checks import whole
 from forethought.rounds.randomness import Seeds
+from forethought.rounds.team import Team, present_team
+
+# Where to train: a device that torch knows and this machine has, or one clear line.
+
+
+def usable(device: str | torch.device) -> torch.device:
+    """The device, after a tensor was put there.
+
+    Raises:
+        ValueError: no such device, or not on this machine; names what there is.
+    """
+    here = ["cpu"]
+    if torch.cuda.is_available():
+        here += [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    if torch.backends.mps.is_available():
+        here.append("mps")
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        raise ValueError(
+            f"device {str(device)!r} cannot be used here: this machine has {', '.join(here)}. "
+            "Leave device out to train where the model is"
+        ) from error
+    return found
+
+
+# How many threads a run takes: no more than this process may use, and than are free.
+#
+# Torch takes a thread for every core of the machine, whatever a container's quota or other
+# processes leave; too many threads wait for each other at every operation. The number can move
+# rounding, so a continued run keeps that of its beginning, and a seeded one does not look at the
+# load.
+
+
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+def cores(quota: Path = _QUOTA) -> int:
+    """Cores that this process may use: of its affinity, and of its control group's quota."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    found = count or 1
+    try:
+        allowed, period = quota.read_text(encoding="ascii").split()
+        if allowed != "max":
+            found = min(found, max(1, int(allowed) // int(period)))
+    except (OSError, ValueError):
+        pass  # no control group, or one that says it otherwise
+    return found
+
+
+def free_threads(usual: int, *, by_load: bool = True) -> int:
+    """Threads for a run: torch's usual number, as far as cores are there and free.
+
+    Args:
+        usual: what torch would take.
+        by_load: whether to leave out cores that other processes were busy on in the last minute.
+    """
+    if "OMP_NUM_THREADS" in os.environ:
+        return usual  # decided by hand
+    there = cores()
+    if by_load and hasattr(os, "getloadavg"):
+        there -= round(os.getloadavg()[0])
+    return max(1, min(usual, there))
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Run with so many threads, and give torch its own number back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+# Ctrl-C and SIGTERM end a run between two rounds, with a checkpoint.
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run was stopped from outside after a whole round.
+
+    Attributes:
+        folder: where it can be resumed from, or None when nothing was kept.
+        rounds: how many rounds were done.
+    """
+
+    def __init__(self, folder: Path | None, rounds: int) -> None:
+        self.folder, self.rounds = folder, rounds
+        how = (
+            "it had no run folder, so it cannot be resumed"
+            if folder is None
+            else f"resume it with resume=True and out={str(folder)!r}"
+        )
+        super().__init__(f"interrupted after {rounds} rounds; {how}")
+
+
+class InterruptGuard:
+    """While active, the first SIGINT or SIGTERM sets :attr:`requested`; the second acts at once.
+
+    Outside the main thread, where Python delivers no signals, it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> InterruptGuard:
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.requested = True
+        for known, handler in self._before.items():
+            signal.signal(known, handler)
+
+
+# Data-parallel runs: one plan, several processes, the same result.
+
+
+@contextlib.contextmanager
+def launched() -> Iterator[None]:
+    """Join the processes that torchrun started, where it did; leave them at the end.
+
+    Uses NCCL, one device a process, where there are CUDA devices, and gloo otherwise.
+    """
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
+    if not several or not distributed.is_available() or distributed.is_initialized():
+        yield
+        return
+    cuda = torch.cuda.is_available() and distributed.is_nccl_available()
+    if cuda:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    distributed.init_process_group("nccl" if cuda else "gloo")
+    try:
+        yield
+        distributed.barrier()  # nobody leaves while another still waits for it
+    finally:
+        distributed.destroy_process_group()
+
+
+def leads() -> bool:
+    """Whether this process shows and writes what a person reads."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def alone(name: str) -> None:
+    """Refuse several processes where one plan after the other is run.
+
+    Raises:
+        ValueError: names the function that several processes can run.
+    """
+    size = present_team().size
+    if size > 1:
+        raise ValueError(
+            f"{name} runs in one process, this is one of {size}: train one plan with "
+            "forethought.train, or start a single process"
+        )
+
+
+def check_model(model: torch.nn.Module) -> None:
+    """Refuse a model that another library has wrapped for several processes.
+
+    Raises:
+        ValueError: names the wrapper and what to do.
+    """
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if kind in ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel"):
+            raise ValueError(
+                f"{name or 'the model'} is wrapped in {kind}, which would add up gradients before "
+                "they are clipped: give the model itself (.module); its processes are found by "
+                "themselves"
+            )
+
+
+def same_start(model: torch.nn.Module, team: Team) -> None:
+    """Give every process the first one's weights and buffers."""
+    if team.size == 1:
+        return
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            distributed.broadcast(tensor.data, src=0)
+
+
+# Options that by definition cannot change a guarantee: where a run computes, when it saves.
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,751 @@
-"""The run folder: checked before the first private step, filled file by file, each one whole."""
+"""The run folder: locked, checked beforehand, whole at every moment, continued exactly."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import functools
 import hashlib
+import itertools
 import json
 import os
+import platform
+import re
+import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+import sys
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from typing import Any
 
+import numpy as np
 import torch
-from safetensors import SafetensorError
+from blake3 import blake3
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
-from forethought.accounting.statement import Statement
+from forethought import __version__
+from forethought.accounting.interval import at_most
+from forethought.accounting.statement import Statement, StatementError
+from forethought.caveats import Caveat
 from forethought.plans import Plan
+from forethought.rounds.randomness import SECRET_BYTES, Secrets, Seeds
+from forethought.rounds.records import Records, content
 from forethought.rounds.transcript import Transcript
-from forethought.training.checkpoint import STATE, CheckpointError, replace_file, sync_folder
-from forethought.training.keys import KEYS, wipe
-from forethought.training.lock import LOCK
+from forethought.serialisation import digest
 from forethought.training.metrics import PRIVATE, PUBLIC, Metrics, as_csv, from_csv
+
+# What makes a run the same run, so that resuming repeats its rounds and nothing else.
+#
+# Rounds released after the last checkpoint are computed again. Had data, model or settings changed,
+# each of them would be one more release (:mod:`forethought.rounds.randomness`); so they are
+# compared first, by hashes under the run's own key. What may have changed for good reasons is only
+# warned of.
+
+
+def identity(
+    model: torch.nn.Module,
+    records: Records,
+    test: Records | None,
+    loss: Callable[..., Any],
+    key: bytes,
+    batch_dims: object = None,
+) -> dict[str, str]:
+    """Part of the run → keyed hash. All of them must match for a run to be resumed.
+
+    Args:
+        key: 32 bytes. Every record is hashed.
+        batch_dims: where the model has its examples, if its owner declares it.
+    """
+    return {
+        "data": records.digest(key),
+        "held-out data": "" if test is None else test.digest(key),
+        "model": blake3(_architecture(model).encode(), key=key).hexdigest(),
+        "loss": blake3(fingerprint(loss), key=key).hexdigest(),
+        "batch_dims": blake3(fingerprint(batch_dims), key=key).hexdigest(),
+    }
+
+
+def environment(
+    model: torch.nn.Module, micro_batch: int | None, processes: int = 1
+) -> dict[str, str]:
+    """What can move a result by rounding, or change the stream of random numbers."""
+    device = next(model.parameters()).device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "device": f"{device.type} {name}",
+        "threads": str(torch.get_num_threads()),
+        "micro_batch": str(micro_batch),
+        "processes": str(processes),
+        "numpy": np.__version__,
+        "torch": torch.__version__,
+        "randomgen": version("randomgen"),
+        "forethought": __version__,
+    }
+
+
+def watched(model: torch.nn.Module, loss: Callable[..., Any], key: bytes) -> dict[str, str]:
+    """More that a sum may depend on → keyed hash: a run goes on where it changed, with a warning.
+
+    Args:
+        key: 32 bytes.
+    """
+    modules = dict(model.named_modules())
+    held: dict[str, Any] = {
+        "code of model or loss, or a value that it names": [
+            loss,
+            *dict.fromkeys(map(type, modules.values())),
+            *(getattr(module, hooks) for module in modules.values() for hooks in _HOOKS),
+        ],
+        "plain attributes of the model": {
+            name: {part: value for part, value in vars(module).items() if part not in OF_TORCH}
+            for name, module in modules.items()
+        },
+        "buffers that no checkpoint holds": {
+            f"{name}.{part}": module._buffers[part]
+            for name, module in modules.items()
+            for part in sorted(module._non_persistent_buffers_set)
+        },
+        "instruction set": _instructions(),
+    }
+    return {
+        name: blake3(fingerprint(value, wide=True), key=key).hexdigest()
+        for name, value in held.items()
+    }
+
+
+# What every module has, and what of it is the user's code.
+OF_TORCH = frozenset(vars(torch.nn.Module()))
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+
+
+def _instructions() -> list[str]:
+    """What the numerical libraries choose their code paths by."""
+    found = [torch.backends.cpu.get_cpu_capability()]
+    found += [os.environ.get(name, "") for name in ("MKL_CBWR", "ONEDNN_MAX_CPU_ISA")]
+    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as file:
+        found += [line for line in file if line.startswith(("flags", "Features"))][:1]
+    return found
+
+
+def require_same(saved: Mapping[str, str], present: Mapping[str, str]) -> None:
+    """Refuse another run's data, model or loss.
+
+    Raises:
+        CheckpointError: names what changed.
+    """
+    changed = sorted(name for name in saved if saved[name] != present.get(name))
+    if changed:
+        raise CheckpointError(
+            f"cannot resume: {' and '.join(changed)} changed since the run began. Its rounds would "
+            "be released again, about something else. Give what the run began with, or start a new "
+            "run in another folder"
+        )
+
+
+def require_same_environment(saved: Mapping[str, str], present: Mapping[str, str]) -> None:
+    """Refuse to repeat rounds where rounding could come out differently.
+
+    Raises:
+        CheckpointError: names what differs and how to set it back.
+    """
+    changed = [
+        f"{name} was {saved[name]}, is {present.get(name)}"
+        for name in sorted(saved)
+        if saved[name] != present.get(name)
+    ]
+    if changed:
+        raise CheckpointError(
+            f"cannot resume here: {'; '.join(changed)}. Rounds after the last checkpoint are "
+            "repeated, bit for bit or at a cost in privacy, and this could change their rounding. "
+            "Set it back (threads: OMP_NUM_THREADS) and resume again"
+        )
+
+
+def _architecture(model: torch.nn.Module) -> str:
+    """Modules, their settings and code, and every tensor's shape; not the weights."""
+    modules = {type(module) for module in model.modules()}
+    lines = [_ADDRESS.sub("", repr(model))]
+    lines += [f"{name} {tuple(t.shape)} {t.dtype}" for name, t in model.state_dict().items()]
+    lines += [f"{name} {p.requires_grad}" for name, p in model.named_parameters()]
+    lines += [f"{name} {module.training}" for name, module in model.named_modules()]
+    lines += sorted(f"{kind.__qualname__} {_code(kind.forward.__code__)}" for kind in modules)
+    return "\n".join(lines)
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def fingerprint(value: Any, *, wide: bool = False) -> bytes:
+    """What a function does, as bytes: its code, and the values that it closes over or is bound to.
+
+    Followed are partials, closures, defaults, bound objects, callable objects, modules with their
+    tensors, and the plain values and functions of its own module that it names.
+
+    Args:
+        wide: follow everything of the user's own modules that it names, classes and objects too.
+    """
+    state = hashlib.sha256()
+    _feed(value, state.update, {}, wide)
+    return state.digest()
+
+
+# Objects that are followed at most.
+_MOST = 20_000
+
+
+def _feed(value: Any, take: Callable[[bytes], None], seen: dict[int, Any], wide: bool) -> None:
+    if isinstance(value, torch.Tensor):
+        take(f"tensor {value.dtype} {tuple(value.shape)}".encode())
+        take(content(value))
+        return
+    if isinstance(value, np.ndarray):
+        take(f"array {value.dtype} {value.shape}".encode())
+        take(np.ascontiguousarray(value).tobytes() if value.dtype != object else b"")
+        return
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        take(f"{type(value).__name__} {value!r};".encode())
+        return
+    if id(value) in seen or len(seen) == _MOST:
+        take(b"again")
+        return
+    seen[id(value)] = value  # kept, so that nothing else is there
+    for part in _wide_parts(value) if wide else _parts(value):
+        _feed(part, take, seen, wide)
+
+
+def _wide_parts(value: Any) -> list[Any]:
+    """:func:`_parts`, with what the user's own code names wherever it is."""
+    if isinstance(value, classmethod | staticmethod):
+        return ["method", value.__func__]
+    if isinstance(value, property):
+        return ["property", value.fget]
+    if isinstance(value, type):
+        if not _of_user(value.__module__):
+            return [value.__qualname__]
+        held = {name: part for name, part in vars(value).items() if _speaks(name, part)}
+        return ["class", value.__qualname__, held, list(value.__bases__)]
+    if isinstance(value, FunctionType):
+        if not _of_user(value.__module__):
+            return [value.__qualname__]
+        named = _named(value)
+        return [*_of_function(value), {name: named[name] for name in sorted(named)}]
+    if isinstance(value, torch.nn.Module):
+        return ["module", _architecture(value), type(value), dict(value.state_dict())]
+    plain = isinstance(value, functools.partial | Mapping | tuple | list | set | frozenset)
+    if plain or isinstance(value, MethodType):
+        return _parts(value)
+    kind = type(value)
+    if kind is not SimpleNamespace and not _of_user(kind.__module__):
+        return [kind.__qualname__]
+    return [kind, dict(getattr(value, "__dict__", {}))]
+
+
+def _of_user(module: str | None) -> bool:
+    """Whether a module is the user's own, and not an installed or a standard one."""
+    package = (module or "").partition(".")[0]
+    if package == "__main__":
+        return True
+    file = getattr(sys.modules.get(module or ""), "__file__", None)
+    installed = package in sys.stdlib_module_names or package == "forethought"
+    return not installed and file is not None and "site-packages" not in file
+
+
+def _speaks(name: str, part: Any) -> bool:
+    """Whether a class's entry is in its source, and not one that Python adds."""
+    code = isinstance(part, FunctionType | classmethod | staticmethod | property)
+    return code or not name.startswith("__")
+
+
+def _named(function: FunctionType) -> dict[str, Any]:
+    """The globals that a function names, and of modules of the user's the parts that it names."""
+    names = _names(function.__code__)
+    found: dict[str, Any] = {}
+    for name in names:
+        value = function.__globals__.get(name)
+        if isinstance(value, ModuleType):
+            if _of_user(value.__name__):
+                found.update((f"{name}.{part}", vars(value).get(part)) for part in names)
+        elif value is not None:
+            found[name] = value
+    return found
+
+
+def _parts(value: Any) -> list[Any]:
+    """What something consists of, its kind first."""
+    if isinstance(value, functools.partial):
+        return ["partial", value.func, list(value.args), dict(value.keywords)]
+    if isinstance(value, Mapping):
+        return ["mapping", *(part for pair in value.items() for part in pair)]
+    if isinstance(value, tuple | list):
+        return ["sequence", *value]
+    if isinstance(value, set | frozenset):
+        return ["set", *sorted(map(repr, value))]
+    if isinstance(value, MethodType):
+        return ["method", value.__func__, value.__self__]
+    if isinstance(value, FunctionType):
+        return _of_function(value)
+    if isinstance(value, torch.nn.Module):
+        return ["module", _architecture(value), dict(value.state_dict())]
+    if isinstance(value, type) or not hasattr(value, "__dict__"):
+        return [_ADDRESS.sub("", repr(value))]
+    called = vars(type(value)).get("__call__")
+    return [type(value).__qualname__, *([called] if called else []), dict(vars(value))]
+
+
+def _of_function(function: FunctionType) -> list[Any]:
+    cells = []
+    for cell in function.__closure__ or ():
+        try:
+            cells.append(cell.cell_contents)
+        except ValueError:  # not filled yet
+            cells.append("empty")
+    named = {}
+    for name in _names(function.__code__):
+        found = function.__globals__.get(name)
+        own = isinstance(found, FunctionType) and found.__module__ == function.__module__
+        if own or isinstance(found, bool | int | float | str | torch.Tensor | np.ndarray):
+            named[name] = found
+    return [
+        function.__qualname__,
+        _code(function.__code__),
+        function.__defaults__,
+        function.__kwdefaults__,
+        cells,
+        named,
+    ]
+
+
+def _names(code: CodeType) -> list[str]:
+    inner = [name for c in code.co_consts if isinstance(c, CodeType) for name in _names(c)]
+    return sorted({*code.co_names, *inner})
+
+
+def _code(code: CodeType) -> str:
+    constants = [_code(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
+    return f"{code.co_code.hex()} {code.co_names} {constants}"
+
+
+# One run in one folder: a lock that ends with its process, however that ends.
+
+
+try:
+    import fcntl
+except ImportError:  # no such locks on this system
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = ".lock"
+
+
+class RunFolderBusyError(ValueError):
+    """Another process is running in the folder."""
+
+
+@contextlib.contextmanager
+def locked(folder: Path | None) -> Iterator[None]:
+    """Hold the lock of a run folder, which is made when missing; None holds nothing.
+
+    Raises:
+        RunFolderBusyError: somebody else holds it. OSError: the folder cannot be written.
+    """
+    if folder is None or fcntl is None or (folder.exists() and not folder.is_dir()):
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / LOCK
+    descriptor = _take(path, folder)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # only if nothing came of it
+
+
+def _take(path: Path, folder: Path) -> int:
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.read(descriptor, 32).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise RunFolderBusyError(
+                f"a run is going on in {folder} (process {owner or 'unknown'}): wait for it, stop "
+                "it, or choose another folder"
+            ) from error
+        # The one before may have removed the file between our opening and our locking it.
+        with contextlib.suppress(FileNotFoundError):
+            if os.fstat(descriptor).st_ino == path.stat().st_ino:
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, str(os.getpid()).encode())
+                return descriptor
+        os.close(descriptor)
+
+
+# What a run needs to continue exactly, in one file that is replaced in one step.
+#
+# The file is safetensors: tensors of the model, the average and the optimizer; everything else is
+# JSON in its header, with a checksum over both. No pickle, so that a checkpoint cannot run code.
+# The keys of the noise are not in it, see :mod:`forethought.training.folder`; it is 0600 all the
+# same.
+#
+# Beside it lies the list of releases: each round's number and what its noise is bound to, written
+# *before* the noise is drawn. A killed run's list therefore covers all that it may have released
+# since its checkpoint. Resuming computes those rounds again with the same batches. A sum that comes
+# out the same has the same noise: the same release. Another sum has other noise, and is one more
+# release of its round, which the list shows and the statement counts.
+
+
+CHECKPOINT_SCHEMA = "forethought/checkpoint/3"
+STATE, RELEASED = "state.safetensors", "released"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be read, or that belongs to another run."""
+
+
+@dataclass
+class Checkpoint:
+    """State after ``round`` rounds.
+
+    Args:
+        tensors: name → tensor, names prefixed by who owns them.
+        values: everything else, JSON-ready.
+    """
+
+    round: int
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def write(self, folder: Path) -> None:
+        """Replace the checkpoint in ``folder``: after a crash there is the old one or the new.
+
+        Raises:
+            OSError: cannot be written; the old one is untouched.
+        """
+        header = {"schema": CHECKPOINT_SCHEMA, "round": self.round, "values": self.values}
+        own = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
+        header["checksum"] = _checksum(header, own)
+        replace_file(folder / STATE, save(own, {"forethought": json.dumps(header)}), mode=0o600)
+
+    @classmethod
+    def read(cls, folder: Path) -> Checkpoint:
+        """The checkpoint in ``folder``, tensors on the CPU.
+
+        Raises:
+            CheckpointError: none there, or damaged, or of another version.
+        """
+        path = folder / STATE
+        if not path.is_file():
+            raise CheckpointError(f"{path} does not exist: there is no run to resume in {folder}")
+        try:
+            with safe_open(path, framework="pt") as file:
+                header = json.loads((file.metadata() or {})["forethought"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, KeyError, ValueError) as error:
+            raise CheckpointError(f"{path} holds no checkpoint: {error}") from error
+        if header.get("schema") != CHECKPOINT_SCHEMA:
+            raise CheckpointError(
+                f"{path} was written by another version: schema {header.get('schema')!r}, "
+                f"expected {CHECKPOINT_SCHEMA!r}. Finish the run with the version that began it"
+            )
+        if header.pop("checksum", None) != _checksum(header, tensors):
+            raise CheckpointError(
+                f"{path} is damaged: its content does not match its checksum. Restore it from a "
+                "copy, or start a new run in another folder"
+            )
+        return cls(header["round"], tensors, header["values"])
+
+
+def _checksum(header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> str:
+    state = blake3(json.dumps(header, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        state.update(content(tensor))
+    return state.hexdigest()
+
+
+def optimizer_state(
+    optimizer: torch.optim.Optimizer,
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """An optimizer's state as tensors and plain values; step sizes follow from the plan.
+
+    Raises:
+        TypeError: state of a kind that can be stored in neither.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    values: dict[str, Any] = {}
+    for index, state in optimizer.state_dict()["state"].items():
+        for name, value in state.items():
+            key = f"{index}/{name}"
+            if isinstance(value, torch.Tensor):
+                tensors[key] = value
+            elif value is None or isinstance(value, (bool, int, float, str)):
+                values[key] = value
+            else:
+                raise TypeError(
+                    f"{type(optimizer).__name__} keeps {name!r} as {type(value).__name__}, which "
+                    "cannot be stored in a checkpoint; use another optimizer or train without out"
+                )
+    return tensors, values
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer,
+    tensors: Mapping[str, torch.Tensor],
+    values: Mapping[str, Any],
+) -> None:
+    """The inverse of :func:`optimizer_state`."""
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in (*tensors.items(), *values.items()):
+        index, _, name = key.partition("/")
+        state.setdefault(int(index), {})[name] = value
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+class ReleasedRounds:
+    """The releases that may have been made, in a file that only grows.
+
+    It survives the death of the process at any point. After a power failure those since the last
+    checkpoint may be missing, and a round that is then released again with another sum is not
+    counted; one that lacks an entry of before the checkpoint is refused (:meth:`require`).
+    """
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / RELEASED
+        if not path.exists():
+            replace_file(path, b"", mode=0o600)
+        self._bound: dict[int, list[bytes]] = {}
+        self._hash, self._entries = blake3(), 0
+        for index, bound in _releases(path):
+            self._took(index, bound)
+        self._file = path.open("r+b", buffering=0)
+        # Behind the last whole entry: a kill can have torn one, which came to nothing.
+        self._file.truncate(self._file.seek(self._entries * _ENTRY))
+
+    @classmethod
+    def peek(cls, folder: Path) -> dict[int, int]:
+        """Round → how often it may have been released, as the file in ``folder`` says."""
+        found: dict[int, int] = {}
+        for index, _ in _releases(folder / RELEASED):
+            found[index] = found.get(index, 0) + 1
+        return found
+
+    def note(self, index: int, bound: bytes) -> int:
+        """Write a release down, before its noise is drawn.
+
+        Args:
+            index: of the round. bound: what its noise is bound to, 32 bytes.
+
+        Returns:
+            How many releases of the round there are with this one; the same one counts once.
+
+        Raises:
+            OSError: it could not be written whole (a full disk): nothing may be released.
+        """
+        known = self._bound.get(index, [])
+        if bound not in known:
+            end = self._file.tell()
+            written = 0
+            try:
+                written = self._file.write(_entry(index, bound))
+            finally:
+                if written != _ENTRY:
+                    self._file.truncate(end)
+                    self._file.seek(end)
+            if written != _ENTRY:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
+            self._took(index, bound)
+        return len(self._bound[index])
+
+    def mark(self) -> list[int | str]:
+        """How many entries there are, and their hash, once they are on the disk."""
+        os.fsync(self._file.fileno())
+        return [self._entries, self._hash.hexdigest()]
+
+    @classmethod
+    def require(cls, folder: Path, mark: list[int | str]) -> None:
+        """Refuse a list that does not begin with what a checkpoint has seen of it.
+
+        Raises:
+            CheckpointError: entries of before the checkpoint are gone or others.
+        """
+        entries, expected = mark
+        found = blake3()
+        held = 0
+        for index, bound in itertools.islice(_releases(folder / RELEASED), int(entries)):
+            found.update(_entry(index, bound))
+            held += 1
+        if [held, found.hexdigest()] != [entries, expected]:
+            raise CheckpointError(
+                f"cannot resume: {folder / RELEASED} lists what was released, and {entries} "
+                f"entries of before the last checkpoint are not all there (found {held}). What was "
+                "released could be released again and not be counted. Restore the whole checkpoint "
+                "folder, or start a new run in another folder"
+            )
+
+    def _took(self, index: int, bound: bytes) -> None:
+        self._bound.setdefault(index, []).append(bound)
+        self._hash.update(_entry(index, bound))
+        self._entries += 1
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+# A round's number, and what its noise is bound to.
+_ENTRY = 8 + 32
+
+
+def _entry(index: int, bound: bytes) -> bytes:
+    return index.to_bytes(8, "little") + bound
+
+
+def _releases(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The whole entries of a list of releases."""
+    content = path.read_bytes() if path.is_file() else b""
+    for start in range(0, len(content) - _ENTRY + 1, _ENTRY):
+        yield (
+            int.from_bytes(content[start : start + 8], "little"),
+            content[start + 8 : start + _ENTRY],
+        )
+
+
+def replace_file(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Write a file so that it is seen whole or not at all, even after a power failure.
+
+    Raises:
+        OSError: cannot be written; the old content is untouched.
+    """
+    temporary = path.with_name(f".{path.name}.part")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    try:
+        descriptor = os.open(temporary, flags, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename or removal in ``folder`` durable, where the system can."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# The keys of a run: one small file, written once, wiped in place when the run ends.
+#
+# Whoever has the keys can draw the noise again and subtract it. They are in no other file, so that
+# wiping this one is enough where the file system overwrites in place. Journaling, copying and
+# compressing file systems, and flash memory, may keep traces of wiped blocks: use an encrypted
+# disk.
+
+
+KEYS = "keys"
+KEYS_SCHEMA = "forethought/keys/1"
+
+
+@dataclass(frozen=True)
+class Keys:
+    """All secrets of a run.
+
+    Args:
+        secrets: of sampling and noise.
+        identity: under which data, model and loss are hashed to be recognised; 32 bytes.
+    """
+
+    secrets: Secrets
+    identity: bytes
+
+    @classmethod
+    def draw(cls, seeds: Seeds) -> Keys:
+        """New keys; see :meth:`Secrets.draw`."""
+        return cls(Secrets.draw(seeds), secrets.token_bytes(SECRET_BYTES))
+
+    def write(self, folder: Path) -> None:
+        """Write the key file, readable by its owner only.
+
+        Raises:
+            OSError: cannot be written.
+        """
+        values = {
+            "schema": KEYS_SCHEMA,
+            "sampling": self.secrets.sampling.hex(),
+            "noise": self.secrets.noise.hex(),
+            "identity": self.identity.hex(),
+            "seeded_sampling": self.secrets.seeded_sampling,
+            "seeded_noise": self.secrets.seeded_noise,
+        }
+        replace_file(folder / KEYS, json.dumps(values).encode(), mode=0o600)
+
+    @classmethod
+    def read(cls, folder: Path) -> Keys:
+        """The keys in ``folder``.
+
+        Raises:
+            CheckpointError: none there, or damaged.
+        """
+        path = folder / KEYS
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            if values["schema"] != KEYS_SCHEMA:
+                raise ValueError(f"schema {values['schema']!r}, expected {KEYS_SCHEMA!r}")
+            own = Secrets(
+                bytes.fromhex(values["sampling"]),
+                bytes.fromhex(values["noise"]),
+                bool(values["seeded_sampling"]),
+                bool(values["seeded_noise"]),
+            )
+            return cls(own, bytes.fromhex(values["identity"]))
+        except FileNotFoundError as error:
+            raise CheckpointError(
+                f"cannot resume: {path} is gone, and with it the keys of the noise. Start a new "
+                "run in another folder; what this one released adds to it"
+            ) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{path} holds no keys: {error}") from error
+
+
+def wipe(path: Path) -> None:
+    """Overwrite a file in place, then delete it; nothing where there is none.
+
+    Raises:
+        OSError: cannot be overwritten.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        with path.open("r+b", buffering=0) as file:
+            left = path.stat().st_size
+            while left > 0:
+                left -= file.write(bytes(min(left, 1 << 20)))
+            os.fsync(file.fileno())
+        path.unlink()
+        sync_folder(path.parent)
+
+
+# The run folder: checked before the first private step, filled file by file, each one whole.
+
 
 CHECKPOINT, FIGURES = "checkpoint", "figures"
 PLAN, MODEL = "plan.json", "model.safetensors"
@@ -248,3 +974,249 @@ class RunFolder:
             wipe(path)
         self.checkpoint.rmdir()
         sync_folder(self.path)
+
+
+# Keeps a run in its folder: keys first, then checkpoints, so that it can be continued exactly.
+
+
+# Without an interval: seconds between checkpoints, or so many times what writing one takes.
+SECONDS, SHARE = 10.0, 20.0
+# What the first checkpoint, before any round, has seen of the list of releases.
+_NOTHING: list[int | str] = [0, blake3().hexdigest()]
+
+
+class Checkpointer:
+    """Writes a run's checkpoints.
+
+    Args:
+        folder: the run folder. plan: what is run.
+        keys: of this run.
+        identity: what makes it this run; see :func:`forethought.training.folder.identity`.
+        environment: what can move its rounding.
+        watched: what else its sums may depend on; see :mod:`forethought.training.folder`.
+        settings: more that is kept with every checkpoint.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        plan: Plan,
+        keys: Keys,
+        identity: Mapping[str, str],
+        environment: Mapping[str, str],
+        watched: Mapping[str, str],
+        settings: Mapping[str, Any],
+    ) -> None:
+        self.folder, self._plan, self._keys = folder, plan, keys
+        self._identity, self._environment = identity, environment
+        self._fixed = {
+            "identity": identity,
+            "environment": environment,
+            "watched": dict(watched),
+            "context": "",
+            **settings,
+        }
+        self._due = 0.0
+        self._released: ReleasedRounds | None = None
+
+    def begin(
+        self, state: Callable[[], Checkpoint], files: Mapping[str, str], *, overwrite: bool
+    ) -> None:
+        """Set up the folder: plan, keys, checkpoint of no rounds, and no releases."""
+        self.folder.begin(overwrite=overwrite)
+        first = state()
+        size = sum(t.numel() * t.element_size() for t in first.tensors.values())
+        # Twice, since the old file is kept until the new one is whole; optimizers make state of
+        # two more moments; and the reported model.
+        self.folder.reserve(5 * size + (1 << 20))
+        self.folder.keep(files)
+        self.folder.save_plan(self._plan)
+        self._keys.write(self.folder.checkpoint)
+        self.write(first)
+        self._released = ReleasedRounds(self.folder.checkpoint)
+
+    @property
+    def context(self) -> bytes:
+        """What noise is bound to besides its round and sum: the last that was seen to change."""
+        return bytes.fromhex(self._fixed["context"])
+
+    def resume(self, saved: Checkpoint) -> None:
+        """Continue from a checkpoint, if it is of the same run; warn of what may have changed.
+
+        Raises:
+            CheckpointError: it is not, or rounds would be repeated under other rounding.
+        """
+        require_same(saved.values["identity"], self._identity)
+        ReleasedRounds.require(self.folder.checkpoint, saved.values.get("released", _NOTHING))
+        if max(ReleasedRounds.peek(self.folder.checkpoint), default=-1) >= saved.round:
+            require_same_environment(saved.values["environment"], self._environment)
+        context, before = saved.values["context"], saved.values["watched"]
+        changed = [name for name, now in self._fixed["watched"].items() if before[name] != now]
+        if changed:
+            context = digest(self._fixed["watched"]).rpartition(":")[2]
+            warnings.warn(
+                f"changed since the run began: {', '.join(changed)}. Rounds after the last "
+                "checkpoint are released a second time, with noise of their own, and the statement "
+                "accounts for it. To avoid that stop, set it back and resume again",
+                stacklevel=2,
+            )
+        self._fixed["context"] = context
+        self._released = ReleasedRounds(self.folder.checkpoint)
+        self._schedule(0.0)
+
+    def note(self, index: int, bound: bytes) -> int:
+        """Note on disk that round ``index`` may be released; how many releases of it there are."""
+        return 1 if self._released is None else self._released.note(index, bound)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        if self._released is not None:
+            self._released.close()
+            self._released = None
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time for another checkpoint."""
+        return time.monotonic() > self._due
+
+    def write(self, state: Checkpoint) -> None:
+        """Write a checkpoint now."""
+        start = time.monotonic()
+        state.values.update(self._fixed)
+        if self._released is not None:
+            state.values["released"] = self._released.mark()
+        state.write(self.folder.checkpoint)
+        self._schedule(time.monotonic() - start)
+
+    def _schedule(self, took: float) -> None:
+        self._due = time.monotonic() + max(SECONDS, SHARE * took)
+
+
+def continued(folder: RunFolder, plan: Plan | None) -> tuple[Plan, Checkpoint, Keys] | None:
+    """What there is to continue in a run folder; plan.json is the plan.
+
+    Args:
+        plan: that of the caller, which must be the same; None takes the folder's.
+
+    Returns:
+        Plan, checkpoint and keys; None where a run died before it began, with nothing released.
+
+    Raises:
+        CheckpointError: nothing to resume, another plan, or state that was lost.
+    """
+    if not folder.checkpoint.is_dir():
+        raise CheckpointError(f"there is no run to resume in {folder.path}")
+    stored = stored_plan(folder)
+    if stored is not None and plan is not None and stored != plan:
+        raise CheckpointError(
+            "cannot resume: the plan changed since the run began; the plan is that of "
+            f"{folder.path / PLAN}. Leave plan out, or start a new run in another folder"
+        )
+    released = ReleasedRounds.peek(folder.checkpoint)
+    if not (folder.checkpoint / STATE).is_file():
+        if released:
+            raise CheckpointError(
+                f"cannot resume: {len(released)} rounds were released, but "
+                f"{folder.checkpoint / STATE} is gone. A new start would release them again with "
+                "other noise. Restore the file, or start a new run in another folder; what this "
+                "one released adds to it"
+            )
+        return None
+    if stored is None:
+        raise CheckpointError(f"cannot resume: {folder.path / PLAN} is gone, and it is the plan")
+    saved = Checkpoint.read(folder.checkpoint)
+    return stored, saved, Keys.read(folder.checkpoint)
+
+
+def threads_of(folder: RunFolder) -> int | None:
+    """How many threads the run in a folder began with, where it can be continued."""
+    if not (folder.checkpoint / STATE).is_file():
+        return None
+    found = Checkpoint.read(folder.checkpoint).values.get("environment", {}).get("threads")
+    return None if found is None else int(found)
+
+
+def stored_plan(folder: RunFolder) -> Plan | None:
+    """The plan that a run in the folder began with, if one did."""
+    if (folder.checkpoint / STATE).is_file():
+        # A run in phases, which may replace plan.json at its end by what it became.
+        values = Checkpoint.read(folder.checkpoint).values
+        if "plan" in values:
+            return Plan.from_dict(values["plan"])
+    path = folder.path / PLAN
+    return Plan.load(path) if path.is_file() else None
+
+
+# Models that were trained before: their earlier runs add to what a new statement says.
+#
+# A model is recognised by the hash of its weights, or as the same object, among those that this
+# process trained, and by its weights among the run folders beside the new one. What was trained
+# elsewhere cannot be known: every Statement names the initial weights as an assumption.
+
+
+# Run folders beside the new one that are looked at, at most.
+NEIGHBOURS = 1000
+
+_objects: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+_weights: dict[bytes, str] = {}
+
+
+def trained_before(model: torch.nn.Module, folder: Path | None) -> tuple[Caveat, ...]:
+    """What is known of an earlier training of the model as it is, for the Statement.
+
+    Args:
+        folder: the run folder that is about to be made; those beside it are looked at.
+    """
+    known = _objects.get(model) or _weights.get(_digest(model))
+    if known is None and folder is not None:
+        known = _among_folders(model, folder)
+    return () if known is None else (Caveat("trained-before", known),)
+
+
+def remember(model: torch.nn.Module, statement: Statement) -> None:
+    """Note that a model was trained, with its final weights."""
+    words = f"in this process, {_spent(statement)}"
+    earlier = _objects.get(model)
+    _objects[model] = words if earlier is None else f"{earlier}; then {words}"
+    _weights[_digest(model)] = _objects[model]
+
+
+def _spent(statement: Statement) -> str:
+    if not statement.private:
+        return "without a guarantee"
+    return f"ε = {at_most(statement.epsilon.upper)} at δ = {at_most(statement.delta, '.3g')}"
+
+
+def _digest(model: torch.nn.Module) -> bytes:
+    state = hashlib.blake2b(digest_size=16)
+    for name, tensor in model.state_dict().items():
+        state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        state.update(content(tensor))
+    return state.digest()
+
+
+def _among_folders(model: torch.nn.Module, folder: Path) -> str | None:
+    present = model.state_dict()
+    parent = folder.resolve().parent
+    if not parent.is_dir():
+        return None
+    for place, path in enumerate(sorted(parent.glob(f"*/{MODEL}"))):
+        if place == NEIGHBOURS:
+            break
+        if _same_weights(path, present):
+            try:
+                spent = _spent(Statement.load(path.parent / STATEMENT))
+            except (OSError, StatementError):
+                spent = "whose statement cannot be read"
+            return f"in {path.parent.name}, {spent}"
+    return None
+
+
+def _same_weights(path: Path, present: dict[str, torch.Tensor]) -> bool:
+    try:
+        with safe_open(path, framework="pt") as file:
+            if set(file.keys()) != set(present):
+                return False
+            return all(torch.equal(file.get_tensor(n), t.cpu()) for n, t in present.items())
+    except (OSError, SafetensorError, RuntimeError):
+        return False

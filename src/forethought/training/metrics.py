@@ -1,29 +1,323 @@
-"""What a run tells while it runs and afterwards.
-
-Two kinds of numbers are kept apart. What follows from the released model (the rounds, the step
-size, ε) and from held-out records goes to ``metrics.csv``. Loss, share of clipped contributions
-and the number of non-finite ones are taken on private batches without noise: they are for the
-operator, go to ``diagnostics.csv``, and the Statement names them as not covered.
-"""
+"""Figures of a run and of its model on held-out records."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.stats import beta, norm
+from sklearn import metrics
+from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from forethought.accounting.interval import at_least, at_most
 from forethought.gradients import BatchDims
 from forethought.gradients.declared import outputs_in_front, placed
 from forethought.rounds.losses import Loss, correct
 from forethought.rounds.records import Records
 from forethought.rounds.undisturbed import undisturbed
-from forethought.training.normalisation import mixing_layers, public_statistics
+
+# Batch normalisation after private training: whose statistics evaluation uses.
+#
+# Inside a group a layer normalises by the group's own statistics, which go nowhere: running
+# statistics of private records are never released, so the model has none. Evaluation uses either
+# the layer statistics of a public batch, which then go into the model's buffers, or those of the
+# records that are evaluated, a batch at a time.
+
+
+def mixing_layers(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
+    """Batch normalisation in training mode, which normalises by the batch it sees."""
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and module.training
+    ]
+
+
+def public_statistics(
+    model: nn.Module, parameters: Mapping[str, Tensor], inputs: Any
+) -> dict[str, Tensor]:
+    """Buffer name → running mean or variance of a public batch, layer by layer.
+
+    Args:
+        model: its layers of batch normalisation in training mode are looked at, all else is in
+            evaluation mode. parameters: the weights, by name.
+        inputs: a tensor, tuple or dict of at least two public records, batch first.
+    """
+    with undisturbed(model), torch.no_grad():
+        layers = [(name, m) for name, m in mixing_layers(model) if m.track_running_stats]
+        if not layers:
+            return {}
+        model.eval()
+        for _, layer in layers:
+            layer.train()
+            layer.momentum = 1.0
+        args = (
+            inputs if isinstance(inputs, tuple) else () if isinstance(inputs, dict) else (inputs,)
+        )
+        functional_call(model, dict(parameters), args, inputs if isinstance(inputs, dict) else {})
+        return {
+            f"{name}.{kind}" if name else kind: getattr(layer, kind).clone()
+            for name, layer in layers
+            for kind in ("running_mean", "running_var")
+        }
+
+
+def settle_statistics(model: nn.Module, inputs: Any) -> None:
+    """Write a public batch's layer statistics into the model, for evaluation mode.
+
+    Args:
+        inputs: public records, batch first.
+    """
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    buffers = dict(model.named_buffers())
+    for name, value in public_statistics(model, parameters, inputs).items():
+        buffers[name].copy_(value)
+
+
+# Figures of a model on held-out records, by name: what each is, and what no model at all reaches.
+#
+# *No model* answers every record alike: with the most frequent class and the shares of the classes
+# among the held-out records, with the mean of values, with each label's share. A figure is measured
+# on these constant answers by the same function, so that the two are about the same thing.
+
+
+# Of the intervals.
+CONFIDENCE = 0.95
+_Z = float(norm.ppf((1 + CONFIDENCE) / 2))
+_BINS = 10
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A measured figure with its interval at 95 % confidence, where one is known."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What was to be said of held-out records, and what a model said.
+
+    Args:
+        targets: classes (N,), values (N,), or labels (N, K) of 0 and 1.
+        scores: probabilities (N, K); of a regression its values (N,).
+        chosen: classes (N,) or labels (N, K).
+    """
+
+    targets: NDArray[Any]
+    scores: NDArray[np.float64]
+    chosen: NDArray[np.int64]
+
+    @property
+    def there(self) -> NDArray[np.int64]:
+        """The classes that some record has."""
+        return np.flatnonzero(np.bincount(self.targets, minlength=self.scores.shape[1]))
+
+
+Measure = Callable[[Answers], Figure | None]
+
+
+def classes_of(outputs: NDArray[np.float64], targets: NDArray[np.int64]) -> Answers:
+    """Answers of a classifier from its outputs (N, classes) before the softmax."""
+    shares = np.exp(outputs - outputs.max(axis=1, keepdims=True))
+    shares /= shares.sum(axis=1, keepdims=True)
+    return Answers(targets, shares, outputs.argmax(axis=1))
+
+
+def labels_of(outputs: NDArray[np.float64], targets: NDArray[np.int64]) -> Answers:
+    """Answers of a model of several labels from its outputs (N, labels) before the sigmoid."""
+    return Answers(targets, 1 / (1 + np.exp(-outputs)), (outputs > 0).astype(np.int64))
+
+
+def values_of(outputs: NDArray[np.float64], targets: NDArray[np.float64]) -> Answers:
+    """Answers of a regression."""
+    return Answers(targets, outputs, np.empty(0, np.int64))
+
+
+def without_a_model(answers: Answers) -> Answers:
+    """The same answer to every record."""
+    targets, scores = answers.targets, answers.scores
+    if scores.ndim == 1:
+        return values_of(np.full(len(targets), targets.mean()), targets)
+    if targets.ndim == 1:
+        shares = np.bincount(targets, minlength=scores.shape[1]) / len(targets)
+        most = np.full(len(targets), int(shares.argmax()))
+        return Answers(targets, np.tile(shares, (len(targets), 1)), most)
+    shares = targets.mean(axis=0)
+    usual = np.tile((shares > 0.5).astype(np.int64), (len(targets), 1))
+    return Answers(targets, np.tile(shares, (len(targets), 1)), usual)
+
+
+def share(hits: int, count: int) -> Figure:
+    """A share with the interval of Clopper and Pearson (1934)."""
+    tail = (1 - CONFIDENCE) / 2
+    low = float(beta.ppf(tail, hits, count - hits + 1)) if hits else 0.0
+    high = float(beta.ppf(1 - tail, hits + 1, count - hits)) if hits < count else 1.0
+    return Figure(hits / count, low, high)
+
+
+def _mean(values: NDArray[np.float64], least: float = -math.inf, most: float = math.inf) -> Figure:
+    """A mean over records with the interval of the central limit theorem."""
+    mean, half = float(values.mean()), _Z * float(values.std()) / math.sqrt(len(values))
+    return Figure(mean, max(least, mean - half), min(most, mean + half))
+
+
+def _accuracy(a: Answers) -> Figure:
+    if a.targets.ndim == 1:
+        return share(int((a.chosen == a.targets).sum()), len(a.targets))
+    return _mean((a.chosen == a.targets).mean(axis=1), 0.0, 1.0)
+
+
+def _all_right(a: Answers) -> Figure:
+    return share(int((a.chosen == a.targets).all(axis=1).sum()), len(a.targets))
+
+
+def _area(targets: NDArray[Any], scores: NDArray[np.float64]) -> Figure:
+    """Area under the curve with the interval of Hanley and McNeil (1982)."""
+    area = float(metrics.roc_auc_score(targets, scores))
+    positive = int((targets == 1).sum())
+    negative = len(targets) - positive
+    one, two = area / (2 - area), 2 * area * area / (1 + area)
+    variance = area * (1 - area)
+    variance += (positive - 1) * (one - area**2) + (negative - 1) * (two - area**2)
+    width = _Z * math.sqrt(variance / (positive * negative))
+    return Figure(area, max(0.0, area - width), min(1.0, area + width))
+
+
+def _one_against_rest(a: Answers, score: Callable[..., Any]) -> Figure | None:
+    """The mean over classes or labels that some, and not all, records have."""
+    if a.targets.ndim == 1:
+        each = [(a.targets == kind, a.scores[:, kind]) for kind in a.there]
+    else:
+        each = list(zip(a.targets.T, a.scores.T, strict=True))
+    found = [float(score(y, p)) for y, p in each if 0 < int(np.sum(y)) < len(y)]
+    return Figure(float(np.mean(found))) if found else None
+
+
+def _auc(a: Answers) -> Figure | None:
+    if a.targets.ndim == 1 and a.scores.shape[1] == 2 and len(a.there) == 2:
+        return _area(a.targets, a.scores[:, 1])
+    return _one_against_rest(a, metrics.roc_auc_score)
+
+
+def _macro(score: Callable[..., Any]) -> Measure:
+    def measure(a: Answers) -> Figure:
+        labels = a.there if a.targets.ndim == 1 else None
+        value = score(a.targets, a.chosen, labels=labels, average="macro", zero_division=0)
+        return Figure(float(value))
+
+    return measure
+
+
+def _calibration(a: Answers) -> Figure:
+    """Expected calibration error over ten bins: how far confidence is from accuracy."""
+    if a.targets.ndim == 1:
+        sure, right = a.scores.max(axis=1), (a.chosen == a.targets).astype(float)
+    else:
+        sure, right = a.scores.ravel(), a.targets.ravel().astype(float)
+    place = np.minimum((sure * _BINS).astype(int), _BINS - 1)
+    return Figure(float(np.abs(np.bincount(place, sure - right, _BINS)).sum() / len(sure)))
+
+
+def _log_loss(a: Answers) -> Figure:
+    likely = np.clip(a.scores, 1e-12, 1.0)
+    if a.targets.ndim == 1:
+        return _mean(-np.log(likely[np.arange(len(a.targets)), a.targets]), 0.0)
+    other = np.clip(1 - a.scores, 1e-12, 1.0)
+    return _mean(-(np.where(a.targets == 1, np.log(likely), np.log(other))).mean(axis=1), 0.0)
+
+
+def _brier(a: Answers) -> Figure:
+    wanted = a.targets if a.targets.ndim == 2 else np.eye(a.scores.shape[1])[a.targets]
+    return _mean(np.square(a.scores - wanted).mean(axis=1), 0.0)
+
+
+def _r_squared(a: Answers) -> Figure:
+    plain = float(np.square(a.targets - a.targets.mean()).sum())
+    gaps = float(np.square(a.scores - a.targets).sum())
+    return Figure(1 - gaps / plain if plain else math.nan)
+
+
+def _mean_error(a: Answers) -> Figure:
+    return _mean(np.abs(a.scores - a.targets), 0.0)
+
+
+def _root_mean_error(a: Answers) -> Figure:
+    return Figure(math.sqrt(float(np.square(a.scores - a.targets).mean())))
+
+
+def _middle_error(a: Answers) -> Figure:
+    return Figure(float(np.median(np.abs(a.scores - a.targets))))
+
+
+_OF_CLASSES: dict[str, Measure] = {
+    "accuracy": _accuracy,
+    "AUC": _auc,
+    "F1": _macro(metrics.f1_score),
+    "calibration error": _calibration,
+    "balanced accuracy": _macro(metrics.recall_score),
+    "precision": _macro(metrics.precision_score),
+    "average precision": lambda a: _one_against_rest(a, metrics.average_precision_score),
+    "log loss": _log_loss,
+    "Brier score": _brier,
+}
+# Kind of task → name → figure; the first is always given: it says whether a model is any good.
+MEASURES: dict[str, Mapping[str, Measure]] = {
+    "classification": _OF_CLASSES,
+    "multilabel": {**_OF_CLASSES, "all labels right": _all_right},
+    "regression": {
+        "R²": _r_squared,
+        "mean absolute error": _mean_error,
+        "root mean squared error": _root_mean_error,
+        "median absolute error": _middle_error,
+    },
+}
+# What is measured where nobody says what.
+USUAL: dict[str, tuple[str, ...]] = {
+    "classification": ("accuracy", "AUC", "F1", "calibration error"),
+    "multilabel": ("accuracy", "all labels right", "AUC", "F1", "calibration error"),
+    "regression": ("R²", "mean absolute error", "root mean squared error"),
+}
+
+
+def chosen_measures(task: str, names: Sequence[str] | None) -> tuple[str, ...]:
+    """The measures that are wanted, the first one of the task before them.
+
+    Raises:
+        ValueError: a name that this task does not have; says which there are.
+    """
+    known = MEASURES[task]
+    if names is None:
+        return USUAL[task]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(
+            f"metrics has {', '.join(map(repr, unknown))}: of a {task} there are "
+            f"{', '.join(known)} (recall of each class and the confusion matrix are always given)"
+        )
+    return tuple(dict.fromkeys((next(iter(known)), *names)))
+
+
+# What a run tells while it runs and afterwards.
+#
+# Two kinds of numbers are kept apart. What follows from the released model (the rounds, the step
+# size, ε) and from held-out records goes to ``metrics.csv``. Loss, share of clipped contributions
+# and the number of non-finite ones are taken on private batches without noise: they are for the
+# operator, go to ``diagnostics.csv``, and the Statement names them as not covered.
+
 
 EVALUATION_BATCH = 512
 
@@ -168,3 +462,185 @@ def evaluate(
             classified = classified and found is not None
             hits += found or 0
     return total / size, hits / size if classified else None
+
+
+# What a run's result is worth, on held-out records: beside a baseline, with intervals.
+#
+# Held-out records are not those that the guarantee is about; the Statement names their use.
+
+
+SCHEMA = "forethought/results/1"
+_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class Results:
+    """Figures on held-out records.
+
+    Args:
+        examples: how many there are.
+        figures: name → figure, those of :data:`forethought.training.metrics.MEASURES` that were
+            asked for; AUC, F1, precision and recall are means over classes or labels.
+        baseline: the same figures of answering every record alike.
+        classes: their names, or those of labels; empty for a regression. recall: of each; None for
+            one that no held-out record has. confusion: true class × predicted class; of each label
+            how many were rightly left out, wrongly given, missed, found.
+        weak: whether the model is not clearly better than the baseline.
+        task: "classification", "multilabel" or "regression".
+    """
+
+    examples: int
+    figures: Mapping[str, Figure]
+    baseline: Mapping[str, float]
+    classes: tuple[str, ...] = ()
+    recall: tuple[float | None, ...] = ()
+    confusion: tuple[tuple[int, ...], ...] = ()
+    weak: bool = False
+    task: str = "classification"
+
+    def to_json(self) -> str:
+        """One JSON object."""
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def load(cls, path: Path) -> Results | None:
+        """Read ``results.json``; None where a run kept none."""
+        if not path.is_file():
+            return None
+        values = json.loads(path.read_text(encoding="utf-8"))
+        values.pop("schema")
+        return cls(
+            values["examples"],
+            {name: Figure(**figure) for name, figure in values["figures"].items()},
+            values["baseline"],
+            tuple(values["classes"]),
+            tuple(values["recall"]),
+            tuple(tuple(row) for row in values["confusion"]),
+            values["weak"],
+            values.get("task", "classification" if values["classes"] else "regression"),
+        )
+
+    def sentences(self) -> tuple[str, ...]:
+        """The result in words, its baseline beside it."""
+        (name, lead), *rest = self.figures.items()
+        form, nothing = ".1%", "always saying the most frequent class"
+        if self.task == "multilabel":
+            nothing, name = "always saying what most records have", f"{name} over all labels"
+        elif self.task == "regression":
+            form, nothing = ".3g", "always saying the mean"
+        around = ""
+        if lead.low is not None and lead.high is not None:
+            around = f" ({at_least(lead.low, form)} to {at_most(lead.high, form)})"
+        first = next(iter(self.figures))
+        lines = [
+            f"{name} on {self.examples:,} held-out records {lead.value:{form}}{around}; {nothing} "
+            f"gives {self.baseline[first]:{form}}"
+        ]
+        if rest:
+            lines.append(", ".join(self._named_with(other, figure) for other, figure in rest))
+        if self.weak:
+            lines.append(
+                "the model is not clearly better than no model: give it more records, a larger ε, "
+                "or columns that say more"
+            )
+        return tuple(lines)
+
+    def _named_with(self, name: str, figure: Figure) -> str:
+        """A figure with what no model reaches."""
+        plain = self.baseline.get(name)
+        return f"{name} {figure.value:.3g}" + ("" if plain is None else f" (no model {plain:.3g})")
+
+
+def measured(
+    outputs: NDArray[np.floating[Any]],
+    targets: NDArray[Any],
+    classes: Sequence[object] | None,
+    names: Sequence[str] | None = None,
+) -> Results:
+    """Figures of a model's outputs.
+
+    Args:
+        outputs: of a classifier (N, classes), before the softmax; of labels (N, labels), before
+            the sigmoid; of a regression (N,), in the unit of its targets.
+        targets: (N,), or (N, labels) of 0 and 1.
+        classes: their names, class 0 first, or those of labels; None for a regression.
+        names: the figures wanted; None: the usual ones.
+
+    Raises:
+        ValueError: a figure that there is not.
+    """
+    values = outputs.astype(np.float64)
+    if classes is None:
+        task, answers = "regression", values_of(values.reshape(-1), targets.astype(np.float64))
+    elif targets.ndim == 2:
+        task, answers = "multilabel", labels_of(values, targets.astype(np.int64))
+    else:
+        task, answers = "classification", classes_of(values, targets)
+    nothing = without_a_model(answers)
+    figures, baseline = {}, {}
+    for name in chosen_measures(task, names):
+        figure = MEASURES[task][name](answers)
+        plain = MEASURES[task][name](nothing)
+        if figure is not None:
+            figures[name] = figure
+        if figure is not None and plain is not None:
+            baseline[name] = plain.value
+    called = tuple(map(str, classes or ()))
+    confusion, recall = _confusion(answers, len(called))
+    return Results(
+        len(targets),
+        figures,
+        baseline,
+        called,
+        recall,
+        confusion,
+        _weak(task, answers, nothing),
+        task,
+    )
+
+
+def _confusion(
+    answers: Answers, count: int
+) -> tuple[tuple[tuple[int, ...], ...], tuple[float | None, ...]]:
+    """What was taken for what, and the share of each class or label that was found."""
+    if answers.scores.ndim == 1:
+        return (), ()
+    if answers.targets.ndim == 2:
+        table = metrics.multilabel_confusion_matrix(answers.targets, answers.chosen).reshape(-1, 4)
+        found, of_all = table[:, 3], table[:, 2] + table[:, 3]
+    else:
+        table = metrics.confusion_matrix(answers.targets, answers.chosen, labels=range(count))
+        found, of_all = np.diagonal(table), table.sum(axis=1)
+    recall = tuple(
+        float(hits / total) if total else None for hits, total in zip(found, of_all, strict=True)
+    )
+    return tuple(tuple(int(number) for number in row) for row in table), recall
+
+
+def _weak(task: str, answers: Answers, nothing: Answers) -> bool:
+    """Whether the interval of the task's own figure does not keep clear of no model's."""
+    name = "mean absolute error" if task == "regression" else "accuracy"
+    figure, plain = MEASURES[task][name](answers), MEASURES[task][name](nothing)
+    assert figure is not None and plain is not None
+    assert figure.low is not None and figure.high is not None
+    if task == "regression":
+        return figure.high >= plain.value
+    return figure.low <= plain.value
+
+
+def outputs_of(model: torch.nn.Module, inputs: Any) -> NDArray[np.float32]:
+    """The outputs of a model in evaluation mode, float32, (N, …)."""
+    like = next(model.parameters())
+    rows = torch.as_tensor(inputs)
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            found = [
+                model(rows[start : start + _ROWS].to(like)).float().cpu()
+                for start in range(0, len(rows), _ROWS)
+            ]
+    finally:
+        model.train(training)
+    outputs: NDArray[np.float32] = torch.cat(found).numpy()
+    return outputs

@@ -29,24 +29,14 @@ from forethought.rounds.losses import Loss, check_loss, cross_entropy
 from forethought.rounds.private_sum import PrivateRounds, RoundError
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import Records, blank, content
-from forethought.training.averaging import IterateAverage
-from forethought.training.centring import uncentred
-from forethought.training.datasets import declared, opened, with_caveats
 from forethought.training.deferred import Deferred, Gate, Leaf, cast_as_called
-from forethought.training.descent import descent_of
-from forethought.training.execution import Execution, ShortForms, settled
-from forethought.training.fit import placed_records, require_fit
-from forethought.training.folder import RunFolder
-from forethought.training.identity import OF_TORCH
-from forethought.training.lock import locked
-from forethought.training.optimizers import needs_closure
-from forethought.training.other_model import warn_of_another_model
-from forethought.training.persons import arranged
-from forethought.training.provenance import remember, trained_before
+from forethought.training.descent import IterateAverage, descent_of, needs_closure, step_sizes
+from forethought.training.execution import Execution, ShortForms, alone, settled
+from forethought.training.fit import placed_records, require_fit, warn_of_another_model
+from forethought.training.folder import OF_TORCH, RunFolder, locked, remember, trained_before
+from forethought.training.records import arranged, declared, opened, uncentred, with_caveats
 from forethought.training.run import TIME_AND_MEMORY, Run, randomness
 from forethought.training.stated_loss import ArrangedRecords, stated
-from forethought.training.step_sizes import step_sizes
-from forethought.training.together import alone
 from forethought.use import Averaging
 
 OWN_LOOP = Caveat("own-loop")

@@ -26,32 +26,47 @@ from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import Records, as_records, blank
 from forethought.rounds.team import Team, present_team
 from forethought.rounds.transcript import Transcript
-from forethought.training.centring import (
+from forethought.training.descent import descent_of
+from forethought.training.execution import (
+    Execution,
+    Interrupted,
+    InterruptGuard,
+    ShortForms,
+    same_start,
+    settled,
+)
+from forethought.training.fit import placed_records, require_fit, warn_of_another_model
+from forethought.training.folder import (
+    STATEMENT,
+    Checkpoint,
+    Checkpointer,
+    CheckpointError,
+    Keys,
+    RunFolder,
+    continued,
+    environment,
+    identity,
+    locked,
+    remember,
+    trained_before,
+    watched,
+)
+from forethought.training.loop import Loop, epsilon_at
+from forethought.training.metrics import Event, Metrics, event, settle_statistics
+from forethought.training.records import (
     PREPARED,
     CentredRecords,
     Centring,
+    CoincidingRecordsError,
+    arranged,
+    coincide,
+    declared,
+    opened,
     require_answered,
     uncentred,
+    usual_loss,
+    with_caveats,
 )
-from forethought.training.checkpoint import Checkpoint, CheckpointError
-from forethought.training.checkpointer import Checkpointer, continued
-from forethought.training.coincidence import CoincidingRecordsError, coincide
-from forethought.training.datasets import declared, opened, usual_loss, with_caveats
-from forethought.training.descent import descent_of
-from forethought.training.execution import Execution, ShortForms, settled
-from forethought.training.fit import placed_records, require_fit
-from forethought.training.folder import STATEMENT, RunFolder
-from forethought.training.identity import environment, identity, watched
-from forethought.training.interruption import Interrupted, InterruptGuard
-from forethought.training.keys import Keys
-from forethought.training.lock import locked
-from forethought.training.loop import Loop, epsilon_at
-from forethought.training.metrics import Event, Metrics, event
-from forethought.training.normalisation import settle_statistics
-from forethought.training.other_model import warn_of_another_model
-from forethought.training.persons import arranged
-from forethought.training.provenance import remember, trained_before
-from forethought.training.together import same_start
 
 # Rows of the history when log_every is not given.
 ROWS = 100

@@ -45,17 +45,20 @@ from forethought.rounds.losses import Loss
 from forethought.rounds.randomness import BoundNoise, Secrets, Seeds, Stream, encoded
 from forethought.rounds.records import Records, as_records
 from forethought.rounds.transcript import Transcript, TranscriptError
-from forethought.training.centring import uncentred
-from forethought.training.coincidence import CoincidingRecordsError, coincide
-from forethought.training.datasets import opened, usual_loss, with_caveats
-from forethought.training.devices import usable
-from forethought.training.execution import Execution, ShortForms, settled
-from forethought.training.folder import RunFolder
-from forethought.training.lock import locked
+from forethought.training.execution import Execution, ShortForms, alone, settled, usable
+from forethought.training.fit import warn_of_another_model
+from forethought.training.folder import RunFolder, locked, remember, trained_before
 from forethought.training.metrics import Event, Metrics, evaluate
-from forethought.training.other_model import warn_of_another_model
-from forethought.training.persons import arranged, of_rows
-from forethought.training.provenance import remember, trained_before
+from forethought.training.records import (
+    CoincidingRecordsError,
+    arranged,
+    coincide,
+    of_rows,
+    opened,
+    uncentred,
+    usual_loss,
+    with_caveats,
+)
 from forethought.training.run import (
     COINCIDE,
     Run,
@@ -65,7 +68,6 @@ from forethought.training.run import (
     require_public,
     run_plan,
 )
-from forethought.training.together import alone
 
 Scoring = Literal["noised", "public", "unprotected"]
 Score = Callable[[torch.nn.Module], float]

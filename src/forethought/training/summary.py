@@ -14,7 +14,7 @@ from forethought.accounting.statement import Statement
 from forethought.mechanism import Mechanism
 from forethought.plans import Plan
 from forethought.rounds.transcript import Transcript
-from forethought.training.results import Results
+from forethought.training.metrics import Results
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,7 @@ class UnfinishedRun:
         Raises:
             ValueError: the folder holds no interrupted run, or a damaged one.
         """
-        from forethought.training.checkpoint import Checkpoint, ReleasedRounds
-        from forethought.training.folder import PHASES, RunFolder
+        from forethought.training.folder import PHASES, Checkpoint, ReleasedRounds, RunFolder
         from forethought.training.metrics import PUBLIC, from_values
 
         run = RunFolder(folder)

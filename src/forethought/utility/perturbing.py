@@ -28,7 +28,7 @@ from forethought.privacy import Clip, ClipRule
 from forethought.rounds.losses import Loss, correct
 from forethought.rounds.records import as_records
 from forethought.samplings import Poisson
-from forethought.training.datasets import opened
+from forethought.training.records import opened
 from forethought.training.run import train
 from forethought.turns import turns
 from forethought.use import Averaging, Optimizer, Schedule
