@@ -20,7 +20,8 @@ from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
 from forethought.rounds.sampling import Indices
-from forethought.training.descent import Descent, make_optimizer, step_sizes
+from forethought.training.descent import Descent, make_optimizer
+from forethought.training.step_sizes import step_sizes
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords, as_records
 from forethought.samplings import Poisson
 from forethought.simulation.times import Times
-from forethought.training.descent import step_sizes
+from forethought.training.step_sizes import step_sizes
 from forethought.use import Averaging
 from trials.storage import CrashError, MemoryStorage
 

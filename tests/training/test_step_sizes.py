@@ -7,7 +7,7 @@ import pytest
 from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
 from forethought.samplings import FullBatch, Poisson
-from forethought.training.descent import step_sizes
+from forethought.training.step_sizes import step_sizes
 from forethought.use import Optimizer, Schedule
 
 

@@ -18,7 +18,7 @@ from forethought.checks import one_of, real, whole
 from forethought.federated.delay import Delay, Permissible
 from forethought.plans import Plan
 from forethought.serialisation import Stored, build, canonical
-from forethought.training.descent import step_sizes
+from forethought.training.step_sizes import step_sizes
 from forethought.use import Averaging
 
 Rule = Literal["synchronous", "asynchronous", "published"]

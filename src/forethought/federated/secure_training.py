@@ -31,7 +31,7 @@ from forethought.holders.trainer import Holder, SharedModel
 from forethought.rounds.grid_step import grid
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.transcript import Transcript
-from forethought.training.descent import step_sizes
+from forethought.training.step_sizes import step_sizes
 
 # (round, sender, message) → whether it gets lost, with its sender gone for the rest of the round.
 Lost = Callable[[int, int, Any], bool]

@@ -32,9 +32,10 @@ from forethought.rounds.randomness import Secrets
 from forethought.rounds.records import Records, blank
 from forethought.rounds.together import add_together
 from forethought.rounds.transcript import Transcript
-from forethought.training.descent import descent_of, step_sizes
+from forethought.training.descent import descent_of
 from forethought.training.fit import warn_of_another_model
 from forethought.training.folder import optimizer_state, restore_optimizer
+from forethought.training.step_sizes import step_sizes
 
 # Name of the JSON in a state's tensors.
 _VALUES = "values"

@@ -21,9 +21,10 @@ from forethought.rounds.records import Records
 from forethought.rounds.sampling import Indices
 from forethought.rounds.transcript import Transcript
 from forethought.rounds.undisturbed import undisturbed
-from forethought.training.descent import Descent, IterateAverage, step_sizes
+from forethought.training.descent import Descent, IterateAverage
 from forethought.training.folder import Checkpoint, optimizer_state, restore_optimizer
 from forethought.training.metrics import Metrics, evaluate, from_values, mixing_layers, to_values
+from forethought.training.step_sizes import step_sizes
 from forethought.turns import turns
 
 # A batch's loss is shown from at most so many of its records: one more forward pass when logged.

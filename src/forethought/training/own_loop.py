@@ -30,13 +30,14 @@ from forethought.rounds.private_sum import PrivateRounds, RoundError
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import Records, blank, content
 from forethought.training.deferred import Deferred, Gate, Leaf, cast_as_called
-from forethought.training.descent import IterateAverage, descent_of, needs_closure, step_sizes
+from forethought.training.descent import IterateAverage, descent_of, needs_closure
 from forethought.training.execution import Execution, ShortForms, alone, settled
 from forethought.training.fit import placed_records, require_fit, warn_of_another_model
 from forethought.training.folder import OF_TORCH, RunFolder, locked, remember, trained_before
 from forethought.training.records import arranged, declared, opened, uncentred, with_caveats
 from forethought.training.run import TIME_AND_MEMORY, Run, randomness
 from forethought.training.stated_loss import ArrangedRecords, stated
+from forethought.training.step_sizes import step_sizes
 from forethought.use import Averaging
 
 OWN_LOOP = Caveat("own-loop")

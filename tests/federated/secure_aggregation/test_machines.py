@@ -29,7 +29,7 @@ from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
 from forethought.rounds.grid_step import grid
 from forethought.samplings import Poisson
-from forethought.training.descent import step_sizes
+from forethought.training.step_sizes import step_sizes
 from forethought.use import Averaging
 
 CLIENTS, SIZE, ROUNDS = 5, 7, 6
