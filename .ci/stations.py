@@ -214,9 +214,9 @@ def clients_update() -> Entered:
 
     import forethought as ft
     from forethought.exchange import events as on
+    from forethought.exchange.frame import Endpoint
     from forethought.exchange.ledger import ClientLedger
     from forethought.exchange.messages import SERVER, Model
-    from forethought.exchange.signed import Endpoint
     from forethought.exchange.storage import FolderStorage
     from forethought.federated.client import ClientMachine
     from forethought.holders.trainer import ClientTrainer, Holder, SharedModel

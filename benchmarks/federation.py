@@ -25,12 +25,10 @@ from typing import Any
 import numpy as np
 
 from forethought.exchange import events as on
-from forethought.exchange.journal import ServerJournal
-from forethought.exchange.keys import Keys
-from forethought.exchange.ledger import ClientLedger
+from forethought.exchange.frame import Endpoint
+from forethought.exchange.keys import Keys, Roster
+from forethought.exchange.ledger import ClientLedger, ServerJournal
 from forethought.exchange.messages import SERVER
-from forethought.exchange.roster import Roster
-from forethought.exchange.signed import Endpoint
 from forethought.exchange.storage import FolderStorage
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Federation, Member

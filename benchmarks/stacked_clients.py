@@ -22,9 +22,9 @@ from torch import nn
 import forethought as ft
 from forethought.federated.federation import Federation, Member
 from forethought.federated.simulator import Simulator
-from forethought.holders.in_process import InProcess
 from forethought.holders.trainer import ClientTrainer, Holder, SharedModel
 from forethought.holders.work import Work
+from forethought.holders.workers import InProcess
 from forethought.models import build
 from forethought.rounds.losses import default_loss
 from forethought.rounds.noise import GaussianNoise

@@ -12,7 +12,7 @@ import forethought as ft
 from forethought.data import load
 from forethought.data.synthetic import like
 from forethought.models import build
-from forethought.report.utility_figures import draw_utility
+from forethought.report.figures import draw_utility
 
 private = load("digits")
 examples, shape = len(private.train), private.train.inputs.shape[1:]

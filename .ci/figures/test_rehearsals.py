@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import forethought as ft
-from forethought.utility.rehearsal import Rehearsal
-from forethought.utility.resemblance import HELD, SCORES, calibrated, score
+from forethought.utility.rehearsal import HELD, SCORES, Rehearsal, calibrated, score
 
 RESULTS = Path(__file__).parents[2] / "experiments" / "defaults" / "rehearsals.jsonl"
 CALLED = {"linear": "linear", "mlp": "perceptron"}

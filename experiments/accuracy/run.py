@@ -30,7 +30,7 @@ from forethought.data import Dataset, Split
 from forethought.jobs.job import Job
 from forethought.jobs.load import Loaded
 from forethought.jobs.request import Request
-from forethought.preparing.constants import Constants
+from forethought.preparing.prepare import Constants
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES, README = ROOT / "examples", ROOT / "README.md"

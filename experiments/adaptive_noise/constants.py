@@ -22,8 +22,8 @@ from sets import CHECKED, OTHERS, Task, fetch
 
 from forethought import Budget, convex
 from forethought.accounting.closed_bounds import gaussian_mu
+from forethought.convex.planning import CONSTANTS, Constants, Recipe, recipe
 from forethought.convex.problems import Problem
-from forethought.convex.recipe import CONSTANTS, Constants, Recipe, recipe
 
 EPSILONS = (0.1, 1.0, 10.0)
 RIDGES = (0.0, 0.1)

@@ -17,7 +17,7 @@ from repeat import Way, minimum, paths, risks
 from sets import fetch
 
 from forethought import Budget, convex
-from forethought.convex.recipe import CONSTANTS
+from forethought.convex.planning import CONSTANTS
 from forethought.convex.schedules import horizon
 from forethought.published.adaptive_noise import (
     paper_iterations,

@@ -14,8 +14,7 @@ import torch
 from sets import Task
 from torch import Tensor
 
-from forethought.convex.descent import Path
-from forethought.convex.losses import LossAndSlope, loss_and_slope
+from forethought.convex.descent import LossAndSlope, Path, loss_and_slope
 from forethought.convex.problems import Problem
 
 # Rows that are worked on at a time: their outputs stay in cache.

@@ -17,8 +17,8 @@ from sets import Task, fetch
 
 from forethought import Budget, convex
 from forethought.accounting.closed_bounds import gaussian_mu
+from forethought.convex.planning import CONSTANTS, recipe
 from forethought.convex.problems import Problem
-from forethought.convex.recipe import CONSTANTS, recipe
 from forethought.convex.schedules import Schedule
 from forethought.published.adaptive_noise import paper_rho
 

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 import forethought as ft
-from forethought.planning.correlation import gain
+from forethought.planning.defaults import gain
 
 RESULTS = Path(__file__).with_name("results.csv")
 PASSES, BATCHES = (1, 4, 16), 120

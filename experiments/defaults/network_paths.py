@@ -6,9 +6,9 @@
 
 For every model, set and ε: batch, rounds and noise as planned, and mean accuracy in per cent over
 seeds for paths that leave noise of several norms in the weights, in units of the one that was the
-planner's. The constants of `forethought.planning.tolerance` are held against these tables; held-out
-sets are refused. ``--centred`` takes the training inputs' own mean away, unpaid: what centring
-could give. network_paths.csv keeps what was run, network_paths.md is written from it.
+planner's. The constants of `forethought.planning.plan_request` are held against these tables;
+held-out sets are refused. ``--centred`` takes the training inputs' own mean away, unpaid: what
+centring could give. network_paths.csv keeps what was run, network_paths.md is written from it.
 """
 
 from __future__ import annotations

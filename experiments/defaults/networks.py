@@ -32,7 +32,7 @@ from torch import nn
 import forethought as ft
 from forethought.models import build
 from forethought.planning.defaults import default_delta
-from forethought.planning.tolerance import noise_borne, table_radius
+from forethought.planning.plan_request import noise_borne, table_radius
 
 RESULTS = Path(__file__).with_name("networks.csv")
 EPSILONS = (0.1, 0.5, 1.0, 3.0, 8.0)

@@ -3,7 +3,7 @@
 Written down on 2026-11-22, before any of these pairs was run: the interval is calibrated on pairs
 made of the families in :data:`CALIBRATED_ON` and measured on pairs made of those in
 :data:`HELD_OUT`, with nothing changed in between; and κ = 0.005 and the score of
-:mod:`forethought.utility.resemblance`. No family is in both, and no pair mixes them.
+:mod:`forethought.utility.rehearsal`. No family is in both, and no pair mixes them.
 
 Later that day, after pairs 0 to 36 of linear models and before any of a network: the held-out pairs
 of the relations whose intervals are offered are run with a perceptron of 32 units as well, planned

@@ -14,8 +14,8 @@ from fresh_pairs import ANOTHER_SOURCE
 from pairs import RELATIONS
 from scipy.stats import binomtest
 
-from forethought.utility import resemblance
-from forethought.utility.resemblance import LEVEL, calibrated, score
+from forethought.utility import rehearsal
+from forethought.utility.rehearsal import LEVEL, calibrated, score
 
 Row = dict[str, Any]
 Interval = tuple[float, float]
@@ -65,7 +65,7 @@ def constants(rows: list[Row]) -> None:
             told = ",\n".join(f"      {json.dumps(name)}: {json.dumps(of)}" for name, of in sets)
             relations.append(f"    {json.dumps(relation)}: {{\n{told}\n    }}")
         lines.append(f"  {json.dumps(CALLED[model])}: {{\n" + ",\n".join(relations) + "\n  }")
-    path = Path(resemblance.__file__).with_name("resemblance.json")
+    path = Path(rehearsal.__file__).with_name("rehearsal.json")
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
     for model, called in CALLED.items():
         for relation in OFFERED:

@@ -11,7 +11,7 @@ For every pair: the default plan, rehearsed on the public set, and run once on t
 Finished pairs are kept in rehearsals.jsonl and not run again. The intervals are calibrated on the
 pairs of pairs.py and tested on those of fresh_pairs.py, by the rule that is written there;
 rehearsals.md has the result, and `--constants` writes the scores that
-:mod:`forethought.utility.resemblance` bundles and prints how often its intervals held.
+:mod:`forethought.utility.rehearsal` bundles and prints how often its intervals held.
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ from forethought.data.dataset import Split
 from forethought.models import build
 from forethought.planning.defaults import default_delta
 from forethought.training.records import CoincidingRecordsError
-from forethought.utility.rehearsal import rehearse
-from forethought.utility.rehearsal_records import synthetic
-from forethought.utility.resemblance import SCORES
+from forethought.utility.rehearsal import SCORES, rehearse, synthetic
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "rehearsals.jsonl"

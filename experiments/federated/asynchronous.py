@@ -25,8 +25,8 @@ import torch
 import forethought as ft
 from forethought.federated.federation import Federation, Member
 from forethought.federated.simulator import Simulator
-from forethought.holders.in_process import InProcess
 from forethought.holders.trainer import Holder, SharedModel
+from forethought.holders.workers import InProcess
 from forethought.mechanism import Mechanism, Rounds
 from forethought.models import build
 from forethought.plans import Plan

@@ -17,12 +17,12 @@ from torch import nn
 
 import forethought as ft
 from forethought.data import Dataset, load
-from forethought.data.shares import shares
+from forethought.data.synthetic import shares
 from forethought.federated.federation import Federation, Member
 from forethought.federated.simulator import Simulator
 from forethought.federated.statements import client_statement
-from forethought.holders.in_process import InProcess
 from forethought.holders.trainer import Holder, SharedModel
+from forethought.holders.workers import InProcess
 from forethought.models import build
 from forethought.models.activations import TemperedSigmoid
 from forethought.rounds.losses import cross_entropy

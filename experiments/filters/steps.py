@@ -1,6 +1,6 @@
 """Adam's planned step size against its usual one and against gradient descent, held-out sets too.
 
-The rule (forethought.planning.adaptive_steps) has no constant of its own: nothing was chosen on any
+The rule (forethought.planning.defaults) has no constant of its own: nothing was chosen on any
 of these sets, which are those of experiments/defaults/sets.py that train in seconds, in its two
 groups (gradient descent's own rule was made with the first). Finished runs are kept in steps.csv,
 so that a stopped command goes on.

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import forethought as ft
-from forethought.planning.noise_to_signal import noise_to_signal
+from forethought.planning.defaults import noise_to_signal
 
 DATA = ("mnist", "fashion-mnist")
 EPSILONS = (1.0, 3.0, 8.0)

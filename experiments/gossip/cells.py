@@ -24,15 +24,15 @@ from torch import nn
 
 import forethought as ft
 from forethought.data import load
-from forethought.data.shares import shares
+from forethought.data.synthetic import shares
 from forethought.gossip.gossip import Gossip, Member
 from forethought.gossip.graphs import make
 from forethought.gossip.mixing import Mixing
 from forethought.gossip.simulate import synchronous_seconds
 from forethought.gossip.simulator import Pace, Simulator, average
 from forethought.gossip.worker import Machine
-from forethought.holders.in_process import InProcess
 from forethought.holders.trainer import Holder, SharedModel
+from forethought.holders.workers import InProcess
 from forethought.models import build
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.randomness import Secrets, Seeds

@@ -10,7 +10,7 @@ noise that follows the size.
 from __future__ import annotations
 
 import forethought as ft
-from forethought.planning.noise_to_signal import noise_to_signal
+from forethought.planning.defaults import noise_to_signal
 
 EPSILONS = (0.1, 1.0, 4.0)
 GROWTHS = (0.25, 0.5, 2.0, 4.0)

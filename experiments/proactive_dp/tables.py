@@ -17,8 +17,7 @@ from forethought.published.calculators import (
     phase_epsilon,
     rounds_calculator,
 )
-from forethought.published.closed_form import closed_form_sigma
-from forethought.published.clt import approximate_clt_epsilon
+from forethought.published.closed_form import approximate_clt_epsilon, closed_form_sigma
 
 # (ε, σ, sample size) as printed, with N, K and δ of the experiment.
 SIZES = {

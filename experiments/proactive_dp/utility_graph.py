@@ -39,7 +39,7 @@ from torch.nn import functional as F
 
 from forethought.data import load
 from forethought.models import build
-from forethought.report.utility_figures import draw_utility
+from forethought.report.figures import draw_utility
 from forethought.use import Optimizer, Schedule
 from forethought.utility.graph import UtilityGraph
 from forethought.utility.perturbing import NoiseScaleName, utility_graph

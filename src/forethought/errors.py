@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from forethought.accounting.exact import CertificateError as CertificateError
     from forethought.accounting.statement import StatementError as StatementError
     from forethought.data.columns import UndeclaredError as UndeclaredError
-    from forethought.data.error import DataError as DataError
-    from forethought.data.suspicions import SuspiciousDataWarning as SuspiciousDataWarning
-    from forethought.estimators.callers import (
+    from forethought.data.files import DataError as DataError
+    from forethought.data.tables import SuspiciousDataWarning as SuspiciousDataWarning
+    from forethought.estimators.estimator import (
         SelectionNotCoveredWarning as SelectionNotCoveredWarning,
     )
     from forethought.exchange.codec import DecodeError as DecodeError
     from forethought.exchange.frame import ForgeryError as ForgeryError
     from forethought.exchange.frame import FrameError as FrameError
-    from forethought.exchange.journal import JournalError as JournalError
+    from forethought.exchange.keys import RosterError as RosterError
+    from forethought.exchange.ledger import JournalError as JournalError
     from forethought.exchange.ledger import LedgerError as LedgerError
-    from forethought.exchange.log import LogError as LogError
-    from forethought.exchange.roster import RosterError as RosterError
+    from forethought.exchange.storage import LogError as LogError
     from forethought.federated.federation import FederationError as FederationError
     from forethought.federated.secure_aggregation.settings import (
         SecureAggregationError as SecureAggregationError,
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     from forethought.gossip.graphs import GraphError as GraphError
     from forethought.gossip.mixing import MixingError as MixingError
     from forethought.gradients.fallback import SlowGradientsWarning as SlowGradientsWarning
-    from forethought.holders.error import HolderError as HolderError
+    from forethought.holders.work import HolderError as HolderError
     from forethought.jobs.job import JobError as JobError
     from forethought.mechanism import UnsupportedMechanismError as UnsupportedMechanismError
-    from forethought.network.tls import ConnectionPolicyError as ConnectionPolicyError
+    from forethought.network.driving import ConnectionPolicyError as ConnectionPolicyError
     from forethought.peers.driving import PeersError as PeersError
     from forethought.peers.pairs import StoreError as StoreError
-    from forethought.planning.limits import PlanError as PlanError
-    from forethought.published.calculators_exact import CalculatorError as CalculatorError
+    from forethought.planning.courses import PlanError as PlanError
+    from forethought.published.calculators import CalculatorError as CalculatorError
     from forethought.report.pdf import PrintingError as PrintingError
     from forethought.rounds.private_sum import RoundError as RoundError
     from forethought.rounds.team import TeamError as TeamError
@@ -67,12 +67,12 @@ if TYPE_CHECKING:
 
 _HOME = {
     "BudgetExceededError": "accounting.adaptive",
-    "CalculatorError": "published.calculators_exact",
+    "CalculatorError": "published.calculators",
     "CertificateError": "accounting.exact",
     "CheckpointError": "training.folder",
     "CoincidingRecordsError": "training.records",
-    "ConnectionPolicyError": "network.tls",
-    "DataError": "data.error",
+    "ConnectionPolicyError": "network.driving",
+    "DataError": "data.files",
     "DecodeError": "exchange.codec",
     "FederationError": "federated.federation",
     "DeferredError": "training.deferred",
@@ -80,12 +80,12 @@ _HOME = {
     "FrameError": "exchange.frame",
     "GossipError": "gossip.gossip",
     "GraphError": "gossip.graphs",
-    "HolderError": "holders.error",
+    "HolderError": "holders.work",
     "Interrupted": "training.execution",
     "JobError": "jobs.job",
-    "JournalError": "exchange.journal",
+    "JournalError": "exchange.ledger",
     "LedgerError": "exchange.ledger",
-    "LogError": "exchange.log",
+    "LogError": "exchange.storage",
     "MixingError": "gossip.mixing",
     "MutedWeightsWarning": "training.records",
     "NeighbourError": "gossip.clipping",
@@ -95,21 +95,21 @@ _HOME = {
     "OtherModelWarning": "training.fit",
     "PayloadError": "gossip.compression",
     "PeersError": "peers.driving",
-    "PlanError": "planning.limits",
+    "PlanError": "planning.courses",
     "PrintingError": "report.pdf",
-    "RosterError": "exchange.roster",
+    "RosterError": "exchange.keys",
     "RoundError": "rounds.private_sum",
     "RunFolderBusyError": "training.folder",
     "RunFolderExistsError": "training.folder",
     "SecureAggregationError": "federated.secure_aggregation.settings",
-    "SelectionNotCoveredWarning": "estimators.callers",
+    "SelectionNotCoveredWarning": "estimators.estimator",
     "SettingError": "web.planner",
     "SignatureError": "signing",
     "SimulationError": "simulation.times",
     "SlowGradientsWarning": "gradients.fallback",
     "StatementError": "accounting.statement",
     "StoreError": "peers.pairs",
-    "SuspiciousDataWarning": "data.suspicions",
+    "SuspiciousDataWarning": "data.tables",
     "TeamError": "rounds.team",
     "TranscriptError": "rounds.transcript",
     "UndeclaredError": "data.columns",

@@ -12,7 +12,7 @@ import torch
 import forethought as ft
 from forethought import convex
 from forethought.contributions import LinearExamples
-from forethought.convex.rows import bounded_records
+from forethought.convex.descent import bounded_records
 from forethought.errors import RoundError, TranscriptError
 from forethought.privacy import Clip, Privacy
 from forethought.rounds.linear import LinearModel

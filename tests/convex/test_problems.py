@@ -10,7 +10,7 @@ import torch
 
 from drawn import randn, stream
 from forethought import convex
-from forethought.convex.losses import loss_and_slope
+from forethought.convex.descent import loss_and_slope
 from forethought.convex.problems import problem_from_dict
 
 Z = 1.7

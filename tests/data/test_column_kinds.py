@@ -25,13 +25,13 @@ from forethought.data.columns import (
     Dropped,
     Outside,
     Plain,
+    Seen,
     UndeclaredError,
     column,
     proposal,
     register,
 )
-from forethought.data.seen import Seen
-from forethought.jobs.onnx_graph import Graph, encoded
+from forethought.jobs.onnx_export import Graph, encoded
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding_a_column.md"
 Oracle = Callable[[Any, str], list[float]]

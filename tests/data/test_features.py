@@ -5,7 +5,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from forethought.data import DataError, Dataset, Split, cache_files, features, load
+from forethought.data import DataError, Dataset, Split, features, files, load
 from forethought.data.decorrelation import decorrelation, strokes
 from forethought.data.scattering import group_normalised, scatter
 
@@ -105,7 +105,7 @@ def test_no_half_written_file_is_left(images, cache, monkeypatch):
     def full(*_):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(cache_files.zlib, "crc32", full)
+    monkeypatch.setattr(files.zlib, "crc32", full)
     assert features.cached(images).shape == (6, 81, 3, 3)
     assert [path.name for path in (cache / "private").iterdir()] == ["key"]
 
@@ -118,13 +118,13 @@ def test_a_cache_folder_that_cannot_be_made_is_no_error(images, tmp_path, monkey
 
 def test_cache_folder_follows_the_platform(monkeypatch, tmp_path):
     monkeypatch.delenv("FORETHOUGHT_CACHE")
-    monkeypatch.setattr(cache_files.sys, "platform", "linux")
+    monkeypatch.setattr(files.sys, "platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert features.cache_folder() == tmp_path / "forethought"
-    monkeypatch.setattr(cache_files.sys, "platform", "win32")
+    monkeypatch.setattr(files.sys, "platform", "win32")
     monkeypatch.setenv("LOCALAPPDATA", str(tmp_path))
     assert features.cache_folder() == tmp_path / "forethought"
-    monkeypatch.setattr(cache_files.sys, "platform", "darwin")
+    monkeypatch.setattr(files.sys, "platform", "darwin")
     assert features.cache_folder().parts[-3:] == ("Library", "Caches", "forethought")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from forethought.data import DataError, load
-from forethought.data.suspicions import SuspiciousDataWarning
+from forethought.data.tables import SuspiciousDataWarning
 
 HEAD = "age,bmi,ward,outcome"
 Row = tuple[object, ...]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from forethought.data import DataError, Split, load
 from forethought.data.dataset import Dataset
-from forethought.data.shares import disjoint, share_of, shares, write_share
+from forethought.data.synthetic import disjoint, share_of, shares, write_share
 
 
 def rng(seed: int = 0) -> np.random.Generator:

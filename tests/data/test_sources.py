@@ -22,7 +22,7 @@ def test_digits():
 def test_breast_cancer_uses_bounds_that_hold_all_rows():
     from sklearn.datasets import load_breast_cancer
 
-    from forethought.data.bundled import BOUNDS
+    from forethought.data.sources import BOUNDS
 
     raw = load_breast_cancer()
     bounds = np.array(list(BOUNDS.values())).T.ravel()

@@ -22,7 +22,7 @@ from forethought.estimators import (
     RangeScaler,
     linear,
 )
-from forethought.estimators.radius import Ball
+from forethought.estimators.linear import Ball
 from forethought.mechanism import Budget
 
 Array = NDArray[Any]

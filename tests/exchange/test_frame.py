@@ -15,6 +15,7 @@ from forethought.exchange.codec import DecodeError, encode
 from forethought.exchange.frame import (
     HEADER_BYTES,
     OVERHEAD,
+    Endpoint,
     ForgeryError,
     Frame,
     FrameError,
@@ -33,7 +34,6 @@ from forethought.exchange.messages import (
     Refusal,
     Update,
 )
-from forethought.exchange.signed import Endpoint
 
 RUN, OTHER_RUN = bytes(range(32)), bytes(32)
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([i]) * 32) for i in (1, 2, 3)]
@@ -175,7 +175,7 @@ def test_a_signature_is_verified_before_anything_is_parsed(monkeypatch: pytest.M
     def never(*_: object) -> None:
         raise AssertionError("parsed")
 
-    monkeypatch.setattr("forethought.exchange.signed.decode", never)
+    monkeypatch.setattr("forethought.exchange.frame.decode", never)
     forged = SENT[:-1] + bytes([SENT[-1] ^ 1])
     with pytest.raises(ForgeryError):
         SERVICE.open(forged)

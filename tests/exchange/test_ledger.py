@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forethought.exchange.events import Release
-from forethought.exchange.journal import JournalError, ServerJournal
-from forethought.exchange.ledger import ClientLedger, LedgerError
+from forethought.exchange.frame import Endpoint
+from forethought.exchange.ledger import ClientLedger, JournalError, LedgerError, ServerJournal
 from forethought.exchange.messages import SERVER, Update
-from forethought.exchange.signed import Endpoint
-from forethought.exchange.storing import (
+from forethought.exchange.storage import (
     Absent,
     Accepted,
     Closed,

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forethought.exchange.log import LogError, RecordLog
-from forethought.exchange.storage import FolderStorage
+from forethought.exchange.storage import FolderStorage, LogError, RecordLog
 from trials.storage import CrashError, MemoryStorage
 
 RECORDS = [b"first", b"", b"third" * 20, b"\0" * 40]
@@ -104,7 +103,7 @@ def test_against_a_list(operations: list[tuple[bool, bytes]], crash: int, share:
 
 def test_a_planted_fault_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without its checksum a torn record would be read as a whole one."""
-    import forethought.exchange.log as module
+    import forethought.exchange.storage as module
 
     monkeypatch.setattr(module, "sums_of", lambda chain, length, record: (bytes(16), bytes(16)))
     planted = written()

@@ -8,12 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from forethought.exchange.codec import DecodeError, decode, encode
-from forethought.exchange.packing import (
+from forethought.exchange.codec import (
     DENSE,
     HALVES,
     MOST_ZEROS,
     SPARSE,
+    DecodeError,
+    decode,
+    encode,
     pack,
     rounded,
     unpack,

@@ -8,8 +8,15 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from forethought.exchange.keys import CONNECTION, IDENTITY, SIGNING, Keys
-from forethought.exchange.roster import Identity, Roster, RosterError
+from forethought.exchange.keys import (
+    CONNECTION,
+    IDENTITY,
+    SIGNING,
+    Identity,
+    Keys,
+    Roster,
+    RosterError,
+)
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from forethought.exchange.ledger import LedgerError
-from forethought.exchange.witness import Witness
+from forethought.exchange.ledger import LedgerError, Witness
 
 RUN = bytes(range(32))
 

@@ -9,7 +9,7 @@ import pytest
 
 from forethought.exchange import events as on
 from forethought.exchange.messages import Join, Update
-from forethought.exchange.storing import LedgerState
+from forethought.exchange.storage import LedgerState
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import FederationError
 from forethought.federated.simulator import Simulated, Simulator

@@ -11,7 +11,7 @@ from machines import D, federation, from_server, model, of, plan, sent, vector
 import forethought as ft
 from forethought.exchange import events as on
 from forethought.exchange.messages import Acknowledgement, Finished, Join, Leave, Refusal, Update
-from forethought.exchange.storing import LedgerState
+from forethought.exchange.storage import LedgerState
 from forethought.federated.client import ClientMachine
 from forethought.federated.delay import Delay
 from forethought.federated.federation import FederationError

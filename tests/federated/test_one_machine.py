@@ -14,8 +14,8 @@ from drawn import randn, reseed, stream
 from forethought.federated.federation import Federation, Member
 from forethought.federated.reporting import ReportedAverage
 from forethought.federated.simulator import Simulator
-from forethought.holders.in_process import InProcess
 from forethought.holders.trainer import Holder, SharedModel
+from forethought.holders.workers import InProcess
 from forethought.rounds.losses import default_loss
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords

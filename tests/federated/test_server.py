@@ -19,7 +19,7 @@ from forethought.exchange.messages import (
     Refusal,
     Update,
 )
-from forethought.exchange.storing import Accepted
+from forethought.exchange.storage import Accepted
 from forethought.federated.delay import Delay
 from forethought.federated.federation import FederationError, Member, Robust
 from forethought.federated.server import ServerMachine

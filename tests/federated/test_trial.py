@@ -11,7 +11,7 @@ import pytest
 import faults
 from forethought.exchange import events as on
 from forethought.exchange.messages import Update
-from forethought.exchange.storing import LedgerState
+from forethought.exchange.storage import LedgerState
 from forethought.federated.client import ClientMachine
 from forethought.federated.server import MARK, ServerMachine
 from trials import ViolationError

@@ -27,12 +27,10 @@ from forethought.assumed import Assumed
 from forethought.caveats import Caveat
 from forethought.exchange.codec import layout
 from forethought.exchange.events import Release
-from forethought.exchange.journal import ServerJournal
-from forethought.exchange.ledger import ClientLedger
+from forethought.exchange.frame import Endpoint
+from forethought.exchange.ledger import ClientLedger, ServerJournal
 from forethought.exchange.messages import KINDS, SERVER, Update
-from forethought.exchange.signed import Endpoint
-from forethought.exchange.storage import FolderStorage
-from forethought.exchange.storing import ENTRIES, ServerSnapshot
+from forethought.exchange.storage import ENTRIES, FolderStorage, ServerSnapshot
 from forethought.federated.federation import Federation, Member
 from forethought.gossip.gossip import Gossip
 from forethought.gossip.gossip import Member as Worker

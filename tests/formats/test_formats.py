@@ -18,8 +18,7 @@ from golden import ANSWERS, EXACT, GOLDEN, NEXT_STATEMENT, RUN, RUN_ID, STATEMEN
 
 import forethought as ft
 from forethought.exchange.frame import HEADER_BYTES, length_of
-from forethought.exchange.journal import ServerJournal
-from forethought.exchange.ledger import ClientLedger
+from forethought.exchange.ledger import ClientLedger, ServerJournal
 from forethought.exchange.messages import KINDS, SERVER
 from forethought.federated.federation import Federation
 from forethought.gossip.gossip import Gossip

@@ -8,7 +8,7 @@ from workers import D, done, gossip, of, plan, sent, vector
 
 from forethought.exchange.events import Acknowledged, Alarm, Commit
 from forethought.exchange.messages import Update
-from forethought.exchange.storing import LedgerState
+from forethought.exchange.storage import LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.asynchronous import AsynchronousWorker
 from forethought.gossip.clipping import Trust

@@ -9,7 +9,7 @@ from workers import gossip, plan, vector
 
 import forethought as ft
 from forethought.exchange.messages import Update
-from forethought.exchange.storing import LedgerState
+from forethought.exchange.storage import LedgerState
 from forethought.gossip.clipping import Trust
 from forethought.gossip.compression import Compression
 from forethought.gossip.gossip import Gossip, GossipError, Member, digest_of

@@ -9,7 +9,7 @@ import pytest
 from workers import D, done, gossip, of, plan
 
 from forethought.exchange.events import Alarm
-from forethought.exchange.storing import LedgerState
+from forethought.exchange.storage import LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.compression import Compression
 from forethought.gossip.gossip import Member

@@ -10,7 +10,7 @@ import pytest
 
 import faults
 from forethought.exchange.events import Commit
-from forethought.exchange.storing import LedgerState
+from forethought.exchange.storage import LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.asynchronous import AsynchronousWorker
 from trials import ViolationError

@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 from forethought.accounting.statement import account
 from forethought.cli import app
 from forethought.jobs.federate import agreed, speeds_of, times_of
-from forethought.jobs.federation_section import FederationSection
-from forethought.jobs.job import Job, JobError
+from forethought.jobs.job import FederationSection, Job, JobError
 
 JOB = """
 [data]

@@ -24,10 +24,10 @@ from forethought.accounting.statement import Statement
 from forethought.accounting.verification import verify
 from forethought.cli import app
 from forethought.data import load
-from forethought.data.shares import share_of, shares, write_share
+from forethought.data.synthetic import share_of, shares, write_share
+from forethought.exchange.frame import Endpoint
 from forethought.exchange.keys import Keys
 from forethought.exchange.messages import Model
-from forethought.exchange.signed import Endpoint
 from forethought.federated.federation import Federation, FederationError
 from forethought.federated.statements import Policy
 from forethought.jobs import federate_network as jobs

@@ -25,17 +25,15 @@ from parties import free_port
 from safetensors.numpy import load_file
 
 from forethought.accounting.statement import Statement
-from forethought.exchange.log import RecordLog
-from forethought.exchange.storage import FolderStorage
+from forethought.exchange.storage import FolderStorage, RecordLog
 from forethought.federated.federation import FederationError
 from forethought.federated.server import ServerMachine
 from forethought.jobs import federate_network as jobs
-from forethought.jobs.flower import answered
+from forethought.jobs.federate_network import answered
 from forethought.jobs.job import JobError
 from forethought.jobs.request import from_file
 from forethought.network.driving import Out, ServerDriver
-from forethought.network.serving import status_of
-from forethought.network.status import Status
+from forethought.network.server import Status, status_of
 from forethought.network.turns import ServerTurns
 
 ROOT = Path(__file__).parents[2]

@@ -21,8 +21,7 @@ from typer.testing import CliRunner
 from forethought.accounting.statement import Statement
 from forethought.accounting.verification import verify
 from forethought.cli import app
-from forethought.exchange.ledger import LEDGER, LedgerError
-from forethought.exchange.witness import Witness
+from forethought.exchange.ledger import LEDGER, LedgerError, Witness
 from forethought.gossip.gossip import Gossip, GossipError
 from forethought.jobs import gossip_peer as jobs
 from forethought.jobs.job import JobError

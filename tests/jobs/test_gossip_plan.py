@@ -14,7 +14,7 @@ from forethought.cli import app
 from forethought.gossip.gossip import Gossip, Member
 from forethought.gossip.graphs import make
 from forethought.gossip.mixing import Mixing
-from forethought.jobs.gossip_plan import GossipRehearsal, Tried, standard_error
+from forethought.jobs.gossip import GossipRehearsal, Tried, standard_error
 from forethought.planning.gossip import headroom, mixings, predict
 from forethought.simulation.speeds import Way, slow_ones
 from forethought.simulation.times import Times

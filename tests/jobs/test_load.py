@@ -17,7 +17,7 @@ from forethought.data import load
 from forethought.jobs.load import load_job
 from forethought.jobs.request import from_file
 from forethought.models import build
-from forethought.planning.tolerance import noise_borne
+from forethought.planning.plan_request import noise_borne
 
 READ = ("classes are those found", "classes or values", "highest index")
 

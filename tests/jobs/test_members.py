@@ -18,7 +18,7 @@ from forethought.jobs import gossip_peer
 from forethought.jobs.federate import Federated, agreed, federation_of, simulate_job
 from forethought.jobs.gossip import gossip_of, simulate_gossip
 from forethought.jobs.job import Job, JobError
-from forethought.jobs.members import count_of
+from forethought.jobs.load import count_of
 from forethought.jobs.request import Request, from_file
 
 JOB = """

@@ -20,11 +20,11 @@ import forethought as ft
 from forethought.cli import app
 from forethought.data.encoder import Encoder, TableSchema
 from forethought.jobs import onnx_export
-from forethought.jobs.card import ModelCard
 from forethought.jobs.job import JobError
+from forethought.jobs.load import ModelCard
 from forethought.jobs.onnx_export import write_onnx
 from forethought.jobs.predict import Predictor
-from forethought.preparing.constants import Constants
+from forethought.preparing.prepare import Constants
 
 COLUMNS = {
     "age": [0, 110],

@@ -14,9 +14,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from forethought.exchange import events as on
-from forethought.exchange.frame import Frame, seal
-from forethought.exchange.journal import ServerJournal
-from forethought.exchange.ledger import ClientLedger
+from forethought.exchange.frame import Endpoint, Frame, seal
+from forethought.exchange.ledger import ClientLedger, ServerJournal
 from forethought.exchange.messages import (
     SERVER,
     Acknowledgement,
@@ -26,7 +25,6 @@ from forethought.exchange.messages import (
     Refusal,
     Update,
 )
-from forethought.exchange.signed import Endpoint
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Federation, Member
 from forethought.federated.server import ServerMachine

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from forethought.exchange.keys import Keys
-from forethought.exchange.roster import Roster
-from forethought.network.tls import channel_credentials, grpc, place_of, server_credentials
+from forethought.exchange.keys import Keys, Roster
+from forethought.network.driving import channel_credentials, grpc, place_of, server_credentials
 
 METHOD = "/test/Who"
 
@@ -89,8 +88,8 @@ sys.path[:0] = {path!r}
 {early}
 from pathlib import Path
 from forethought.exchange.keys import Keys
-from forethought.exchange.roster import Roster
-from forethought.network.tls import ConnectionPolicyError, channel_credentials
+from forethought.exchange.keys import Roster
+from forethought.network.driving import ConnectionPolicyError, channel_credentials
 keys = [Keys.make(Path({folder!r}) / name, name) for name in ("server", "a")]
 try:
     channel_credentials(keys[1], Roster.of(keys[0].identity, [keys[1].identity]))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from forethought.exchange.codec import encode
-from forethought.exchange.storing import LedgerState
+from forethought.exchange.storage import LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.gossip import Gossip
 from forethought.gossip.machines import worker

@@ -12,8 +12,7 @@ from order import AGAIN, simulated
 from threads import Crew, MemoryLinks, Switchboard, toward
 from workers import gossip, vector
 
-from forethought.exchange.ledger import ClientLedger
-from forethought.exchange.witness import Witness
+from forethought.exchange.ledger import ClientLedger, Witness
 from forethought.gossip.compression import Compression
 from forethought.gossip.machines import worker
 from forethought.gossip.messages import Hello, Known, Weights

@@ -14,8 +14,7 @@ pytest.importorskip("torch")
 from threads import toward
 from workers import gossip, vector
 
-from forethought.exchange.keys import Keys
-from forethought.exchange.roster import RosterError
+from forethought.exchange.keys import Keys, RosterError
 from forethought.gossip.gossip import GossipError
 from forethought.gossip.machines import worker
 from forethought.gossip.messages import Weights

@@ -19,7 +19,7 @@ def test_keys_that_a_kill_cut_off_are_made_anew(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr("forethought.exchange.roster.Identity.save", killed)
+        patched.setattr("forethought.exchange.keys.Identity.save", killed)
         taking_part.own_keys(folder, "worker-0")
     made = taking_part.own_keys(folder, "worker-0")
     assert taking_part.own_keys(folder, "worker-0").identity == made.identity

@@ -3,9 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from forethought.exchange.codec import DecodeError
+from forethought.exchange.codec import DecodeError, rounded, widened
 from forethought.exchange.messages import Acknowledgement, Leave, Update
-from forethought.exchange.packing import rounded, widened
 from forethought.gossip.messages import Weights
 from forethought.peers import wire
 

@@ -9,7 +9,7 @@ import pytest
 
 import forethought as ft
 from forethought.optimizers import USUAL_RATE
-from forethought.planning.adaptive_steps import adaptive_rate
+from forethought.planning.defaults import adaptive_rate
 
 KNOWN: dict[str, Any] = {"examples": 5000, "budget": ft.Budget(1.0, 1e-5), "epochs": 10}
 

@@ -13,11 +13,10 @@ import forethought as ft
 from forethought.accounting.theorems import sensitivity_over_turns
 from forethought.jobs.job import Job
 from forethought.mechanism import Correlated
-from forethought.planning import correlation
-from forethought.planning.neighbours import neighbours
-from forethought.planning.noise_to_signal import noise_to_signal
+from forethought.planning import defaults
+from forethought.planning.defaults import noise_to_signal
 from forethought.planning.phase_plans import next_phase
-from forethought.planning.solve import PlanError
+from forethought.planning.solve import PlanError, neighbours
 from forethought.samplings import CyclicPoisson
 from forethought.strategies import Banded, BufferedToeplitz, Strategy
 
@@ -38,20 +37,20 @@ def test_errors_are_those_of_the_matrices(strategy: Strategy, momentum: float) -
     A, C = lower(np.ones(n)) @ decays, lower(strategy.column(n))
     wanted = np.linalg.norm(A @ np.linalg.inv(C)) / np.sqrt(n)
     size = np.linalg.norm(C[:, ::b].sum(axis=1))
-    assert correlation.error(strategy, n, b, momentum) == pytest.approx(wanted * size)
+    assert defaults.error(strategy, n, b, momentum) == pytest.approx(wanted * size)
     alone = np.linalg.norm(A) / np.sqrt(n)
-    assert correlation.gain(strategy, n, momentum) == pytest.approx(wanted / alone)
+    assert defaults.gain(strategy, n, momentum) == pytest.approx(wanted / alone)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_bands_are_at_a_minimum(momentum: float) -> None:
-    found = correlation.banded(6, 60, 10, momentum)
-    least = correlation.error(found, 60, 10, momentum)
+    found = defaults.banded(6, 60, 10, momentum)
+    least = defaults.error(found, 60, 10, momentum)
     for place in range(1, 6):
         for step in (-1e-3, 1e-3):
             moved = list(found.coefficients)
             moved[place] = min(1.0, moved[place] + step)
-            assert correlation.error(Banded(tuple(moved)), 60, 10, momentum) >= least * (1 - 1e-9)
+            assert defaults.error(Banded(tuple(moved)), 60, 10, momentum) >= least * (1 - 1e-9)
 
 
 def test_strategies_come_near_the_best_there_is() -> None:
@@ -60,17 +59,17 @@ def test_strategies_come_near_the_best_there_is() -> None:
     A = lower(np.ones(n))
     bound = np.linalg.svd(A, compute_uv=False).sum() / n
     root = np.cumprod([1.0, *((2 * i - 1) / (2 * i) for i in range(1, n))])
-    for strategy in (correlation.buffered(3, n, n), correlation.banded(n, n, n)):
-        error = correlation.error(strategy, n, n)
-        assert bound <= error <= 1.1 * correlation.error(Banded(tuple(root)), n, n)
-    assert correlation.best(n, n)[1] < 0.3
+    for strategy in (defaults.buffered(3, n, n), defaults.banded(n, n, n)):
+        error = defaults.error(strategy, n, n)
+        assert bound <= error <= 1.1 * defaults.error(Banded(tuple(root)), n, n)
+    assert defaults.best(n, n)[1] < 0.3
 
 
 def test_more_bands_are_better_and_sampling_takes_bands() -> None:
-    errors = [correlation.error(correlation.banded(k, 200, 20), 200, 20) for k in (1, 2, 5, 20)]
+    errors = [defaults.error(defaults.banded(k, 200, 20), 200, 20) for k in (1, 2, 5, 20)]
     assert errors == sorted(errors, reverse=True)
-    assert isinstance(correlation.best(200, 20, sampled=True)[0], Banded)
-    assert correlation.best(50, 1)[1] == pytest.approx(1, abs=1e-3)
+    assert isinstance(defaults.best(200, 20, sampled=True)[0], Banded)
+    assert defaults.best(50, 1)[1] == pytest.approx(1, abs=1e-3)
 
 
 @pytest.mark.parametrize("batch", [None, 50])
@@ -168,7 +167,7 @@ def test_sensitivities_are_those_of_jax_privacy(
 @pytest.mark.parametrize(("count", "bands", "wanted"), REFERENCE["banded"])
 def test_bands_are_as_good_as_those_of_jax_privacy(count: int, bands: int, wanted: float) -> None:
     turns = np.sqrt(-(-count // bands))
-    found = correlation.error(correlation.banded(bands, count, bands), count, bands)
+    found = defaults.error(defaults.banded(bands, count, bands), count, bands)
     # Where the last turn is cut short its column is a little shorter.
     assert found <= wanted * turns * 1.0005
     assert found >= wanted * turns * 0.98
@@ -178,5 +177,5 @@ def test_bands_are_as_good_as_those_of_jax_privacy(count: int, bands: int, wante
 def test_buffers_are_as_good_as_those_of_jax_privacy(
     count: int, separation: int, wanted: float
 ) -> None:
-    found = correlation.error(correlation.buffered(3, count, separation), count, separation)
+    found = defaults.error(defaults.buffered(3, count, separation), count, separation)
     assert 0.95 * wanted <= found <= 1.02 * wanted

@@ -21,8 +21,8 @@ from forethought.data import load
 from forethought.gradients.rounding import CHARGE
 from forethought.models import build
 from forethought.planning import defaults
-from forethought.planning.noise_to_signal import noise_to_signal
-from forethought.planning.tolerance import noise_borne
+from forethought.planning.defaults import noise_to_signal
+from forethought.planning.plan_request import noise_borne
 
 LINEAR = Path(__file__).parents[2] / "experiments" / "defaults" / "linear.py"
 

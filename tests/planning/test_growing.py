@@ -6,8 +6,7 @@ import pytest
 
 import forethought as ft
 from forethought.accounting.statement import account
-from forethought.planning.growing import growing
-from forethought.planning.limits import PlanError
+from forethought.planning.courses import PlanError, growing
 
 
 def base(**more: object) -> ft.Plan:

@@ -10,7 +10,7 @@ import pytest
 import forethought as ft
 from forethought.data.dataset import Dataset, Split
 from forethought.planning import defaults
-from forethought.planning.noise_to_signal import noise_to_signal
+from forethought.planning.defaults import noise_to_signal
 
 EXAMPLES, FEATURES, CLASSES = 50_000, 3_969, 10
 KNOWN = {

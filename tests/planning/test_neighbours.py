@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import forethought as ft
-from forethought.planning.neighbours import neighbours
-from forethought.planning.noise_to_signal import gradient_computations, noise_to_signal
+from forethought.planning.defaults import gradient_computations, noise_to_signal
+from forethought.planning.solve import neighbours
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "without-replacement", "shuffled"])

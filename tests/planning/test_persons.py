@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 import forethought as ft
 from forethought.accounting import exact
 from forethought.contributions import Persons
-from forethought.planning.neighbours import neighbours
-from forethought.planning.noise_to_signal import noise_to_signal
+from forethought.planning.defaults import noise_to_signal
 from forethought.planning.pareto import pareto
+from forethought.planning.solve import neighbours
 
 
 @pytest.mark.slow

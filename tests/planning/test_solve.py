@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import forethought as ft
-from forethought.planning.limits import PlanError
+from forethought.planning.courses import PlanError
 from forethought.planning.plan_request import PlanKeywords, PlanRequest
 
 BUDGET = ft.Budget(1.0, 1e-5)

@@ -13,8 +13,8 @@ import forethought as ft  # noqa: E402
 from forethought.data import Dataset, synthetic  # noqa: E402
 from forethought.data.dataset import Split  # noqa: E402
 from forethought.models import build  # noqa: E402
-from forethought.planning import defaults, tolerance  # noqa: E402
-from forethought.planning.tolerance import noise_borne  # noqa: E402
+from forethought.planning import defaults, plan_request  # noqa: E402
+from forethought.planning.plan_request import noise_borne  # noqa: E402
 
 nn = torch.nn
 
@@ -36,7 +36,7 @@ def test_two_linear_layers_bear_what_theory_says() -> None:
     # n₂n₁x with n of deviation s: √h s² times the distance of two inputs.
     hidden = 400
     model = zeros(nn.Linear(64, hidden, bias=False), nn.Linear(hidden, 10, bias=False))
-    deviation = math.sqrt(tolerance.SPREAD / (math.sqrt(hidden) * radius((1, 8, 8))))
+    deviation = math.sqrt(plan_request.SPREAD / (math.sqrt(hidden) * radius((1, 8, 8))))
     assert noise_borne(model, (1, 8, 8)) == pytest.approx(
         deviation * math.sqrt(74 * hidden), rel=0.1
     )
@@ -45,7 +45,7 @@ def test_two_linear_layers_bear_what_theory_says() -> None:
 def test_what_grows_in_proportion_bears_the_smaller_spread() -> None:
     # One layer: s times the distance of two inputs.
     model = zeros(nn.Linear(64, 100, bias=False))
-    deviation = tolerance.BOUNDED_SPREAD / radius((1, 8, 8))
+    deviation = plan_request.BOUNDED_SPREAD / radius((1, 8, 8))
     assert noise_borne(model, (1, 8, 8)) == pytest.approx(deviation * math.sqrt(6_400), rel=0.1)
 
 
@@ -145,7 +145,7 @@ def test_a_tables_units_change_the_noise_that_two_layers_bear() -> None:
     assert bare is not None and None not in scaled
     assert scaled[0] / scaled[1] == pytest.approx(2, rel=0.05)
     assert scaled[1] / scaled[2] == pytest.approx(2, rel=0.05)
-    deviation = math.sqrt(tolerance.SPREAD / (math.sqrt(400) * 2.0))
+    deviation = math.sqrt(plan_request.SPREAD / (math.sqrt(400) * 2.0))
     assert scaled[1] == pytest.approx(deviation * math.sqrt(34 * 400), rel=0.1)
     assert noise_borne(model, (30,), radius((30,))) == bare
 

@@ -26,8 +26,8 @@ from forethought.mechanism import Mechanism, Rounds
 from forethought.planning.defaults import PREPARATION, budget_mu
 from forethought.plans import Plan
 from forethought.preparation import NAMES, STATISTICS
-from forethought.preparing import constants
-from forethought.preparing.vectors import Vectors
+from forethought.preparing import prepare
+from forethought.preparing.prepare import Vectors
 from forethought.rounds.records import TensorRecords
 from forethought.rounds.transcript import TranscriptError
 from forethought.samplings import FullBatch, Poisson
@@ -109,14 +109,14 @@ def test_noise_is_what_is_accounted_and_named() -> None:
     zeros = (torch.zeros(50, 200), torch.zeros(50, dtype=torch.int64))
     plan = Plan(Mechanism(Rounds(2.0, 5, Poisson(0.1))), 50, 1e-5, preparation=preparation)
     kept: list[float] = []
-    original = constants.moments
+    original = prepare.moments
 
     def see(asked: Any, means: Any) -> Any:
         kept.extend((means * 50).tolist())
         return original(asked, means)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(constants, "moments", see)
+        patch.setattr(prepare, "moments", see)
         for _ in range(5):
             found = ft.prepare(plan, zeros)
     std = 3.0 * math.sqrt(400)  # σ times the norm of a vector of 200 squares and 200 means

@@ -8,7 +8,7 @@ import pytest
 
 import forethought as ft
 from forethought.cli import main
-from forethought.published.calculators_exact import (
+from forethought.published.calculators import (
     CalculatorError,
     calculate,
     earlier_phase,

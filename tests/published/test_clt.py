@@ -5,7 +5,7 @@ import pytest
 from forethought.accounting.closed_bounds import gaussian_epsilon
 from forethought.accounting.exact import epsilon as exact_epsilon
 from forethought.mechanism import Mechanism, Rounds
-from forethought.published.clt import approximate_clt_epsilon, approximate_clt_mu
+from forethought.published.closed_form import approximate_clt_epsilon, approximate_clt_mu
 from forethought.samplings import FullBatch, Poisson, WithoutReplacement
 
 

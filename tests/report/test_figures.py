@@ -6,8 +6,7 @@ from pathlib import Path
 
 import forethought as ft
 from forethought.planning.pareto import pareto
-from forethought.report.figures import draw_epsilon, draw_learning, draw_tradeoff
-from forethought.report.plan_figures import draw_plan
+from forethought.report.figures import draw_epsilon, draw_learning, draw_plan, draw_tradeoff
 
 MECHANISM = ft.Mechanism(ft.Rounds(2.0, 30, ft.Poisson(0.1)))
 SILENT = ft.Mechanism(ft.Rounds(0.0, 30, ft.Poisson(0.1)))

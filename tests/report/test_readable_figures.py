@@ -15,9 +15,7 @@ import forethought as ft
 from forethought.mechanism import Mechanism, Rounds
 from forethought.planning.pareto import pareto
 from forethought.plans import Plan
-from forethought.report.figures import draw_learning, draw_tradeoff
-from forethought.report.plan_figures import draw_plan
-from forethought.report.utility_figures import draw_utility
+from forethought.report.figures import draw_learning, draw_plan, draw_tradeoff, draw_utility
 from forethought.samplings import FullBatch
 from forethought.utility.graph import UtilityGraph
 

@@ -7,7 +7,7 @@ import pytest
 
 from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
-from forethought.report.utility_figures import draw_utility, edges_of
+from forethought.report.figures import draw_utility, edges_of
 from forethought.samplings import FullBatch
 from forethought.utility.graph import UtilityGraph
 

@@ -12,8 +12,8 @@ from scipy.linalg import toeplitz
 
 import forethought as ft
 from drawn import randn, reseed
-from forethought.holders.error import HolderError
 from forethought.holders.trainer import Holder
+from forethought.holders.work import HolderError
 from forethought.mechanism import Correlated, Mechanism, Rounds
 from forethought.plans import Plan
 from forethought.privacy import Clip

@@ -18,13 +18,12 @@ import forethought as ft
 from drawn import rand, reseed
 from forethought.accounting.verification import verify
 from forethought.data.dataset import Dataset, Split
-from forethought.holders.error import HolderError
 from forethought.holders.trainer import Holder
+from forethought.holders.work import HolderError
 from forethought.models import build
 from forethought.preparation import NAMES, Preparation
-from forethought.preparing import constants
-from forethought.preparing.constants import SPREAD, centre, rescaled
-from forethought.preparing.vectors import Vectors
+from forethought.preparing import prepare
+from forethought.preparing.prepare import SPREAD, Vectors, centre, rescaled
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
@@ -134,7 +133,7 @@ def released_means(plan: ft.Plan, data: tuple[torch.Tensor, torch.Tensor]) -> to
         return centre(asked, means, examples)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(constants, "centre", catch)
+        patch.setattr(prepare, "centre", catch)
         ft.prepare(plan, data)
     return caught[0]
 
@@ -220,7 +219,7 @@ def test_the_norm_has_the_noise_that_is_accounted() -> None:
 
     data = torch.full((count, 2), 1e9), torch.zeros(count)  # every record's norm is the greatest
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(constants, "rescaled", catch)
+        patch.setattr(prepare, "rescaled", catch)
         for seed in range(tries):
             ft.prepare(plan, data, seeds=Seeds(None, seed))
     left = (np.array(caught) - math.log(4)) / (2 * sigma * math.log(4) / count)

@@ -16,8 +16,8 @@ from torch import nn
 
 import forethought as ft
 from forethought.accounting.statement import account
-from forethought.holders.error import HolderError
 from forethought.holders.trainer import Holder
+from forethought.holders.work import HolderError
 from forethought.jobs.job import Job
 from forethought.mechanism import Correlated, Mechanism, Rounds
 from forethought.plans import Plan

@@ -17,10 +17,8 @@ from forethought.jobs.job import Job
 from forethought.jobs.request import from_file
 from forethought.jobs.train import prepare
 from forethought.jobs.train import run as train_job
-from forethought.planning.defaults import INNER_STEP
-from forethought.planning.grouping import LOST, WON
-from forethought.planning.noise_to_signal import noise_to_signal
-from forethought.planning.solve import PlanError
+from forethought.planning.defaults import INNER_STEP, noise_to_signal
+from forethought.planning.solve import LOST, WON, PlanError
 from forethought.report.terminal import plan_rows
 from forethought.training.metrics import public_statistics, settle_statistics
 
@@ -248,7 +246,7 @@ def test_requests_that_contradict_themselves(options: dict[str, Any], words: str
 
 
 def test_neighbours_keep_the_groups() -> None:
-    from forethought.planning.neighbours import neighbours
+    from forethought.planning.solve import neighbours
 
     made = plan(local="adam")
     *others, examples = neighbours(made)

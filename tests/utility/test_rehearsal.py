@@ -17,9 +17,8 @@ from forethought.data.dataset import Split
 from forethought.data.synthetic import clusters, like
 from forethought.models import build
 from forethought.training.run import Run
-from forethought.utility import rehearsal, rehearsal_records
-from forethought.utility.rehearsal import Rehearsal, rehearse
-from forethought.utility.rehearsal_records import synthetic
+from forethought.utility import rehearsal
+from forethought.utility.rehearsal import Rehearsal, rehearse, synthetic
 
 
 def small_plan(examples: int = 200, sigma: float = 1.0) -> ft.Plan:
@@ -67,7 +66,7 @@ def test_the_very_plan_is_run_on_as_many_records(monkeypatch: pytest.MonkeyPatch
 
 def test_training_and_test_records_never_overlap() -> None:
     data = pool(300)
-    draw = rehearsal_records.draws(data, 230, 70, 0)
+    draw = rehearsal.draws(data, 230, 70, 0)
     for repeat in range(5):
         train_part, test_part, distinct, _ = draw(repeat)
         rows = {row.tobytes() for row in train_part.inputs}
@@ -76,19 +75,19 @@ def test_training_and_test_records_never_overlap() -> None:
 
 
 def test_repeats_share_no_test_record_while_the_pool_lasts() -> None:
-    def rows(draw: rehearsal_records.DrawRecords, repeat: int) -> tuple[set[bytes], set[bytes]]:
+    def rows(draw: rehearsal.DrawRecords, repeat: int) -> tuple[set[bytes], set[bytes]]:
         train_part, test_part, _, _ = draw(repeat)
         return {row.tobytes() for row in train_part.inputs}, {
             row.tobytes() for row in test_part.inputs
         }
 
     # 300 records: four test parts of 70, then they are dealt anew; training parts share.
-    draw = rehearsal_records.draws(pool(300), 200, 70, 0)
+    draw = rehearsal.draws(pool(300), 200, 70, 0)
     tested = [rows(draw, repeat)[1] for repeat in range(5)]
     assert all(not a & b for k, a in enumerate(tested[:4]) for b in tested[:k])
     assert len(tested[4]) == 70 and tested[4] not in tested[:4]
     # Three repeats of 70 + 20 fit into a pool of 300: nothing is shared at all.
-    draw = rehearsal_records.draws(pool(300), 70, 20, 0)
+    draw = rehearsal.draws(pool(300), 70, 20, 0)
     parts = [train | test for train, test in (rows(draw, repeat) for repeat in range(3))]
     assert all(len(part) == 90 for part in parts)
     assert not parts[0] & parts[1] and not parts[0] & parts[2] and not parts[1] & parts[2]

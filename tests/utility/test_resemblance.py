@@ -11,12 +11,13 @@ import pytest
 
 import forethought as ft
 from forethought.models import build
-from forethought.utility.rehearsal import KNOWS_NOTHING, Rehearsal
-from forethought.utility.resemblance import (
+from forethought.utility.rehearsal import (
     HELD,
+    KNOWS_NOTHING,
     LEVEL,
     REPEATS,
     SCORES,
+    Rehearsal,
     calibrated,
     network_of,
     quantile,

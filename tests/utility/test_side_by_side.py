@@ -7,7 +7,7 @@ from torch.func import functional_call
 
 from drawn import rand, randn, reseed
 from forethought.models import build
-from forethought.utility.side_by_side import side_by_side
+from forethought.utility.perturbing import side_by_side
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 COPIES = 3
@@ -106,7 +106,7 @@ def test_unknown_layers_are_left_to_the_loop(model: nn.Module) -> None:
 
 def test_a_wrong_rule_is_caught_before_it_measures(monkeypatch: pytest.MonkeyPatch) -> None:
     # The planted fault: an activation that is taken for the identity.
-    from forethought.utility import side_by_side as module
+    from forethought.utility import perturbing as module
 
     monkeypatch.setitem(module.RULES, nn.ReLU, module.RULES[nn.Identity])
     model = nn.Sequential(nn.Linear(6, 30), nn.ReLU(), nn.Linear(30, 3))

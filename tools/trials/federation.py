@@ -26,10 +26,9 @@ from blake3 import blake3
 
 from forethought.exchange import events as on
 from forethought.exchange.codec import encode
-from forethought.exchange.journal import ServerJournal
-from forethought.exchange.ledger import ClientLedger
+from forethought.exchange.ledger import ClientLedger, ServerJournal
 from forethought.exchange.messages import SERVER, Acknowledgement, Update
-from forethought.exchange.storing import Accepted, Entry
+from forethought.exchange.storage import Accepted, Entry
 from forethought.federated.client import ClientMachine
 from forethought.federated.delay import Delay
 from forethought.federated.federation import Federation, Member

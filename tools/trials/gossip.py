@@ -25,7 +25,7 @@ from forethought.exchange import events as common
 from forethought.exchange.codec import encode
 from forethought.exchange.ledger import ClientLedger
 from forethought.exchange.messages import Update
-from forethought.exchange.storing import LedgerState
+from forethought.exchange.storage import LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.asynchronous import AsynchronousWorker
 from forethought.gossip.gossip import Gossip, Member

@@ -27,7 +27,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from forethought.exchange.codec import decode, encode
 from forethought.exchange.keys import Keys
 from forethought.exchange.messages import Update, Vector
-from forethought.exchange.storing import LedgerState
+from forethought.exchange.storage import LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.compression import Compression
 from forethought.gossip.gossip import Gossip, GossipError, Member, Rule, digest_of

@@ -43,12 +43,12 @@ class MemoryStorage:
         return {name: bytes(value) for name, value in self._contents.items()}
 
     def read(self, name: str) -> bytes | None:
-        """See :class:`~forethought.exchange.storing.Storage`."""
+        """See :class:`~forethought.exchange.storage.Storage`."""
         found = self._contents.get(name)
         return None if found is None else bytes(found)
 
     def replace(self, name: str, content: bytes) -> None:
-        """See :class:`~forethought.exchange.storing.Storage`."""
+        """See :class:`~forethought.exchange.storage.Storage`."""
         through = self._through(len(content))
         if through is None or through >= len(content):
             self._contents[name] = bytearray(content)
@@ -56,7 +56,7 @@ class MemoryStorage:
             raise CrashError(f"crashed at write {self.writes - 1}")
 
     def append(self, name: str, content: bytes) -> None:
-        """See :class:`~forethought.exchange.storing.Storage`."""
+        """See :class:`~forethought.exchange.storage.Storage`."""
         through = self._through(len(content))
         self._contents.setdefault(name, bytearray()).extend(content[:through])
         if through is not None:
@@ -68,7 +68,7 @@ class MemoryStorage:
 
 
 class UnsignedEndpoint:
-    """In place of :class:`~forethought.exchange.signed.Endpoint` in a trial."""
+    """In place of :class:`~forethought.exchange.frame.Endpoint` in a trial."""
 
     def __init__(self, run_id: bytes, me: int) -> None:
         self.run_id, self.me = run_id, me

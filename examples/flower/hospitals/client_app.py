@@ -1,5 +1,5 @@
 """The ClientApp; the SuperNode's configuration says whose client."""
 
-from forethought.jobs.flower import client_app
+from forethought.jobs.federate_network import client_app
 
 app = client_app()

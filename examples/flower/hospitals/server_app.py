@@ -1,5 +1,5 @@
 """The ServerApp; the run's configuration says which federation."""
 
-from forethought.jobs.flower import server_app
+from forethought.jobs.federate_network import server_app
 
 app = server_app()

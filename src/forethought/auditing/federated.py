@@ -24,8 +24,8 @@ from forethought.exchange.events import Received
 from forethought.exchange.messages import Update
 from forethought.federated.federation import Federation, Member
 from forethought.federated.simulator import Simulator
-from forethought.holders.in_process import InProcess
 from forethought.holders.trainer import Holder, SharedModel
+from forethought.holders.workers import InProcess
 from forethought.plans import Plan
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records

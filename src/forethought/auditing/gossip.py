@@ -23,8 +23,8 @@ from forethought.gossip.messages import Weights
 from forethought.gossip.mixing import Mixing
 from forethought.gossip.simulator import Simulator
 from forethought.gossip.worker import Effects, Machine
-from forethought.holders.in_process import InProcess
 from forethought.holders.trainer import Holder, SharedModel
+from forethought.holders.workers import InProcess
 from forethought.plans import Plan
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records

@@ -40,8 +40,8 @@ def calculator(
     quiet: Quiet = False,
 ) -> None:
     """The published DP calculators, with conditions, margins and the exact figures."""
-    from forethought.published.calculators_exact import calculate, earlier_phase
-    from forethought.report.calculator_tables import show
+    from forethought.published.calculators import calculate, earlier_phase
+    from forethought.report.terminal import show
 
     plans = calculate(
         examples=examples,

@@ -160,8 +160,7 @@ def client(
     quiet: Quiet = False,
 ) -> None:
     """Take part in a federation; Ctrl-C pauses, the same command goes on."""
-    from forethought.exchange.keys import Keys
-    from forethought.exchange.roster import Roster
+    from forethought.exchange.keys import Keys, Roster
     from forethought.jobs import federate_network as jobs
     from forethought.jobs.request import from_file
 

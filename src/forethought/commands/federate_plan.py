@@ -34,7 +34,7 @@ def plan(
     quiet: Quiet = False,
 ) -> None:
     """What every client would spend, send and take, before anybody trains."""
-    from forethought.jobs import federate_plan as jobs
+    from forethought.jobs import federate as jobs
     from forethought.jobs.federate import federation_of
     from forethought.jobs.request import from_file
     from forethought.report.federated_plan import show

@@ -39,7 +39,7 @@ def plan(
     quiet: Quiet = False,
 ) -> None:
     """What every worker would spend, what headroom costs, and which graph is quickest."""
-    from forethought.jobs import gossip_plan as jobs
+    from forethought.jobs import gossip as jobs
     from forethought.jobs.gossip import gossip_of
     from forethought.jobs.request import from_file
     from forethought.report import gossip_plan as report

@@ -26,8 +26,7 @@ def init(
     quiet: Quiet = False,
 ) -> None:
     """Write a first job file for a table or for images, for you to correct. Reads the file here."""
-    from forethought.jobs.init import job_for
-    from forethought.jobs.init_images import holds_arrays, job_for_arrays
+    from forethought.jobs.init import holds_arrays, job_for, job_for_arrays
 
     if out.exists() and not overwrite:
         raise UsageError(f"{out} exists: give another --out, or --overwrite")

@@ -92,13 +92,13 @@ def plan(  # noqa: C901, PLR0915
     quiet: Quiet = False,
 ) -> None:
     """Choose everything before touching private data."""
-    from forethought.jobs import plan as jobs
+    from forethought.jobs import train as jobs
+    from forethought.jobs.holders import rehearse_job
     from forethought.jobs.load import load_job
-    from forethought.jobs.public_proxy import rehearse_job
     from forethought.jobs.request import from_file, from_numbers, overridden
-    from forethought.planning.neighbours import neighbours
+    from forethought.planning.solve import neighbours
     from forethought.report import terminal
-    from forethought.report.plan_figures import draw_plan
+    from forethought.report.figures import draw_plan
 
     for name, given, goes_with in (
         ("--max-epsilon", max_epsilon is not None, pareto or "--pareto"),

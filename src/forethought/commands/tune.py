@@ -54,7 +54,7 @@ def tune(
 ) -> None:
     """Search for the best step size privately: one budget pays for the whole search."""
     from forethought.jobs.request import from_file, overridden
-    from forethought.jobs.tune import trials_of, tune_job
+    from forethought.jobs.train import trials_of, tune_job
     from forethought.report import terminal
 
     if not learning_rate:

@@ -53,11 +53,11 @@ def utility(
     quiet: Quiet = False,
 ) -> None:
     """See how much noise the job's model bears at each clip norm, on data that costs nothing."""
+    from forethought.jobs.holders import UTILITY_GRID, utility_of
     from forethought.jobs.load import load_job
-    from forethought.jobs.public_proxy import UTILITY_GRID, utility_of
     from forethought.jobs.request import from_file
     from forethought.report import terminal
-    from forethought.report.utility_figures import draw_utility
+    from forethought.report.figures import draw_utility
 
     loaded = load_job(from_file(job_file or Path()), data_dir)
     loaded.require_rows("a utility graph")

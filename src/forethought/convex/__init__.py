@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from forethought.convex import schedules as schedules
     from forethought.convex.descent import Descended as Descended
+    from forethought.convex.descent import bounded_rows as bounded_rows
     from forethought.convex.descent import descend as descend
-    from forethought.convex.descent_plan import DescentPlan as DescentPlan
+    from forethought.convex.descent import descend_steered as descend_steered
+    from forethought.convex.descent import descend_unprotected as descend_unprotected
+    from forethought.convex.planning import DescentPlan as DescentPlan
     from forethought.convex.planning import plan as plan
     from forethought.convex.problems import DeclaredLoss as DeclaredLoss
     from forethought.convex.problems import HuberRegression as HuberRegression
@@ -20,15 +23,12 @@ if TYPE_CHECKING:
     from forethought.convex.problems import LogisticRegression as LogisticRegression
     from forethought.convex.problems import SmoothedHinge as SmoothedHinge
     from forethought.convex.problems import SoftmaxRegression as SoftmaxRegression
-    from forethought.convex.rows import bounded_rows as bounded_rows
-    from forethought.convex.steered import descend_steered as descend_steered
-    from forethought.convex.steered import descend_unprotected as descend_unprotected
 
 _HOME = {
     **dict.fromkeys(("Descended", "descend"), "descent"),
-    "DescentPlan": "descent_plan",
-    "bounded_rows": "rows",
-    **dict.fromkeys(("descend_steered", "descend_unprotected"), "steered"),
+    "DescentPlan": "planning",
+    "bounded_rows": "descent",
+    **dict.fromkeys(("descend_steered", "descend_unprotected"), "descent"),
     "plan": "planning",
     **dict.fromkeys(
         (

@@ -1,34 +1,264 @@
-"""Noisy full-batch gradient descent: θ ← Π(θ − η_t(∇F(θ) + N(0, σ_t² I))).
-
-**Formal guarantee.** Whatever the features and targets are, what a run releases is the sequence of
-noised sums of its transcript, each of clipped gradients, and the statement is written only when
-that is the plan's mechanism. Weights, projection, momentum and the term λθ follow from those sums.
-"""
+"""Noisy full-batch gradient descent: θ ← Π(θ − η_t(∇F(θ) + N(0, σ_t² I)))."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
+from forethought.accounting.adaptive import GaussianFilter, filter_details
 from forethought.accounting.assumptions import Randomness
+from forethought.accounting.closed_bounds import gaussian_mu
 from forethought.accounting.statement import Statement, account
 from forethought.caveats import Caveat
-from forethought.convex.descent_plan import DescentPlan
-from forethought.convex.losses import LossAndSlope, loss_and_slope
-from forethought.convex.problems import Problem
-from forethought.convex.rows import Above, Bounded, bounded_records
-from forethought.preparing.paid import require_prepared, with_preparation
-from forethought.preparing.prepare import Prepared
-from forethought.rounds.linear import LinearModel, Slope
-from forethought.rounds.private_sum import PrivateRounds
+from forethought.checks import one_of, real, whole
+from forethought.contributions import LinearExamples
+from forethought.convex.planning import DescentPlan
+from forethought.convex.problems import (
+    HuberRegression,
+    LinearRegression,
+    LogisticRegression,
+    Problem,
+    SmoothedHinge,
+    SoftmaxRegression,
+)
+from forethought.gradients.clipping import flat
+from forethought.mechanism import Adjacency, Budget, Mechanism, Rounds, sensitivity
+from forethought.preparing.prepare import Prepared, require_prepared, with_preparation
+from forethought.privacy import LEAST_NOISE, Clip, Privacy
+from forethought.rounds.linear import LinearModel, LinearRecords, Slope, linear_sums
+from forethought.rounds.private_sum import NoisedSum, PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.transcript import Transcript
+from forethought.samplings import FullBatch
+
+# Losses of :mod:`forethought.convex.problems` and their derivatives, row by row.
+#
+# A function of outputs z, shape (N, k), and targets, shape (N,): losses are (N,), or (N, k) where
+# every column is a model of its own (all but softmax); derivatives have the shape of z. Labels are
+# 0 and 1.
+
+
+class LossAndSlope(NamedTuple):
+    """(outputs, targets) → losses, and → the derivative of each loss by its outputs."""
+
+    loss: Callable[[Tensor, Tensor], Tensor]
+    slope: Callable[[Tensor, Tensor], Tensor]
+
+
+def _column(targets: Tensor, outputs: Tensor) -> Tensor:
+    return targets.to(outputs.dtype).unsqueeze(1)
+
+
+def _signs(targets: Tensor, outputs: Tensor) -> Tensor:
+    return _column(targets, outputs).mul_(2).sub_(1)
+
+
+def _logistic(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.softplus(-_signs(targets, outputs) * outputs)
+
+
+def _logistic_slope(outputs: Tensor, targets: Tensor) -> Tensor:
+    # p − y loses nothing that matters: the bound on a gradient is relative to the row's norm.
+    return torch.sigmoid(outputs).sub_(_column(targets, outputs))
+
+
+def _softmax(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def _softmax_slope(outputs: Tensor, targets: Tensor) -> Tensor:
+    found = torch.softmax(outputs, 1)
+    return found.scatter_add_(1, targets.unsqueeze(1), found.new_full((len(found), 1), -1.0))
+
+
+def _squared(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - _column(targets, outputs)).square_().mul_(0.5)
+
+
+def _squared_slope(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs - _column(targets, outputs)
+
+
+def _huber(threshold: float, outputs: Tensor, targets: Tensor) -> Tensor:
+    far = (outputs - _column(targets, outputs)).abs_()
+    near = far.clamp(max=threshold)
+    return near * (far - near / 2)
+
+
+def _huber_slope(threshold: float, outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - _column(targets, outputs)).clamp_(-threshold, threshold)
+
+
+def _hinge(smoothing: float, outputs: Tensor, targets: Tensor) -> Tensor:
+    short = (1 - _signs(targets, outputs) * outputs).clamp_(min=0)
+    near = short.clamp(max=smoothing)
+    return near / smoothing * (short - near / 2)
+
+
+def _hinge_slope(smoothing: float, outputs: Tensor, targets: Tensor) -> Tensor:
+    signs = _signs(targets, outputs)
+    return -signs * ((1 - signs * outputs) / smoothing).clamp_(0, 1)
+
+
+def loss_and_slope(problem: Problem) -> LossAndSlope:
+    """The loss of a problem and its derivative.
+
+    Raises:
+        ValueError: a loss of one's own, which must be given.
+    """
+    match problem:
+        case LogisticRegression():
+            return LossAndSlope(_logistic, _logistic_slope)
+        case SoftmaxRegression():
+            return LossAndSlope(_softmax, _softmax_slope)
+        case LinearRegression():
+            return LossAndSlope(_squared, _squared_slope)
+        case HuberRegression(threshold=threshold):
+            return LossAndSlope(partial(_huber, threshold), partial(_huber_slope, threshold))
+        case SmoothedHinge(smoothing=smoothing):
+            return LossAndSlope(partial(_hinge, smoothing), partial(_hinge_slope, smoothing))
+        case _:
+            raise ValueError(
+                f"the plan is for a loss of one's own, {getattr(problem, 'name', problem)!r}: give "
+                "slope=, its derivative by the output, row by row"
+            )
+
+
+# Features and targets in the form that descent reads, held to their public bounds.
+#
+# Each row and each target is treated by its own numbers alone: nothing is centred, scaled or
+# encoded by what others say.
+
+
+Above = Literal["clip", "refuse"]
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """Records held to their bounds.
+
+    Attributes:
+        records: what rounds read.
+        features_clipped, targets_clipped: how many were beyond. Private: for the operator only.
+    """
+
+    records: LinearRecords
+    features_clipped: int
+    targets_clipped: int
+
+
+def matrix(features: Any) -> torch.Tensor:
+    """Features as a float64 matrix of its own: arrays, tensors, sparse matrices.
+
+    Raises:
+        TypeError: not numbers. ValueError: no matrix, or numbers that are not finite.
+    """
+    if isinstance(features, torch.Tensor):
+        found = features.detach().to("cpu", torch.float64, copy=True)
+    else:
+        if hasattr(features, "toarray"):
+            features = features.toarray()
+        array = np.asarray(features)
+        if array.dtype.kind not in "fiub":
+            raise TypeError(
+                f"features must be numbers, not an array of dtype {array.dtype}; encode text and "
+                "categories first"
+            )
+        found = torch.from_numpy(np.array(array, dtype=np.float64, order="C"))
+    if found.ndim != 2:
+        raise ValueError(f"features must be a matrix, a row a record, not {tuple(found.shape)}")
+    if not bool(torch.isfinite(found).all()):
+        raise ValueError("the features hold NaN or infinite values: fill them in by a fixed rule")
+    return found
+
+
+def bounded_rows(features: Any, bound: float) -> tuple[np.ndarray[Any, Any], int]:
+    """Features with every row longer than ``bound`` scaled to it, and how many there were.
+
+    What a model predicts for a row must be computed from the row as it was trained on.
+    """
+    found = matrix(features)
+    clipped = _clip(found, bound)
+    return found.numpy(), clipped
+
+
+def _clip(rows: torch.Tensor, bound: float) -> int:
+    norms = torch.linalg.vector_norm(rows, dim=1)
+    # A row of exactly the bound is as long as it only up to rounding.
+    longer = norms > bound * (1 + 1e-12)
+    if bool(longer.any()):
+        # By the largest entry first, so that nothing overflows.
+        few = rows[longer]
+        few /= few.abs().amax(1, keepdim=True)
+        rows[longer] = few * (bound / torch.linalg.vector_norm(few, dim=1, keepdim=True))
+    return int(longer.sum())
+
+
+def bounded_records(problem: Problem, features: Any, targets: Any, above: Above) -> Bounded:
+    """Records for a problem's rounds, its constant column appended.
+
+    Raises:
+        TypeError, ValueError: what is no such data; values beyond the bounds under "refuse".
+    """
+    one_of("above", above, ("clip", "refuse"))
+    rows = matrix(features)
+    clipped = _clip(rows, problem.feature_bound)
+    if clipped and above == "refuse":
+        raise ValueError(
+            f"some rows are longer than feature_bound = {problem.feature_bound:g}: scale the "
+            'features by public constants, or clip them with above="clip"'
+        )
+    if problem.intercept:
+        rows = torch.cat([rows, rows.new_full((len(rows), 1), problem.intercept)], 1)
+    values, moved = _targets(problem, targets, above)
+    if len(values) != len(rows):
+        raise ValueError(f"{len(rows)} rows of features and {len(values)} targets")
+    return Bounded(LinearRecords(rows, values), clipped, moved)
+
+
+def _targets(problem: Problem, targets: Any, above: Above) -> tuple[torch.Tensor, int]:
+    array = np.asarray(targets.detach().cpu() if isinstance(targets, torch.Tensor) else targets)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1 or array.dtype.kind not in "fiub":
+        raise TypeError(
+            f"targets must be one number a record, not shape {array.shape} of dtype {array.dtype}"
+        )
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ValueError("the targets hold NaN or infinite values")
+    if problem.classes:
+        labels = array.astype(np.int64)
+        if (labels != array).any() or (labels < 0).any() or (labels >= problem.classes).any():
+            raise ValueError(
+                f"some labels are not among the {problem.classes} declared classes: labels are "
+                f"whole numbers from 0 to {problem.classes - 1}, their places in the declared list"
+            )
+        return torch.from_numpy(labels), 0
+    values, bound = array.astype(np.float64), problem.target_bound
+    held = np.clip(values, -bound, bound)
+    moved = int((held != values).sum())
+    if moved and above == "refuse":
+        raise ValueError(
+            f"some targets lie beyond target_bound = {bound:g}: shift and scale them by public "
+            'constants, or clip them with above="clip"'
+        )
+    return torch.from_numpy(held), moved
+
+
+# **Formal guarantee.** Whatever the features and targets are, what a run releases is the sequence
+# of noised sums of its transcript, each of clipped gradients, and the statement is written only
+# when that is the plan's mechanism. Weights, projection, momentum and the term λθ follow from those
+# sums.
+
 
 Array = NDArray[np.float64]
 
@@ -222,3 +452,217 @@ def finished(
         features_clipped=found.features_clipped,
         targets_clipped=found.targets_clipped,
     )
+
+
+# Noise that follows the gradient's norm as it is found on the way.
+#
+# Proposition 1 makes the noise proportional to the gradient, σ_t = ‖∇F(θ_t)‖/√d. Taken from the
+# data that leaks, so :func:`descend_unprotected` is for comparison and its statement says that
+# there is no guarantee. :func:`descend_steered` estimates the norm from what was released anyway: a
+# noised gradient g̃ has E‖g̃‖² = ‖∇F‖² + dσ², so ‖g̃‖² − dσ² costs nothing. The noise then depends
+# on outputs, which composition with fixed parameters does not cover: a Gaussian filter is charged
+# before each round, exactly.
+
+
+# Weight of the newest estimate of the squared norm.
+NEWEST = 0.3
+# σ_t = RATIO·‖∇F‖/√d, and never below what would spend this share of the budget in one round.
+RATIO, MOST_SHARE = 1.0, 0.25
+
+
+@dataclass
+class _Run:
+    """A run whose rounds are decided one after the other."""
+
+    problem: Problem
+    records: Bounded
+    model: LinearModel
+    path: Path
+    clip_norm: float
+    delta: float
+    adjacency: Adjacency
+    seeds: Seeds
+    transcript: Transcript
+    seeded: bool = False
+
+    def privacy(self, *rounds: Rounds, budget: Budget | None = None) -> Privacy:
+        mechanism = Mechanism(*rounds, adjacency=self.adjacency)
+        size = len(self.records.records)
+        clip = Clip(self.clip_norm)
+        return Privacy(mechanism, size, self.delta, clip, LinearExamples(), budget=budget)
+
+    def release(self, rounds: Rounds) -> NoisedSum:
+        """One round at the path's present place, with secrets of its own."""
+        index = len(self.transcript)
+        # Every round has number 0 here: with one secret, two that are alike would be one release.
+        secrets = Secrets.draw(self.seeds.part(index))
+        self.seeded |= secrets.seeded_noise
+        privacy, slope = self.privacy(rounds), self.model.slope
+        private = PrivateRounds(privacy, dict(self.model.named_parameters()), slope, secrets)
+        with private, torch.no_grad():
+            self.model.weight.copy_(self.path.place(index + 1))
+            total = private.open(0)
+            total.add(self.model, self.records.records)
+            noised = total.release()
+        self.transcript.extend(private.transcript)
+        return noised
+
+    def plan(self, steps: list[float], chosen: Caveat, budget: Budget | None) -> DescentPlan:
+        """What was run, as a plan."""
+        parts = tuple(self.transcript.mechanism(self.adjacency))
+        columns = self.records.records.features.shape[1] - bool(self.problem.intercept)
+        return DescentPlan(
+            self.problem,
+            self.privacy(*parts, budget=budget),
+            columns,
+            steps,
+            hyperparameters=chosen,
+        )
+
+
+def descend_steered(
+    problem: Problem,
+    budget: Budget,
+    features: Any,
+    targets: Any,
+    *,
+    rounds: int = 1000,
+    adjacency: Adjacency = "replace-one",
+    above: Above = "clip",
+    seeds: Seeds | None = None,
+    slope: Slope | None = None,
+) -> Descended:
+    """Gradient descent with noise that follows a private estimate of the gradient's norm.
+
+    Steps are 1/(2M), gradients are clipped at L. σ_1 = L/(2√d): half the bound on a gradient.
+
+    Args:
+        problem, features, targets, above, seeds, slope: as in
+            :func:`forethought.convex.descend`.
+        budget: (ε, δ), which a Gaussian filter keeps.
+        rounds: at most so many.
+        adjacency: what a neighbour is.
+
+    Returns:
+        The weights; the statement's accountant is the filter.
+
+    Raises:
+        ValueError, TypeError: data that do not fit. Any budget pays for a few rounds.
+    """
+    if not isinstance(budget, Budget):
+        raise TypeError(f"budget must be a Budget(epsilon, delta), not {budget!r}")
+    most = whole("rounds", rounds)
+    run = _begun(problem, features, targets, budget.delta, adjacency, above, seeds, slope)
+    N, d = len(run.records.records), run.model.weight.numel()
+    moved = sensitivity(Rounds(1.0, 1, FullBatch()), adjacency)
+    mu = gaussian_mu(budget.epsilon, budget.delta)
+    ledger = GaussianFilter(budget, adjacency)
+    least = max(LEAST_NOISE, moved / (mu * math.sqrt(MOST_SHARE)))
+    sigma, step = problem.lipschitz / (2 * math.sqrt(d)), 1 / (2 * problem.smoothness)
+    squared: float | None = None
+    steps: list[float] = []
+    while len(steps) < most:
+        part = Rounds(max(least, sigma * N / run.clip_norm), 1, FullBatch())
+        if ledger.would_exceed(part):
+            break
+        ledger.spend(part)
+        noised = run.release(part)
+        place = run.path.place(len(steps) + 1)
+        gradient = noised.mean().view_as(place)
+        run.path.step(place, gradient, step)
+        steps.append(step)
+        drawn = noised.round.noise_std / noised.round.divisor
+        found = _squared_norm(gradient + problem.l2 * place) - d * drawn**2
+        squared = found if squared is None else (1 - NEWEST) * squared + NEWEST * found
+        # An estimate below its own noise says only that the gradient is small.
+        sigma = max(RATIO * math.sqrt(max(squared, 0.0) / d), drawn / 2)
+    chosen = Caveat("noise-by-releases", "in proportion to the norm they showed")
+    plan = run.plan(steps, chosen, budget)
+    statement = account(
+        plan,
+        accountant=filter_details(ledger),
+        randomness=Randomness(seeded_noise=run.seeded),
+        not_covered=uses_of_data(slope is not None),
+    ).of_run(run.transcript.releases())
+    return finished(plan, run.path.weights.numpy(), statement, run.transcript, run.records)
+
+
+def descend_unprotected(
+    problem: Problem,
+    budget: Budget,
+    features: Any,
+    targets: Any,
+    *,
+    rounds: int = 1000,
+    seeds: Seeds | None = None,
+) -> Descended:
+    """Proposition 1 with the gradient's norm read off the data: for comparison only, not private.
+
+    σ_t = ‖∇F(θ_t)‖/√d, η = 1/(2M), until noise at these levels would have spent the budget had they
+    been fixed in advance. They were not, so the statement says that nothing is guaranteed.
+
+    Args:
+        problem, budget, features, targets, rounds, seeds: as in :func:`descend_steered`.
+
+    Raises:
+        ValueError, TypeError: data that do not fit, or no round within the budget.
+    """
+    most = whole("rounds", rounds)
+    run = _begun(problem, features, targets, budget.delta, "replace-one", "clip", seeds, None)
+    N, d = len(run.records.records), run.model.weight.numel()
+    allowed, spent = gaussian_mu(budget.epsilon, budget.delta) ** 2, 0.0
+    step = 1 / (2 * problem.smoothness)
+    steps: list[float] = []
+    while len(steps) < most:
+        place = run.path.place(len(steps) + 1)
+        norm = math.sqrt(_squared_norm(_gradient(run, place)))
+        multiplier = max(LEAST_NOISE, norm / math.sqrt(d) * N / run.clip_norm)
+        spent += (2 / multiplier) ** 2
+        if spent > allowed:
+            break
+        noised = run.release(Rounds(multiplier, 1, FullBatch()))
+        run.path.step(place, noised.mean().view_as(place), step)
+        steps.append(step)
+    if not steps:
+        raise ValueError(f"a budget of ε = {budget.epsilon:g} pays for no round of this schedule")
+    plan = run.plan(steps, Caveat("not-stated"), None)
+    leak = Caveat("data-dependent-noise", "in proportion to the norm of the gradient")
+    statement = account(
+        plan,
+        randomness=Randomness(seeded_noise=run.seeded),
+        not_covered=[*uses_of_data(False), leak],
+    ).of_run(run.transcript.releases())
+    return finished(plan, run.path.weights.numpy(), statement, run.transcript, run.records)
+
+
+def _begun(
+    problem: Problem,
+    features: Any,
+    targets: Any,
+    delta: float,
+    adjacency: Adjacency,
+    above: Above,
+    seeds: Seeds | None,
+    slope: Slope | None,
+) -> _Run:
+    functions = functions_of(problem, slope)
+    found = bounded_records(problem, features, targets, above)
+    columns = found.records.features.shape[1]
+    model = LinearModel(columns, problem.outputs, functions.slope)
+    path = Path(beginning(None, model.weight), problem.l2, problem.radius, accelerated=False)
+    C = real("lipschitz", problem.lipschitz, above=0)
+    return _Run(problem, found, model, path, C, delta, adjacency, seeds or Seeds(), Transcript())
+
+
+def _squared_norm(values: Tensor) -> float:
+    return float(values.square().sum())
+
+
+def _gradient(run: _Run, place: Tensor) -> Tensor:
+    """∇F at a place, without noise."""
+    records = run.records.records
+    every = torch.arange(len(records)).numpy()
+    with torch.no_grad():
+        run.model.weight.copy_(place)
+    sums, _ = linear_sums(run.model, records, every, run.clip_norm, flat, len(every))
+    return sums["weight"] / len(every) + run.problem.l2 * place

@@ -1,24 +1,309 @@
-"""From what is public (loss, sizes, budget) to the plan of a descent."""
+"""The plan of a descent and its defaults: from public numbers only."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from scipy.optimize import minimize_scalar
 
 from forethought.accounting import exact
 from forethought.accounting.closed_bounds import gaussian_mu
-from forethought.caveats import Caveat
+from forethought.caveats import Caveat, caveats, choice
 from forethought.checks import real, whole
 from forethought.contributions import LinearExamples
-from forethought.convex.descent_plan import DescentPlan
-from forethought.convex.problems import PROBLEMS, Problem
-from forethought.convex.recipe import Recipe, recipe
+from forethought.convex.problems import PROBLEMS, Problem, problem_from_dict
 from forethought.convex.schedules import MOST_ROUNDS, Horizon, Schedule, horizon
 from forethought.mechanism import Adjacency, Budget, Mechanism, Rounds, sensitivity
 from forethought.preparation import Preparation
-from forethought.privacy import LEAST_NOISE, Clip, NoiseKind, Privacy
+from forethought.privacy import LEAST_NOISE, Clip, NoiseKind, Privacy, Round
 from forethought.samplings import FullBatch
+from forethought.serialisation import Stored, plain
+
+# The default schedule: nothing to tune, no look at the data.
+#
+# In directions that the data leave flat, noise moves each weight by (uΔ/μ)² in variance after the
+# total step u = Σ η_t, however many iterations it takes, and rows of norm Z spread it over an
+# excess risk of at most half the trace of the Hessian times that. So u is chosen, against what the
+# weights still lack after it; the number of iterations only has to let steps of 1/M reach u.
+# Without strong convexity steps are accelerated (Nesterov 1983); the noise falls in either case,
+# since early noise is forgotten and late noise stays.
+
+
+MOST = 2_000
+
+
+@dataclass(frozen=True)
+class Constants:
+    """The numbers of the default schedule; docs/adaptive_noise.md says on which data they were
+    chosen, and on which checked.
+
+    Args:
+        clip_scale, clip_power, clip_least: C = L·clip((s/scale)^power, least, 1) at a signal of s.
+        radius: R in units of √d/Z where none is declared: how far the best weights may be expected.
+        fall: of the noise from the first to the last accelerated round.
+        plain: λu from which steps are plain, if :data:`MOST` of them suffice: what is left then
+            shrinks by e^(−λu), without what momentum adds to late noise.
+    """
+
+    clip_scale: float = 1500.0
+    clip_power: float = 0.4
+    clip_least: float = 0.5
+    radius: float = 4.0
+    fall: float = 3.0
+    plain: float = 0.5
+
+
+CONSTANTS = Constants()
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What the default schedule consists of.
+
+    Attributes:
+        clip_norm: C. shape: σ_t up to a factor, which the budget decides. step: η.
+        accelerated: whether steps carry Nesterov's momentum.
+        travel: u, the total step that was aimed at.
+    """
+
+    clip_norm: float
+    shape: tuple[float, ...]
+    step: float
+    accelerated: bool
+    travel: float
+
+
+def signal(examples: int, weights: int, mu: float) -> float:
+    """s = Nμ/√d: how far the largest mean gradient stands above the noise of one release of it."""
+    return whole("examples", examples) * mu / math.sqrt(whole("weights", weights))
+
+
+def recipe(
+    problem: Problem,
+    examples: int,
+    weights: int,
+    mu: float,
+    moved: float,
+    constants: Constants = CONSTANTS,
+) -> Recipe:
+    """The default schedule.
+
+    Args:
+        examples: N. weights: d, of all outputs together.
+        mu: what the budget affords in all, as one Gaussian release.
+        moved: sensitivity of a sum in units of the clipping norm, 1 or 2.
+        constants: others than the default ones, to study them.
+
+    Raises:
+        ValueError: a loss that is not convex.
+    """
+    if not problem.is_convex:
+        raise ValueError(
+            "the default schedule is for convex losses: give schedule=schedules.nonconvex(…)"
+        )
+    # In units of a sensitivity of 2C/N, which its constants were chosen for.
+    mu = 2 * mu / moved
+    s = signal(examples, weights, mu)
+    share = (s / constants.clip_scale) ** constants.clip_power
+    clip_norm = problem.lipschitz * min(1.0, max(constants.clip_least, share))
+    delta = 2 * clip_norm / examples
+    strong = problem.convexity
+    radius = problem.radius or constants.radius * math.sqrt(weights) / problem.row_bound
+
+    def risk(log_u: float) -> float:
+        u = math.exp(log_u)
+        bias = radius**2 / (2 * u)
+        if strong:
+            bias = min(bias, problem.loss_at_zero * math.exp(-2 * strong * u))
+        settled = min(u, 1 / (2 * strong)) if strong else u
+        return float(bias + (delta / mu) ** 2 * problem.trace / 2 * u * settled)
+
+    M = problem.smoothness
+    low, high = math.log(1e-3 / M), math.log(MOST**2 / (8 * M))
+    u = math.exp(float(minimize_scalar(risk, bounds=(low, high), method="bounded").x))
+    shrinking = strong * u >= constants.plain and u * M <= MOST
+    if shrinking:
+        rounds = min(MOST, max(1, math.ceil(u * M)))
+        step = min(u / rounds, 1 / M)
+        fall = math.exp(min(strong * u / 2, math.log(1e3)))
+    else:
+        rounds = min(MOST, max(1, math.ceil(math.sqrt(8 * u * M))))
+        step = min(8 * u / rounds**2, 1 / M)
+        fall = constants.fall
+    shape = tuple(fall ** (-t / max(1, rounds - 1)) for t in range(rounds))
+    return Recipe(clip_norm, shape, step, not shrinking, u)
+
+
+# The plan of a descent: one frozen value that is planned, run, accounted and stored.
+
+
+@dataclass(frozen=True, init=False)
+class DescentPlan(Stored):
+    """Everything that a private descent needs, decided before any private data is touched.
+
+    Args:
+        problem: the loss with its constants.
+        privacy: what is released; the schedule's noise is in its mechanism.
+        features: columns of the data, the constant one not counted.
+        steps: η_t, one a round.
+        accelerated: whether steps carry Nesterov's momentum (t − 1)/(t + 2).
+        hyperparameters, not_covered, reasons: as in :class:`forethought.Plan`.
+
+    Raises:
+        ValueError, TypeError: parts that contradict each other.
+    """
+
+    SCHEMA: ClassVar[str] = "forethought/descent-plan/1"
+    CALLED: ClassVar[str] = "descent plan"
+
+    problem: Problem
+    privacy: Privacy
+    features: int
+    steps: tuple[float, ...]
+    accelerated: bool
+    hyperparameters: Caveat
+    not_covered: tuple[Caveat, ...]
+    reasons: tuple[tuple[str, str], ...]
+
+    def __init__(
+        self,
+        problem: Problem,
+        privacy: Privacy,
+        features: int,
+        steps: Iterable[float],
+        *,
+        accelerated: bool = False,
+        hyperparameters: Caveat | str = Caveat("planned"),  # noqa: B008 (frozen)
+        not_covered: Iterable[Caveat | str] = (),
+        reasons: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        sizes = tuple(real("step size", size, above=0) for size in steps)
+        if len(sizes) != privacy.rounds:
+            raise ValueError(
+                f"{len(sizes)} step sizes for {privacy.rounds} rounds: every round takes one step"
+            )
+        if privacy.contribution.kind != "linear-examples" or privacy.clip.rule != "flat":
+            raise ValueError("a descent sums linear examples that are clipped flat")
+        if any(part.sampling.kind != "full-batch" for part in privacy.mechanism):
+            raise ValueError("a descent takes full batches; for others there is forethought.train")
+        if not isinstance(accelerated, bool):
+            raise TypeError(f"accelerated must be true or false, not {accelerated!r}")
+        pairs = tuple((str(what), str(why)) for what, why in reasons)
+        for name, value in (
+            ("problem", problem),
+            ("privacy", privacy),
+            ("features", whole("features", features)),
+            ("steps", sizes),
+            ("accelerated", accelerated),
+            ("hyperparameters", choice(hyperparameters)),
+            ("not_covered", caveats(not_covered)),
+            ("reasons", pairs),
+        ):
+            object.__setattr__(self, name, value)
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The releases: those of the preparation, then the rounds."""
+        return self.privacy.accounted
+
+    @property
+    def preparation(self) -> Preparation | None:
+        """What is released first to prepare the features with."""
+        return self.privacy.preparation
+
+    @property
+    def examples(self) -> int:
+        """Size N of the training set."""
+        return self.privacy.examples
+
+    @property
+    def delta(self) -> float:
+        """The δ at which the Statement gives ε."""
+        return self.privacy.delta
+
+    @property
+    def budget(self) -> Budget | None:
+        """The target that was asked for."""
+        return self.privacy.budget
+
+    @property
+    def noise(self) -> NoiseKind:
+        """Which noise."""
+        return self.privacy.noise
+
+    @property
+    def clip_norm(self) -> float:
+        """C, the bound on one record's gradient."""
+        return self.privacy.clip.norm
+
+    @property
+    def rounds(self) -> int:
+        """T, how many noised sums are released."""
+        return self.privacy.rounds
+
+    @property
+    def columns(self) -> int:
+        """Columns of the matrix that is summed over, the constant one included."""
+        return self.features + bool(self.problem.intercept)
+
+    @property
+    def weights(self) -> int:
+        """d, all trained numbers."""
+        return self.columns * self.problem.outputs
+
+    @property
+    def sigmas(self) -> tuple[float, ...]:
+        """σ_t: standard deviation of the noise on every coordinate of the mean gradient."""
+        return tuple(
+            part.noise_multiplier * self.clip_norm / self.examples
+            for part in self.privacy.mechanism
+            for _ in range(part.count)
+        )
+
+    def round(self, index: int) -> Round:
+        """Round ``index``, from 0; see :meth:`forethought.privacy.Privacy.round`."""
+        return self.privacy.round(index)
+
+    def schedule(self, t: int) -> tuple[float, float]:
+        """(σ_t, η_t) of iteration t = 1 … T."""
+        found = self.round(whole("t", t, most=self.rounds) - 1)
+        return found.noise_std / found.divisor, self.steps[t - 1]
+
+    def explain(self) -> str:
+        """Why each number is what it is, a sentence each."""
+        return "\n".join(f"{what}: {why}" for what, why in self.reasons)
+
+    def _values(self) -> dict[str, Any]:
+        return {
+            "problem": self.problem.to_dict(),
+            "privacy": self.privacy.to_dict(),
+            "features": self.features,
+            "steps": list(self.steps),
+            "accelerated": self.accelerated,
+            "hyperparameters": plain(self.hyperparameters),
+            "not_covered": plain(self.not_covered),
+            "reasons": plain(self.reasons),
+        }
+
+    @classmethod
+    def _restore(cls, values: Mapping[str, Any]) -> DescentPlan:
+        return cls(
+            problem_from_dict(values["problem"]),
+            Privacy.from_dict(values["privacy"]),
+            values["features"],
+            values["steps"],
+            accelerated=values["accelerated"],
+            hyperparameters=Caveat.from_dict(values["hyperparameters"]),
+            not_covered=[Caveat.from_dict(value) for value in values["not_covered"]],
+            reasons=[(what, why) for what, why in values["reasons"]],
+        )
+
+
+# From what is public (loss, sizes, budget) to the plan of a descent.
+
 
 # Share of the budget's μ² that a preparation is given.
 PREPARATION = 0.1

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from forethought.data.dataset import Dataset, Split
-from forethought.data.error import DataError
+from forethought.data.files import DataError
 from forethought.data.sources import load, names
 
 if TYPE_CHECKING:

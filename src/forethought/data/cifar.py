@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought.data.dataset import Dataset, Split
-from forethought.data.error import DataError
-from forethought.data.files import find, read
+from forethought.data.files import DataError, find, read
 from forethought.data.idx import scaled, usual_norm_of_pixels
 
 CLASSES = 10

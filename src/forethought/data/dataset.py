@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought.caveats import Caveat, of_role
-from forethought.data.error import DataError
+from forethought.data.files import DataError
 
 if TYPE_CHECKING:
     from forethought.data.encoder import Encoder
@@ -57,7 +57,7 @@ class Dataset:
             user declared instead. :func:`forethought.train` takes a Dataset as it is and passes
             them on; its bare arrays cannot carry them.
         sites: which client of a federation holds each training record, (N,), where a column of
-            the file says so; see :mod:`forethought.data.shares`.
+            the file says so; see :mod:`forethought.data.synthetic`.
         encoder: how new rows of the table become features; None: not from a table.
         persons: whose each training record is, (N,), where several may be one person's.
         records_per_person: how many of them at most.

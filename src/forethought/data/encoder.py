@@ -19,7 +19,7 @@ from forethought.data.columns import (
     as_numbers,
     column,
 )
-from forethought.data.error import DataError
+from forethought.data.files import DataError
 from forethought.data.reading import AS_USUAL, TableFormat
 from forethought.serialisation import exact_keys
 

@@ -17,12 +17,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from forethought.caveats import Caveat
 from forethought.data import deep_patches
-from forethought.data.cache_files import cache_folder, keep_array, kept_array
 from forethought.data.dataset import Dataset, Split
 from forethought.data.decorrelation import POWER, RIDGE, SEED, decorrelated
 from forethought.data.deep_patches import deep_patch_features
 from forethought.data.deskewing import deskewed
-from forethought.data.error import DataError
+from forethought.data.files import DataError, cache_folder, keep_array, kept_array
 from forethought.data.handwriting import handwriting_features
 from forethought.data.handwriting import shape_of as shape_of_handwriting
 from forethought.data.idx import usual_norm_of_pixels

@@ -1,4 +1,4 @@
-"""Finding data files and reading them, compressed or not; every failure names the file."""
+"""Finding, reading and caching files; every failure names the file."""
 
 from __future__ import annotations
 
@@ -6,11 +6,31 @@ import bz2
 import gzip
 import lzma
 import os
+import struct
+import sys
+import tempfile
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from forethought.data.error import DataError
+import numpy as np
+from numpy.typing import NDArray
+
+# The one error for data that cannot be used.
+
+
+class DataError(ValueError):
+    """Data that is missing, damaged or unsuitable: the message names the file and what is wrong."""
+
+    @classmethod
+    def unexpected(cls, path: Path | str, found: object, expected: object) -> DataError:
+        """The error that says what a file holds and what it should hold."""
+        return cls(f"{path}: found {found}, expected {expected}")
+
+
+# Finding data files and reading them, compressed or not; every failure names the file.
+
 
 FOLDER_VARIABLE = "FORETHOUGHT_DATA"
 _OPENERS = {b"\x1f\x8b": gzip.decompress, b"\xfd7zXZ\x00": lzma.decompress, b"BZh": bz2.decompress}
@@ -81,3 +101,66 @@ def read(path: Path) -> bytes:
                     path, f"a truncated or corrupt compressed file ({error})", "an intact one"
                 ) from error
     return content
+
+
+# Arrays that are computed once and kept in the user's cache folder: whole files or none.
+
+
+CACHE_VARIABLE = "FORETHOUGHT_CACHE"
+_TRAILER = struct.Struct("<4sI")  # marks the end of a whole file; then a CRC-32 of what is before
+_MARK = b"end\n"
+
+
+def cache_folder() -> Path | None:
+    """Where features are kept: FORETHOUGHT_CACHE, or the user's cache folder of the platform.
+
+    None when FORETHOUGHT_CACHE is ``off``.
+    """
+    chosen = os.environ.get(CACHE_VARIABLE)
+    if chosen and chosen.lower() == "off":
+        return None
+    if chosen:
+        return Path(chosen).expanduser()
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "forethought"
+
+
+def kept_array(
+    path: Path, dtype: type[Any], shape: tuple[int, ...] | None = None
+) -> NDArray[Any] | None:
+    """What :func:`keep_array` wrote; None where it is not there, damaged or something else."""
+    try:
+        with path.open("rb") as file:
+            found = np.lib.format.read_array(file, allow_pickle=False)
+            mark, checksum = _TRAILER.unpack(file.read())  # refuses another length
+    except (OSError, ValueError, EOFError, struct.error):
+        return None
+    if mark != _MARK or found.dtype != dtype or shape not in (None, found.shape):
+        return None
+    return found if zlib.crc32(found.data) == checksum else None
+
+
+def keep_array(path: Path, array: NDArray[Any]) -> None:
+    """Write next to the target and rename: no reader ever sees half a file.
+
+    A folder that cannot be written is no error: nothing is kept then.
+    """
+    try:
+        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".partial")
+    except OSError:
+        return
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.lib.format.write_array(file, array, allow_pickle=False)
+            file.write(_TRAILER.pack(_MARK, zlib.crc32(array.data)))
+        Path(partial).replace(path)
+    except OSError:
+        Path(partial).unlink(missing_ok=True)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 from forethought.data import deskewing, pen_strokes, scattering
-from forethought.data.cache_files import cache_folder, keep_array, kept_array
 from forethought.data.deskewing import deskewed
+from forethought.data.files import cache_folder, keep_array, kept_array
 from forethought.data.scattering import channels, group_normalised, scatter
 
 SCALES, ANGLES = 2, 8

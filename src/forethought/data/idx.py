@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought.data.dataset import Dataset, Split
-from forethought.data.error import DataError
-from forethought.data.files import find, read
+from forethought.data.files import DataError, find, read
 
 CLASSES = 10
 _FILES = {"train": "train", "test": "t10k"}

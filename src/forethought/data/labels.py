@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought.caveats import Caveat
-from forethought.data.error import DataError
+from forethought.data.files import DataError
 
 MOST_CLASSES = 1000
 

@@ -2,7 +2,7 @@
 
 Which rows are kept where a person has more is decided by a hash of each row, so no other person
 moves it. A plan says what is then done with them: one contribution a person, whatever they have, or
-a promise about as many rows together as one person may have (:mod:`forethought.planning.persons`).
+a promise about as many rows together as one person may have (:mod:`forethought.planning.solve`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought.data.dataset import Dataset, Split, row_contents
-from forethought.data.error import DataError
+from forethought.data.files import DataError
 
 # The label of an empty place; cross entropy passes over it.
 EMPTY = -100

@@ -22,8 +22,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from forethought.data.error import DataError
-from forethought.data.files import DAMAGE
+from forethought.data.files import DAMAGE, DataError
 
 Kind = Literal["csv", "parquet", "excel"]
 # How a file's name ends that is no text.

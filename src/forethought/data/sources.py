@@ -3,26 +3,333 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+import math
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from forethought.data.arrays import load_npz
-from forethought.data.bundled import load_breast_cancer, load_digits
+import numpy as np
+from numpy.typing import NDArray
+
+from forethought.caveats import Caveat
 from forethought.data.cifar import load_cifar10
-from forethought.data.dataset import Dataset
-from forethought.data.error import DataError
-from forethought.data.files import data_folder, resolve
-from forethought.data.idx import load_idx
-from forethought.data.labels import Declared, Task
-from forethought.data.svmlight import load_svmlight
+from forethought.data.dataset import Dataset, Split, finite, row_contents, split_off
+from forethought.data.files import DAMAGE, DataError, data_folder, read, resolve
+from forethought.data.idx import load_idx, scaled, usual_norm_of_pixels
+from forethought.data.labels import Declared, Labels, Task
 from forethought.data.tables import Aside, load_csv
 
-if TYPE_CHECKING:  # both load polars
+if TYPE_CHECKING:
     from forethought.data.encoder import TableSchema
     from forethought.data.reading import Kind
+
+
+# NumPy archives: ``x_train``, ``y_train`` and perhaps ``x_test``, ``y_test``; or ``x``, ``y``.
+
+
+def load_npz(
+    name: str,
+    path: Path,
+    holdout: float | None,
+    declared: Declared | None = None,
+    split_by: str | None = None,
+) -> Dataset:
+    """Arrays as they are; bytes are taken for pixels: divided by 255, channels moved to the front.
+
+    Args:
+        declared: what the user says of labels and features.
+        split_by: name of the array that holds each example's person, for the split.
+
+    Raises:
+        DataError: damaged, keys missing, lengths that differ, features that are not finite, labels
+            that are not one number or word an example.
+    """
+    arrays = _archive(path)
+    own_test = {"x_test", "y_test"} & set(arrays)
+    wanted: tuple[str, ...] = ("x_train", "y_train") if "x_train" in arrays else ("x", "y")
+    wanted += ("x_test", "y_test") if own_test and wanted[0] == "x_train" else ()
+    missing = [key for key in wanted if key not in arrays]
+    if missing:
+        raise DataError.unexpected(
+            path,
+            f"the arrays {', '.join(arrays) or 'of none'}",
+            "x_train and y_train (perhaps with x_test and y_test), or x and y",
+        )
+    declared = declared or Declared()
+    if declared.task == "multilabel":
+        labels: Labels | None = None
+        raw = _labels(path, wanted[1], arrays)
+    else:
+        raw = _column(path, wanted[1], arrays)
+        labels = Labels(f"{path}, {wanted[1]}", raw, declared)
+    splits = [
+        _split(path, x, y, arrays, labels) for x, y in zip(wanted[::2], wanted[1::2], strict=True)
+    ]
+    shapes = {split.inputs.shape[1:] for split in splits}
+    if len(shapes) > 1:
+        raise DataError.unexpected(path, f"examples of shapes {sorted(shapes)}", "one shape")
+    width = math.prod(splits[0].inputs.shape[1:])
+    if declared.features not in (None, width):
+        raise DataError.unexpected(path, f"{width} features", f"the declared {declared.features}")
+    bytes_given = arrays[wanted[0]].dtype == np.uint8
+    scaling = "bytes divided by 255" if bytes_given else "inputs as they are, not rescaled"
+    if len(splits) == 2:
+        if split_by is not None:
+            raise DataError(f"{path} has a test part of its own: leave split_by out")
+        train, test = splits
+    else:
+        persons = None if split_by is None else _persons(path, split_by, arrays, len(raw))
+        content = row_contents(arrays[wanted[0]], raw) if persons is None else persons
+        train, test = split_off(splits[0], holdout, content)
+    if labels is None:
+        return Dataset(name, train, test, raw.shape[1], (scaling,), declared.caveats)
+    caveats = (*declared.caveats, *labels.caveats)
+    return Dataset(name, train, test, labels.classes, (scaling,), caveats)
+
+
+def load_records(path: Path) -> NDArray[np.float32]:
+    """New records without labels, (N, …), read as :func:`load_npz` reads those of training.
+
+    Args:
+        path: ``.npz`` with ``x_test`` or, where that is not there, ``x``; or ``.npy``.
+
+    Raises:
+        DataError: no such file or array, or numbers that are not finite.
+    """
+    if not path.is_file():
+        raise DataError(f"no file {path}")
+    if path.suffix.lower() == ".npy":
+        try:
+            inputs = np.load(path, allow_pickle=False)
+        except (*DAMAGE, ValueError) as error:
+            raise DataError.unexpected(path, f"no readable array ({error})", "numbers") from error
+    else:
+        arrays = _archive(path)
+        key = "x_test" if "x_test" in arrays else "x"
+        if key not in arrays:
+            raise DataError.unexpected(
+                path, f"the arrays {', '.join(arrays) or 'of none'}", "x_test or x"
+            )
+        inputs = arrays[key]
+    return _inputs(str(path), inputs)
+
+
+def shape_read(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, ...]:
+    """Which shape an array has once it is read: that of bytes may have channels to move."""
+    if dtype != np.uint8:
+        return shape
+    return _channels_first(np.broadcast_to(np.uint8(0), shape)).shape
+
+
+def _labels(path: Path, key: str, arrays: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
+    values = arrays[key]
+    if values.ndim != 2 or values.shape[1] < 2 or values.dtype.kind not in "biuf":
+        raise DataError.unexpected(
+            f"{path}, {key}", f"{values.dtype} of shape {values.shape}", "0 and 1, (N, labels)"
+        )
+    if not np.isin(values, (0, 1)).all():
+        raise DataError.unexpected(f"{path}, {key}", "other numbers", "labels of 0 and 1")
+    return values.astype(np.float32)
+
+
+def _persons(path: Path, key: str, arrays: dict[str, NDArray[Any]], examples: int) -> list[bytes]:
+    if key not in arrays:
+        raise DataError.unexpected(
+            path, f"the arrays {', '.join(arrays)}", f"one named {key!r}, to split by"
+        )
+    values = _column(path, key, arrays)
+    if len(values) != examples:
+        raise DataError.unexpected(path, f"{len(values)} entries in {key}", f"{examples}")
+    return [str(value).encode() for value in values]
+
+
+def _archive(path: Path) -> dict[str, NDArray[Any]]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {key: archive[key] for key in archive.files}
+    except (*DAMAGE, zipfile.BadZipFile, ValueError, AttributeError, NotImplementedError) as error:
+        raise DataError.unexpected(
+            path, f"no readable archive of plain arrays ({error})", "a .npz file without objects"
+        ) from error
+
+
+def _column(path: Path, key: str, arrays: dict[str, NDArray[Any]]) -> NDArray[Any]:
+    values = arrays[key]
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.ndim != 1 or values.dtype.kind not in "biufU" or not len(values):
+        raise DataError.unexpected(
+            f"{path}, {key}", f"{values.dtype} of shape {values.shape}", "one label an example"
+        )
+    return values
+
+
+def _split(
+    path: Path, x: str, y: str, arrays: dict[str, NDArray[Any]], labels: Labels | None
+) -> Split:
+    inputs = _inputs(f"{path}, {x}", arrays[x])
+    targets = _labels(path, y, arrays) if labels is None else _column(path, y, arrays)
+    if len(inputs) != len(targets):
+        raise DataError.unexpected(
+            path, f"{len(inputs)} examples in {x} and {len(targets)} in {y}", "as many of each"
+        )
+    if labels is None:
+        return Split(inputs, targets)
+    return Split(inputs, labels.encode(f"{path}, {y}", targets))
+
+
+def _inputs(where: str, inputs: NDArray[Any]) -> NDArray[np.float32]:
+    """An array of records as float32: bytes are pixels."""
+    if inputs.ndim < 2 or inputs.dtype.kind not in "biuf":
+        raise DataError.unexpected(
+            where, f"{inputs.dtype} of shape {inputs.shape}", "numbers (N, features, …)"
+        )
+    if inputs.dtype == np.uint8:
+        inputs = scaled(_channels_first(inputs))
+    inputs = np.ascontiguousarray(inputs, np.float32)
+    finite(where, inputs)
+    return inputs
+
+
+def _channels_first(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    if pixels.ndim == 3:
+        return pixels[:, None]
+    if pixels.ndim == 4 and pixels.shape[3] in (1, 3) and pixels.shape[1] not in (1, 3):
+        return pixels.transpose(0, 3, 1, 2)
+    return pixels
+
+
+# Data sets that ship with scikit-learn: they work on any machine, offline.
+
+
+# Upper bounds of breast-cancer's ten measurements: round numbers at or above the ranges printed in
+# the data set's public description, so that no constant comes from the rows loaded. Each line is
+# mean, standard error and worst value of one measurement.
+BOUNDS = {
+    "radius": (30, 3, 40),
+    "texture": (40, 5, 50),
+    "perimeter": (200, 25, 300),
+    "area": (3000, 600, 5000),
+    "smoothness": (0.2, 0.04, 0.25),
+    "compactness": (0.4, 0.15, 1.2),
+    "concavity": (0.5, 0.4, 1.3),
+    "concave points": (0.25, 0.06, 0.3),
+    "symmetry": (0.4, 0.08, 0.7),
+    "fractal dimension": (0.1, 0.03, 0.25),
+}
+
+
+def load_digits(name: str, folder: Path | None, holdout: float | None) -> Dataset:
+    """1,797 handwritten digits of 8 × 8 pixels, (N, 1, 8, 8) in [0, 1] (Alpaydin, Kaynak 1998)."""
+    from sklearn.datasets import load_digits as fetch
+
+    images, labels = fetch(return_X_y=True)
+    inputs = (images / 16).astype(np.float32).reshape(-1, 1, 8, 8)
+    train, test = split_off(Split(inputs, labels.astype(np.int64)), holdout)
+    note = "pixels divided by 16, their largest value"
+    norm = usual_norm_of_pixels(inputs.shape)
+    return Dataset(name, train, test, 10, (note,), feature_norm=norm)
+
+
+def load_breast_cancer(name: str, folder: Path | None, holdout: float | None) -> Dataset:
+    """569 tumours by 30 measurements in [−1, 1]; class 1 is benign (Street et al. 1993)."""
+    from sklearn.datasets import load_breast_cancer as fetch
+
+    features, labels = fetch(return_X_y=True)
+    bounds = np.array(list(BOUNDS.values())).T.ravel()
+    inputs = (2 * np.clip(features / bounds, 0, 1) - 1).astype(np.float32)
+    train, test = split_off(Split(inputs, labels.astype(np.int64)), holdout)
+    note = "measurements scaled from [0, bound] to [−1, 1] by fixed public bounds, and clipped"
+    norm = math.sqrt(inputs.shape[1] / 3)
+    return Dataset(name, train, test, 2, (note,), feature_norm=norm)
+
+
+# The sparse text format of svmlight and LIBSVM: ``label index:value index:value …``.
+
+
+_MOST_VALUES = 2**31  # a dense matrix above 8 GiB is refused before it is made
+
+
+def load_svmlight(
+    name: str,
+    path: Path,
+    test: Path | None,
+    holdout: float | None,
+    declared: Declared | None = None,
+) -> Dataset:
+    """Dense features as they are, (N, highest index); classes numbered from 0 in sorted order.
+
+    A test file may mention fewer features than the training file (its last ones may all be zero)
+    or more (no training example has them): both parts get the larger number of columns, unless
+    ``declared`` gives the number of features.
+
+    Raises:
+        DataError: a file is damaged or no svmlight file, a feature is not finite, or a test label
+            does not occur in the training file.
+    """
+    paths = [path] if test is None else [path, test]
+    read_files = [_sparse(file) for file in paths]
+    declared = declared or Declared()
+    found = max(features.shape[1] for features, _ in read_files)
+    columns = found if declared.features is None else declared.features
+    if found > columns:
+        raise DataError.unexpected(
+            path, f"a feature with index {found}", f"at most the declared {columns}"
+        )
+    labels = Labels(path, read_files[0][1], declared)
+    splits = []
+    for file, (features, raw) in zip(paths, read_files, strict=True):
+        if features.shape[0] * columns > _MOST_VALUES:
+            raise DataError.unexpected(
+                file,
+                f"{features.shape[0]} examples of {columns} features",
+                f"at most {_MOST_VALUES} values in all, since they are stored densely",
+            )
+        inputs = np.zeros((features.shape[0], columns), np.float32)
+        inputs[:, : features.shape[1]] = features.toarray()
+        finite(file, inputs)
+        splits.append(Split(inputs, labels.encode(file, raw)))
+    notes = ("features as they are in the file, not rescaled",)
+    if test is not None:
+        train, held = splits
+    else:
+        train, held = split_off(splits[0], holdout, _contents(*read_files[0]))
+    caveats = (*declared.caveats, *labels.caveats)
+    if declared.features is None:
+        width = Caveat("features-from-data", f"{columns}, the highest index; features= declares it")
+        caveats = (*caveats, width)
+    return Dataset(name, train, held, labels.classes, notes, caveats)
+
+
+def _contents(features: Any, raw: NDArray[np.float64]) -> Iterator[bytes]:
+    """Each line's non-zero entries and label: the same however wide the other lines are."""
+    ends = features.indptr
+    for row, label in enumerate(raw):
+        entries = slice(ends[row], ends[row + 1])
+        indices = features.indices[entries].astype(np.int64)
+        yield indices.tobytes() + features.data[entries].tobytes() + str(label).encode()
+
+
+def _sparse(path: Path) -> tuple[Any, NDArray[np.float64]]:
+    from sklearn.datasets import load_svmlight_file
+
+    content = read(path)
+    try:
+        features, labels = load_svmlight_file(BytesIO(content), dtype=np.float32, zero_based=False)
+    except (ValueError, OverflowError, IndexError) as error:
+        raise DataError.unexpected(
+            path, f"no svmlight text ({error})", "lines of the form: label index:value …"
+        ) from error
+    if not features.nnz:
+        raise DataError.unexpected(
+            path, f"{features.shape[0]} examples with no feature at all", "index:value pairs"
+        )
+    return features, labels
+
 
 # Sets without a test part of their own, sets with one, and formats of the user's own files.
 _BUNDLED: dict[str, Callable[[str, Path | None, float | None], Dataset]] = {
@@ -190,7 +497,7 @@ def _declared(
     holdout: float | None,
 ) -> Dataset:
     # Imported here: polars takes a while, and most sources do without it.
-    from forethought.data.declared_tables import load_declared
+    from forethought.data.tables import load_declared
 
     if not (aside.label or aside.labels):
         raise DataError(f"{source}: which column is the label? Name it with label=")

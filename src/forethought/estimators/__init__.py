@@ -7,14 +7,13 @@ what privacy changes.
 
 from __future__ import annotations
 
-from forethought.estimators.callers import SelectionNotCoveredWarning
+from forethought.estimators.estimator import RangeScaler, SelectionNotCoveredWarning
 from forethought.estimators.linear import (
     PrivateLinearRegression,
     PrivateLogisticRegression,
     PrivateSVC,
 )
 from forethought.estimators.networks import PrivateClassifier, PrivateRegressor
-from forethought.estimators.scaling import RangeScaler
 
 __all__ = [
     "PrivateClassifier",

@@ -1,13 +1,329 @@
-"""What all private estimators share: refused weights, honest clones, pickles without secrets."""
+"""Shared by all private estimators: declarations, callers, scales, honest clones."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol, Self
+import math
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, Protocol, Self, get_args
 
-from sklearn.base import BaseEstimator
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
+from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
+from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
+from sklearn.impute import SimpleImputer
+from sklearn.model_selection._search import BaseSearchCV
+from sklearn.pipeline import FeatureUnion, Pipeline
+from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, PolynomialFeatures
+from sklearn.utils import check_random_state, get_tags
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
 
 from forethought.accounting.statement import Statement
-from forethought.estimators import callers
+from forethought.caveats import Caveat
+from forethought.checks import one_of, real
+from forethought.mechanism import Adjacency, Budget
+from forethought.planning.defaults import default_delta
+from forethought.rounds.randomness import Seeds
+
+# Features onto a common scale by ranges that the user declares: no figure of the data is read.
+
+
+class RangeScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+    """Map every column from its declared range onto [−1, 1]; values outside go to the nearer end.
+
+    What ``StandardScaler`` and ``MinMaxScaler`` do with figures of the private data, which would
+    be a release, this does with ranges that are known beforehand: of a questionnaire, a sensor, a
+    law. After it no row is longer than √columns, which is then a ``feature_bound``.
+
+    Args:
+        lower, upper: the range of each column, (columns,), or one number for all of them.
+
+    Attributes:
+        n_features_in_: how many columns.
+        feature_bound_: √columns, the longest that a row can be.
+
+    >>> RangeScaler(lower=0, upper=[10, 200]).fit_transform([[5, 50], [10, 900]])
+    array([[ 0. , -0.5],
+           [ 1. ,  1. ]])
+    """
+
+    def __init__(self, *, lower: ArrayLike = -1.0, upper: ArrayLike = 1.0) -> None:
+        self.lower = lower
+        self.upper = upper
+
+    def fit(self, X: Any, y: Any = None) -> RangeScaler:
+        """Check the ranges against the number of columns; no value is used.
+
+        Raises:
+            ValueError: ranges of another length, or a lower end that is not below its upper one.
+        """
+        X = validate_data(self, X, dtype=(np.float64, np.float32), accept_sparse="csr")
+        ends = []
+        for name in ("lower", "upper"):
+            given = np.asarray(getattr(self, name), dtype=float)
+            if given.shape not in ((), (X.shape[1],)) or not np.isfinite(given).all():
+                raise ValueError(
+                    f"{name} must be one finite number or {X.shape[1]} of them, one a column, "
+                    f"not {getattr(self, name)!r}"
+                )
+            ends.append(np.broadcast_to(given, X.shape[1:]))
+        empty = np.flatnonzero(ends[0] >= ends[1])
+        if len(empty):
+            raise ValueError(
+                f"lower must be below upper in every column; in column {empty[0]} they are "
+                f"{ends[0][empty[0]]:g} and {ends[1][empty[0]]:g}"
+            )
+        self._centre, self._half = (ends[0] + ends[1]) / 2, (ends[1] - ends[0]) / 2
+        self.feature_bound_ = float(np.sqrt(X.shape[1]))
+        return self
+
+    def transform(self, X: Any) -> Any:
+        """The scaled columns. Sparse rows stay sparse where every range is centred at 0.
+
+        Raises:
+            ValueError: another number of columns, or sparse rows that would be filled.
+        """
+        check_is_fitted(self)
+        X = validate_data(
+            self, X, reset=False, dtype=(np.float64, np.float32), accept_sparse="csr", copy=True
+        )
+        half, centre = self._half.astype(X.dtype), self._centre.astype(X.dtype)
+        if sparse.issparse(X):
+            if centre.any():
+                raise ValueError(
+                    "sparse rows would be filled by ranges that are not centred at 0: declare "
+                    "lower = -upper, or give dense rows"
+                )
+            X.data = np.clip(X.data / half[X.indices], -1, 1)
+            return X
+        return np.clip((X - centre) / half, -1, 1)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+
+# Which transformers take figures from the data that they are fitted on: each is a release.
+
+
+def _categories_found(encoder: Any) -> bool:
+    rare = (encoder.min_frequency, encoder.max_categories)
+    return encoder.categories == "auto" or rare != (None, None)
+
+
+# Those whose fit reads the number of columns and nothing else, as long as this is False.
+_READS: dict[type, Callable[[Any], bool]] = {
+    OneHotEncoder: _categories_found,
+    OrdinalEncoder: _categories_found,
+    PolynomialFeatures: lambda step: False,
+    RangeScaler: lambda step: False,
+    SimpleImputer: lambda step: step.strategy != "constant",
+}
+
+
+def fitted_on_data(step: Any) -> Iterator[str]:
+    """Names of the transformers in a step, itself or parts of it, whose fit reads values.
+
+    Whatever is not known to read none counts as reading.
+    """
+    if step is None or isinstance(step, str):  # "passthrough", "drop"
+        return
+    if isinstance(step, Pipeline | FeatureUnion | ColumnTransformer):
+        # The parts as they were given: pairs, or triples with the columns.
+        given = step.get_params(deep=False)
+        parts = given.get("steps") or given.get("transformer_list") or given.get("transformers")
+        for _, part, *_ in parts or ():
+            yield from fitted_on_data(part)
+    elif _READS.get(type(step), _by_tags)(step):
+        yield type(step).__name__
+
+
+def _by_tags(step: Any) -> bool:
+    return not isinstance(step, BaseEstimator) or bool(get_tags(step).requires_fit)
+
+
+# What a fit is a part of: a search that chooses by private scores, steps fitted on private data.
+#
+# scikit-learn tells an estimator nothing about who clones or fits it, but a guarantee depends on
+# it: the best of several models says more than one, and a scaler that was fitted before is a
+# release. So the calls that are under way are looked at, here and nowhere else.
+
+
+class SelectionNotCoveredWarning(UserWarning):
+    """A search chooses among private models by scores that no ε covers."""
+
+
+class _Family:
+    """An estimator and all clones of it, which one warning is enough for."""
+
+    warned = False
+
+
+_families: weakref.WeakKeyDictionary[Any, _Family] = weakref.WeakKeyDictionary()
+
+
+def _running(kind: type[Any]) -> Iterator[Any]:
+    """Every object of a kind whose ``fit`` is under way in this thread, innermost first."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "fit":
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, kind):
+                yield owner
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def cloned(original: BaseEstimator, clone: BaseEstimator) -> None:
+    """Note a clone; warns once for all clones of an estimator when a search makes them.
+
+    A search clones in the process that it was called in, whichever processes then fit.
+    """
+    family = _families.setdefault(original, _Family())
+    _families[clone] = family
+    search = next(_running(BaseSearchCV), None)
+    if search is not None and not family.warned:
+        family.warned = True
+        warnings.warn(
+            f"{type(search).__name__} chooses among private models by scores on the private "
+            "data: every fit spends its own ε, and the choice is covered by none of them. "
+            "forethought.tune searches privately, with one statement for the whole search",
+            SelectionNotCoveredWarning,
+            stacklevel=_outside(),
+        )
+
+
+def _outside() -> int:
+    """The level of the first caller that is neither scikit-learn, joblib nor this room."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] not in ("sklearn", "joblib", "forethought"):
+            break
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def circumstances() -> tuple[Caveat, ...]:
+    """What the Statement of a fit that is under way has to say about who called it."""
+    found = []
+    search = next(_running(BaseSearchCV), None)
+    if search is not None:
+        words = f"the parameters, by {type(search).__name__} over scores on the same records"
+        found.append(Caveat("chosen-on-private-data", words))
+    steps = [step for pipeline in _running(Pipeline) for _, step in pipeline.steps[:-1]]
+    targets = [owner.transformer for owner in _running(TransformedTargetRegressor)]
+    names = dict.fromkeys(name for step in (*steps, *targets) for name in fitted_on_data(step))
+    if names:
+        words = f"by steps that were fitted before: {', '.join(names)}"
+        found.append(Caveat("preparation-from-data", words))
+    return tuple(found)
+
+
+# What the user declares instead of letting it be read from the data: budget, bounds, classes.
+
+
+FROM_DATA = "from-data"
+Above = Literal["clip", "refuse"]
+_SEEDS = 2**31 - 1
+
+
+def budget(epsilon: float, delta: float | None, adjacency: Adjacency, examples: int) -> Budget:
+    """The budget of a fit.
+
+    Without ``delta`` it is 1/(10 n) for n records: all neighbouring data sets have as many under
+    zero-out and replace-one, so that reading n costs nothing. Under add-or-remove they do not, and
+    a δ that moves with the data would be part of no guarantee.
+
+    Raises:
+        TypeError, ValueError: outside its range, or no δ where none can be chosen.
+    """
+    epsilon = real("epsilon", epsilon, above=0)
+    one_of("adjacency", adjacency, get_args(Adjacency))
+    if delta is not None:
+        return Budget(epsilon, real("delta", delta, above=0, below=1))
+    if adjacency == "add-or-remove":
+        raise ValueError(
+            "delta is missing: under add-or-remove the number of records is private, so no default "
+            "can follow from it. Give delta, well below one over the number of records, or use "
+            "adjacency='zero-out', under which that number is public"
+        )
+    return Budget(epsilon, default_delta(examples))
+
+
+def above_of(above: str) -> Above:
+    """Whether what exceeds a declared bound is clipped to it or refused."""
+    one_of("above", above, get_args(Above))
+    return above  # type: ignore[return-value]
+
+
+def classes(declared: Any, y: NDArray[Any]) -> tuple[NDArray[Any], tuple[Caveat, ...]]:
+    """The classes in sorted order, and what the Statement has to say of them.
+
+    Args:
+        declared: every label there may be, or ``"from-data"``: those found, which the Statement
+            then names as not covered.
+        y: labels, (n,).
+
+    Raises:
+        TypeError, ValueError: no list of at least two different labels, or labels outside it.
+    """
+    check_classification_targets(y)
+    if isinstance(declared, str) and declared == FROM_DATA:
+        found = np.unique(y)
+        if len(found) < 2:
+            raise ValueError(f"there is only one class in the data, {found[0]!r}: give two or more")
+        return found, (Caveat("classes-from-data", ", ".join(map(str, found))),)
+    if isinstance(declared, str) or not isinstance(declared, Iterable):
+        raise TypeError(
+            f"classes must list every label there may be, such as [0, 1], not {declared!r}: which "
+            f"labels occur is private. {FROM_DATA!r} reads them, and the statement says so"
+        )
+    given = np.asarray(list(declared))
+    known = np.unique(given)
+    if given.ndim != 1 or len(known) != len(given) or len(given) < 2:
+        raise ValueError(f"classes must be two or more different labels, not {declared!r}")
+    strange = np.unique(y[~np.isin(y, known)])
+    if len(strange):
+        raise ValueError(
+            f"labels that are not among the declared classes {known.tolist()}: "
+            f"{', '.join(map(repr, strange[:3].tolist()))}. Declare them, or drop those records"
+        )
+    return known, ()
+
+
+def target_range(declared: Any) -> tuple[float, float]:
+    """Middle and half width of the declared range of targets.
+
+    Raises:
+        TypeError, ValueError: no pair of finite numbers, the lower one first.
+    """
+    try:
+        low, high = (float(end) for end in declared)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"target_range must be a pair (lowest, highest), not {declared!r}: what targets there "
+            "are is private, so their range is declared"
+        ) from error
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise ValueError(f"target_range must rise from one finite number to another: {declared!r}")
+    return (low + high) / 2, (high - low) / 2
+
+
+def seeds(random_state: Any) -> tuple[Seeds, int | None]:
+    """Seeds of batches and noise, and of initial weights; none where ``random_state`` is None."""
+    if random_state is None:
+        return Seeds(), None
+    sampling, noise, weights = map(int, check_random_state(random_state).randint(_SEEDS, size=3))
+    return Seeds(sampling, noise), weights
+
+
+# What all private estimators share: refused weights, honest clones, pickles without secrets.
+
 
 WEIGHTS = (
     "sample_weight is refused: a record of weight w may move the sum w times as far as the "
@@ -44,7 +360,7 @@ class PrivateEstimator(BaseEstimator):
 
     def __sklearn_clone__(self) -> Self:
         clone: Self = super().__sklearn_clone__()
-        callers.cloned(self, clone)
+        cloned(self, clone)
         return clone
 
     def __getstate__(self) -> dict[str, Any]:

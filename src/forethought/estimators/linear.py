@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -12,14 +13,51 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from forethought import convex
+from forethought.accounting.closed_bounds import gaussian_mu
 from forethought.caveats import Caveat
 from forethought.checks import real
+from forethought.convex.planning import signal
 from forethought.convex.problems import Problem
-from forethought.estimators import declared
-from forethought.estimators.callers import circumstances
-from forethought.estimators.estimator import PrivateEstimator
-from forethought.estimators.radius import Ball
-from forethought.mechanism import Adjacency, Budget
+from forethought.estimators import estimator
+from forethought.estimators.estimator import PrivateEstimator, circumstances
+from forethought.mechanism import Adjacency, Budget, Rounds, sensitivity
+from forethought.samplings import FullBatch
+
+# How far weights may go, from public numbers: the ball that a linear estimator keeps them in.
+
+
+@dataclass(frozen=True)
+class Ball:
+    """A ball of radius max(least, factor sᵖ)·√d/Z around zero.
+
+    Weights of norm √d/Z and coordinates of size Z/√d give outputs of 1 in the root mean square.
+    s = nμ/√d is how far the largest mean gradient stands above the noise of one release of it:
+    where noise would fill a larger ball this one is small, where the data are heard well it is
+    large. The default schedule reads from it how long the way is.
+
+    Args:
+        factor, power, least: docs/estimators.md says on which data they were chosen.
+    """
+
+    factor: float
+    power: float
+    least: float
+
+    def radius(
+        self, budget: Budget, adjacency: Adjacency, *, records: int, weights: int, bound: float
+    ) -> float:
+        """The radius.
+
+        Args:
+            budget, adjacency: of the fit. records: n. weights: d, of all outputs together.
+            bound: Z, on the norm of a row with its constant column.
+        """
+        moved = sensitivity(Rounds(1.0, 1, FullBatch()), adjacency)
+        # In units of a sensitivity of 2C/n, as the default schedule has it.
+        mu = 2 * gaussian_mu(budget.epsilon, budget.delta) / moved
+        share = max(self.least, self.factor * signal(records, weights, mu) ** self.power)
+        return float(share * math.sqrt(weights) / bound)
+
 
 _FLOATS = (np.float64, np.float32)
 # Linear regression: where residuals, in units of half the targets' range, begin to count by their
@@ -76,13 +114,13 @@ class _PrivateLinear(PrivateEstimator):
         return {"feature_bound": bound, "l2": self.l2, "intercept": column, "radius": radius}
 
     def _budget(self, X: Any) -> Budget:
-        return declared.budget(self.epsilon, self.delta, self.adjacency, X.shape[0])
+        return estimator.budget(self.epsilon, self.delta, self.adjacency, X.shape[0])
 
     def _descend(
         self, problem: Problem, X: Any, targets: NDArray[Any], found: tuple[Caveat, ...]
     ) -> convex.Descended:
-        seeds, _ = declared.seeds(self.random_state)
-        above = declared.above_of(self.above)
+        seeds, _ = estimator.seeds(self.random_state)
+        above = estimator.above_of(self.above)
         plan = convex.plan(
             problem,
             self._budget(X),
@@ -123,7 +161,7 @@ class _PrivateLinearClassifier(ClassifierMixin, _PrivateLinear):
         """
         self._refuse(refused)
         X, y = self._checked(X, y)
-        self.classes_, found = declared.classes(self.classes, y)
+        self.classes_, found = estimator.classes(self.classes, y)
         problem = self._problem(X)
         run = self._descend(problem, X, np.searchsorted(self.classes_, y), found)
         self.coef_ = np.atleast_2d(np.asarray(run.weights).T)
@@ -319,7 +357,7 @@ class PrivateLinearRegression(RegressorMixin, _PrivateLinear):
             refused: ``sample_weight`` and the like, which are refused.
         """
         self._refuse(refused)
-        middle, half = declared.target_range(self.target_range)
+        middle, half = estimator.target_range(self.target_range)
         X, y = self._checked(X, y, y_numeric=True)
         scaled = (np.asarray(y, dtype=np.float64) - middle) / half
         shape = self._shape(X, TARGETS)
@@ -332,5 +370,5 @@ class PrivateLinearRegression(RegressorMixin, _PrivateLinear):
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Predicted numbers, (n,), inside the declared range."""
         found = self._margins(X)
-        middle, half = declared.target_range(self.target_range)
+        middle, half = estimator.target_range(self.target_range)
         return np.clip(found, middle - half, middle + half)

@@ -15,9 +15,8 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from forethought.caveats import Caveat
-from forethought.estimators import declared
-from forethought.estimators.callers import circumstances
-from forethought.estimators.estimator import PrivateEstimator
+from forethought.estimators import estimator
+from forethought.estimators.estimator import PrivateEstimator, circumstances
 from forethought.mechanism import Adjacency
 from forethought.planning.solve import plan
 from forethought.plans import Plan
@@ -99,8 +98,8 @@ class _PrivateNetwork(PrivateEstimator):
         return made
 
     def _train(self, X: NDArray[Any], targets: NDArray[Any], found: tuple[Caveat, ...]) -> None:
-        seeds, weights = declared.seeds(self.random_state)
-        budget = declared.budget(self.epsilon, self.delta, self.adjacency, len(X))
+        seeds, weights = estimator.seeds(self.random_state)
+        budget = estimator.budget(self.epsilon, self.delta, self.adjacency, len(X))
         module = self._built(weights)
         chosen = plan(
             examples=len(X),
@@ -209,7 +208,7 @@ class PrivateClassifier(ClassifierMixin, _PrivateNetwork):
         """
         self._refuse(refused)
         X, y = self._checked(X, y)
-        self.classes_, found = declared.classes(self.classes, y)
+        self.classes_, found = estimator.classes(self.classes, y)
         self._train(X, np.searchsorted(self.classes_, y), found)
         return self
 
@@ -279,7 +278,7 @@ class PrivateRegressor(RegressorMixin, _PrivateNetwork):
             refused: ``sample_weight`` and the like, which are refused.
         """
         self._refuse(refused)
-        middle, half = declared.target_range(self.target_range)
+        middle, half = estimator.target_range(self.target_range)
         X, y = self._checked(X, y, y_numeric=True)
         scaled = np.clip((np.asarray(y, np.float64) - middle) / half, -1, 1)
         self._train(X, scaled.astype(np.float32)[:, None], ())
@@ -288,5 +287,5 @@ class PrivateRegressor(RegressorMixin, _PrivateNetwork):
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Predicted numbers, (n,), inside the declared range."""
         found: NDArray[np.float64] = self._run_module(X).numpy()[:, 0]
-        middle, half = declared.target_range(self.target_range)
+        middle, half = estimator.target_range(self.target_range)
         return middle + half * np.clip(found, -1, 1)

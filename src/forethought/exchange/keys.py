@@ -1,26 +1,180 @@
-"""A member's own keys: one for signing frames, one for its connections, and its certificate.
-
-The private keys are made where they are used and never leave that folder. The certificate is
-self-signed (ECDSA on P-256: what TLS libraries agree on), for the member's name rather than for a
-host, may sign nothing else, and is trusted because the roster names it.
-"""
+"""Who takes part: the public roster, and a member's own keys."""
 
 from __future__ import annotations
 
 import datetime
+import hashlib
 import os
+import re
+import secrets
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from forethought.exchange.roster import Identity, RosterError
+from forethought.exchange.messages import SERVER
+from forethought.serialisation import Stored, canonical
+
+# Who takes part: everybody's name, signing key and certificate, as one public file.
+#
+# Every member makes its own keys and hands over only its public :class:`Identity`; whoever sets the
+# federation up joins them to a :class:`Roster`, which all members then hold. Nobody vouches for
+# anyone: a certificate is trusted because it is in the roster, so compare the roster's fingerprint
+# by another way before a run.
+
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+# Points of small order on edwards25519, without their sign bit (and p, p + 1, which some libraries
+# read as 0 and 1): under such a key one signature fits many messages.
+_WEAK = frozenset(
+    bytes.fromhex(text)
+    for text in (
+        "00" * 32,
+        "01" + "00" * 31,
+        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+        *(f"{low}" + "ff" * 30 + "7f" for low in ("ec", "ed", "ee")),
+    )
+)
+
+
+class RosterError(ValueError):
+    """A roster in which not everybody is somebody else, or that does not fit the run."""
+
+
+@dataclass(frozen=True)
+class Identity(Stored):
+    """What a member shows to the others.
+
+    Args:
+        name: small letters, digits, dashes, underscores. The server's is "server".
+        public_key: Ed25519, 32 bytes in hexadecimal: signs frames.
+        certificate: X.509 in PEM form, for connections.
+
+    Raises:
+        RosterError: a name or a key that cannot be used.
+    """
+
+    SCHEMA: ClassVar[str] = "forethought/identity/1"
+    CALLED: ClassVar[str] = "identity"
+
+    name: str
+    public_key: str
+    certificate: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise RosterError(
+                f"{self.name!r} is no member's name: give 1 to 63 small letters, digits, dashes "
+                "and underscores, beginning with a letter or a digit"
+            )
+        try:
+            raw = bytes.fromhex(self.public_key)
+            if len(raw) != 32 or raw[:31] + bytes([raw[31] & 0x7F]) in _WEAK:
+                raise ValueError("not a key of 32 bytes that only its holder can sign with")
+            Ed25519PublicKey.from_public_bytes(raw)
+        except (ValueError, TypeError) as error:
+            raise RosterError(f"the public key of {self.name}: {error}") from None
+
+
+@dataclass(frozen=True)
+class Roster(Stored):
+    """Everybody in a federation.
+
+    Args:
+        server: its identity. clients: theirs, in the order of their places.
+        nonce: 32 hexadecimal digits drawn when the roster was made, so that no two runs have one
+            name and no run's messages fit into another.
+
+    Raises:
+        RosterError: a name or a key that occurs twice.
+    """
+
+    SCHEMA: ClassVar[str] = "forethought/roster/1"
+    CALLED: ClassVar[str] = "roster"
+
+    server: Identity
+    clients: tuple[Identity, ...]
+    nonce: str
+
+    def __post_init__(self) -> None:
+        everybody = (self.server, *self.clients)
+        if not self.clients:
+            raise RosterError("a roster needs at least one client")
+        if len(self.nonce) != 32 or not set(self.nonce) <= set("0123456789abcdef"):
+            raise RosterError("a roster's nonce has 32 hexadecimal digits")
+        for what in ("name", "public_key", "certificate"):
+            held = [getattr(identity, what) for identity in everybody]
+            twice = sorted({value for value in held if held.count(value) > 1})
+            if twice:
+                raise RosterError(
+                    f"two members have the same {what.replace('_', ' ')}: every member makes its "
+                    "own with forethought federate keys"
+                )
+
+    @classmethod
+    def of(cls, server: Identity, clients: Iterable[Identity]) -> Roster:
+        """A new roster with a nonce of its own."""
+        return cls(server, tuple(clients), secrets.token_hex(16))
+
+    def place(self, name: str) -> int:
+        """A client's place.
+
+        Raises:
+            RosterError: nobody of that name.
+        """
+        names = [identity.name for identity in self.clients]
+        if name not in names:
+            raise RosterError(f"no client is called {name!r}: the roster has {', '.join(names)}")
+        return names.index(name)
+
+    def identity(self, place: int) -> Identity:
+        """Who is at a place; the server's is -1."""
+        return self.server if place == SERVER else self.clients[place]
+
+    @property
+    def public_keys(self) -> dict[int, bytes]:
+        """Place → public key of every client."""
+        return {
+            place: bytes.fromhex(identity.public_key) for place, identity in enumerate(self.clients)
+        }
+
+    @property
+    def fingerprint(self) -> str:
+        """32 digits of its hash, to compare by telephone."""
+        return hashlib.sha256(canonical(self.to_dict()).encode()).hexdigest()[:32]
+
+    def _values(self) -> dict[str, Any]:
+        return {
+            "server": self.server.to_dict(),
+            "clients": [identity.to_dict() for identity in self.clients],
+            "nonce": self.nonce,
+        }
+
+    @classmethod
+    def _restore(cls, values: dict[str, Any]) -> Roster:
+        rows: list[Mapping[str, Any]] = list(values["clients"])
+        return cls(
+            Identity.from_dict(values["server"]),
+            tuple(Identity.from_dict(row) for row in rows),
+            values["nonce"],
+        )
+
+
+# A member's own keys: one for signing frames, one for its connections, and its certificate.
+#
+# The private keys are made where they are used and never leave that folder. The certificate is
+# self-signed (ECDSA on P-256: what TLS libraries agree on), for the member's name rather than for a
+# host, may sign nothing else, and is trusted because the roster names it.
+
 
 SIGNING, CONNECTION, IDENTITY = "signing.pem", "connection.pem", "identity.json"
 DAYS = 3650

@@ -1,23 +1,38 @@
-"""A client's ledger: every release it ever made, and the frames that are not acknowledged yet.
-
-A release and its outgoing frame are one record of a log, so that a crash leaves both or neither;
-the frame is signed before it is written, and the same bytes are sent until the server has them.
-Acknowledgements are written with the next release: one that a crash loses costs one more sending.
-"""
+"""A client's ledger, its witness, and a server's journal."""
 
 from __future__ import annotations
 
+import json
+import os
 import struct
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 from blake3 import blake3
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from forethought.exchange.codec import DecodeError, decode, encode, parts_of
 from forethought.exchange.events import Release
-from forethought.exchange.log import RecordLog
+from forethought.exchange.frame import Endpoint
 from forethought.exchange.messages import SERVER, Update
-from forethought.exchange.signed import Endpoint
-from forethought.exchange.storing import LedgerState, Storage
+from forethought.exchange.storage import (
+    ENTRIES,
+    Entry,
+    LedgerState,
+    RecordLog,
+    ServerSnapshot,
+    Storage,
+)
+
+# A client's ledger: every release it ever made, and the frames that are not acknowledged yet.
+#
+# A release and its outgoing frame are one record of a log, so that a crash leaves both or neither;
+# the frame is signed before it is written, and the same bytes are sent until the server has them.
+# Acknowledgements are written with the next release: one that a crash loses costs one more sending.
+
 
 LEDGER = "ledger"
 # A log is written anew when its acknowledged frames take more than this, and than what is live.
@@ -57,7 +72,7 @@ _RECORDS: tuple[type, ...] = (_Opening, _Released)
 
 
 class ClientLedger:
-    """What a client released, in a storage; see :class:`~forethought.exchange.storing.Ledger`.
+    """What a client released, in a storage; see :class:`~forethought.exchange.storage.Ledger`.
 
     Args:
         storage: where, under the name "ledger".
@@ -221,3 +236,170 @@ def _parsed(record: bytes) -> _Opening | _Released:
     except DecodeError as error:
         raise LedgerError(f"the ledger was written by another version: {error}") from None
     return found
+
+
+# How many updates left a client, kept apart from its ledger: what a restored backup has not.
+#
+# A ledger that was set back counts too little, and releases again what it has forgotten. The server
+# can tell, if it is honest; this file tells whatever the server says, unless it was set back along.
+# It is written after the ledger and before anything is sent, and need not reach the disk at once:
+# one that lags says less, and nothing wrong.
+
+
+_DIGITS = 20
+
+
+class Witness:
+    """The count of one member in one run.
+
+    Args:
+        folder: not the ledger's, and not in the same backup; it exists. run_id: 32 bytes.
+        member: its place in the roster.
+    """
+
+    def __init__(self, folder: Path, run_id: bytes, member: int) -> None:
+        self.path = folder / f"released-{run_id.hex()[:16]}-{member}"
+
+    def count(self) -> int:
+        """How many updates have left, as far as was noted.
+
+        Raises:
+            LedgerError: the count is damaged.
+        """
+        text = self.path.read_text(encoding="ascii") if self.path.exists() else ""
+        if text and not (len(text) == _DIGITS and text.isdigit()):
+            raise LedgerError(
+                f"{self.path} is no count of updates: it is damaged. Remove it only if the ledger "
+                "was not restored from a backup"
+            )
+        return int(text or 0)
+
+    def require(self, updates: int) -> None:
+        """Refuse a ledger that has fewer updates than have left.
+
+        Raises:
+            LedgerError: the ledger was set back, or the count is damaged.
+        """
+        left = self.count()
+        if left > updates:
+            raise LedgerError(
+                f"{left} updates have left this member, its ledger has {updates}: the ledger "
+                "was set back. Nothing more is released: restore the newest ledger; a run from the "
+                "beginning is another run, with keys of its own"
+            )
+
+    def note(self, updates: int) -> None:
+        """So many updates are in the ledger and about to leave.
+
+        Raises:
+            OSError: cannot be written; then nothing may be sent.
+        """
+        place = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            os.pwrite(place, f"{updates:0{_DIGITS}d}".encode("ascii"), 0)
+        finally:
+            os.close(place)
+
+
+# A server's journal: its last snapshot and what it decided since, replayed bit for bit.
+#
+# One record log. A snapshot takes the place of everything before it in one atomic write, so that a
+# crash leaves the old snapshot with its entries or the new one without any.
+
+
+JOURNAL = "journal"
+_OPENING, _SNAPSHOT = 254, 255
+_SIZE = struct.Struct("<Q")
+
+
+class JournalError(RuntimeError):
+    """A journal that must not go on: of another run, or written by another version."""
+
+
+@dataclass(frozen=True, slots=True)
+class _JournalOpening:
+    run_id: bytes
+
+
+class ServerJournal:
+    """What a server decided; see :class:`~forethought.exchange.storage.Journal`.
+
+    Args:
+        storage: where, under the name "journal".
+        run_id: 32 bytes.
+
+    Raises:
+        JournalError: it belongs to another run. LogError: it is damaged.
+    """
+
+    def __init__(self, storage: Storage, run_id: bytes) -> None:
+        self._log = RecordLog(storage, JOURNAL)
+        self._opening = bytes([_OPENING]) + encode(_JournalOpening(run_id))
+        self._records = self._log.replay()
+        if not self._records:
+            self._log.append(self._opening)
+            self._records = [self._opening]
+        if self._records[0] != self._opening:
+            raise JournalError(
+                "this journal belongs to another run (another plan, model or roster): go on with "
+                "the federation that it belongs to, or take a new folder"
+            )
+
+    def read(self) -> tuple[ServerSnapshot | None, list[Entry]]:
+        """The last snapshot and the entries since; once, right after opening.
+
+        Raises:
+            JournalError: written by another version.
+        """
+        records, self._records = self._records[1:], []
+        snapshot = None
+        if records and records[0][0] == _SNAPSHOT:
+            snapshot = _restored(memoryview(records.pop(0))[1:])
+        return snapshot, [_entry(record) for record in records]
+
+    def append(self, entry: Entry) -> None:
+        """Add an entry; once this returns it survives a crash.
+
+        Raises:
+            OSError: cannot be written. ValueError: no registered entry.
+        """
+        for number, kind in ENTRIES.items():
+            if kind is type(entry):
+                self._log.append(bytes([number]), *parts_of(entry))
+                return
+        raise ValueError(f"{type(entry).__name__} is no registered entry of a journal")
+
+    def snapshot(self, state: ServerSnapshot) -> None:
+        """Have this state in place of all that is there, in one atomic write.
+
+        Raises:
+            OSError: cannot be written; the journal is as it was.
+        """
+        self._log.rewrite([self._opening, bytes([_SNAPSHOT]) + _stored(state)])
+
+
+def _stored(state: ServerSnapshot) -> bytes:
+    values = json.dumps(dict(state.values), allow_nan=False).encode()
+    arrays = {name: np.ascontiguousarray(array) for name, array in state.arrays.items()}
+    return _SIZE.pack(len(values)) + values + save(arrays)
+
+
+def _restored(record: memoryview) -> ServerSnapshot:
+    try:
+        (size,) = _SIZE.unpack_from(record)
+        values: dict[str, Any] = json.loads(bytes(record[_SIZE.size : _SIZE.size + size]))
+        return ServerSnapshot(values, load(bytes(record[_SIZE.size + size :])))
+    except (ValueError, struct.error, SafetensorError) as error:
+        raise JournalError(
+            f"the journal's snapshot was written by another version: {error}"
+        ) from None
+
+
+def _entry(record: bytes) -> Entry:
+    if not record or record[0] not in ENTRIES:
+        raise JournalError("the journal was written by another version: go on with that one")
+    try:
+        entry: Entry = decode(ENTRIES[record[0]], memoryview(record)[1:])
+    except DecodeError as error:
+        raise JournalError(f"the journal was written by another version: {error}") from None
+    return entry

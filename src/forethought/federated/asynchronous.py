@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought.exchange.messages import Update, Vector
-from forethought.exchange.storing import Absent, Entry, Left, Returned
+from forethought.exchange.storage import Absent, Entry, Left, Returned
 from forethought.federated.aggregation import shortened
 from forethought.federated.federation import Federation
 from forethought.federated.pieces import subtract_step

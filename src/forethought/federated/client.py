@@ -34,7 +34,7 @@ from forethought.exchange.messages import (
     Update,
     Vector,
 )
-from forethought.exchange.storing import LedgerState
+from forethought.exchange.storage import LedgerState
 from forethought.federated.federation import Federation
 from forethought.federated.own_model import OwnModel
 from forethought.federated.statements import Policy

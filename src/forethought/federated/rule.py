@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought.exchange.messages import Update, Vector
-from forethought.exchange.storing import Entry
+from forethought.exchange.storage import Entry
 
 Arrays = dict[str, NDArray[np.generic]]
 

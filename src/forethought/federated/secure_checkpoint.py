@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from forethought.exchange.messages import Vector
-from forethought.exchange.storing import Storage
+from forethought.exchange.storage import Storage
 from forethought.federated.server_optimizers import Moments
 
 STATE, RELEASED = "secure-state", "secure-released"

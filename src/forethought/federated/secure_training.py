@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from forethought.exchange.messages import Vector
-from forethought.exchange.storing import Storage
+from forethought.exchange.storage import Storage
 from forethought.federated.federation import Federation, FederationError
 from forethought.federated.reporting import ReportedAverage
 from forethought.federated.secure_aggregation.session import secure_sum

@@ -27,7 +27,7 @@ from forethought.exchange.messages import (
     Update,
     Vector,
 )
-from forethought.exchange.storing import (
+from forethought.exchange.storage import (
     Absent,
     Accepted,
     Closed,

@@ -24,12 +24,10 @@ from forethought.federated.secure_training import train_securely
 from forethought.federated.simulator import Simulated, Simulator
 from forethought.federated.statements import client_statement
 from forethought.gradients import check_model
-from forethought.holders.begun import begun
-from forethought.holders.in_process import InProcess
-from forethought.holders.recorded import RECORD, Recorded
+from forethought.holders.recorded import RECORD, Recorded, begun
 from forethought.holders.trainer import Holder, SharedModel, released
 from forethought.holders.work import NoTraining, Trainers, no_gradients
-from forethought.holders.workers import Workers
+from forethought.holders.workers import InProcess, Workers
 from forethought.rounds.losses import Loss, check_loss, default_loss
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import Records, as_records, blank

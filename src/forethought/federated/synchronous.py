@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought.exchange.messages import Update, Vector
-from forethought.exchange.storing import Closed, Entry, Left
+from forethought.exchange.storage import Closed, Entry, Left
 from forethought.federated.aggregation import aggregate
 from forethought.federated.federation import Federation
 from forethought.federated.rule import Arrays

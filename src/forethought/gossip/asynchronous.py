@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from forethought.exchange.events import Send
 from forethought.exchange.messages import Vector
-from forethought.exchange.storing import LedgerState
+from forethought.exchange.storage import LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.count import moved
 from forethought.gossip.events import Received

@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought.checks import one_of, real
+from forethought.exchange.codec import rounded, widened
 from forethought.exchange.messages import Vector
-from forethought.exchange.packing import rounded, widened
 
 Kind = Literal["none", "bf16", "top-k"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

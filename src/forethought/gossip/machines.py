@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from forethought.exchange.messages import Vector
-from forethought.exchange.storing import LedgerState
+from forethought.exchange.storage import LedgerState
 from forethought.gossip.asynchronous import AsynchronousWorker
 from forethought.gossip.gossip import Gossip, Rule
 from forethought.gossip.synchronous import AllReduceWorker, SynchronousWorker

@@ -21,7 +21,7 @@ import numpy as np
 
 from forethought.exchange.events import Send
 from forethought.exchange.messages import Vector
-from forethought.exchange.storing import LedgerState
+from forethought.exchange.storage import LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.events import Received
 from forethought.gossip.gossip import Gossip, GossipError

@@ -17,7 +17,7 @@ import numpy as np
 
 from forethought.exchange.events import Acknowledged, Alarm, Commit, Release
 from forethought.exchange.messages import Update, Vector
-from forethought.exchange.storing import LedgerState
+from forethought.exchange.storage import LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.clipping import NeighbourError
 from forethought.gossip.compression import mixed

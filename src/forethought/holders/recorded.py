@@ -1,9 +1,4 @@
-"""A simulation that can be interrupted: what was computed is kept, and not computed again.
-
-Virtual time costs microseconds an event, training everything else. So a continued simulation begins
-anew and reads the updates that were computed before from its record, in which a crash can have torn
-the last one only.
-"""
+"""A simulation that can be interrupted: where it begins, and what is computed only once."""
 
 from __future__ import annotations
 
@@ -11,13 +6,68 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from forethought.exchange.codec import decode, encode
-from forethought.exchange.log import RecordLog
 from forethought.exchange.messages import Vector
+from forethought.exchange.storage import RecordLog
 from forethought.holders.work import Result, Trainers, Work
+from forethought.rounds.randomness import Secrets, Seeds
+from forethought.serialisation import Stored
+from forethought.training.folder import KEYS, CheckpointError, Keys, RunFolderExistsError
+
+# Where a simulation of several holders begins: anew, or in the folder of an interrupted one.
+
+
+START = "start.npy"
+_Agreed = TypeVar("_Agreed", bound=Stored)
+
+
+def begun(
+    folder: Path | None, resume: bool, agreed: _Agreed, name: str, weights: Vector, seeds: Seeds
+) -> tuple[Secrets, Vector]:
+    """Secrets and first weights: new ones, or those of the simulation that goes on.
+
+    Args:
+        folder: of the simulation; None: nothing is kept. agreed: what all agree on.
+        name: of its file. weights: the first ones of a new simulation.
+
+    Raises:
+        ValueError: nowhere to go on. RunFolderExistsError: the folder holds a simulation.
+        CheckpointError: nothing to go on with, or something else was agreed on.
+    """
+    if folder is None:
+        if resume:
+            raise ValueError("resume=True goes on in out=: give out")
+        return Secrets.draw(seeds), weights
+    if resume:
+        if not (folder / KEYS).exists():
+            raise CheckpointError(f"{folder} holds no simulation that was interrupted")
+        if type(agreed).load(folder / name) != agreed:
+            raise CheckpointError(
+                f"the {agreed.CALLED} of {folder} is another one: go on with the job it began with"
+            )
+        start: Vector = np.load(folder / START, allow_pickle=False)
+        return Keys.read(folder).secrets, start
+    if (folder / name).exists() or (folder / RECORD).exists():
+        raise RunFolderExistsError(
+            f"{folder} holds a simulation: go on with resume (--resume), or choose another folder"
+        )
+    keys = Keys.draw(seeds)
+    keys.write(folder)
+    np.save(folder / START, weights)
+    agreed.save(folder / name)
+    return keys.secrets, weights
+
+
+# A simulation that can be interrupted: what was computed is kept, and not computed again.
+#
+# Virtual time costs microseconds an event, training everything else. So a continued simulation
+# begins anew and reads the updates that were computed before from its record, in which a crash can
+# have torn the last one only.
+
 
 RECORD = "updates"
 _LENGTH = struct.Struct("<Q")

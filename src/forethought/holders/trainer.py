@@ -20,8 +20,7 @@ from safetensors.torch import load, save
 
 from forethought.contributions import Persons
 from forethought.exchange.messages import Vector
-from forethought.holders.error import HolderError
-from forethought.holders.work import Result
+from forethought.holders.work import HolderError, Result
 from forethought.mechanism import Correlated
 from forethought.plans import Plan
 from forethought.rounds.augmenting import require_images

@@ -1,4 +1,4 @@
-"""Who computes a client's updates, as a simulation asks for it. No torch in here."""
+"""A simulation's updates: who computes them, as it asks for them. No torch in here."""
 
 from __future__ import annotations
 
@@ -10,6 +10,15 @@ import numpy as np
 
 from forethought.exchange.events import HasVector
 from forethought.exchange.messages import Vector
+
+# What a holder brings that does not fit what was agreed.
+
+
+class HolderError(ValueError):
+    """A model, records or a loss with which a holder cannot take part."""
+
+
+# Who computes a client's updates, as a simulation asks for it. No torch in here.
 
 
 @dataclass(frozen=True, slots=True, eq=False)

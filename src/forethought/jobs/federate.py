@@ -1,4 +1,4 @@
-"""From a job with a ``[federation]`` to the federation, its shares and a simulation's times."""
+"""From a job with a [federation] to its shares, its simulation and what it will spend."""
 
 from __future__ import annotations
 
@@ -16,15 +16,28 @@ from forethought.federated.secure_aggregation.settings import (
     SecureAggregationError,
 )
 from forethought.federated.secure_aggregation.shared_noise import secured
-from forethought.jobs.federation_section import FederationSection
-from forethought.jobs.holders import holder_plan, named_speeds, reference_plan
-from forethought.jobs.job import Job, JobError
-from forethought.jobs.load import Loaded, load_job
-from forethought.jobs.members import arranged_for, count_of, dealt, module_of, require_possible
+from forethought.jobs.holders import (
+    SYNTHETIC,
+    holder_plan,
+    named_speeds,
+    public_records,
+    reference_plan,
+)
+from forethought.jobs.job import FederationSection, Job, JobError
+from forethought.jobs.load import (
+    Loaded,
+    arranged_for,
+    count_of,
+    dealt,
+    load_job,
+    module_of,
+    require_possible,
+)
 from forethought.jobs.request import Request
 from forethought.mechanism import Budget
 from forethought.planning import defaults
-from forethought.planning.growing import growing
+from forethought.planning.courses import growing
+from forethought.planning.federated import FederatedPlan, predict
 from forethought.plans import Plan
 from forethought.simulation.speeds import Way
 from forethought.simulation.times import Times
@@ -33,6 +46,9 @@ if TYPE_CHECKING:
     from forethought.data import Dataset
     from forethought.federated.simulate import SimulatedRun
     from forethought.holders.trainer import SharedModel
+
+
+# From a job with a ``[federation]`` to the federation, its shares and a simulation's times.
 
 
 @dataclass(frozen=True)
@@ -58,7 +74,7 @@ class Federated:
 
     def share(self, client: int) -> Dataset:
         """One client's own records."""
-        from forethought.data.shares import share_of
+        from forethought.data.synthetic import share_of
 
         return share_of(self.loaded.dataset, self.parts[client])
 
@@ -292,3 +308,75 @@ def _budget(job: Job, section: FederationSection, client: int, size: int) -> Bud
     if epsilon is None:
         raise JobError("a federation needs a budget: epsilon in [budget], or for each client")
     return Budget(epsilon, job.budget.delta or defaults.default_delta(size))
+
+
+# What a job's federation would spend, send and take, and a rehearsal of it on a public proxy.
+
+
+@dataclass(frozen=True)
+class FederatedRehearsal:
+    """Accuracies of the federation on data that nobody has to protect.
+
+    Args:
+        source: of the data. accuracies: of each repeat, in [0, 1]. seconds: virtual, of each.
+    """
+
+    source: str
+    accuracies: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    @property
+    def predicted(self) -> float:
+        """Mean accuracy."""
+        return float(np.mean(self.accuracies))
+
+
+def plan_job(federated: Federated) -> FederatedPlan:
+    """The costs of a job's federation."""
+    return predict(federated.federation, federated.budgets, federated.speeds, federated.times)
+
+
+def rehearse(
+    federated: Federated,
+    proxy: str | None,
+    repeats: int,
+    data_dir: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> FederatedRehearsal:
+    """Simulate a job's federation, whole, on a public proxy of its data.
+
+    Every client gets as many records as its own plan is for, dealt at random: label skew and other
+    differences between clients are not rehearsed.
+
+    Args:
+        proxy: a named public data set of the same shape; None or ``"synthetic"`` draws one.
+        repeats: each with its own records, first weights, batches and noise.
+
+    Raises:
+        ValueError: a proxy of another shape, or with too few records.
+    """
+    from forethought.federated.simulate import simulate
+    from forethought.rounds.randomness import Seeds
+
+    job, private = federated.loaded.request.job, federated.loaded.dataset
+    plans = map(federated.federation.plan, range(len(federated.parts)))
+    sizes = [plan.examples for plan in plans]
+    accuracies, seconds = [], []
+    for repeat in range(repeats):
+        data = public_records(federated.loaded, proxy, sum(sizes), repeat, data_dir)
+        generator = np.random.default_rng(repeat)
+        order = generator.permutation(len(data.train))[: sum(sizes)]
+        parts = np.split(order, np.cumsum(sizes)[:-1])
+        run = simulate(
+            job.build_model(private),
+            [(data.train.inputs[part], data.train.targets[part]) for part in parts],
+            federated.federation,
+            federated.times,
+            test=None if data.test is None else (data.test.inputs, data.test.targets),
+            seeds=Seeds(repeat, repeat),
+        )
+        accuracies.append(float("nan") if run.accuracy is None else run.accuracy)
+        seconds.append(run.simulated.seconds)
+        if progress is not None:
+            progress(repeat + 1, repeats)
+    return FederatedRehearsal(proxy or SYNTHETIC, tuple(accuracies), tuple(seconds))

@@ -1,29 +1,50 @@
-"""From a job to the processes of its federation: keys and roster, the server, a client."""
+"""A job's federation as processes: keys and roster, server, client; by gRPC or by Flower."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forethought.exchange.keys import Keys
-from forethought.exchange.roster import Identity, Roster
+from forethought.exchange.events import Compute, Computed
+from forethought.exchange.keys import Identity, Keys, Roster
+from forethought.exchange.messages import SERVER, Join
 from forethought.federated.federation import Federation, FederationError
+from forethought.federated.server import ServerMachine
 from forethought.federated.statements import Policy
 from forethought.jobs.federate import agreed, federation_of, section_of, speeds_of
 from forethought.jobs.job import JobError
-from forethought.jobs.load import Loaded, load_job
-from forethought.jobs.members import arranged_for, module_of
-from forethought.jobs.request import Request
-from forethought.network.serving import Carry, Served, over_grpc, serve, with_roster
+from forethought.jobs.load import Loaded, arranged_for, load_job, module_of
+from forethought.jobs.request import Request, from_file
+from forethought.network.client import Begin, Send
+from forethought.network.driving import ClientDriver, Out, ServerDriver
+from forethought.network.server import (
+    Carry,
+    Served,
+    Status,
+    over_grpc,
+    serve,
+    status_of,
+    with_roster,
+)
+from forethought.network.turns import ServerTurns, client_turn
 from forethought.planning import defaults
 
 if TYPE_CHECKING:
+    from flwr.app import Context, Message
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid, ServerApp
+
     from forethought.data.dataset import Dataset
     from forethought.holders.trainer import SharedModel
-    from forethought.network import taking_part
-    from forethought.network.taking_part import TookPart
+    from forethought.network import client
+    from forethought.network.client import TookPart
+
+
+# From a job to the processes of its federation: keys and roster, the server, a client.
+
 
 ROSTER, FEDERATION, MODEL = "roster.json", "federation.json", "model.safetensors"
 SERVER_NAME, PLAN = "server", "plan.json"
@@ -135,7 +156,7 @@ def serve_job(
         folder: the server's keys, with roster and federation. out: journal and results.
         address: host:port to listen on; the job's by default.
         carry: another way than gRPC to take frames to the clients and back.
-        options: of :func:`forethought.network.serving.over_grpc`.
+        options: of :func:`forethought.network.server.over_grpc`.
 
     Returns:
         What came of it, and the model's accuracy on the job's held-out data if it has any.
@@ -179,7 +200,7 @@ def take_part_in_job(
     policy: Policy | None = None,
     address: str | None = None,
     data_dir: Path | None = None,
-    carry: taking_part.Carry | None = None,
+    carry: client.Carry | None = None,
     witness: Path | None = None,
     **options: Any,
 ) -> TookPart:
@@ -192,11 +213,11 @@ def take_part_in_job(
         address: host:port of the server; the job's by default.
         carry: another way than gRPC to take frames to the server and back.
         witness: folder for the count that a restored ledger is told by; the keys' by default.
-        options: of :func:`forethought.network.taking_part.over_grpc`.
+        options: of :func:`forethought.network.client.over_grpc`.
     """
     from forethought.holders.trainer import SharedModel
-    from forethought.network.taking_part import Share, end, take_part
-    from forethought.network.taking_part import over_grpc as grpc_client
+    from forethought.network.client import Share, end, take_part
+    from forethought.network.client import over_grpc as grpc_client
     from forethought.rounds.losses import default_loss
     from forethought.rounds.randomness import Seeds
     from forethought.rounds.records import as_records, blank
@@ -300,3 +321,159 @@ def _save_model(shared: SharedModel, out: Path) -> None:
     part = out / f".{MODEL}.part"
     save_file(shared.model.state_dict(), str(part))
     part.replace(out / MODEL)
+
+
+# Flower as an engine: the same machines in a ServerApp and a ClientApp, through its Message API.
+#
+# ``examples/flower`` is an app that uses this. Flower carries frames in requests and replies; who
+# sent them, their signatures, ledger, journal and statements are those of a federation over gRPC.
+# Nodes are Flower's and change their numbers; clients are known by their keys. A ServerApp that is
+# started again goes on from its journal.
+#
+# Configuration of the run (``[tool.flwr.app.config]``): ``job`` (the job file), ``keys`` (the
+# server's folder of keys), ``out`` (its journal and results). Of each SuperNode
+# (``--node-config``): the same, for its client.
+
+
+FRAMES, ENDED = "frames", "ended"
+# Seconds that a request may take, with the training in it; after them it is asked again.
+PATIENCE = 900.0
+# Seconds between two looks for replies, and that a finished server waits for the last ones.
+_LOOK, _LINGER = 0.5, 60.0
+
+
+def server_app() -> ServerApp:
+    """The ServerApp of a federation; its run config says which."""
+    from flwr.serverapp import ServerApp
+
+    app = ServerApp()
+
+    @app.main()  # type: ignore[untyped-decorator]
+    def main(grid: Grid, context: Context) -> None:
+        job, keys, out = _places(context.run_config)
+
+        def carry(machine: ServerMachine, make: Callable[[Out], ServerDriver]) -> Status:
+            return _carry(grid, machine, make)
+
+        served, accuracy = serve_job(from_file(job), keys, out, carry=carry)
+        words = "" if accuracy is None else f", accuracy on held-out data {accuracy:.2%}"
+        print(f"federation finished after {served.status.version} models{words}", flush=True)
+
+    return app
+
+
+def client_app() -> ClientApp:
+    """The ClientApp of a federation; its node config says whose."""
+    from flwr.app import ConfigRecord, Message, RecordDict
+    from flwr.clientapp import ClientApp
+
+    app = ClientApp()
+
+    @app.query()  # type: ignore[untyped-decorator]
+    def query(message: Message, context: Context) -> Message:
+        frames = list(message.content.config_records[FRAMES][FRAMES])
+        replies = answered(context.node_config, frames)
+        content = RecordDict({FRAMES: ConfigRecord({FRAMES: replies})})
+        return Message(content=content, reply_to=message)
+
+    return app
+
+
+def answered(config: Mapping[str, Any], frames: list[bytes]) -> list[bytes]:
+    """A client's answer to one request, and its statement up to date in its folder.
+
+    Args:
+        config: of the node. frames: of the request.
+
+    Raises:
+        JobError: the configuration names no job, keys or folder.
+    """
+    job, keys, out = _places(config)
+    if (out / ENDED).exists():
+        # Its secrets are gone; it says that it is here, so that the server can let it go.
+        return [] if frames else [(out / ENDED).read_bytes()]
+    replies: list[bytes] = []
+    last_words = b""
+
+    def carry(
+        make: Callable[[Send, Begin], ClientDriver], compute: Callable[[Compute], Computed]
+    ) -> ClientDriver:
+        nonlocal last_words
+        driver, found = client_turn(frames, make, compute)
+        replies.extend(found)
+        state = driver.ledger.read()
+        last_words = driver.endpoint.seal(SERVER, Join(state.updates, state.base))
+        return driver
+
+    took = take_part_in_job(from_file(job), keys, out, carry=carry)
+    if took.over:
+        (out / ENDED).write_bytes(last_words)
+    return replies
+
+
+def _carry(grid: Grid, machine: ServerMachine, make: Callable[[Out], ServerDriver]) -> Status:
+    from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+
+    clients = len(machine.federation.members)
+    turns = ServerTurns(make, clients)
+    begin = time.monotonic()
+    turns.driver.connected()
+    asked: dict[str, tuple[int, float]] = {}  # message → node, when
+    finished: float | None = None
+    while finished is None or (
+        set(range(clients)) - machine.left - turns.told and time.monotonic() - finished < _LINGER
+    ):
+        busy = {node for node, _ in asked.values()}
+        for node in set(grid.get_node_ids()) - busy:
+            frames = turns.request(node)
+            if frames is not None:
+                content = RecordDict({FRAMES: ConfigRecord({FRAMES: frames})})
+                request = Message(
+                    content=content,
+                    dst_node_id=node,
+                    message_type=MessageType.QUERY,
+                    ttl=PATIENCE,
+                )
+                for number in grid.push_messages([request]):
+                    asked[number] = (node, time.monotonic())
+        for reply in grid.pull_messages(list(asked)):
+            node, _ = asked.pop(reply.metadata.reply_to_message_id)
+            _take(turns, node, reply)
+        for number, (node, since) in list(asked.items()):
+            if time.monotonic() - since > PATIENCE:
+                del asked[number]
+                turns.failed(node)
+        turns.driver.woken()
+        if machine.finished and finished is None:
+            finished = time.monotonic()
+        time.sleep(_LOOK)
+    return status_of(machine, turns.driver, turns.heard, time.monotonic() - begin)
+
+
+def _take(turns: ServerTurns, node: int, reply: Message) -> None:
+    if reply.has_error():
+        turns.driver.alarm("flower", f"node {node}: {reply.error.reason}")
+        turns.failed(node)
+        return
+    turns.replied(node, list(reply.content.config_records[FRAMES][FRAMES]))
+
+
+def _places(config: Mapping[str, Any]) -> tuple[Path, Path, Path]:
+    missing = [name for name in ("job", "keys", "out") if not config.get(name)]
+    if missing:
+        raise JobError(
+            f"the configuration lacks {', '.join(missing)}: give job, keys and out, each a path"
+        )
+    job, keys, out = (Path(str(config[name])) for name in ("job", "keys", "out"))
+    agreed = Federation.load(keys / FEDERATION)
+    if agreed.cadence is not None:
+        raise FederationError(
+            "Flower answers each request as soon as it is computed, not at a cadence: use "
+            "federate server and client, or leave cadence out of [federation]"
+        )
+    if agreed.secure is not None:
+        raise FederationError(
+            "secure aggregation needs a client that keeps its keys from message to message, which "
+            "Flower's do not: use federate server and client, or leave secure out of [federation]"
+        )
+    return job, keys, out

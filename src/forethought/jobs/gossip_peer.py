@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forethought.exchange.keys import Keys
-from forethought.exchange.roster import Identity
+from forethought.exchange.keys import Identity, Keys
 from forethought.gossip.gossip import Gossip, GossipError, digest_of
 from forethought.jobs.gossip import (
     agreed_gossip,
@@ -20,8 +19,7 @@ from forethought.jobs.gossip import (
     mixing_of,
 )
 from forethought.jobs.job import JobError
-from forethought.jobs.load import Loaded, load_job
-from forethought.jobs.members import arranged_for, module_of, require_possible
+from forethought.jobs.load import Loaded, arranged_for, load_job, module_of, require_possible
 from forethought.jobs.request import Request
 from forethought.peers.driving import Drove, Pace
 from forethought.peers.roster import PeerRoster

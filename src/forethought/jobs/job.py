@@ -1,16 +1,15 @@
-"""A user's request, as a TOML file or keyword arguments: validated, with errors in their words.
-
-A job says where the data is, which model, which budget and how to train. Whatever it leaves out
-the planner chooses.
-"""
+"""A user's request, a TOML file or keyword arguments: validated, with errors in their words."""
 
 from __future__ import annotations
 
+import datetime
+import difflib
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -19,26 +18,346 @@ from pydantic import (
     StrictBool,
     StrictFloat,
     StrictInt,
+    StrictStr,
     ValidationError,
+    field_validator,
+    model_validator,
 )
 
+from forethought.accounting.about import LONGEST, About
 from forethought.checks import whole
-from forethought.jobs.about_section import AboutSection
-from forethought.jobs.explain import explain_errors
-from forethought.jobs.federation_section import FederationSection
-from forethought.jobs.gossip_section import GossipSection
+from forethought.federated.federation import Exchanged, RobustKind, Rule, ServerKind
+from forethought.gossip.graphs import Kind as GraphKind
+from forethought.gossip.mixing import Named as MixingKind
 from forethought.mechanism import Budget
-from forethought.planning.limits import LEAST_DELTA, MOST_STEP_SIZE
+from forethought.planning.courses import LEAST_DELTA, MOST_STEP_SIZE
 from forethought.plans import Plan
 from forethought.preparation import Preparation
 from forethought.samplings import SamplingName
 from forethought.use import Averaging, Schedule
 
-if TYPE_CHECKING:  # both import torch or scikit-learn, which a job file alone does not need
+if TYPE_CHECKING:
     from torch import nn
 
     from forethought.data import Dataset, TableSchema
     from forethought.planning.plan_request import PlanRequest
+
+
+# ``[about]`` of a job: what the Statement says of it in its owner's words.
+
+
+_Line = Field(default=None, min_length=1, max_length=LONGEST)
+
+
+class AboutSection(BaseModel):
+    """Which data, of which date, what for, and who answers for it. Nobody checks any of it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    data: StrictStr | None = _Line
+    date: StrictStr | None = _Line
+    purpose: StrictStr | None = _Line
+    responsible: StrictStr | None = _Line
+
+    @field_validator("date", mode="before")
+    @classmethod
+    def _of_toml(cls, value: object) -> object:
+        # TOML has dates of its own.
+        return value.isoformat() if isinstance(value, datetime.date) else value
+
+    @field_validator("data", "date", "purpose", "responsible")
+    @classmethod
+    def _one_line(cls, value: str | None) -> str | None:
+        if value is not None and (not value.isprintable() or not value.strip()):
+            raise ValueError("must be one line of text")
+        return value
+
+    def about(self) -> About | None:
+        """The same for a Statement; None where nothing is said."""
+        values = self.model_dump()
+        return About(**values) if any(values.values()) else None
+
+
+# Validation errors of a job file in its author's words.
+
+
+_WANTED = "input should be "  # as pydantic begins
+# The kind of value that was tried, which pydantic puts behind the key as if it were one below it.
+_TRIED = re.compile(r"(constrained-|literal\[|(str|int|float|bool|tuple|list|dict)(\[|$))")
+
+
+def explain_errors(name: str, text: str, rows: Sequence[Any], root: type[BaseModel]) -> str:
+    """Validation errors in the user's words; where a value may be several things, all in one."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        place = row["loc"]
+        place = place[:-1] if _TRIED.match(str(place[-1])) else place
+        where, _, wanted = explain_error(name, text, {**row, "loc": place}, root).partition(_WANTED)
+        found.setdefault(where, []).append(wanted)
+    return "; ".join(
+        f"{where}{_WANTED if any(wanted) else ''}{', or '.join(dict.fromkeys(wanted))}"
+        for where, wanted in found.items()
+    )
+
+
+def explain_error(name: str, text: str, row: Any, root: type[BaseModel]) -> str:
+    """One validation error in the user's words: file, line, key, what is allowed."""
+    place = [str(part) for part in row["loc"]]
+    line = _line_of(text, place)
+    where = f"{name}, line {line}: " if line else f"{name}: " if name else ""
+    key = ".".join(place)
+    if row["type"] == "extra_forbidden":
+        known = _known_keys(place[:-1], root)
+        near = difflib.get_close_matches(place[-1], known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+        return f"{where}unknown key {key!r}; {hint}"
+    if row["type"] == "missing":
+        return f"{where}{key!r} is missing"
+    found = row.get("input")
+    bounds = row.get("ctx", {})
+    for bound, words in (("ge", "at least"), ("le", "at most")):
+        if bound in bounds:  # pydantic writes 1e-60 with sixty noughts
+            return f"{where}{key} = {found!r}: must be {words} {bounds[bound]:g}"
+    return f"{where}{key} = {found!r}: {row['msg'][:1].lower()}{row['msg'][1:]}"
+
+
+def _known_keys(place: list[str], root: type[BaseModel]) -> list[str]:
+    section = root
+    for part in place:
+        inner = section.model_fields[part].annotation if part in section.model_fields else None
+        # A section that may be left out is one of several things, a model among them.
+        inner = next((kind for kind in get_args(inner) if isinstance(kind, type)), inner)
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return []
+        section = inner
+    return list(section.model_fields)
+
+
+def _line_of(text: str, place: list[str]) -> int | None:
+    # tomllib keeps no positions; a job file is flat enough to find the key under its table.
+    table: list[str] = []
+    header_line = None
+    for number, line in enumerate(text.splitlines(), start=1):
+        header = re.match(r"\s*\[+\s*([^\]]+?)\s*\]", line)
+        if header:
+            table = [part.strip().strip("\"'") for part in header.group(1).split(".")]
+            if table == place or (header_line is None and table == place[:-1]):
+                header_line = number
+            continue
+        key = re.match(r"\s*([\w.\-\"']+)\s*=", line)
+        if key:
+            path = [*table, *(part.strip("\"'") for part in key.group(1).split("."))]
+            if path == place[: len(path)] and len(path) >= min(len(place), len(table) + 1):
+                return number
+    return header_line
+
+
+# The ``[federation]`` table of a job: who takes part, by which rule, how fast everything is.
+
+
+_Float = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+_Int = Annotated[int, Field(strict=True)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ClientTable(_Table):
+    """One ``[[federation.client]]``: what differs from the others.
+
+    ``examples`` and ``folder`` are for a client that brings its own records; ``speed`` is records
+    a second against the others' 1.
+    """
+
+    name: str
+    examples: _Int | None = Field(default=None, ge=1)
+    epsilon: _Float | None = Field(default=None, gt=0)
+    speed: _Float = Field(default=1.0, gt=0)
+    folder: str | None = None
+
+
+class ServerTable(_Table):
+    """``[federation.server]``: what the mean of a round's updates does to the model."""
+
+    kind: ServerKind = "avg"
+    rate: _Float = Field(default=1.0, gt=0)
+    momentum: _Float = Field(default=0.9, ge=0, lt=1)
+    second: _Float = Field(default=0.99, ge=0, lt=1)
+    tau: _Float = Field(default=1e-3, gt=0)
+
+
+class RobustTable(_Table):
+    """``[federation.robust]``: which mean of a round's updates."""
+
+    kind: RobustKind = "mean"
+    share: _Float = Field(default=0.1, ge=0, lt=0.5)
+    bound: _Float | None = Field(default=None, gt=0)
+
+
+class DelayTable(_Table):
+    """``[federation.delay]``: how far a client's round may run ahead of the newest model."""
+
+    kind: Literal["constant", "one", "sqrt"] = "one"
+    most: _Int = Field(default=1, ge=0)
+
+
+class FederationSection(_Table):
+    """Everything of a federation that is not data, model, budget or training.
+
+    ``rounds`` are global rounds (of each client, where updates are asynchronous); ``local_rounds``
+    are private rounds (steps) in one of them, ``local_epochs`` the same in passes over the
+    client's own records. ``growth`` is the last sample size over the first. ``speeds`` (records a
+    second against the others' 1, or "lognormal:0.5"), ``slow`` clients of ``slow_factor``,
+    ``record_seconds``, ``latency``, ``bandwidth`` and ``straggling`` are of simulations.
+    """
+
+    clients: _Int | None = Field(default=None, ge=1)
+    client: tuple[ClientTable, ...] = ()
+    rounds: _Int | None = Field(default=None, ge=1)
+    local_rounds: _Int | None = Field(default=None, ge=1)
+    local_epochs: _Float | None = Field(default=None, gt=0)
+    rule: Rule = "synchronous"
+    exchanged: Exchanged | None = None
+    shares: str = "iid"
+    weights: Literal["size", "equal"] = "size"
+    cohort: _Int | None = Field(default=None, ge=1)
+    deadline: _Float | None = Field(default=None, gt=0)
+    absence: _Float | None = Field(default=None, gt=0)
+    resend: _Float = Field(default=5.0, gt=0)
+    cadence: _Float | None = Field(default=None, gt=0)
+    growth: _Float = Field(default=1.0, ge=1, le=1000)
+    delay: DelayTable = DelayTable()
+    server: ServerTable = ServerTable()
+    robust: RobustTable = RobustTable()
+    secure: dict[str, Any] | None = None
+    address: str | None = None
+    seed: _Int = Field(default=0, ge=0)
+    speeds: tuple[StrictFloat | StrictInt, ...] | str | None = None
+    slow: _Int = Field(default=0, ge=0)
+    slow_factor: _Float = Field(default=10.0, gt=0)
+    record_seconds: _Float = Field(default=0.01, gt=0)
+    latency: _Float = Field(default=0.0, ge=0)
+    bandwidth: _Float | None = Field(default=None, gt=0)
+    straggling: _Float = Field(default=0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _agree(self) -> FederationSection:
+        if self.client and self.clients not in (None, len(self.client)):
+            raise ValueError(
+                f"clients = {self.clients}, and there are {len(self.client)} [[federation.client]]"
+            )
+        if self.local_rounds is not None and self.local_epochs is not None:
+            raise ValueError("give local_rounds (steps) or local_epochs, not both")
+        if isinstance(self.speeds, tuple) and self.slow:
+            raise ValueError("give speeds, or slow with slow_factor, not both")
+        return self
+
+
+# The ``[gossip]`` table of a job: who takes part, on which graph, how fast everything is.
+
+
+class WorkerTable(_Table):
+    """One ``[[gossip.worker]]``: what differs from the others.
+
+    ``examples`` and ``folder`` are for a worker that brings its own records; ``speed`` is records
+    a second against the others' 1; ``address`` is host:port, where neighbours reach it.
+    """
+
+    name: str
+    examples: _Int | None = Field(default=None, ge=1)
+    epsilon: _Float | None = Field(default=None, gt=0)
+    speed: _Float = Field(default=1.0, gt=0)
+    folder: str | None = None
+    address: str | None = None
+
+
+class OutageTable(_Table):
+    """One ``[[gossip.outage]]`` of a simulation: who is away from when to when, in seconds."""
+
+    worker: str
+    begin: _Float = Field(ge=0)
+    end: _Float | None = Field(default=None, gt=0)
+
+
+class GossipSection(_Table):
+    """Everything of a gossip that is not data, model, budget or training.
+
+    ``rounds`` are R: all together make workers · R updates, and each plans ``headroom`` times R.
+    ``weights`` of the workers' steps are by public "size", or "equal" as in the paper.
+    ``exchanges`` are mixing steps a round, of the synchronous rule. ``edges`` is a file with the
+    graph, ``matrix`` one with the mixing. ``compression`` of exchanged weights is "none", "bf16"
+    or "top-k:0.1" (the share that is sent). ``largest`` and ``difference`` say what of a
+    neighbour's weights is refused and how far one moves a worker. ``point`` says where gradients
+    are taken: at the worker's "own" weights, as in the paper, or at its estimate of the "average".
+
+    Of simulations: ``case`` (the paper's "I", "II", "III"), ``speeds`` (records a second against
+    the others' 1, or "lognormal:0.5"), ``slow`` workers of ``slow_factor``, ``hiccup`` (one worker,
+    drawn anew in every round, takes so many times as long), ``trace`` (a file of factors),
+    ``record_seconds``, ``latency``, ``bandwidth``, ``straggling``, ``exchange`` (seconds between
+    exchanges), ``deadline``.
+    """
+
+    workers: _Int | None = Field(default=None, ge=2)
+    worker: tuple[WorkerTable, ...] = ()
+    rounds: _Int | None = Field(default=None, ge=1)
+    headroom: _Float = Field(default=1.1, ge=1, le=10)
+    rule: Literal["asynchronous", "synchronous", "allreduce"] = "asynchronous"
+    shares: str = "iid"
+    graph: GraphKind = "complete"
+    degree: _Int | None = Field(default=None, ge=1)
+    edges: str | None = None
+    mixing: MixingKind = "matchings"
+    matrix: str | None = None
+    exchanges: _Int = Field(default=1, ge=1)
+    weights: Literal["size", "equal"] = "size"
+    momentum: _Float = Field(default=0.0, ge=0, lt=1)
+    tracking: bool = False
+    largest: _Float = Field(default=1e6, gt=0)
+    difference: _Float | None = Field(default=None, gt=0)
+    compression: str = "none"
+    window: _Int = Field(default=4, ge=1)
+    settle: _Int = Field(default=10, ge=0)
+    point: Literal["average", "own"] = "average"
+    pause: _Int = Field(default=0, ge=0)
+    seed: _Int = Field(default=0, ge=0)
+    case: Literal["I", "II", "III"] | None = None
+    speeds: tuple[StrictFloat | StrictInt, ...] | str | None = None
+    slow: _Int = Field(default=0, ge=0)
+    slow_factor: _Float = Field(default=10.0, gt=0)
+    hiccup: _Float = Field(default=1.0, ge=1)
+    trace: str | None = None
+    record_seconds: _Float = Field(default=0.01, gt=0)
+    latency: _Float = Field(default=0.0, ge=0)
+    bandwidth: _Float | None = Field(default=None, gt=0)
+    straggling: _Float = Field(default=0.0, ge=0)
+    exchange: _Float | None = Field(default=None, gt=0)
+    deadline: _Float | None = Field(default=None, gt=0)
+    outage: tuple[OutageTable, ...] = ()
+
+    @model_validator(mode="after")
+    def _agree(self) -> GossipSection:
+        if self.worker and self.workers not in (None, len(self.worker)):
+            raise ValueError(
+                f"workers = {self.workers}, and there are {len(self.worker)} [[gossip.worker]]"
+            )
+        if isinstance(self.speeds, tuple) and self.slow:
+            raise ValueError("give speeds, or slow with slow_factor, not both")
+        if self.edges is not None and (self.graph != "complete" or self.degree is not None):
+            raise ValueError("edges is a graph of its own: leave graph and degree out")
+        if self.case == "II" and (self.slow or self.speeds is not None):
+            raise ValueError("case II is one worker ten times slower: leave slow and speeds out")
+        if self.hiccup > 1 and (self.trace is not None or self.case == "I"):
+            raise ValueError("give one of hiccup, trace and case I")
+        if self.case == "I" and self.trace is not None:
+            raise ValueError("give one of hiccup, trace and case I")
+        return self
+
+
+# A user's request, as a TOML file or keyword arguments: validated, with errors in their words.
+#
+# A job says where the data is, which model, which budget and how to train. Whatever it leaves out
+# the planner chooses.
 
 
 # Keys of [training] that are about a linear model.
@@ -51,8 +370,6 @@ class JobError(ValueError):
 
 
 # A number is a number: "2" and true are not.
-_Float = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-_Int = Annotated[int, Field(strict=True)]
 _Number = _Int | _Float
 _Fixed = Literal[
     "scattering", "patches", "deep-patches", "shifted-patches", "handwriting", "deskewed"

@@ -2,26 +2,139 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from forethought.caveats import Caveat
+from forethought.data.dataset import Dataset
 from forethought.data.persons import PersonRows
-from forethought.jobs.card import PREPARED, ModelCard
-from forethought.jobs.job import JobError
+from forethought.data.synthetic import Indices, shares
+from forethought.jobs.job import Job, JobError
 from forethought.jobs.request import Request, with_features
+from forethought.planning.plan_request import PlanRequest
+from forethought.planning.solve import of_persons
 from forethought.plans import Plan
+from forethought.serialisation import exact_keys
 from forethought.training.records import with_caveats
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from forethought.data import Dataset
+    from forethought.data import Dataset, Encoder
     from forethought.planning.plan_request import PlanRequest
+    from forethought.plans import Plan
     from forethought.rounds.losses import Loss
+    from forethought.training.records import Arranged
+
+
+# What a run folder says of its model besides the weights: enough to apply it to new records.
+
+
+CARD_NAME = "model.json"
+PREPARED = "prepared.json"
+SCHEMA = "forethought/model/1"
+_KEYS = {
+    "schema",
+    "name",
+    "options",
+    "inputs",
+    "classes",
+    "features",
+    "standardise",
+    "encoder",
+    "multilabel",
+    "images",
+}
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """Architecture and encoding; the weights are in ``model.safetensors`` beside it.
+
+    Args:
+        name, options: the model, as a job names it.
+        inputs: shape of one example. classes: how many there are; None for a regression.
+        features: what images were turned into, such as ``"scattering"``; None: nothing.
+        standardise: a public mean and deviation that inputs are standardised with, or a file beside
+            this one that holds what was released for it; None: neither.
+        encoder: how a row of a table becomes features; None: the data was no table.
+        multilabel: whether ``classes`` counts labels, of which a record has several or none.
+        images: shape of one image that features are made of; None: no features, or an older card.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    inputs: tuple[int, ...]
+    classes: int | None
+    features: str | None = None
+    standardise: tuple[float, float] | str | None = None
+    encoder: Encoder | None = None
+    multilabel: bool = False
+    images: tuple[int, ...] | None = None
+
+    def to_json(self) -> str:
+        """One JSON object; plain values only, nothing that runs."""
+        values = {
+            "schema": SCHEMA,
+            "name": self.name,
+            "options": dict(self.options),
+            "inputs": list(self.inputs),
+            "classes": self.classes,
+            "features": self.features,
+            "standardise": self.standardise,
+            "encoder": None if self.encoder is None else self.encoder.to_dict(),
+            "multilabel": self.multilabel,
+        }
+        if self.images is not None:
+            values["images"] = list(self.images)
+        return json.dumps(values, indent=1, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def load(cls, path: Path) -> ModelCard:
+        """Read a card.
+
+        Raises:
+            JobError: no such file, or damaged; says what to do.
+        """
+        try:
+            read = json.loads(path.read_text(encoding="utf-8"))
+            values = {"multilabel": False, "images": None, **read}
+            exact_keys(
+                str(path),
+                values,
+                _KEYS,
+            )
+        except FileNotFoundError:
+            raise JobError(
+                f"{path.parent} holds no model that can be applied: there is no {path.name} in it. "
+                "Give a run folder that forethought train has finished"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise JobError(f"{path} is damaged: {error}. Restore it from a copy") from None
+        if values["schema"] != SCHEMA:
+            raise JobError(f"{path} has schema {values['schema']!r}; this version reads {SCHEMA}")
+        encoder, scaled = None, values["standardise"]
+        if values["encoder"] is not None:
+            from forethought.data import Encoder
+
+            encoder = Encoder.from_dict(values["encoder"])
+        return cls(
+            values["name"],
+            values["options"],
+            tuple(values["inputs"]),
+            values["classes"],
+            values["features"],
+            tuple(scaled) if isinstance(scaled, list) else scaled,
+            encoder,
+            values["multilabel"],
+            None if values["images"] is None else tuple(values["images"]),
+        )
 
 
 _DECLARED = Caveat(
@@ -88,7 +201,7 @@ class Loaded:
     @property
     def noise_borne(self) -> float | None:
         """Norm of noise that the weights of a network bear; None: linear, or not to be tried."""
-        from forethought.planning.tolerance import noise_borne, table_radius
+        from forethought.planning.plan_request import noise_borne, table_radius
 
         if self.request.job.model.name == "linear":
             return None
@@ -209,3 +322,79 @@ def load_job(request: Request, data_dir: Path | None = None) -> Loaded:
         request = with_features(request, dataset.fixed_features)
     with importable_from(request.folder or Path.cwd()):
         return Loaded(request, dataset, request.job.build_model(dataset))
+
+
+# What members of a federation or a gossip train on: records, or persons with all their rows.
+#
+# Where the job names a ``person``, a member's examples are its persons, and everything that a
+# member has of one person is one contribution; a deal gives each person to one member, rows and
+# all.
+
+
+def require_possible(job: Job) -> None:
+    """Refuse what a federation, or a gossip, cannot do with its members' data.
+
+    Raises:
+        JobError: says what, and what would go.
+    """
+    if isinstance(job.data.standardise, str):
+        raise JobError(
+            f"[data] standardise = {job.data.standardise!r}: every member would standardise by "
+            "figures of its own, and one model would be fed different inputs; give public "
+            "constants, standardise = [mean, deviation], or declare ranges in [data.columns]"
+        )
+    if job.data.person is None and job.data.most_of_one_person > 1:
+        raise JobError(
+            "[data] records_per_person: many holders protect rows, or persons that a column tells "
+            'apart: say which, person = "patient", or leave records_per_person out'
+        )
+    if job.data.person is not None and job.training.person_as == "group":
+        raise JobError(
+            "person_as = 'group': among many holders a person is one contribution: leave it out"
+        )
+
+
+def asked_of(job: Job, size: int, parameters: int | None) -> PlanRequest:
+    """What a job asks of the planner for a client of so many records, or persons."""
+    request = job.plan_request(size, parameters)
+    return request if job.data.person is None else of_persons(request)
+
+
+def dealt(
+    dataset: Dataset, clients: int | None, how: str, generator: np.random.Generator
+) -> list[Indices]:
+    """Which records each client holds, no person at two of them; see :func:`shares`."""
+    targets, persons = dataset.train.targets, dataset.persons
+    if persons is None:
+        return shares(targets, clients, how, generator, dataset.sites)
+    _, firsts, owners = np.unique(persons, return_index=True, return_inverse=True)
+    # Data with persons have no column of sites: a person could be at two of them.
+    parts = shares(targets[firsts], clients, how, generator)
+    return [np.flatnonzero(np.isin(owners, part)).astype(np.int64) for part in parts]
+
+
+def count_of(dataset: Dataset, part: Indices | None = None) -> int:
+    """How many records, or different persons, a client has."""
+    if dataset.persons is None:
+        return len(dataset.train) if part is None else len(part)
+    own = dataset.persons if part is None else dataset.persons[part]
+    return len(np.unique(own))
+
+
+def module_of(loaded: Loaded) -> nn.Module:
+    """The model that members exchange and train; see :class:`PerPerson` where they are persons."""
+    if loaded.dataset.persons is None:
+        return loaded.model
+    from forethought.training.records import PerPerson
+
+    return PerPerson(loaded.model, loaded.dataset.train.inputs.shape[1:])
+
+
+def arranged_for(loaded: Loaded, own: Dataset, plan: Plan) -> Arranged:
+    """A member's data as its plan counts them, and the loss of these."""
+    from forethought.training.records import arranged
+
+    data: Any = (own.train.inputs, own.train.targets)
+    if own.persons is not None:
+        data = PersonRows(own.train, own.persons, own.records_per_person)
+    return arranged(data, plan, loaded.loss)

@@ -15,16 +15,15 @@ from numpy.typing import NDArray
 
 from forethought.accounting.statement import Statement
 from forethought.data import DataError, Encoder
-from forethought.data.arrays import load_records
 from forethought.data.columns import Outside
 from forethought.data.features import features_of
 from forethought.data.reading import Table, kind_of
-from forethought.jobs.card import CARD_NAME, PREPARED, ModelCard
+from forethought.data.sources import load_records
 from forethought.jobs.job import JobError
+from forethought.jobs.load import CARD_NAME, PREPARED, ModelCard
 from forethought.models import build
 from forethought.models.zoo import importable_from
-from forethought.preparing.constants import Constants
-from forethought.preparing.prepare import Prepared
+from forethought.preparing.prepare import Constants, Prepared
 from forethought.training.folder import STATEMENT, RunFolder
 from forethought.training.metrics import outputs_of
 

@@ -1,26 +1,89 @@
-"""From a request to a finished run folder: the same from the command line and from Python."""
+"""From a request to a plan, a run folder or a private search, from commands and from Python."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forethought.checks import real
+from forethought.accounting import exact
+from forethought.checks import one_of, real
 from forethought.contributions import Persons
 from forethought.data.dataset import Split
 from forethought.data.persons import PersonRows, one_row_each
-from forethought.jobs.card import CARD_NAME, PREPARED
 from forethought.jobs.job import JobError
-from forethought.jobs.load import Loaded, load_job
-from forethought.jobs.request import JOB_NAME, Request, overridden
+from forethought.jobs.load import CARD_NAME, PREPARED, Loaded, load_job
+from forethought.jobs.request import JOB_NAME, Request, on_pixels, overridden
 from forethought.plans import Plan
 
 if TYPE_CHECKING:
+    from forethought.accounting.adaptive import Trials
+    from forethought.planning.pareto import Front
+    from forethought.planning.plan_request import PlanRequest
+    from forethought.planning.solve import Neighbour
     from forethought.training.run import Run
+    from forethought.training.search import Tuned
+    from forethought.utility.rehearsal import Rehearsal
+
+
+# What a job would do and cost, before anything private is trained on.
+
+
+def chosen_plan(request: PlanRequest, utility: Path | None = None, tolerance: float = 0.1) -> Plan:
+    """The plan of a request; noise and clip norm from a saved utility graph, if there is one."""
+    from forethought.planning.solve import plan
+
+    if utility is None:
+        return plan(request)
+    from forethought.utility.graph import UtilityGraph
+
+    chosen = UtilityGraph.load(utility).plan_arguments(tolerance)
+    return plan(request.with_(**chosen))
+
+
+def front(
+    request: PlanRequest, limits: Mapping[str, float | None], utility: Path | None = None
+) -> Front:
+    """The non-dominated plans for a request; what it fixes is kept, its budget is a limit.
+
+    With a saved utility graph the predicted loss of accuracy takes the place of the noise.
+    """
+    from forethought.planning.pareto import pareto
+    from forethought.utility.graph import UtilityGraph
+
+    graph = None if utility is None else UtilityGraph.load(utility)
+    return pareto(
+        request,
+        clip_norms=None if graph is None else graph.clip_norms,
+        loss_of_utility=None if graph is None else graph.loss,
+        limits={name: most for name, most in limits.items() if most is not None},
+    )
+
+
+def plan_report(
+    plan: Plan,
+    alternatives: Sequence[Neighbour],
+    front: Front | None = None,
+    rehearsal: Rehearsal | None = None,
+) -> dict[str, Any]:
+    """A plan, its exact ε, its neighbours, front and rehearsal, JSON-ready."""
+    epsilon = exact.epsilon(plan.mechanism, plan.delta, plan.records_per_person)
+    return {
+        "plan": plan.to_dict(),
+        "epsilon": {"lower": epsilon.lower, "upper": epsilon.upper, "reason": epsilon.reason},
+        "neighbours": [
+            {"name": near.name, "reason": near.reason, "plan": near.plan.to_dict()}
+            for near in alternatives
+        ],
+        **({} if front is None else front.to_dict()),
+        **({} if rehearsal is None else {"rehearsal": rehearsal.to_dict()}),
+    }
+
+
+# From a request to a finished run folder: the same from the command line and from Python.
 
 
 Records = tuple[Any, Any] | PersonRows
@@ -120,7 +183,7 @@ def _saved(path: Path, loaded: Loaded) -> Plan:
 
 def _standardised(asked: Prepared, data: Records, folder: Path, options: dict[str, Any]) -> Records:
     """Training data as prepared, and ``options`` with held-out data and files to match."""
-    from forethought.preparing.constants import Constants
+    from forethought.preparing.prepare import Constants
     from forethought.preparing.prepare import Prepared as Constant
     from forethought.preparing.prepare import prepare as released
     from forethought.rounds.randomness import Seeds
@@ -249,3 +312,59 @@ def _keep_results(loaded: Loaded, found: Run, test: tuple[Any, Any] | None, fold
         called = declared or [f"class {n}" for n in range(classes)]
         results = measured(outputs, targets, called, names)
     replace_file(folder / RESULTS, results.to_json().encode())
+
+
+# From a request to a private search for its best step size.
+
+
+def trials_of(distribution: str, mean: float) -> Trials:
+    """A distribution of the number of trials by name, with its mean."""
+    from forethought.accounting.adaptive import NegativeBinomialTrials, PoissonTrials
+
+    one_of("distribution", distribution, ("negative-binomial", "poisson"))
+    if distribution == "poisson":
+        return PoissonTrials(mean)
+    return NegativeBinomialTrials.of_mean(mean, shape=0)
+
+
+def tune_job(
+    request: Request,
+    folder: Path,
+    learning_rates: Sequence[float],
+    trials: Trials,
+    *,
+    scoring: str = "noised",
+    overwrite: bool = False,
+    data_dir: Path | None = None,
+) -> Tuned:
+    """A private search for the best step size of a job; its budget covers the whole search.
+
+    Raises:
+        JobError: no budget, or no held-out data to score on.
+    """
+    from forethought.planning.search_plans import plan_tuning
+    from forethought.training.search import tune as search
+
+    request = on_pixels(request)  # step sizes that are given would be others for features
+    job = request.job
+    loaded = load_job(request, data_dir)
+    if job.budget.epsilon is None or loaded.dataset.test is None:
+        raise JobError("a private search needs a budget, and held-out data to score trials on")
+    candidates = plan_tuning(
+        loaded.plan_request(),
+        trials=trials,
+        candidates=[{"learning_rate": rate} for rate in learning_rates],
+    )
+    return search(
+        lambda: job.build_model(loaded.dataset),
+        loaded.dataset,
+        candidates,
+        trials=trials,
+        scoring=scoring,  # type: ignore[arg-type]
+        out=folder,
+        overwrite=overwrite,
+        seed=job.run.seed,
+        noise_seed=job.run.noise_seed,
+        micro_batch=job.run.micro_batch,
+        device=job.run.device,
+    )

@@ -1,4 +1,4 @@
-"""A client over gRPC: connects, comes back after every loss, computes beside the connection."""
+"""A federation's client as a process: connection, ledger, secrets, trainer, statement."""
 
 from __future__ import annotations
 
@@ -6,20 +6,50 @@ import asyncio
 import contextlib
 import random
 import threading
+import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import grpc
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from forethought.accounting.assumptions import Randomness
+from forethought.accounting.statement import Statement
 from forethought.exchange.events import Compute, Computed
-from forethought.exchange.keys import Keys
-from forethought.exchange.messages import SERVER
-from forethought.exchange.roster import Roster
-from forethought.network.driving import ClientDriver
-from forethought.network.loop import Guarded, channel_options
-from forethought.network.outbox import Outbox
-from forethought.network.server import METHOD, SERVICE
-from forethought.network.tls import channel_credentials
+from forethought.exchange.frame import Endpoint
+from forethought.exchange.keys import Keys as MemberKeys
+from forethought.exchange.keys import Roster
+from forethought.exchange.ledger import LEDGER, ClientLedger, Witness
+from forethought.exchange.messages import SERVER, Vector
+from forethought.exchange.storage import FolderStorage, LedgerState
+from forethought.federated.client import ClientMachine
+from forethought.federated.federation import Federation, FederationError
+from forethought.federated.secure_aggregation.client import SecureClient
+from forethought.federated.secure_aggregation.ring import Ring, to_ring
+from forethought.federated.secure_aggregation.settings import SecureAggregation
+from forethought.federated.statements import Policy, View, client_statement
+from forethought.holders.trainer import ClientTrainer, Holder, SharedModel, released
+from forethought.network.driving import (
+    ClientDriver,
+    Guarded,
+    Outbox,
+    Raised,
+    channel_credentials,
+    channel_options,
+    stop_on_signals,
+)
+from forethought.network.server import LOOK, METHOD, SERVICE, require_member, require_roster
+from forethought.rounds.grid_step import grid
+from forethought.rounds.losses import Loss
+from forethought.rounds.randomness import Seeds
+from forethought.rounds.records import Records
+from forethought.training.folder import KEYS, Keys, locked, wipe
+
+# A client over gRPC: connects, comes back after every loss, computes beside the connection.
+
 
 # Seconds between two tries to connect: from the first, doubling, to the last; half of it random.
 BACK_OFF = (0.1, 5.0)
@@ -46,7 +76,7 @@ class FederationClient:
     def __init__(
         self,
         roster: Roster,
-        keys: Keys,
+        keys: MemberKeys,
         driver: Callable[[Send, Begin], ClientDriver],
         compute: Callable[[Compute], Computed],
         back_off: tuple[float, float] = BACK_OFF,
@@ -172,3 +202,267 @@ def _raising(error: BaseException) -> Callable[[], None]:
         raise error
 
     return outcome
+
+
+# A federation's client as a process: its folder of ledger and secrets, trainer and statement.
+#
+# Everything that protects the client's records is here and below: its plan and policy, its ledger,
+# its secrets, its noise. The server gets frames of noised updates.
+
+
+# Reasons of a machine to be done after which there is nothing to go on with.
+ENDINGS = ("finished", "stopped by its owner")
+Carry: TypeAlias = Callable[
+    [Callable[[Send, Begin], ClientDriver], Callable[[Compute], Computed]], ClientDriver
+]
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a client brings along.
+
+    Args:
+        records: its own. loss: one value per example. policy: the most that it allows.
+        seeds: of its random numbers; a seeded noise protects nothing, as its statement says.
+        micro_batch: examples whose gradients are held at once.
+    """
+
+    records: Records
+    loss: Loss
+    policy: Policy
+    seeds: Seeds = Seeds()  # noqa: RUF009 (frozen)
+    micro_batch: int | None = None
+
+
+@dataclass(frozen=True)
+class TookPart:
+    """What came of taking part.
+
+    Args:
+        reason: why it ended; None: it was paused, and can go on.
+        updates: in the ledger. statement: of what was released; None: nothing was.
+        weights: of the last model that was received; None: there was none.
+        alarms: what an operator must see.
+    """
+
+    reason: str | None
+    updates: int
+    statement: Statement | None
+    weights: Vector | None
+    alarms: tuple[Raised, ...]
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing can follow; else folder and secrets are still needed."""
+        return self.reason in ENDINGS
+
+
+def take_part(
+    federation: Federation,
+    roster: Roster,
+    keys: MemberKeys,
+    shared: SharedModel,
+    share: Share,
+    folder: Path,
+    carry: Carry,
+    *,
+    stated: Federation | None = None,
+    witness: Path | None = None,
+) -> TookPart:
+    """Take part for as long as ``carry`` does: to the end, or until it is stopped.
+
+    Args:
+        shared: the model. share: records and policy.
+        folder: of ledger and secrets; a folder with a ledger goes on where it was.
+        carry: takes frames to the server and back, given how to make the driver and how to
+            compute an update; see :func:`over_grpc`. Returns the driver.
+        witness: a folder apart from ``folder``, to tell a ledger that was set back; None: only the
+            server can tell.
+        stated: the federation that the statement is made from, where loading found more to say.
+
+    Raises:
+        FederationError: a plan beyond the policy (before anything is connected), other records,
+            model, roster or keys, or a part that has ended. LedgerError, LogError: the ledger is
+            another run's, was set back, or is damaged.
+        RunFolderBusyError: somebody takes part there. OSError: a write that failed.
+    """
+    require_roster(federation, roster)
+    me = roster.place(keys.identity.name)
+    require_member(keys, roster, me)
+    if shared.architecture != federation.architecture:
+        raise FederationError(
+            "the job's model is not the federation's: names or shapes of its parameters differ"
+        )
+    plan = federation.plan(me)
+    if len(share.records) != plan.examples:
+        raise FederationError(
+            f"the plan is for {plan.examples} examples, the data has {len(share.records)}: the "
+            "guarantee depends on it"
+        )
+    share.policy.require(federation, me)
+    with locked(folder):
+        storage = FolderStorage(folder)
+        own = _secrets(folder, share.seeds)
+        server = {SERVER: bytes.fromhex(roster.server.public_key)}
+        endpoint = Endpoint(federation.run_id, me, keys.signing, server, federation.parameters)
+        ledger = ClientLedger(storage, endpoint, share.records.digest(own.identity))
+        kept = None if witness is None else Witness(witness, federation.run_id, me)
+        if kept is not None:
+            kept.require(ledger.read().updates)
+        trainer = ClientTrainer(
+            shared,
+            Holder(plan, share.records, share.loss, own.secrets, share.micro_batch),
+            federation.local_rounds,
+            gradients=federation.exchanged == "gradients",
+            state=ledger.read().state,
+        )
+
+        if federation.secure is None:
+            machine = ClientMachine(federation, me, ledger.read(), share.policy)
+        else:
+            machine = _behind_masks(federation, me, ledger.read(), share, keys, roster, trainer)
+
+        def compute(asked: Compute) -> Computed:
+            found = trainer.compute(asked.round, asked.vector)
+            now = time.monotonic()
+            return Computed(
+                asked.round,
+                asked.base,
+                found.vector,
+                found.rounds,
+                found.input_hash,
+                found.state,
+                now,
+            )
+
+        driver = carry(
+            lambda out, begin: ClientDriver(machine, ledger, endpoint, out, begin, witness=kept),
+            compute,
+        )
+        state = ledger.read()
+        transcript = released(state.state)
+        randomness = Randomness(
+            seeded_noise=own.secrets.seeded_noise,
+            seeded_sampling=own.secrets.seeded_sampling,
+            grid=plan.noise == "grid",
+        )
+        statement = None
+        if len(transcript):
+            view: View = "server" if federation.secure is None else "secure-server"
+            statement = client_statement(
+                stated or federation, me, view, transcript=transcript, randomness=randomness
+            )
+        return TookPart(
+            driver.done, state.updates, statement, machine.weights, tuple(driver.alarms)
+        )
+
+
+def over_grpc(
+    roster: Roster,
+    keys: MemberKeys,
+    address: str,
+    *,
+    leave: bool = False,
+    look: Callable[[ClientDriver, bool], None] | None = None,
+) -> Carry:
+    """Over a connection of one's own, until the machine is done, or SIGINT or SIGTERM.
+
+    Args:
+        address: host:port of the server.
+        leave: say goodbye for good; the server goes on without this client.
+        look: called with the driver and whether it is connected, now and then.
+    """
+
+    def carry(
+        make: Callable[[Send, Begin], ClientDriver], compute: Callable[[Compute], Computed]
+    ) -> ClientDriver:
+        client = FederationClient(roster, keys, make, compute)
+        asyncio.run(_until_done(client, address, leave, look))
+        return client.driver
+
+    return carry
+
+
+def _behind_masks(
+    federation: Federation,
+    me: int,
+    ledger: LedgerState,
+    share: Share,
+    keys: MemberKeys,
+    roster: Roster,
+    trainer: ClientTrainer,
+) -> ClientMachine:
+    """A machine whose updates leave masked, with keys that the roster's owners sign."""
+    bits = SecureAggregation.from_dict(federation.secure or {}).bits
+    public = {
+        client: Ed25519PublicKey.from_public_bytes(key)
+        for client, key in roster.public_keys.items()
+    }
+
+    def elements(number: int) -> Ring:
+        noised = trainer.noised
+        if noised is None or noised.round.index != number:
+            raise FederationError(f"update {number} is not the last one that was computed")
+        one = noised.round
+        step, _ = grid(one.noise_std, one.clip_norm, federation.parameters)
+        return to_ring(noised.vector.cpu().numpy(), step, bits)
+
+    def verify(client: int, content: bytes, signature: bytes) -> bool:
+        try:
+            public[client].verify(signature, content)
+        except (KeyError, InvalidSignature):
+            return False
+        return True
+
+    return SecureClient(
+        federation,
+        me,
+        ledger,
+        share.policy,
+        elements=elements,
+        sign=keys.signing.sign,
+        verify=verify,
+    )
+
+
+def end(folder: Path) -> None:
+    """Wipe the secrets of a part that is over; its results must have been saved before.
+
+    Raises:
+        OSError: cannot be overwritten.
+    """
+    wipe(folder / KEYS)
+
+
+def _secrets(folder: Path, seeds: Seeds) -> Keys:
+    if (folder / KEYS).exists():
+        return Keys.read(folder)
+    if (folder / LEDGER).exists():
+        raise FederationError(
+            f"{folder} holds a part that has ended: its secrets are wiped, its statement is there. "
+            "What it released counts; for another run take another folder"
+        )
+    own = Keys.draw(seeds)
+    own.write(folder)
+    return own
+
+
+async def _until_done(
+    client: FederationClient,
+    address: str,
+    leave: bool,
+    look: Callable[[ClientDriver, bool], None] | None,
+) -> None:
+    async def watch(show: Callable[[ClientDriver, bool], None]) -> None:
+        while True:
+            show(client.driver, client.connected)
+            await asyncio.sleep(LOOK)
+
+    stop = asyncio.Event()
+    async with stop_on_signals(stop):
+        task = None if look is None else asyncio.create_task(watch(look))
+        try:
+            await client.run(address, stop, leave)
+        finally:
+            if task is not None:
+                task.cancel()

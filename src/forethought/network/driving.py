@@ -1,25 +1,208 @@
-"""Executes a machine's effects in their order: writes before it sends, and sends what was written.
-
-No transport in here: whoever drives says how frames get out, and brings in those that arrive. A
-frame that fails is counted and changes nothing.
-"""
+"""Executes a machine's effects in order, over mutual TLS, until a signal ends it."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import grpc
+
 from forethought.exchange import events as on
 from forethought.exchange.codec import DecodeError
-from forethought.exchange.frame import FrameError
-from forethought.exchange.journal import ServerJournal
-from forethought.exchange.ledger import ClientLedger
-from forethought.exchange.messages import Update
-from forethought.exchange.signed import Endpoint, Opened
-from forethought.exchange.witness import Witness
+from forethought.exchange.frame import Endpoint, FrameError, Opened
+from forethought.exchange.keys import Keys, Roster
+from forethought.exchange.ledger import ClientLedger, ServerJournal, Witness
+from forethought.exchange.messages import Finished, Model, Update
+from forethought.network import RESTRICTED
+from forethought.training.execution import SIGNALS
+
+# Ctrl-C and SIGTERM in an asyncio loop: the first asks to stop, the second acts at once.
+
+
+@contextlib.asynccontextmanager
+async def stop_on_signals(stop: asyncio.Event) -> AsyncIterator[None]:
+    """While active, a signal sets ``stop``. Outside the main thread it does nothing."""
+    loop = asyncio.get_running_loop()
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def note() -> None:
+        stop.set()
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, note)
+    try:
+        yield
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+# Mutual TLS 1.3 between members whose certificates are in the roster, and nobody else.
+#
+# Below 1.3 no cipher is left (:mod:`forethought.network` says how), and the server asks every
+# connection for its version as well.
+
+
+TLS = b"TLSv1.3"
+
+
+class ConnectionPolicyError(RuntimeError):
+    """Connections of this process could fall below TLS 1.3."""
+
+
+def server_credentials(keys: Keys, roster: Roster) -> grpc.ServerCredentials:
+    """For a server that only the roster's clients can connect to.
+
+    Raises:
+        ConnectionPolicyError: see :func:`channel_credentials`.
+    """
+    _require_ciphers()
+    pair = (keys.connection, keys.identity.certificate.encode())
+    clients = "".join(identity.certificate for identity in roster.clients)
+    return grpc.ssl_server_credentials([pair], clients.encode(), require_client_auth=True)
+
+
+def channel_credentials(keys: Keys, roster: Roster) -> grpc.ChannelCredentials:
+    """For a client that connects to the roster's server only.
+
+    Raises:
+        ConnectionPolicyError: grpc was loaded too early to be held to TLS 1.3.
+    """
+    _require_ciphers()
+    return grpc.ssl_channel_credentials(
+        roster.server.certificate.encode(), keys.connection, keys.identity.certificate.encode()
+    )
+
+
+def _require_ciphers() -> None:
+    if not RESTRICTED:
+        raise ConnectionPolicyError(
+            "grpc was loaded before forethought.network, which has to choose its ciphers first so "
+            "that nothing below TLS 1.3 is spoken: import forethought.network before grpc"
+        )
+
+
+def place_of(context: grpc.aio.ServicerContext[bytes, bytes], roster: Roster) -> int | None:
+    """Who is at the other end of a connection; None: nobody who may be.
+
+    Also None below TLS 1.3.
+    """
+    about = context.auth_context()
+    if about.get("ssl_tls_version", [TLS])[0] != TLS:
+        return None
+    shown = b"".join(about.get("x509_pem_cert", [])).strip()
+    for place, identity in enumerate(roster.clients):
+        if identity.certificate.encode().strip() == shown:
+            return place
+    return None
+
+
+# A driver in an asyncio loop: its timer, and its first failure, which ends the process.
+#
+# After a failed write a machine is not what its journal or ledger says. So no other event reaches
+# it: the process ends, and a new one begins from what was written.
+
+
+_MEBIBYTE = 1 << 20
+
+
+class Guarded:
+    """Runs a driver's steps one after the other, and keeps its timer.
+
+    Args:
+        driver: whose.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._failure: BaseException | None = None
+        self._over = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._at: float | None = None
+
+    def do(self, step: Callable[[], object]) -> None:
+        """One step of the driver; nothing once a step has failed."""
+        if self._failure is not None:
+            return
+        try:
+            step()
+        except BaseException as error:
+            self._failure = error
+            self._over.set()
+            return
+        if self._driver.done is not None:
+            self._over.set()
+        self._set_timer()
+
+    def check(self) -> None:
+        """Raise what a step has raised."""
+        if self._failure is not None:
+            raise self._failure
+
+    async def until(self, stop: asyncio.Event) -> None:
+        """Wait until the driver is done, a step has failed (raised here), or ``stop``."""
+        waiting = [asyncio.create_task(event.wait()) for event in (stop, self._over)]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
+        self.check()
+
+    def _set_timer(self) -> None:
+        at = self._driver.wake_at
+        if at == self._at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._at = at
+        if at is not None:
+            wait = max(0.0, at - self._driver.clock())
+            self._timer = asyncio.get_running_loop().call_later(wait, self._woken)
+
+    def _woken(self) -> None:
+        self._timer = self._at = None
+        self.do(self._driver.woken)
+
+
+def channel_options(most_bytes: int) -> list[tuple[str, Any]]:
+    """gRPC's settings on both sides.
+
+    Args:
+        most_bytes: longest frame that may come; gRPC allocates no longer message.
+    """
+    return [
+        ("grpc.max_receive_message_length", most_bytes),
+        ("grpc.max_send_message_length", -1),
+        # A connection whose other end is gone without a word is found within half a minute.
+        ("grpc.keepalive_time_ms", 15_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.so_reuseport", 0),
+        ("grpc.http2.max_frame_size", _MEBIBYTE),
+    ]
+
+
+# Executes a machine's effects in their order: writes before it sends, and sends what was written.
+#
+# No transport in here: whoever drives says how frames get out, and brings in those that arrive. A
+# frame that fails is counted and changes nothing.
+
 
 Clock = Callable[[], float]
 # (to, message, frame): put a frame on its way; it may be lost.
@@ -204,3 +387,46 @@ class ClientDriver(Driver):
                 self._compute(effect)
             case _:
                 super().execute(effect)
+
+
+# Frames on their way to one member: bounded, and a newer model takes the place of an older one.
+#
+# What does not fit is dropped: everything that matters is sent again until it is answered.
+
+
+MOST = 256
+
+
+def queued(frames: list[tuple[Any, bytes]], message: Any, frame: bytes) -> list[tuple[Any, bytes]]:
+    """A queue with one more frame, without what it makes old."""
+    if isinstance(message, Model | Finished):
+        frames = [entry for entry in frames if not isinstance(entry[0], Model | Finished)]
+    return [*frames, (message, frame)][-MOST:]
+
+
+class Outbox:
+    """A queue with one reader."""
+
+    def __init__(self) -> None:
+        self._frames: list[tuple[Any, bytes]] = []
+        self._something = asyncio.Event()
+        self._closed = False
+
+    def put(self, message: Any, frame: bytes) -> None:
+        """Queue a frame behind the others."""
+        self._frames = queued(self._frames, message, frame)
+        self._something.set()
+
+    def close(self) -> None:
+        """Nothing more is put; the reader gets what is left."""
+        self._closed = True
+        self._something.set()
+
+    async def get(self) -> bytes | None:
+        """The next frame; None when closed and empty."""
+        while not self._frames:
+            if self._closed:
+                return None
+            self._something.clear()
+            await self._something.wait()
+        return self._frames.pop(0)[1]

@@ -13,9 +13,8 @@ from typing import Any
 from forethought.exchange.events import Compute, Computed
 from forethought.exchange.messages import SERVER, Finished
 from forethought.network.client import Begin, Send
-from forethought.network.driving import ClientDriver, Out, ServerDriver
-from forethought.network.outbox import queued
-from forethought.network.status import Heard
+from forethought.network.driving import ClientDriver, Out, ServerDriver, queued
+from forethought.network.server import Heard
 
 # Seconds after which a node that said nothing is asked who is there.
 GREET = 30.0

@@ -18,9 +18,8 @@ from dataclasses import dataclass, field
 from statistics import median_high
 from typing import TypeAlias
 
-from forethought.exchange.ledger import ClientLedger
+from forethought.exchange.ledger import ClientLedger, Witness
 from forethought.exchange.messages import Vector
-from forethought.exchange.witness import Witness
 from forethought.gossip import events as on
 from forethought.gossip.gossip import Gossip
 from forethought.gossip.messages import Hello, Known, Weights

@@ -1,6 +1,6 @@
 """Which workers gossip between sites: everybody's name, keys and address, as one public file.
 
-As in a federation (:mod:`forethought.exchange.roster`), every worker makes its own keys, hands over
+As in a federation (:mod:`forethought.exchange.keys`), every worker makes its own keys, hands over
 its public identity, and trusts a certificate because it is in here; there is no server.
 """
 
@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from forethought.exchange.keys import Keys
-from forethought.exchange.roster import Identity, Roster, RosterError
+from forethought.exchange.keys import Identity, Keys, Roster, RosterError
 from forethought.gossip.gossip import Gossip, GossipError
 from forethought.serialisation import Stored, canonical
 

@@ -1,7 +1,7 @@
 """Neighbours over gRPC: signed frames both ways, mutual TLS 1.3, a connection for each pair.
 
 Of two neighbours the later one in the roster connects to the earlier one, and comes back after
-every loss. Every frame is signed (:mod:`forethought.exchange.signed`) and names the gossip, its
+every loss. Every frame is signed (:mod:`forethought.exchange.frame`) and names the gossip, its
 sender and its recipient: one of another gossip, one that its sender did not sign, or one that came
 over somebody else's connection is refused, and so are NaN and weights that are too large.
 """
@@ -21,13 +21,16 @@ from typing import Any
 import grpc
 
 from forethought.exchange.codec import DecodeError
-from forethought.exchange.frame import FrameError
+from forethought.exchange.frame import Endpoint, FrameError
 from forethought.exchange.keys import Keys
 from forethought.exchange.messages import register
-from forethought.exchange.signed import Endpoint
 from forethought.gossip.gossip import Gossip
-from forethought.network.loop import channel_options
-from forethought.network.tls import channel_credentials, place_of, server_credentials
+from forethought.network.driving import (
+    channel_credentials,
+    channel_options,
+    place_of,
+    server_credentials,
+)
 from forethought.peers.links import BEAT_EVERY, Arrived, Deliver, Reduce, Refused
 from forethought.peers.roster import PeerRoster
 

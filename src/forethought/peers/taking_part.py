@@ -15,12 +15,11 @@ from pathlib import Path
 from forethought.accounting.assumptions import Randomness
 from forethought.accounting.interval import at_most
 from forethought.accounting.statement import Statement
+from forethought.exchange.frame import Endpoint
 from forethought.exchange.keys import Keys as MemberKeys
-from forethought.exchange.ledger import LEDGER, ClientLedger
+from forethought.exchange.ledger import LEDGER, ClientLedger, Witness
 from forethought.exchange.messages import Vector
-from forethought.exchange.signed import Endpoint
 from forethought.exchange.storage import FolderStorage
-from forethought.exchange.witness import Witness
 from forethought.gossip.gossip import Gossip, GossipError
 from forethought.gossip.machines import worker
 from forethought.gossip.statements import worker_statement

@@ -2,7 +2,7 @@
 
 No copy, no signature: whoever reaches a worker's sockets inside a cluster is trusted to be who it
 says, and what it may send is judged all the same. Between sites frames are signed
-(:mod:`forethought.exchange.signed`).
+(:mod:`forethought.exchange.frame`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.exchange.codec import DecodeError, layout
+from forethought.exchange.codec import HALVES, DecodeError, layout, pack, widened
 from forethought.exchange.messages import KINDS, Vector
-from forethought.exchange.packing import HALVES, pack, widened
 
 Header = NDArray[np.int64]
 _MAGIC, _INTS = 0x46544750, 8

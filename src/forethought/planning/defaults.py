@@ -1,50 +1,307 @@
-"""What the planner chooses when the user leaves a number out, and why.
-
-The rules look at the number of records, the number of parameters and the budget; never at data.
-Notation: N records, p parameters, rate q, T rounds, noise multiplier σ, clip norm C, μ the
-Gaussian-DP parameter that the budget is worth. docs/defaults.md has the reasoning and the figures.
-
-- *Noise against signal.* Over the run the noise in the weights has, against the path that the
-  data's part of the steps may lead them along, the ratio ν = σ √(p/T)/(q N)
-  (:func:`forethought.planning.noise_to_signal.noise_to_signal`). No plan gets below √p/(μ N).
-- *Step size.* A path of length L leaves noise of norm ν L in the weights. L is chosen so that this
-  norm is :data:`NOISE`: travel as far as the noise allows, at most :data:`STEP` clip norms a round.
-  For a linear model whose features have a known norm R the noise that counts is that of its
-  scores, ν L √(R² + 1)/√p: L is chosen so that this is :func:`score_noise`. Scaling the features
-  then scales the weights and changes nothing else.
-  For a network that could be tried (:mod:`forethought.planning.tolerance`) the norm is what it
-  bears, which :attr:`~forethought.planning.plan_request.PlanRequest.size` turns into weights.
-- *Rounds.* With σ/q near its limit ν does not depend on T, and neither does accuracy from 50
-  rounds on: :data:`ROUNDS`.
-- *Batch.* ν falls with q towards its limit. A larger batch never costs accuracy, only gradients:
-  the batch is the smallest whose ν is within :data:`WASTE` of the limit, or half of what the
-  longest path can use. At least :data:`BATCH` (a smaller one saves no time), at least one pass,
-  at most :data:`EPOCHS_LIMIT` passes.
-- *Clipping.* Automatic normalisation (Bu et al. 2022): there is no norm to tune. For a linear model
-  of known R flat clipping, at :data:`SCORE_CLIP` of the longest feature vector's usual norm: it is
-  as loud as normalisation while a record's label is in doubt, but lets go of records whose label
-  is settled and never counts a wrong one for more than that, so that intercept and directions
-  find their balance at scores of about 1 where normalisation needs 5.
-- *Averaging, schedule.* The exponential average of the iterates takes most of the last rounds'
-  noise away, so a constant step size does as well as a decaying one.
-
-Poisson sampling's central limit theorem (Bu et al. 2020), μ = q √(T (e^(1/σ²) − 1)), is accurate
-enough to *choose* with; the noise itself is always calibrated exactly.
-"""
+"""What the planner chooses when the user leaves a number out, and why."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, assert_never
 
-from scipy.optimize import brentq
+import numpy as np
+import scipy  # its signal room loads at first use: half a second that other plans need not wait
+from numpy.typing import NDArray
+from scipy.optimize import brentq, minimize
 
 from forethought.accounting import closed_bounds
-from forethought.mechanism import Budget
-from forethought.planning.noise_to_signal import noise_to_signal
+from forethought.accounting.theorems import sensitivity_over_turns
+from forethought.mechanism import Budget, Correlated, Rounds
+from forethought.optimizers import USUAL_RATE, kind_of
 from forethought.plans import Plan
 from forethought.preparation import Statistic
+from forethought.strategies import Banded, BufferedToeplitz, Strategy
+
+# Strategies of correlated noise for a workload: the least error for the same promise.
+#
+# What an optimizer makes of the noised sums is a workload A, lower triangular and Toeplitz: prefix
+# sums for plain SGD, sums of momentum's running sums for SGD with momentum. Noise σC⁻¹z reaches the
+# weights as σAC⁻¹z, and σ goes with the strategy's sensitivity, so the error to keep small is
+#
+#     sensitivity(C)² · (1/n) ‖AC⁻¹‖²_F,
+#
+# the mean over the rounds of the squared error a coordinate has (Denisov et al. 2022, Equation 2;
+# Choquette-Choo et al. 2023, Section 3). Nothing here needs the data.
+
+
+Array = NDArray[np.float64]
+
+# More bands cost memory and gain little; rounds beyond are alike for a strategy.
+MOST_BANDS = 64
+LONGEST = 4096
+BUFFERS = 3
+INDEPENDENT = Banded((1.0,))
+
+
+def workload(count: int, momentum: float = 0.0) -> Array:
+    """First column of A: how a round's sum counts in the weights so many rounds later."""
+    impulse = np.zeros(count)
+    impulse[0] = 1
+    return np.asarray(np.cumsum(scipy.signal.lfilter([1.0], [1.0, -momentum], impulse)))
+
+
+def error(strategy: Strategy, count: int, separation: int, momentum: float = 0.0) -> float:
+    """Root mean square of the noise in the weights at unit ε, in units of a round's clip norm.
+
+    Relative to other strategies' of the same participation only.
+
+    Args:
+        count: rounds. separation: rounds from one turn of a record to its next.
+        momentum: of torch's SGD.
+    """
+    return sensitivity_over_turns(strategy, count, separation) * math.sqrt(
+        _mean_square(strategy, count, momentum)
+    )
+
+
+def gain(strategy: Strategy, count: int, momentum: float = 0.0) -> float:
+    """Noise in the weights over that of independent noise with the same noise multiplier."""
+    own = _mean_square(strategy, count, momentum)
+    return math.sqrt(own / _mean_square(INDEPENDENT, count, momentum))
+
+
+@lru_cache(maxsize=64)
+def banded(bands: int, count: int, separation: int, momentum: float = 0.0) -> Banded:
+    """The strategy of ``bands`` bands that has the least :func:`error`, by gradient descent.
+
+    Args:
+        bands: at most ``separation``, so that a record's turns do not overlap.
+
+    Begins at the banded square root of the prefix sums (Kalinin and Lampert 2024).
+    """
+    n = min(count, LONGEST)
+    bands = min(bands, separation, n)
+    if bands <= 1:
+        return INDEPENDENT
+    work, weights = workload(n, momentum), _weights(n)
+    start = np.cumprod([1.0, *((2 * i - 1) / (2 * i) for i in range(1, bands))])
+
+    def loss(free: Array) -> tuple[float, Array]:
+        column = np.concatenate([[1.0], free])
+        through = scipy.signal.lfilter([1.0], column, work)
+        twice = scipy.signal.lfilter([1.0], column, through)
+        mean, size = float(weights @ through**2), float(column @ column)
+        # d through / d c_j is -(through C⁻¹) moved by j.
+        slope = scipy.signal.correlate(weights * through, twice, mode="full", method="fft")[n - 1 :]
+        slope = -2 * slope[1:bands]
+        return math.log(mean) + math.log(size), slope / mean + 2 * free / size
+
+    with np.errstate(all="ignore"):
+        found = minimize(
+            loss,
+            start[1:],
+            jac=True,
+            method="L-BFGS-B",
+            bounds=[(0.0, 1.0)] * (bands - 1),
+            options={"maxiter": 300},
+        )
+    best = found.x if np.isfinite(found.fun) else start[1:]
+    return Banded((1.0, *(float(x) for x in best)))
+
+
+@lru_cache(maxsize=64)
+def buffered(buffers: int, count: int, separation: int, momentum: float = 0.0) -> BufferedToeplitz:
+    """The strategy of ``buffers`` buffers that has the least :func:`error` found."""
+    n = min(count, LONGEST)
+
+    def strategy(free: Array) -> BufferedToeplitz:
+        shares = np.exp(free[: buffers + 1] - free[: buffers + 1].max())
+        weights = (shares / shares.sum())[:buffers] * (1 - 1e-9)
+        decays = 1 / (1 + np.exp(-np.clip(free[buffers + 1 :], -30, 30)))
+        return BufferedToeplitz(
+            tuple(np.maximum(weights, 1e-12).tolist()),
+            tuple(np.minimum(decays, 1 - 1e-12).tolist()),
+        )
+
+    def loss(free: Array) -> float:
+        return math.log(error(strategy(free), n, separation, momentum))
+
+    spread = np.linspace(1.0, math.log(4 * n), buffers) if buffers > 1 else np.array([2.0])
+    start = np.concatenate([np.zeros(buffers + 1), spread])
+    found = minimize(loss, start, method="L-BFGS-B", options={"maxiter": 200})
+    return strategy(found.x)
+
+
+def best(
+    count: int, separation: int, momentum: float = 0.0, *, sampled: bool = False
+) -> tuple[Strategy, float]:
+    """The strategy of the least error among independent, banded and buffered ones.
+
+    Args:
+        sampled: a record's turns are sampled, which only bands are proven for.
+
+    Returns:
+        The strategy, and its error over that of independent noise.
+    """
+    tried: list[Strategy] = [INDEPENDENT]
+    tried.append(banded(min(separation, MOST_BANDS), count, separation, momentum))
+    if not sampled:
+        tried.append(buffered(BUFFERS, count, separation, momentum))
+    alone = error(INDEPENDENT, count, separation, momentum)
+    errors = [error(strategy, count, separation, momentum) / alone for strategy in tried]
+    place = int(np.argmin(errors))
+    return tried[place], errors[place]
+
+
+def _mean_square(strategy: Strategy, count: int, momentum: float) -> float:
+    """(1/n) ‖AC⁻¹‖²_F."""
+    column = _through(workload(count, momentum), strategy)
+    return float(_weights(count) @ column**2)
+
+
+def _through(work: Array, strategy: Strategy) -> Array:
+    """First column of AC⁻¹."""
+    match strategy:
+        case Banded():
+            return np.asarray(scipy.signal.lfilter([1.0], strategy.coefficients, work))
+        case BufferedToeplitz():
+            return _through_buffers(work, strategy)
+        case _:
+            assert_never(strategy)
+
+
+def _through_buffers(work: Array, strategy: BufferedToeplitz) -> Array:
+    # As a power series C is 1 + x Σ w_j/(1 - d_j x): a quotient of short polynomials.
+    below = np.ones(1)
+    for decay in strategy.decays:
+        below = np.convolve(below, [1.0, -decay])
+    above = below.copy()
+    for place, weight in enumerate(strategy.weights):
+        others = np.ones(1)
+        for decay in (*strategy.decays[:place], *strategy.decays[place + 1 :]):
+            others = np.convolve(others, [1.0, -decay])
+        above[1:] += weight * others
+    return np.asarray(scipy.signal.lfilter(below, above, work))
+
+
+def _weights(count: int) -> Array:
+    """How often each entry of a Toeplitz matrix's first column occurs, over n."""
+    return np.asarray(1 - np.arange(count) / count)
+
+
+# How loud the noise of a plan is against the signal: the predicted utility without data.
+
+
+def noise_to_signal(plan: Plan, parameters: int = 1) -> float:
+    """Noise that reaches the weights over the whole run, against the most the data can say.
+
+    Round t adds N(0, σ_t² C² I_d) to a sum of at most B_t contributions of norm C, and divides by
+    B_t. Over the run the noise has norm √(Σ (σ_t/B_t)²) C √d and the contributions at most T C, so
+    the ratio is √(d Σ (σ_t/B_t)²) / T; with equal rounds σ √d / (B √T). Group clipping counts
+    groups, not records.
+    A preparation of the data says nothing to the weights and is left out.
+    Correlated noise counts as independent noise that leaves the same mean square in the weights,
+    under the plan's momentum.
+
+    Args:
+        plan: what will run. parameters: d, the number of trained parameters; 1 compares plans for
+            the same model.
+    """
+    momentum = float(dict(plan.optimizer.options).get("momentum", 0.0))
+    parts = plan.privacy.mechanism.rounds
+    noise = math.fsum(part.count * _of_a_round(plan, part, momentum) ** 2 for part in parts)
+    return math.sqrt(parameters * noise) / plan.rounds
+
+
+def _of_a_round(plan: Plan, part: Rounds, momentum: float) -> float:
+    """Noise of one round's mean, in clipping norms."""
+    signal = plan.contribution.expected(part.sampling.expected_batch(plan.examples))
+    return part.noise_multiplier * _cancelled(part, momentum) / signal
+
+
+def _cancelled(part: Rounds, momentum: float) -> float:
+    """What correlation leaves of the noise in the weights."""
+    return gain(part.strategy, part.count, momentum) if isinstance(part, Correlated) else 1.0
+
+
+def gradient_computations(plan: Plan) -> float:
+    """Expected number of per-example gradients that the whole run computes.
+
+    An inner algorithm computes one for each record in each of its passes; what a function of the
+    user's own computes is not known, and counts as one pass.
+    """
+    passes = 1 if plan.local is None else plan.local.passes
+    return plan.epochs * plan.examples * passes
+
+
+# Step sizes of Adam and its kin under noise: gradient descent's, in units of what they divide by.
+#
+# Where noise of variance φ outweighs the gradients, Adam's second moment is φ in every coordinate,
+# so a step is that of gradient descent with an averaged gradient divided by √φ (Tang, Shpilevskiy
+# and Lécuyer 2023: "DP-Adam is actually DP-SGD"). So η for gradient descent, which the planner
+# knows how to choose, is η√φ for Adam. With the noise taken out (their DP-AdamBC) such a coordinate
+# is divided by the root of the floor instead. φ is public, so no record is looked at.
+
+
+def adaptive_rate(plan: Plan, optimizer: str, options: Mapping[str, Any], rate: float) -> float:
+    """The step size with which an optimizer goes as far as gradient descent with ``rate``.
+
+    Args:
+        plan: all but its optimizer. rate: of gradient descent without momentum.
+
+    Returns:
+        At least :data:`~forethought.optimizers.USUAL_RATE`; that where there is no noise or rounds'
+        noises cancel each other.
+    """
+    divides = kind_of(optimizer).divides
+    if divides is None or any(isinstance(p, Correlated) for p in plan.privacy.mechanism):
+        return USUAL_RATE
+    divided = divides(_variance(plan), options, plan.rounds)
+    return max(USUAL_RATE, rate * math.sqrt(divided))
+
+
+def _variance(plan: Plan) -> float:
+    """Of the noise on a coordinate of a mean, in the mean over the rounds."""
+    index, variance = 0, 0.0
+    for part in plan.privacy.mechanism:  # the rounds differ little within β₂
+        variance += part.count * plan.round(index).mean_variance / plan.rounds
+        index += part.count
+    if plan.gradient_filter is not None:
+        variance *= plan.gradient_filter.noise_left(plan.rounds)
+    return variance
+
+
+# The rules look at the number of records, the number of parameters and the budget; never at data.
+# Notation: N records, p parameters, rate q, T rounds, noise multiplier σ, clip norm C, μ the
+# Gaussian-DP parameter that the budget is worth. docs/defaults.md has the reasoning and the
+# figures.
+#
+# - *Noise against signal.* Over the run the noise in the weights has, against the path that the
+#   data's part of the steps may lead them along, the ratio ν = σ √(p/T)/(q N)
+#   (:func:`forethought.planning.defaults.noise_to_signal`). No plan gets below √p/(μ N).
+# - *Step size.* A path of length L leaves noise of norm ν L in the weights. L is chosen so that
+#   this norm is :data:`NOISE`: travel as far as the noise allows, at most :data:`STEP` clip norms a
+#   round. For a linear model whose features have a known norm R the noise that counts is that of
+#   its scores, ν L √(R² + 1)/√p: L is chosen so that this is :func:`score_noise`. Scaling the
+#   features then scales the weights and changes nothing else. For a network that could be tried
+#   (:mod:`forethought.planning.plan_request`) the norm is what it bears, which
+#   :attr:`~forethought.planning.plan_request.PlanRequest.size` turns into weights.
+# - *Rounds.* With σ/q near its limit ν does not depend on T, and neither does accuracy from 50
+#   rounds on: :data:`ROUNDS`.
+# - *Batch.* ν falls with q towards its limit. A larger batch never costs accuracy, only gradients:
+#   the batch is the smallest whose ν is within :data:`WASTE` of the limit, or half of what the
+#   longest path can use. At least :data:`BATCH` (a smaller one saves no time), at least one pass,
+#   at most :data:`EPOCHS_LIMIT` passes.
+# - *Clipping.* Automatic normalisation (Bu et al. 2022): there is no norm to tune. For a linear
+#   model of known R flat clipping, at :data:`SCORE_CLIP` of the longest feature vector's usual
+#   norm: it is as loud as normalisation while a record's label is in doubt, but lets go of records
+#   whose label is settled and never counts a wrong one for more than that, so that intercept and
+#   directions find their balance at scores of about 1 where normalisation needs 5.
+# - *Averaging, schedule.* The exponential average of the iterates takes most of the last rounds'
+#   noise away, so a constant step size does as well as a decaying one.
+#
+# Poisson sampling's central limit theorem (Bu et al. 2020), μ = q √(T (e^(1/σ²) − 1)), is accurate
+# enough to *choose* with; the noise itself is always calibrated exactly.
+
 
 ROUNDS = 200
 FEWEST_ROUNDS = 50

@@ -2,8 +2,9 @@
 
 Batch × rounds × σ (× C, × records in a group) are searched for the plans that are non-dominated in
 privacy, predicted utility, communication and computation. Which grid points to keep is decided with
-the central limit theorem's ε (:mod:`forethought.published.clt`), which takes no time; of what is
-left at most twenty plans that differ visibly are certified exactly, and only those are returned.
+the central limit theorem's ε (:mod:`forethought.published.closed_form`), which takes no time; of
+what is left at most twenty plans that differ visibly are certified exactly, and only those are
+returned.
 """
 
 from __future__ import annotations
@@ -21,13 +22,12 @@ from forethought.accounting import closed_bounds, exact
 from forethought.accounting.interval import warn_if_wide
 from forethought.checks import real, whole
 from forethought.mechanism import Rounds
-from forethought.planning.defaults import EPOCHS_LIMIT
-from forethought.planning.limits import PlanError
-from forethought.planning.noise_to_signal import gradient_computations, noise_to_signal
+from forethought.planning.courses import PlanError
+from forethought.planning.defaults import EPOCHS_LIMIT, gradient_computations, noise_to_signal
 from forethought.planning.plan_request import PlanRequest
 from forethought.planning.solve import unchecked
 from forethought.plans import Plan
-from forethought.published.clt import approximate_clt_mu
+from forethought.published.closed_form import approximate_clt_mu
 
 # What is minimised. Utility from a utility graph enters as the loss 1 − F(w + n)/F(w).
 OBJECTIVES = ("epsilon", "noise", "rounds", "gradients")

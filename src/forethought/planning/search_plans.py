@@ -19,7 +19,7 @@ from forethought.accounting.adaptive import (
     search_epsilon,
 )
 from forethought.mechanism import Budget, Mechanism
-from forethought.planning.limits import PlanError
+from forethought.planning.courses import PlanError
 from forethought.planning.plan_request import PlanKeywords, PlanRequest
 from forethought.planning.solve import plan
 from forethought.plans import Plan

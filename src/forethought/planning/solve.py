@@ -1,43 +1,306 @@
-"""Solve for the missing piece: from any part of the picture to a whole Plan, exactly.
-
-Noise, batch, rounds and ε hang together by one equation, the accountant's. Given enough of them
-the rest follows; what is neither given nor determined is chosen by `planning.defaults`.
-"""
+"""Solve for the missing piece: from any part of the picture to a whole Plan, exactly."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 from forethought.accounting import exact
 from forethought.accounting.calibration import least_multiplier, solved
 from forethought.accounting.interval import at_most, warn_if_wide
 from forethought.augmentation import Augmentation
-from forethought.mechanism import Budget, Mechanism, Rounds, UnsupportedMechanismError
+from forethought.caveats import Caveat
+from forethought.contributions import Persons
+from forethought.mechanism import (
+    Budget,
+    Clipping,
+    Correlated,
+    Mechanism,
+    Rounds,
+    UnsupportedMechanismError,
+)
 from forethought.optimizers import USUAL_RATE, check_options, kind_of
-from forethought.planning import defaults, persons
-from forethought.planning.adaptive_steps import adaptive_rate
-from forethought.planning.correlation import gain
-from forethought.planning.courses import explain_course
-from forethought.planning.grouping import explain, groups_of
-from forethought.planning.least_noise import least_noise
-from forethought.planning.limits import PlanError
-from forethought.planning.noise_to_signal import noise_to_signal
+from forethought.planning import defaults
+from forethought.planning.courses import PlanError, explain_course, least_noise
+from forethought.planning.defaults import (
+    adaptive_rate,
+    gain,
+    gradient_computations,
+    noise_to_signal,
+)
 from forethought.planning.plan_request import (
     MOST_ROUNDS,
     PlanKeywords,
     PlanRequest,
     local_of,
 )
-from forethought.planning.preparations import roughly, with_centring, with_preparation
 from forethought.plans import Plan
+from forethought.preparation import REACH, Preparation
 from forethought.privacy import Clip, ClipRule
-from forethought.samplings import Poisson, SamplingName
+from forethought.samplings import Poisson, Sampling, SamplingName
 from forethought.strategies import Strategy
 from forethought.use import Averaging, GradientFilter, Optimizer, Schedule
+
+# Into how many groups, with what inside, and whether at all: rules that were measured.
+#
+# docs/general_framework.md has the tables and the commands that print them.
+
+
+# In a plan's reasons: what groups cost against clipped examples.
+GROUPS_AGAINST = "groups against examples"
+# Noise against signal of groups of 64 records at which batch normalisation inside made them better
+# than clipped examples, and at which they still were worse; and at which the step size, which grows
+# as noise falls, was too long for some of them.
+WON, LOST, TOO_LONG = 0.05, 0.16, 0.013
+
+
+def groups_of(request: PlanRequest, mechanism: Mechanism, why: dict[str, str]) -> int | None:
+    """How many groups a batch is dealt into, as given or by rule; None: examples are clipped.
+
+    Raises:
+        PlanError: more groups than a batch has records.
+    """
+    if request.clipping != "group":
+        return request.groups
+    # The smallest of samples that change must be dealt into as many groups.
+    batch = min(part.sampling.expected_batch(request.examples) for part in mechanism)
+    if request.groups is not None:
+        if request.groups > math.ceil(batch):
+            raise PlanError(
+                f"{request.groups} groups are more than the {batch:.0f} records of a batch as "
+                "planned: choose fewer, or give batch="
+            )
+        return request.groups
+    local = local_of(request.local)
+    if local is None:
+        return 1
+    groups = defaults.groups_for(batch)
+    why["groups"] = (
+        f"{groups:,} of about {batch / groups:.0f} records: as many as leave an inner algorithm "
+        f"{defaults.GROUP} records to work on, since every group more makes the noise on their "
+        "mean smaller"
+    )
+    return groups
+
+
+def explain(plan: Plan, parameters: int, why: dict[str, str]) -> None:
+    """Add to a plan's reasons what runs inside its groups, and what they cost against examples."""
+    if plan.groups is None:
+        return
+    local = plan.local
+    if local is not None and local.step == defaults.INNER_STEP and local.passes == 1:
+        why["inner steps"] = (
+            f"one pass in steps of {local.step} records: fewer and larger ones, a second pass, and "
+            "step sizes a third or three times as long were no better by more than seeds differ; "
+            "ten times shorter ones were worse, ten times longer ones of plain SGD too"
+        )
+    each = plan.mean_batch / plan.groups
+    noise = noise_to_signal(plan, parameters)
+    measured = (
+        f"above {LOST:g} clipped examples did better in every combination that was measured"
+        if noise > (LOST * WON) ** 0.5
+        else f"at {WON:g} groups with batch normalisation inside did better than clipped examples, "
+        "and without it no better"
+    )
+    if noise < (WON * TOO_LONG) ** 0.5:
+        measured += (
+            f"; at {TOO_LONG:g} steps of the planner's length were too long for some of them"
+        )
+    why[GROUPS_AGAINST] = (
+        f"groups, as asked: with {each:.0f} records a contribution and a sensitivity of 2 the "
+        f"noise is about {2 * each:.0f} times that of clipped examples for the same signal, "
+        f"{noise:.2g} of it in {parameters:,} weights. At equal ε, {measured} "
+        "(docs/general_framework.md)"
+    )
+
+
+# People with several records: two ways to promise something to each, and the better of them.
+#
+# - *One contribution a person*: all of a person's rows in a batch are one clipped contribution, so
+#   a person moves a sum by one clipping norm. The plan's examples are then persons.
+# - *Groups of rows*: every row is a contribution, and the promise is about as many rows together as
+#   one person may have (group accounting), which needs more noise, on more contributions.
+#
+# Which has less noise for its signal depends on how many rows people have on average and at most;
+# :func:`better` plans both. At the same noise a person's mean gradient says more than one row's, so
+# ties go to persons.
+
+
+# In a plan's reasons.
+PERSONS = "persons"
+
+
+def caveat(request: PlanRequest) -> tuple[Caveat, ...]:
+    """What a Statement says of persons; nothing where every record is somebody else's."""
+    if request.person_as == "contribution":
+        return (Caveat("persons", f"at most {request.records_per_person}"),)
+    if request.records_per_person > 1:
+        return (Caveat("rows-of-persons", f"{request.records_per_person}"),)
+    return ()
+
+
+def of_rows(request: PlanRequest) -> PlanRequest:
+    """The same request, by groups of as many rows as one person may have."""
+    return request.with_(person_as="group", persons=None)
+
+
+def of_persons(request: PlanRequest) -> PlanRequest:
+    """The same request with persons in place of rows: as large a share of them in a batch."""
+    rows, persons = request.examples, request.persons
+    if persons is None:
+        return request.with_(person_as="contribution")
+    batch = request.batch
+    if batch is not None:
+        batch = min(persons, max(1, math.ceil(batch * persons / rows)))
+    return request.with_(examples=persons, batch=batch, persons=None, person_as="contribution")
+
+
+def contribution(request: PlanRequest) -> Persons | None:
+    """What is clipped where a person is one contribution."""
+    own = request.person_as == "contribution"
+    return Persons(request.records_per_person) if own else None
+
+
+def planned(request: PlanRequest, make: Callable[[PlanRequest], Plan]) -> Plan:
+    """The plan of the way that is asked for, or of the better one."""
+    if request.person_as == "contribution":
+        return make(of_persons(request))
+    if request.person_as == "group":
+        return make(of_rows(request))
+    return better(request, make)
+
+
+def better(request: PlanRequest, make: Callable[[PlanRequest], Plan]) -> Plan:
+    """The plan of the way with less noise for its signal; of persons where no ε is asked for.
+
+    Args:
+        request: with both the number of rows and of persons. make: the planner for one way.
+    """
+    if request.clipping != "example":
+        return make(of_rows(request))
+    persons = make(of_persons(request))
+    if request.budget is None:
+        why = "one contribution a person: at this noise its ε is the smaller one"
+        return persons.with_(reasons=(*persons.reasons, (PERSONS, why)))
+    try:
+        rows = make(of_rows(request))
+    except UnsupportedMechanismError:
+        why = "one contribution a person: no theorem is known for groups of these rows"
+        return persons.with_(reasons=(*persons.reasons, (PERSONS, why)))
+    ratio = noise_to_signal(rows) / noise_to_signal(persons)
+    most, mean = request.records_per_person, request.examples / (request.persons or 1)
+    have = f"people have {mean:.3g} rows on average and at most {most}"
+    if ratio < 1:
+        why = (
+            f"groups of {most} rows: {have}, so rows protected together have {ratio:.2f} times "
+            "the noise for the signal that one contribution a person has"
+        )
+        return rows.with_(reasons=(*rows.reasons, (PERSONS, why)))
+    why = (
+        f"one contribution a person: {have}, so groups of {most} rows would have {ratio:.2f} "
+        "times the noise for the signal"
+    )
+    return persons.with_(reasons=(*persons.reasons, (PERSONS, why)))
+
+
+# What is released of the data before the rounds: how much noise it gets, and what that costs.
+
+
+def with_centring(request: PlanRequest, why: dict[str, str]) -> PlanRequest:
+    """The request with means and norm of a linear model's features, where worth their price.
+
+    With noise multiplier σ the error of the means has norm √d σ · 1.5 R/N, R being the declared
+    norm. What is asked for is 0.1 R, or as little as 15 % of the budget's μ² buys; where that is
+    more than √3 R, nothing. The norm of what is left comes with twice the multiplier, for a fifth
+    of the price.
+
+    Raises:
+        PlanError: centring is asked for and not possible.
+    """
+    possible = (
+        request.by_scores
+        and request.features is not None
+        and request.parameters is not None
+        and request.parameters % (request.features + 1) == 0  # an intercept for each output
+        and request.preparation is None
+        and request.budget is not None
+        and request.noise_multiplier is None
+        and request.sampling in ("poisson", "full-batch")
+        and not request.course.varies
+        and request.augment is None
+        and request.clip_norm is None
+        and request.clip_rule is None
+    )
+    if not possible:
+        if request.centre:
+            raise PlanError(
+                "centre=True needs a linear model with an intercept of known features= and "
+                "feature_norm=, a budget=, and batch, noise, clipping and step size as the planner "
+                "chooses them: drop centre=, or what else is given"
+            )
+        return request
+    if request.centre is False:
+        return request
+    assert request.budget and request.features and request.feature_norm
+    unit = REACH * math.sqrt(request.features) / request.examples  # error for σ = 1
+    budget = roughly(request, request.budget)
+    usual = math.sqrt(request.features)
+    rule = defaults.centring(request.image_features)
+    asked = Preparation(
+        rule.statistics, features=request.features, reach=REACH * request.feature_norm
+    )
+    least = defaults.least_preparation_noise(budget, asked.releases, rule.share)
+    sigma = max(rule.error / unit, least)
+    if sigma * unit > defaults.LEAST_CENTRE and not request.centre:
+        return request
+    why["centring"] = (
+        f"the features' means, to {sigma * unit:.2g} of their declared norm"
+        f"{', and the norm that is left around them' if len(rule.statistics) > 1 else ''} are "
+        "released first: there a linear model learns through less noise"
+    )
+    # The longer the path, the better an intercept's noise is corrected while it learns.
+    becomes = min(usual, rule.norm) if request.score_rule.long else usual
+    return request.with_(preparation=replace(asked, becomes=becomes, noise_multiplier=sigma))
+
+
+def with_preparation(request: PlanRequest, why: dict[str, str]) -> PlanRequest:
+    """The request with the noise of its preparation settled."""
+    asked = request.preparation
+    if asked is None or (asked.centres and "centring" in why):
+        return request
+    if asked.noise_multiplier is None:
+        wanted = max(asked.norm(name) for name in asked.statistics)
+        sigma = defaults.PRECISION * request.examples / wanted
+        why["preparation"] = (
+            f"noise of {defaults.PRECISION:.0%} of half a feature's declared range on each mean, "
+            "which no standardised input feels"
+        )
+        if request.budget is not None:
+            least = defaults.least_preparation_noise(
+                roughly(request, request.budget), asked.releases
+            )
+            if least > sigma:
+                sigma = least
+                why["preparation"] = (
+                    f"{defaults.PREPARATION:.0%} of the budget's μ²; a finer mean would cost more"
+                )
+        asked = replace(asked, noise_multiplier=float(sigma))
+    else:
+        why["preparation"] = "as given"
+    return request.with_(preparation=asked)
+
+
+def roughly(request: PlanRequest, budget: Budget) -> Budget:
+    """What the rules of choice take for the budget of one record, where it is for several."""
+    return Budget(budget.epsilon / request.protected, budget.delta)
+
+
+# Noise, batch, rounds and ε hang together by one equation, the accountant's. Given enough of them
+# the rest follows; what is neither given nor determined is chosen by `planning.defaults`.
+
 
 # In a plan's reasons: whose choice the step size was.
 STEP_SIZE, GIVEN = "step size", "as given"
@@ -75,7 +338,7 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
             rounds, so that later ones cancel a part of it (with ``"cyclic-poisson"`` sampling).
         noise_schedule, noise_fall: ``"geometric"``, ``"linear"`` or ``"forgetting"``: noise that
             falls over the run by about this factor (default 2), or grows where it is below 1; see
-            :mod:`forethought.planning.noise_schedules`. ``noise_multiplier`` is then the noise in
+            :mod:`forethought.planning.courses`. ``noise_multiplier`` is then the noise in
             the middle of the run.
         size_schedule, size_growth, size_power: ``"linear"`` or ``"geometric"``: samples whose last
             size is so many times the first (default 4; below 1 they shrink); ``"power"``: s_i
@@ -111,7 +374,7 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
         noise_borne: norm of noise that the weights of a network bear, from which its step size
             follows. Default: found out on synthetic inputs, where ``model`` and ``data``, or
             ``shape``, are given, of the norm that ``data`` declares for rows of a table; see
-            :mod:`forethought.planning.tolerance`.
+            :mod:`forethought.planning.plan_request`.
         data: a :class:`forethought.data.Dataset` in place of ``examples``: its training records
             are counted, and what loading read of them is named in the plan.
         model: a torch module, or a function that builds one, in place of ``parameters``.
@@ -120,7 +383,7 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
             about all of them. persons: how many different persons there are: then the stronger
             way, one clipped contribution a person, is planned against groups of rows and the better
             one taken. person_as: ``"contribution"`` (then examples are persons) or ``"group"``
-            decides it; see :mod:`forethought.planning.persons`.
+            decides it; see :mod:`forethought.planning.solve`.
         augment, augmentations: kinds of `forethought.Augmentation`, and how many altered copies of
             an image are averaged before clipping (default 8), at no privacy cost.
         gradient_filter: of noised means, see `forethought.GradientFilter`: none by default.
@@ -153,13 +416,13 @@ def unchecked(request: PlanRequest) -> Plan:
     """The plan of a request, of which nobody has said yet how well its ε is known."""
     if request.persons is None:
         return _plan(request)
-    return persons.planned(request, _plan)
+    return planned(request, _plan)
 
 
 def _plan(request: PlanRequest) -> Plan:
     why: dict[str, str] = {}
     if request.person_as == "better" and request.records_per_person > 1:
-        why[persons.PERSONS] = (
+        why[PERSONS] = (
             f"groups of {request.records_per_person} rows; with persons=, the number of different "
             "persons, one contribution a person is planned against them"
         )
@@ -184,7 +447,7 @@ def _plan(request: PlanRequest) -> Plan:
         examples=request.examples,
         delta=delta,
         clip=_clip(request, mechanism, why),
-        contribution=persons.contribution(request),
+        contribution=contribution(request),
         groups=groups,
         local=local_of(request.local),
         records_per_person=request.protected,
@@ -196,7 +459,7 @@ def _plan(request: PlanRequest) -> Plan:
         gradient_filter=GradientFilter.of(request.gradient_filter),
         budget=request.budget,
         hyperparameters=chosen_by,
-        not_covered=(*request.not_covered, *persons.caveat(request)),
+        not_covered=(*request.not_covered, *caveat(request)),
     )
     explain(found, request.weights, why)
     learning_rate = _learning_rate(request, found, options, why)
@@ -458,3 +721,142 @@ def _largest(
     if fits(most):
         return most
     return int(solved(make, budget, (1, most), integer=True, group=group))
+
+
+# Two alternatives to a plan, one cheaper, one more accurate, with what each costs and gains.
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A plan near the chosen one: what it is for, and in one line what changes."""
+
+    name: str
+    plan: Plan
+    reason: str
+
+
+# Parameters, and of a linear model the norm of its features and its scores' noise.
+_Size = tuple[int, float | None, float]
+
+# Less noise for the signal than this share of it is no gain in accuracy.
+_GAIN = 0.01
+
+
+def neighbours(
+    plan: Plan,
+    parameters: int | None = None,
+    feature_norm: float | None = None,
+    scores: float = defaults.SCORE_NOISE,
+) -> tuple[Neighbour, ...]:
+    """A cheaper and a more accurate plan with the same promise; fewer where none exists.
+
+    The cheaper one halves the batch, the more accurate one doubles it, each with exactly
+    calibrated noise and, where the planner chose it, a step size of its own. Groups keep their
+    size: half or twice as many are made of the batch. A full batch cannot be doubled, and a batch
+    near it gains nothing from it: there only a larger ε helps, so the more accurate plan is the one
+    at twice ε, if that helps. Beside groups stands the same run with clipped examples.
+
+    Args:
+        plan: from :func:`forethought.plan`. None are known beside correlated noise, or none.
+        parameters, feature_norm, scores: as the plan was made with.
+    """
+    parts = plan.privacy.mechanism.rounds
+    if any(isinstance(part, Correlated) or part.noise_multiplier == 0 for part in parts):
+        return ()
+    epsilon = (
+        plan.budget.epsilon
+        if plan.budget
+        else exact.epsilon(plan.mechanism, plan.delta, plan.records_per_person).upper
+    )
+    budget = Budget(epsilon, plan.delta)
+    found = []
+    if plan.preparation is not None and plan.preparation.centres:
+        feature_norm = plan.preparation.becomes
+    size = (defaults.PARAMETERS if parameters is None else parameters, feature_norm, scores)
+    half = _resized(plan, 0.5, budget, size)
+    if half is not None:
+        found.append(Neighbour("cheaper", half, _change(plan, half)))
+    double = _resized(plan, 2.0, budget, size)
+    if double is None or noise_to_signal(double) > (1 - _GAIN) * noise_to_signal(plan):
+        twice = Budget(2 * epsilon, plan.delta)
+        double = _with_noise(plan, _samplings(plan), twice, size, plan.groups)
+        reason = f"twice ε: {_change(plan, double)}"
+    else:
+        reason = _change(plan, double)
+    # So small an ε next to δ decides nothing, and twice as much of it neither.
+    if noise_to_signal(double) <= (1 - _GAIN) * noise_to_signal(plan):
+        found.append(Neighbour("more accurate", double, reason))
+    if plan.groups is not None:
+        alone = _with_noise(plan, _samplings(plan), budget, size, None)
+        reason = f"{_change(plan, alone)}; a model with batch normalisation needs groups"
+        found.append(Neighbour("clipped examples", alone, reason))
+    return tuple(found)
+
+
+def _samplings(plan: Plan) -> list[Sampling]:
+    return [part.sampling for part in plan.privacy.mechanism]
+
+
+def _resized(plan: Plan, factor: float, budget: Budget, size: _Size) -> Plan | None:
+    samplings = []
+    for sampling in _samplings(plan):
+        batch = sampling.expected_batch(plan.examples) * factor
+        other = sampling.resized(batch, plan.examples)
+        if other == sampling or not 1 <= int(batch) <= sampling.pool(plan.examples):
+            return None
+        samplings.append(other)
+    # Groups of the same size: more or fewer of them.
+    groups = None if plan.groups is None else max(1, round(plan.groups * factor))
+    return _with_noise(plan, samplings, budget, size, groups)
+
+
+def _with_noise(
+    plan: Plan, samplings: Sequence[Sampling], budget: Budget, size: _Size, groups: int | None
+) -> Plan:
+    """The plan with other samplings and so many groups, or clipped examples, within a budget.
+
+    Noise that changes over the run keeps its shape.
+    """
+    parts, adjacency = plan.privacy.mechanism.rounds, plan.mechanism.adjacency
+    clipping: Clipping = "example" if groups is None else "group"
+    dealt = None if parts[0].groups is None else groups
+    ahead = plan.preparation
+
+    def make(factor: float) -> Mechanism:
+        releases = (
+            Rounds(part.noise_multiplier * factor, part.count, sampling, clipping, groups=dealt)
+            for part, sampling in zip(parts, samplings, strict=True)
+        )
+        return Mechanism(*releases, adjacency=adjacency)
+
+    def whole_run(factor: float) -> Mechanism:
+        return make(factor) if ahead is None else ahead.before(make(factor))
+
+    group = plan.records_per_person
+    near = 1.0
+    if len(parts) == 1:
+        rounds = parts[0].count
+        sigma = least_multiplier(budget, samplings[0], rounds, clipping, adjacency, group=group)
+        near = sigma / parts[0].noise_multiplier
+    factor = near
+    if len(parts) > 1 or ahead is not None:
+        factor = least_noise(whole_run, budget, near, group)
+    kept = {"local": None, "groups": None} if groups is None else {"groups": groups}
+    found = plan.with_(**kept, mechanism=make(factor), budget=budget)
+    about = ("epsilon", GROUPS_AGAINST, "groups") if groups is None else ("epsilon",)
+    found = found.with_(reasons=tuple(pair for pair in plan.reasons if pair[0] not in about))
+    if (
+        not kind_of(plan.optimizer.name).descends
+        or dict(plan.reasons).get(STEP_SIZE, GIVEN) == GIVEN
+    ):
+        return found
+    momentum = float(dict(plan.optimizer.options).get("momentum", 0.0))
+    parameters, feature_norm, scores = size
+    rate = defaults.learning_rate(found, parameters, momentum, feature_norm, scores)
+    return found.with_(optimizer=replace(plan.optimizer, learning_rate=rate))
+
+
+def _change(old: Plan, new: Plan) -> str:
+    cost = gradient_computations(new) / gradient_computations(old)
+    noise = noise_to_signal(new) / noise_to_signal(old) - 1
+    return f"{cost:.2g} × the gradients, {noise:+.0%} noise for the same signal"

@@ -1,13 +1,8 @@
-"""Release the statistics that a plan pays for, and prepare the data with them.
-
-**Formal guarantee.** Each statistic is one private sum over all records (:mod:`rounds`): records'
-own vectors, bounded in norm by what is declared, with Gaussian noise, noted in a transcript under
-its own name. The constants follow from the noised sums. What a run of the plan then states covers
-these releases as its first rounds.
-"""
+"""Release the statistics that a plan pays for, and prepare the data with them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,18 +12,223 @@ import torch
 from torch import Tensor
 
 from forethought.mechanism import Mechanism, Rounds
-from forethought.preparation import NAMES, Preparation, Statistics
-from forethought.preparing import constants
-from forethought.preparing.constants import Constants
-from forethought.preparing.vectors import Vectors
+from forethought.preparation import LIKELY, NAMES, REACH, WITHIN, Preparation, Statistic, Statistics
 from forethought.privacy import Clip, NoiseKind, Privacy
 from forethought.rounds.private_sum import NoisedSum, PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import Records, as_records
+from forethought.rounds.sampling import Indices
 from forethought.rounds.statistics import STATISTIC, unclipped
 from forethought.rounds.transcript import Transcript
 from forethought.samplings import FullBatch
 from forethought.serialisation import Stored, build, plain
+
+# Each record's vector of a private statistic, a function of that record alone.
+
+
+def features_of(inputs: Tensor, count: int) -> Tensor:
+    """Inputs as (records, features, values of each) in float64: channels hold several values.
+
+    Raises:
+        ValueError: inputs of another number of features or channels.
+    """
+    if inputs.dim() < 2 or inputs.shape[1] != count:
+        raise ValueError(
+            f"the preparation is for {count} features or channels, the inputs have shape "
+            f"{tuple(inputs.shape)}: dimension 1 holds them"
+        )
+    return inputs.double().reshape(len(inputs), count, -1)
+
+
+def unit(values: Tensor, bounds: tuple[float, float]) -> Tensor:
+    """Values where the bounds are −1 and 1; what lies beyond counts as the bound."""
+    low, high = bounds
+    return ((values - low) * (2 / (high - low)) - 1).clamp(-1, 1)
+
+
+class Vectors:
+    """Records whose inputs are the vectors of a statistic.
+
+    Args:
+        records: the private ones. preparation: what is asked of them. statistic: which of it.
+        centre: of norms, what was released before: the point from which they are taken.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        preparation: Preparation,
+        statistic: Statistic,
+        centre: tuple[float, ...] = (),
+    ) -> None:
+        self._records, self._asked, self._statistic = records, preparation, statistic
+        self._centre = centre
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def take(self, indices: Indices) -> tuple[Any, Any]:
+        inputs, targets = self._records.take(indices)
+        if inputs is None:
+            return None, None
+        return self.of(inputs, targets).cpu(), targets
+
+    def of(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Shape (records, length), float64; not a number where a feature is none.
+
+        Raises:
+            ValueError: inputs or targets that are not what was declared.
+        """
+        asked = self._asked
+        if self._statistic == "classes":
+            if targets.is_floating_point() or targets.dim() != 1:
+                raise ValueError("class counts need one whole number a record as its target")
+            known = torch.arange(asked.classes or 0)
+            return (targets.cpu().unsqueeze(1) == known).double()
+        if self._statistic == "means":
+            flat = features_of(inputs.flatten(1), asked.features or 0).squeeze(2)
+            assert asked.reach is not None
+            # A record of zeros stays one; what is not finite counts as nothing in the sum.
+            shortened: Tensor = flat * (asked.reach / flat.norm(dim=1, keepdim=True)).clamp(max=1)
+            return shortened
+        if self._statistic == "norms":
+            flat = features_of(inputs.flatten(1), asked.features or 0).squeeze(2)
+            assert asked.reach is not None
+            centre = torch.tensor(self._centre, dtype=torch.float64, device=flat.device)
+            left = (flat - centre).norm(dim=1, keepdim=True) * (REACH / asked.reach / LIKELY)
+            limit = math.log(WITHIN)
+            # A record at the centre, whose logarithm is infinite, counts as the nearest one.
+            logarithm: Tensor = left.log().clamp(-limit, limit)
+            return logarithm
+        values = features_of(inputs, asked.features or 0)
+        assert asked.bounds is not None
+        scaled = unit(values, asked.bounds)
+        if self._statistic == "moments":
+            return torch.cat([scaled.mean(2), scaled.square().mean(2)], 1)
+        bins = ((scaled + 1) * (asked.bins / 2)).floor().clamp(0, asked.bins - 1)
+        found = torch.stack([(bins == at).double().mean(2) for at in range(asked.bins)], 2)
+        missing = values.isnan().any(2)
+        found[missing] = torch.nan
+        return found.flatten(1)
+
+    def digest(self, key: bytes) -> str:
+        return self._records.digest(key)
+
+
+# From noised sums to the constants that inputs are prepared with: post-processing, hence free.
+
+
+# The least deviation worth dividing by, in units of half the declared range.
+LEAST_DEVIATION = 0.01
+# Variance, from table to table, of the logarithm of a centred record's norm.
+SPREAD = 0.2
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What inputs are prepared with: (x − shift)/scale, clipped to [low, high] where these are.
+
+    Args:
+        shift, scale: one number a feature; empty where features stay as they are.
+        limits: of what comes out; None for none.
+        shares: of each class, summing to 1; empty where classes were not counted.
+    """
+
+    shift: tuple[float, ...] = ()
+    scale: tuple[float, ...] = ()
+    limits: tuple[float, float] | None = None
+    shares: tuple[float, ...] = ()
+
+    def apply(self, inputs: Any) -> Tensor:
+        """Prepared inputs, in their own precision; dimension 1 holds the features or channels."""
+        tensor = torch.as_tensor(inputs)
+        if not self.shift:
+            return tensor
+        shape = (1, -1, *(1,) * (tensor.dim() - 2))
+        shift, scale = (
+            torch.tensor(part, dtype=torch.float64).view(shape) for part in (self.shift, self.scale)
+        )
+        found = (tensor.double() - shift) / scale
+        if self.limits is not None:
+            found = found.clamp(*self.limits)
+        return found.to(tensor.dtype if tensor.is_floating_point() else torch.float32)
+
+
+def moments(asked: Preparation, means: Tensor) -> Constants:
+    """Means and deviations from noised means of x and x², both within what the bounds allow."""
+    first, second = means.view(2, -1)
+    first = first.clamp(-1, 1)
+    variance = (second.clamp(0, 1) - first.square()).clamp(min=LEAST_DEVIATION**2)
+    assert asked.bounds is not None
+    low, high = asked.bounds
+    half = (high - low) / 2
+    shift = low + half * (first + 1)
+    return Constants(tuple(shift.tolist()), tuple((half * variance.sqrt()).tolist()))
+
+
+def centre(asked: Preparation, means: Tensor, examples: int) -> Constants:
+    """Means, as far as they are to be believed, and the scale at which records have a given norm.
+
+    Before the data are seen a mean of norm up to that of a usual record, R = reach/:data:`REACH`,
+    is as likely in one direction as in another; with noise of variance v in each of d features the
+    best linear guess is R²/(R² + d v) of what was released. Where what was released is as long as
+    noise alone would be, it says less: 1 − (d − 2) v/‖m‖² of it (James and Stein 1961).
+    """
+    assert asked.reach and asked.features and asked.becomes
+    usual = asked.reach / REACH
+    noise = asked.sigma("means") * asked.reach / examples
+    trust = usual**2 / (usual**2 + asked.features * noise**2)
+    length = float(means.square().sum())
+    if length > 0:
+        trust = max(0.0, min(trust, 1 - (asked.features - 2) * noise**2 / length))
+    scale = usual / asked.becomes
+    return Constants(tuple((trust * means).tolist()), (scale,) * asked.features)
+
+
+def rescaled(asked: Preparation, centred: Constants, norm: float, examples: int) -> Constants:
+    """Means as they are, and the scale at which records of the norm released have the given one.
+
+    Before the data are seen the logarithm of a usual record's norm, against :data:`LIKELY` of what
+    is declared, is as likely above 0 as below, with variance :data:`SPREAD`; the best linear guess
+    from a release with noise of variance v is SPREAD/(SPREAD + v) of it.
+
+    Args:
+        norm: the noised mean of that logarithm, over so many ``examples``.
+    """
+    noise = asked.sigma("norms") * asked.norm("norms") / examples
+    limit = math.log(WITHIN)
+    believed = min(limit, max(-limit, SPREAD / (SPREAD + noise**2) * norm))
+    factor = LIKELY * math.exp(believed)
+    return replace(centred, scale=tuple(factor * scale for scale in centred.scale))
+
+
+def quantiles(asked: Preparation, means: Tensor) -> Constants:
+    """From noised histograms the ends between which all but the tails lie, mapped to 0 and 1."""
+    assert asked.bounds is not None
+    low, high = asked.bounds
+    shares = means.view(asked.features or 0, asked.bins).clamp(min=0)
+    below = shares.cumsum(1) / shares.sum(1, keepdim=True).clamp(min=1e-300)
+    first = (below < asked.tails).sum(1).clamp(max=asked.bins - 1)
+    last = (below < 1 - asked.tails).sum(1).clamp(max=asked.bins - 1)
+    width = (high - low) / asked.bins
+    start = low + width * first.double()
+    scale = width * (last + 1 - first).clamp(min=1).double()
+    return Constants(tuple(start.tolist()), tuple(scale.tolist()), (0.0, 1.0))
+
+
+def shares(means: Tensor) -> tuple[float, ...]:
+    """Shares of the classes, none of them negative, summing to 1."""
+    counted = means.clamp(min=0)
+    total = float(counted.sum())
+    if not total > 0:
+        return tuple([1 / len(counted)] * len(counted))
+    return tuple((counted / total).tolist())
+
+
+# **Formal guarantee.** Each statistic is one private sum over all records (:mod:`rounds`): records'
+# own vectors, bounded in norm by what is declared, with Gaussian noise, noted in a transcript under
+# its own name. The constants follow from the noised sums. What a run of the plan then states covers
+# these releases as its first rounds.
 
 
 class Paying(Protocol):
@@ -139,14 +339,14 @@ def released(plan: Paying, records: Records, seeds: Seeds | None = None) -> Prep
     found: dict[str, Tensor] = {}
     transcript = Transcript()
     seeds = seeds or Seeds()
-    centre: tuple[float, ...] = ()
+    middle: tuple[float, ...] = ()
     for place, statistic in enumerate(asked.statistics):
         rounds = _rounds(plan, asked, statistic, seeds.part(place))
         total = rounds.open(0)
-        total.add(torch.nn.Module(), Vectors(records, asked, statistic, centre))
+        total.add(torch.nn.Module(), Vectors(records, asked, statistic, middle))
         found[statistic] = _mean(total.release())
         if statistic == "means":
-            centre = constants.centre(asked, found[statistic], plan.examples).shift
+            middle = centre(asked, found[statistic], plan.examples).shift
         transcript.extend(rounds.transcript)
     return Prepared(
         asked,
@@ -182,13 +382,66 @@ def _mean(noised: NoisedSum) -> Tensor:
 def _constants(asked: Preparation, released: Mapping[str, Tensor], examples: int) -> Constants:
     found = Constants()
     if "means" in released:
-        found = constants.centre(asked, released["means"], examples)
+        found = centre(asked, released["means"], examples)
     if "norms" in released:
-        found = constants.rescaled(asked, found, float(released["norms"]), examples)
+        found = rescaled(asked, found, float(released["norms"]), examples)
     if "moments" in released:
-        found = constants.moments(asked, released["moments"])
+        found = moments(asked, released["moments"])
     if "quantiles" in released:
-        found = constants.quantiles(asked, released["quantiles"])
+        found = quantiles(asked, released["quantiles"])
     if "classes" in released:
-        found = replace(found, shares=constants.shares(released["classes"]))
+        found = replace(found, shares=shares(released["classes"]))
     return found
+
+
+# That what was released to prepare the data is what a plan pays for.
+
+
+def require_prepared(plan: Paying, prepared: Prepared | None) -> None:
+    """Refuse a run whose first releases are not those that its plan accounts for.
+
+    Raises:
+        ValueError: no preparation where the plan has one, one that the plan does not have, or
+            one that was released otherwise.
+    """
+    if prepared is None:
+        if plan.preparation is not None:
+            raise ValueError(
+                "the plan pays for a preparation of the data: release it with prepared = "
+                "forethought.prepare(plan, data), apply it to the inputs, and give prepared="
+            )
+        return
+    if plan.preparation != prepared.preparation or plan.examples != prepared.examples:
+        raise ValueError(
+            "prepared= is not what the plan pays for: its releases would be in no ε. Make the plan "
+            "with forethought.plan(preparation=...) first, and prepare with that plan"
+        )
+    paid = prepared.preparation.parts()
+    found = Mechanism(*paid, adjacency=plan.mechanism.adjacency)
+    prepared.transcript.require(found)
+
+
+def require_unprepared(plan: Paying, what: str) -> None:
+    """Refuse a plan that pays for a preparation where several runs share one accounting.
+
+    Args:
+        what: the caller, such as ``"train_until"``.
+
+    Raises:
+        ValueError: the plan has a preparation.
+    """
+    if plan.preparation is not None:
+        raise ValueError(
+            f"{what} accounts for its runs only, and this plan pays for a preparation of the data "
+            "before them: standardise with public constants, and plan without preparation="
+        )
+
+
+def with_preparation(prepared: Prepared | None, transcript: Transcript) -> Transcript:
+    """All releases of a run, those of the preparation first."""
+    if prepared is None:
+        return transcript
+    whole = Transcript()
+    whole.extend(prepared.transcript)
+    whole.extend(transcript)
+    return whole

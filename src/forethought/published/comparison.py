@@ -14,11 +14,11 @@ from forethought.accounting.strong_adversary import KnownHits
 from forethought.mechanism import Mechanism, Rounds, UnsupportedMechanismError
 from forethought.published.closed_form import (
     SampleSizes,
+    approximate_clt_epsilon,
     closed_form_epsilon,
     theorem_3_1,
     theorem_b_4,
 )
-from forethought.published.clt import approximate_clt_epsilon
 from forethought.samplings import Poisson
 
 

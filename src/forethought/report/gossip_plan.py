@@ -10,7 +10,7 @@ from rich.table import Table
 from forethought.report.federation import SHOWN
 
 if TYPE_CHECKING:
-    from forethought.jobs.gossip_plan import GossipRehearsal, Tried
+    from forethought.jobs.gossip import GossipRehearsal, Tried
     from forethought.planning.gossip import GossipPlan
 
 

@@ -24,7 +24,7 @@ from forethought.accounting.statement import Statement, account
 from forethought.caveats import Caveat
 from forethought.contributions import Persons
 from forethought.plans import Plan
-from forethought.preparing.paid import require_prepared
+from forethought.preparing.prepare import require_prepared
 from forethought.rounds.losses import Loss, check_loss, cross_entropy
 from forethought.rounds.private_sum import PrivateRounds, RoundError
 from forethought.rounds.randomness import Secrets, Seeds

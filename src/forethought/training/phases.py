@@ -28,7 +28,7 @@ from forethought.checks import one_of, real
 from forethought.data import Dataset as LoadedData
 from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
-from forethought.preparing.paid import require_unprepared
+from forethought.preparing.prepare import require_unprepared
 from forethought.rounds.losses import Loss
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.transcript import Transcript, TranscriptError

@@ -16,12 +16,10 @@ from torch.nn import functional as F
 from forethought.caveats import Caveat
 from forethought.contributions import Persons
 from forethought.data import Dataset
-from forethought.data.error import DataError
+from forethought.data.files import DataError
 from forethought.data.persons import EMPTY, PersonRows, by_person
 from forethought.plans import Plan
-from forethought.preparing.constants import Constants
-from forethought.preparing.paid import require_prepared
-from forethought.preparing.prepare import Prepared
+from forethought.preparing.prepare import Constants, Prepared, require_prepared
 from forethought.rounds.losses import Loss, cross_entropy, label_cross_entropy, squared_error
 from forethought.rounds.records import Records, content
 from forethought.rounds.sampling import Indices
@@ -415,7 +413,7 @@ def require_answered(plan: Plan, prepared: Prepared | None) -> None:
     """Refuse a run that has not what its plan pays for and that it cannot release by itself.
 
     Raises:
-        ValueError: as :func:`forethought.preparing.paid.require_prepared`.
+        ValueError: as :func:`forethought.preparing.prepare.require_prepared`.
     """
     asked = plan.preparation
     if prepared is not None or asked is None or not asked.centres:

@@ -18,8 +18,7 @@ from forethought.assumed import linear_layer
 from forethought.augmentation import Augmentation
 from forethought.caveats import Caveat
 from forethought.plans import Plan
-from forethought.preparing.paid import require_prepared, with_preparation
-from forethought.preparing.prepare import Prepared, released
+from forethought.preparing.prepare import Prepared, released, require_prepared, with_preparation
 from forethought.rounds.losses import Loss, check_loss, default_loss
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds

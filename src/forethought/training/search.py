@@ -39,7 +39,7 @@ from forethought.contributions import Persons
 from forethought.data import Dataset as LoadedData
 from forethought.data.persons import PersonRows
 from forethought.plans import Plan
-from forethought.preparing.paid import require_unprepared
+from forethought.preparing.prepare import require_unprepared
 from forethought.rounds.clip_norm import noised_count
 from forethought.rounds.losses import Loss
 from forethought.rounds.randomness import BoundNoise, Secrets, Seeds, Stream, encoded

@@ -1,20 +1,14 @@
-"""A rehearsal: the same plan, end to end, on data that nobody has to protect.
-
-Every repeat draws training and test records of the plan's size from a public or synthetic source,
-builds a fresh model and runs :func:`forethought.train` with the very plan: same mechanism, same
-number of records, same noise. What comes out is a prediction of accuracy before any private record
-is touched. It is as good as the source resembles the private data. No statistic of the source says
-how good; what is known is how far rehearsals were off on pairs of data sets in a declared relation
-(:mod:`forethought.utility.resemblance`).
-"""
+"""A rehearsal: the same plan, end to end, on data that nobody has to protect."""
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
@@ -25,24 +19,241 @@ from forethought.assumed import is_linear
 from forethought.checks import one_of, real, whole
 from forethought.data import Dataset
 from forethought.data.dataset import Split
+from forethought.data.synthetic import like
 from forethought.plans import Plan
 from forethought.rounds.losses import Loss
 from forethought.serialisation import Stored, plain
 from forethought.training.run import train
 from forethought.turns import turns
-from forethought.utility.rehearsal_records import PublicProxy, draws, mixed
-from forethought.utility.resemblance import (
-    HELD,
-    LEVEL,
-    NETWORKS,
-    RELATIONS,
-    REPEATS,
-    Network,
-    Relation,
-    calibrated,
-    network_of,
-    scores_of,
+
+# How far a rehearsal may be off because the private data are not the public ones.
+#
+# No statistic of the public data says that. What can be said is how far rehearsals were off on
+# other pairs of a public and a private set in the same *relation*: split conformal prediction, in
+# the form that widens an interval (Romano, Patterson and Candès 2019, "Conformalized Quantile
+# Regression"), with scores E = max(g(low) − g(achieved), g(achieved) − g(high)) and g(p) = ln((p +
+# κ)/(1 − p + κ)), so that a point near 100 % counts more than one near 50 %.
+#
+# Pairs that share a data set resemble each other: what is independent are data sets. So the
+# quantile is hierarchical (Lee, Barber and Willett 2023, "Distribution-free inference with
+# hierarchical data", Theorem 1): of K data sets with N_k pairs each, Q is the smallest score at
+# which the weights 1/((K + 1) N_k) of the scores up to it sum to the level, and [g⁻¹(g(low) − Q),
+# g⁻¹(g(high) + Q)] holds the accuracy of a pair of one more data set with a chance of at least the
+# level, *if* that data set is like those (exchangeable with them). An interval is never made
+# narrower than the run's.
+
+
+Relation = Literal["same source", "same task", "same shape", "synthetic"]
+RELATIONS: tuple[Relation, ...] = get_args(Relation)
+# Kinds of networks that are told apart; HELD has those that rehearsals were measured with.
+Network = Literal["perceptron", "convolutional"]
+NETWORKS: tuple[Network, ...] = get_args(Network)
+Scores = Mapping[str, Sequence[float]]
+# What the pairs were rehearsed with: a run's interval of this level, from so many repeats.
+LEVEL, REPEATS = 0.9, 6
+_KAPPA = 0.005
+
+# Scores of 120 pairs a relation of twelve data sets, of linear models and of a perceptron of 32
+# units, by `python experiments/defaults/rehearsals.py --constants`, from rehearsals.jsonl beside
+# it; pairs.py there says how pairs are made. "synthetic" and "same shape" have none: calibrated
+# like the others', their intervals held 36 of 60 and 49 of 58 pairs of other data sets.
+SCORES: dict[str, dict[str, Scores]] = json.loads(
+    Path(__file__).with_name("resemblance.json").read_text(encoding="utf-8")
 )
+_LAYERS: dict[frozenset[str], Network] = {
+    frozenset({"Linear"}): "perceptron",
+    frozenset({"Linear", "Conv2d"}): "convolutional",
+    frozenset({"Conv2d"}): "convolutional",
+}
+
+
+def network_of(model: Any) -> Network | None:
+    """Which kind of network a torch module is, of those that are told apart.
+
+    Returns:
+        By the layers that have weights: None for a linear model, and for one with other layers than
+        linear ones and convolutions.
+    """
+    if is_linear(model):
+        return None
+    weighed = {type(m).__name__ for m in model.modules() if list(m.parameters(recurse=False))}
+    return _LAYERS.get(frozenset(weighed))
+
+
+def _odds(share: float) -> float:
+    return math.log((share + _KAPPA) / (1 - share + _KAPPA))
+
+
+def _share(odds: float) -> float:
+    found = (1 + 2 * _KAPPA) / (1 + math.exp(-odds)) - _KAPPA
+    return min(1.0, max(0.0, found))
+
+
+def score(interval: tuple[float, float], achieved: float) -> float:
+    """How far, in log-odds, an accuracy lies outside an interval; negative inside it."""
+    low, high = map(_odds, interval)
+    return max(low - _odds(achieved), _odds(achieved) - high)
+
+
+def scores_of(relation: Relation | None, model: str | None) -> Scores:
+    """Scores of the pairs that are calibrated on, by data set; none where nothing is known.
+
+    Args:
+        model: "linear", or which of :data:`NETWORKS`; None: another.
+    """
+    if relation is None or model is None or relation not in HELD.get(model, {}):
+        return {}
+    return SCORES[model][relation]
+
+
+def quantile(scores: Scores, level: float) -> float | None:
+    """The score Q that one more data set's pair has at most, with a chance of ``level``.
+
+    Returns:
+        None where there are too few data sets, K of them, for the level: above K/(K + 1).
+    """
+    sets = len(scores) + 1
+    weighed = sorted((one, 1 / (sets * len(of))) for of in scores.values() for one in of)
+    summed = 0.0
+    for one, weight in weighed:
+        summed += weight
+        if summed >= level - 1e-9:
+            return one
+    return None
+
+
+def calibrated(
+    interval: tuple[float, float], scores: Scores, level: float
+) -> tuple[float, float] | None:
+    """An interval moved outward, or inward, by the quantile of other pairs' scores.
+
+    Args:
+        interval: of a further run on the public data, of :data:`LEVEL`.
+
+    Returns:
+        Shares in [0, 1]; None where there are too few data sets for the level.
+    """
+    extra = quantile(scores, level)
+    if extra is None:
+        return None
+    low, high = _odds(interval[0]) - extra, _odds(interval[1]) + extra
+    if low > high:  # pairs agreed more than their repeats did
+        low = high = (low + high) / 2
+    return _share(low), _share(high)
+
+
+# How many fresh pairs' intervals of 90 % held what was achieved, of how many: pairs of data sets
+# that nothing is calibrated on. From experiments/defaults/rehearsals.md; fresh_pairs.py there has
+# the rule and the pairs, written down before any of them was run.
+HELD: dict[str, dict[Relation, tuple[int, int]]] = {
+    "linear": {"same source": (65, 66), "same task": (65, 66)},
+    "perceptron": {"same source": (64, 66), "same task": (64, 66)},
+}
+
+
+# The records that a rehearsal's repeats train and test on: from a pool, or drawn for each.
+
+
+PublicProxy = Dataset | Callable[[int], Dataset]
+
+
+@dataclass(frozen=True)
+class SyntheticSource:
+    """From a seed to another task of one shape; see :func:`forethought.data.synthetic.like`."""
+
+    shape: tuple[int, ...]
+    classes: int
+    examples: int
+    noise: float = 1.0
+    relation: ClassVar[Relation] = "synthetic"
+
+    def __call__(self, seed: int) -> Dataset:
+        return like(self.shape, self.classes, self.examples, noise=self.noise, seed=seed)
+
+
+def synthetic(
+    shape: tuple[int, ...], classes: int, examples: int, *, noise: float = 1.0
+) -> SyntheticSource:
+    """A source of synthetic data for :func:`rehearse`: every seed is another task of this shape.
+
+    Args:
+        shape, classes, examples, noise: see :func:`forethought.data.synthetic.like`.
+    """
+    return SyntheticSource(shape, classes, examples, noise)
+
+
+DrawRecords = Callable[[int], tuple[Split, Split, float, str]]
+
+
+def draws(data: PublicProxy, examples: int, test_examples: int | None, seed: int) -> DrawRecords:
+    """From a repeat's number to training part, test part, share of distinct records, name.
+
+    Raises:
+        ValueError: a pool too small to test on, or a function that makes another size.
+    """
+    if not isinstance(data, Dataset):
+        if test_examples is not None:
+            raise ValueError("generated data has its own test part: leave test_examples out")
+
+        def generate(repeat: int) -> tuple[Split, Split, float, str]:
+            made = data(mixed(seed, repeat))
+            if len(made.train) != examples or made.test is None or not len(made.test):
+                tested = 0 if made.test is None else len(made.test)
+                raise ValueError(
+                    f"the function made {len(made.train)} training and {tested} test records: the "
+                    f"plan is for {examples}, and a rehearsal needs some to test on"
+                )
+            return made.train, made.test, 1.0, made.name
+
+        return generate
+    parts = [data.train] if data.test is None else [data.train, data.test]
+    inputs = np.concatenate([part.inputs for part in parts])
+    targets = np.concatenate([part.targets for part in parts])
+    size = len(targets)
+    default = max(1, size // 5) if data.test is None else len(data.test)
+    tested = whole("test_examples", default if test_examples is None else test_examples)
+    if tested >= size:
+        raise ValueError(
+            f"{data.name} has {size} records: {tested} to test on leave none to train on. Choose "
+            "a smaller test_examples, or a larger source"
+        )
+
+    # Test parts are apart as long as the pool lasts, and training parts, too, where it is large:
+    # records that repeats share would hide how much the next ones differ.
+    apart = size >= 2 * (examples + tested)
+    each = examples + tested if apart else tested
+
+    def draw(repeat: int) -> tuple[Split, Split, float, str]:
+        cycle, place = divmod(repeat, size // each)
+        order = np.roll(np.random.default_rng([seed, cycle]).permutation(size), -place * each)
+        held, rest = order[:tested], order[tested:]
+        random = np.random.default_rng([seed, cycle, repeat])
+        if not apart:
+            rest = random.permutation(rest)
+        chosen = rest[:examples] if examples <= len(rest) else random.choice(rest, examples)
+        distinct = len(np.unique(chosen)) / examples
+        return (
+            Split(inputs[chosen], targets[chosen]),
+            Split(inputs[held], targets[held]),
+            distinct,
+            data.name,
+        )
+
+    return draw
+
+
+def mixed(seed: int, repeat: int) -> int:
+    """A seed of its own for each repeat."""
+    return int(np.random.SeedSequence([seed, repeat]).generate_state(1)[0])
+
+
+# Every repeat draws training and test records of the plan's size from a public or synthetic source,
+# builds a fresh model and runs :func:`forethought.train` with the very plan: same mechanism, same
+# number of records, same noise. What comes out is a prediction of accuracy before any private
+# record is touched. It is as good as the source resembles the private data. No statistic of the
+# source says how good; what is known is how far rehearsals were off on pairs of data sets in a
+# declared relation (:mod:`forethought.utility.rehearsal`).
+
 
 REHEARSAL_SCHEMA = "forethought/rehearsal/4"
 
@@ -122,7 +333,7 @@ class Rehearsal(Stored):
         """Where the private run's accuracy will be, with a chance of at least ``level``.
 
         That is so if the private and the public data set stand to each other as those of the pairs
-        do that it is calibrated on (:mod:`forethought.utility.resemblance`): :attr:`run_interval`,
+        do that it is calibrated on (:mod:`forethought.utility.rehearsal`): :attr:`run_interval`,
         widened by as much as rehearsals were off there. (0, 1) where nothing is known.
         """
         return self._widened() or (0.0, 1.0)

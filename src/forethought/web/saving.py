@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forethought.jobs.toml import to_toml
+from forethought.jobs.request import to_toml
 from forethought.web.planner import SettingError, Settings
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,60}\.(json|toml)")

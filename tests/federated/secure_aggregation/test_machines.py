@@ -11,7 +11,7 @@ import pytest
 
 from forethought.exchange import events as on
 from forethought.exchange.messages import SERVER, Join, Update
-from forethought.exchange.storing import LedgerState
+from forethought.exchange.storage import LedgerState
 from forethought.federated.federation import Federation, FederationError, Member
 from forethought.federated.secure_aggregation.client import SecureClient
 from forethought.federated.secure_aggregation.messages import MaskedSum, MaskRequest, Unmasking

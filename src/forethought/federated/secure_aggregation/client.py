@@ -15,7 +15,7 @@ from collections.abc import Callable
 from forethought.exchange import events as on
 from forethought.exchange.events import Alarm, Effect, Received, Send
 from forethought.exchange.messages import SERVER, Update
-from forethought.exchange.storing import LedgerState
+from forethought.exchange.storage import LedgerState
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Federation
 from forethought.federated.secure_aggregation.messages import (

@@ -16,7 +16,7 @@ import numpy as np
 from forethought.exchange import events as on
 from forethought.exchange.events import Alarm, Effect, Received, Send, Woken
 from forethought.exchange.messages import Join, Leave, Model, Refusal, Update, Vector
-from forethought.exchange.storing import Closed
+from forethought.exchange.storage import Closed
 from forethought.federated.federation import Federation
 from forethought.federated.secure_aggregation.aggregator import Aggregator
 from forethought.federated.secure_aggregation.client import settings_of
