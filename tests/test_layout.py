@@ -99,7 +99,7 @@ def test_a_room_imports_from_rooms_below_it_only(lint_imports: str, tmp_path: Pa
 
     assert kept() == "kept"
     for room, line, broken in (
-        ("gradients/explain.py", "from forethought.training import run", "Imports point downward"),
+        ("gradients/passes.py", "from forethought.training import run", "Imports point downward"),
         ("accounting/exact.py", "import torch", "never load torch"),
         ("jobs/load.py", "from forethought.report import terminal", "Nobody but commands"),
     ):

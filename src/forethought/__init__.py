@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 # MKL's products of odd widths then have the same bits wherever a row begins in memory, at no cost.
-# It is read when torch computes its first product; gradients/probing.py finds out if it was not.
+# It is read when torch computes its first product; gradients/clipped.py finds out if it was not.
 os.environ.setdefault("MKL_CBWR", "AUTO")
 
 __version__ = "0.2.0"

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from forethought.gossip.gossip import GossipError as GossipError
     from forethought.gossip.graphs import GraphError as GraphError
     from forethought.gossip.mixing import MixingError as MixingError
-    from forethought.gradients.fallback import SlowGradientsWarning as SlowGradientsWarning
+    from forethought.gradients.passes import SlowGradientsWarning as SlowGradientsWarning
     from forethought.holders.work import HolderError as HolderError
     from forethought.jobs.job import JobError as JobError
     from forethought.mechanism import UnsupportedMechanismError as UnsupportedMechanismError

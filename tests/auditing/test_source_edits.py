@@ -29,7 +29,7 @@ EDITS = {
         "is not the noise that belongs to its sum",
     ),
     "clipping": (
-        "gradients/clipping.py",
+        "gradients/sums.py",
         "    scaled = norms.total.reciprocal().mul_(clip_norm / _margin(norms.by_parameter))",
         "    scaled = 1e30 + 0 * norms.total",
         "is not the sum of the batch's contributions",

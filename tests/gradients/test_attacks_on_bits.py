@@ -18,9 +18,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from forethought.gradients import SlowGradientsWarning, Term, Use, clipped_sum, clipping
+from forethought.gradients import SlowGradientsWarning, Term, Use, clipped_sum, sums
 from forethought.gradients.blocks import Blocks, planned
-from forethought.gradients.registry import RULES
+from forethought.gradients.terms import RULES
 from forethought.privacy import Clip, Examples, Round
 from forethought.rounds.contributions import Batch, ExampleGradients, Gradients
 from forethought.rounds.records import TensorRecords
@@ -65,15 +65,15 @@ def moved(before: tuple, after: tuple, model: nn.Module, micro_batch: int | None
     chosen = Round(
         0, 0, count, FullBatch(), Examples(), Clip(C), C, 1.0, 1.0, "gaussian", float(count)
     )
-    how = Gradients(absolute, clipping.flat, micro_batch)
-    sums = []
+    how = Gradients(absolute, sums.flat, micro_batch)
+    found = []
     for x, y in (before, after):
         ((name, weight),) = model.named_parameters()
         into = {name: torch.zeros_like(weight, dtype=torch.float64)}
         batch = Batch(np.arange(len(x)), None, len(x))
         ExampleGradients().add(into, model, TensorRecords(x, y), batch, chosen, how)
-        sums.append(into[name])
-    return float((sums[1] - sums[0]).norm()) / C
+        found.append(into[name])
+    return float((found[1] - found[0]).norm()) / C
 
 
 def records(record: torch.Tensor, target: float, count: int, places: range) -> tuple:

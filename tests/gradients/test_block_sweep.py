@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from forethought.gradients import SlowGradientsWarning
 from forethought.gradients.blocks import Blocks, planned
 from forethought.gradients.clipped import numbers_behind
-from forethought.gradients.watching import bits
+from forethought.gradients.lanes import bits
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     **{

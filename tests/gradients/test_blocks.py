@@ -14,10 +14,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from drawn import rand
-from forethought.gradients import SlowGradientsWarning, blocks, chain, clipped_sum, probing
+from forethought.gradients import SlowGradientsWarning, blocks, chain, clipped, clipped_sum
 from forethought.gradients.blocks import UNIT, Blocks, filled, planned
 from forethought.gradients.clipped import numbers_behind
-from forethought.gradients.watching import bits
+from forethought.gradients.lanes import bits
 from forethought.rounds.losses import cross_entropy, squared_error
 
 
@@ -97,7 +97,7 @@ def settled(sizes: tuple[int, ...]) -> Blocks:
         trained = dict(model.named_parameters())
         return computed(model, cross_entropy, trained, None, 1, rows, real, used)
 
-    return probing.probed(
+    return clipped.probed(
         Blocks(sizes), model, cross_entropy, (x, y), dict(model.named_parameters()), 1, compute
     )
 
@@ -141,7 +141,7 @@ def test_what_the_data_say_does_not_reach_the_probe() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with contextlib.suppress(Exception):
-                probing.probed(planned(40, 6), model, cross_entropy, (x * scale, y), {}, 1, compute)
+                clipped.probed(planned(40, 6), model, cross_entropy, (x * scale, y), {}, 1, compute)
         tried.append(torch.stack(made[:1]))
     assert torch.equal(*tried)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from forethought.gradients import SlowGradientsWarning, boundary, clipped_sum, refusals
+from forethought.gradients import SlowGradientsWarning, boundary, clipped_sum, lanes
 from forethought.gradients.lanes import Lanes
 
 
@@ -104,7 +104,7 @@ def test_a_fault_of_our_own_is_not_called_the_model_s(monkeypatch: pytest.Monkey
         return lanes.no_such_thing
 
     monkeypatch.setattr(Lanes, "__enter__", faulty)
-    monkeypatch.setattr(refusals, "_OURS", Path(__file__).parent)
+    monkeypatch.setattr(lanes, "_OURS", Path(__file__).parent)
     with pytest.raises(RuntimeError, match=r"fault of forethought's.*no_such_thing"):
         clipped_sum(nn.Conv1d(2, 2, 1), square, torch.randn(3, 2, 4), torch.zeros(3), 1.0)
 

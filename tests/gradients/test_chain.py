@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from drawn import randn, reseed
-from forethought.gradients import chain, clipped_sum, clipping, once, sums
-from forethought.gradients.rounding import CHARGE
+from forethought.gradients import chain, clipped_sum, sums
+from forethought.gradients.terms import CHARGE
 from forethought.rounds.losses import cross_entropy
 
 
@@ -121,7 +121,7 @@ def test_many_positions_of_one_example(taken: list[bool]) -> None:
     assert any(taken)
 
 
-@pytest.mark.parametrize("rule", [clipping.automatic(0.1), clipping.per_layer()])
+@pytest.mark.parametrize("rule", [sums.automatic(0.1), sums.per_layer()])
 def test_other_rules_and_long_batches_take_the_general_sum(rule: Any) -> None:
     model, (inputs, targets) = deep(nn.Tanh()), data(20, examples=600)
     given = [chain.uses_of(model, cross_entropy, inputs, targets, dict(model.named_parameters()))]
@@ -142,7 +142,7 @@ def test_the_short_sum_is_the_general_one(examples: int, clip_norm: float) -> No
     model, (inputs, targets) = deep(nn.Tanh()), data(20, examples=examples)
     trained = dict(model.named_parameters())
     uses = chain.uses_of(model, cross_entropy, inputs, targets, trained)
-    short = once.clip_and_sum_once(uses, clip_norm, None)
+    short = sums.clip_and_sum_once(uses, clip_norm, None)
     assert short is not None
     terms = chain.as_terms(uses, trained, examples)
     wanted, norms = sums.clip_and_sum(terms, trained, clip_norm)
@@ -164,14 +164,14 @@ def test_numbers_out_of_range_are_left_to_the_general_sum(value: float) -> None:
 
 
 def test_the_short_sum_refuses_what_its_bound_does_not_cover() -> None:
-    uses = [once.Once(torch.ones(300, 2), torch.ones(300, 3), "w", None)]
-    assert once.clip_and_sum_once(uses, 1.0, None) is None  # too long for one float32 block
-    few = [once.Once(torch.ones(30, 2), torch.ones(30, 3), "w", None)]
-    assert once.clip_and_sum_once(few, 1.0, None) is not None
-    assert once.clip_and_sum_once(few, 1.0, 10_000) is None  # a small piece of a long round
-    assert once.clip_and_sum_once(few, 2.0**-70, None) is None
-    many = [once.Once(torch.full((3, 2), 1e30), torch.ones(3, 3), "w", None)]
-    assert once.clip_and_sum_once(many, 1.0, None) is None
+    uses = [sums.Once(torch.ones(300, 2), torch.ones(300, 3), "w", None)]
+    assert sums.clip_and_sum_once(uses, 1.0, None) is None  # too long for one float32 block
+    few = [sums.Once(torch.ones(30, 2), torch.ones(30, 3), "w", None)]
+    assert sums.clip_and_sum_once(few, 1.0, None) is not None
+    assert sums.clip_and_sum_once(few, 1.0, 10_000) is None  # a small piece of a long round
+    assert sums.clip_and_sum_once(few, 2.0**-70, None) is None
+    many = [sums.Once(torch.full((3, 2), 1e30), torch.ones(3, 3), "w", None)]
+    assert sums.clip_and_sum_once(many, 1.0, None) is None
 
 
 def test_a_loss_that_uses_the_weights_is_not_cut_short(taken: list[bool]) -> None:
@@ -292,7 +292,7 @@ def test_a_forgotten_bias_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def forgetful(*arguments: Any) -> Any:
         return [
-            once.Once(use.inputs, use.gradients, use.weight, None) for use in uses_of(*arguments)
+            sums.Once(use.inputs, use.gradients, use.weight, None) for use in uses_of(*arguments)
         ]
 
     monkeypatch.setattr(chain, "uses_of", forgetful)

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 
 from drawn import randint, randn, reseed
 from forethought.gradients import clipped_sum, example_losses, patches
-from forethought.gradients.clipping import automatic, per_layer
-from forethought.gradients.rounding import CHARGE
+from forethought.gradients.sums import automatic, per_layer
+from forethought.gradients.terms import CHARGE
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:

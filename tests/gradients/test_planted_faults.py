@@ -17,10 +17,9 @@ from zoo import oracle
 from zoo.oracle import assert_isolated, compare
 
 from drawn import randn, reseed
-from forethought.gradients import boundary, clipped_sum, lanes, passes, refusals, registry, sums
-from forethought.gradients.state import State
-from forethought.gradients.surroundings import Surroundings
-from forethought.gradients.tap import Site
+from forethought.gradients import boundary, clipped_sum, lanes, passes, sums, terms
+from forethought.gradients.lanes import Site
+from forethought.gradients.state import State, Surroundings
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -72,14 +71,14 @@ def test_a_rule_that_is_off_by_half_a_thousandth(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, x, y = subject()
-    rules = {f: rule for f, rule in registry.RULES.items() if rule.name == name}
+    rules = {f: rule for f, rule in terms.RULES.items() if rule.name == name}
     own = next(iter(rules.values())).gradients
 
     def off(use: Any) -> Any:
         return own(dataclasses.replace(use, gradient=use.gradient * 1.0005))
 
     for function, rule in rules.items():
-        monkeypatch.setitem(registry.RULES, function, dataclasses.replace(rule, gradients=off))
+        monkeypatch.setitem(terms.RULES, function, dataclasses.replace(rule, gradients=off))
     with caught():
         compare(model.double(), loss, x.double(), y, 1e-6)
 
@@ -123,7 +122,7 @@ def test_a_saved_value_of_the_next_example(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_whole_batch_function_that_mixes(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x, y = subject()
     function = F.scaled_dot_product_attention
-    own = registry.PHYSICAL[function]
+    own = terms.PHYSICAL[function]
 
     def mixing(lanes: Any, *args: Any, **kwargs: Any) -> Any:
         result = own(lanes, *args, **kwargs)
@@ -132,7 +131,7 @@ def test_a_whole_batch_function_that_mixes(monkeypatch: pytest.MonkeyPatch) -> N
             whole = whole + 0.01 * whole.mean(dim, keepdim=True)
         return boundary.lane(whole, dim, lanes.level)
 
-    monkeypatch.setitem(registry.PHYSICAL, function, mixing)
+    monkeypatch.setitem(terms.PHYSICAL, function, mixing)
     with caught():
         compare(model, loss, x, y, wide=True)
     with caught():
@@ -148,7 +147,7 @@ def test_state_kept_across_examples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_backward_hooks_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusals, "hooked", lambda modules: None)
+    monkeypatch.setattr(lanes, "hooked", lambda modules: None)
     with caught():
         withstand(test_backward.attack["hook_of_a_parameter"])
 
@@ -167,7 +166,7 @@ def test_a_vmap_rule_of_the_users_let_in(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_batching_rule_of_torch_taken_at_its_word(monkeypatch: pytest.MonkeyPatch) -> None:
     for function in (torch.roll, Tensor.roll):
-        for table in (lanes.HANDLERS, lanes.ALWAYS, registry.PHYSICAL):
+        for table in (lanes.HANDLERS, lanes.ALWAYS, terms.PHYSICAL):
             monkeypatch.delitem(table, function, raising=False)
     with caught():
         withstand(test_batching_rules.attack["rolling_a_number"])

@@ -20,8 +20,7 @@ from forethought.gradients import (
     clipped_sum,
     explain,
 )
-from forethought.gradients.registry import RULES, register
-from forethought.gradients.rounding import CHARGE
+from forethought.gradients.terms import CHARGE, RULES, register
 
 
 def squares(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -12,13 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from drawn import rand, randn, stream
-from forethought.gradients import clipped_sum, clipping, rounding, sums
-from forethought.gradients.ghost import OneHot
+from forethought.gradients import clipped_sum, sums, terms
 from forethought.gradients.patches import Convolved, Window
-from forethought.gradients.precision import Measured
-from forethought.gradients.rounding import CHARGE
-from forethought.gradients.sums import clip_and_sum
-from forethought.gradients.terms import BoundedTerm, Dense, Outer, Term, bounded, mass_of
+from forethought.gradients.sums import Measured, clip_and_sum
+from forethought.gradients.terms import (
+    CHARGE,
+    BoundedTerm,
+    Dense,
+    OneHot,
+    Outer,
+    Term,
+    bounded,
+    mass_of,
+)
 
 B = 5
 
@@ -184,9 +190,9 @@ def test_contributions_stay_within_the_clipping_norm(
 ) -> None:
     # The factors that are used, against the exact norm of what they are used on.
     clip = {
-        "flat": clipping.flat,
-        "automatic": clipping.automatic(0.01),
-        "per-layer": clipping.per_layer(),
+        "flat": sums.flat,
+        "automatic": sums.automatic(0.01),
+        "per-layer": sums.per_layer(),
     }[rule]
     used: list[Tensor] = []
     plan = sums.block_lengths
@@ -476,7 +482,7 @@ def test_what_underflows_in_float32_is_added_in_float64() -> None:
 def test_a_factor_that_carries_a_number_out_of_float32_is_used_in_float64() -> None:
     left, right = torch.tensor([[[1e36, 0.0]]]), torch.tensor([[[1e-37, 0.0]]])
     trained = {"w": nn.Parameter(torch.zeros(2, 2))}
-    found, _ = clip_and_sum({"w": Outer([(left, right)])}, trained, 1e4, clipping.automatic(1e-3))
+    found, _ = clip_and_sum({"w": Outer([(left, right)])}, trained, 1e4, sums.automatic(1e-3))
     assert 0.9e4 < float(found["w"].norm()) <= 1e4
 
 
@@ -618,9 +624,9 @@ def test_mass_that_cancels_costs_the_record_itself_only() -> None:
 
 
 def test_roundings_count_the_depth_of_a_blocked_sum() -> None:
-    assert rounding.roundings(100, 30) == 34
-    assert rounding.roundings(5, 30) == 6
-    assert rounding.gamma(1 << 23, torch.float32) == math.inf
+    assert terms.roundings(100, 30) == 34
+    assert terms.roundings(5, 30) == 6
+    assert terms.gamma(1 << 23, torch.float32) == math.inf
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import left_as_found
-from forethought.gradients import boundary, clipped_sum, passes, rounding
+from forethought.gradients import boundary, clipped_sum, passes, terms
 from forethought.gradients.boundary import Answers
 from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
@@ -293,7 +293,7 @@ def test_passes_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def precisions() -> list[str]:
-    return [products.fp32_precision for products in rounding._PRODUCTS]
+    return [products.fp32_precision for products in terms._PRODUCTS]
 
 
 def test_a_precision_is_not_given_up_under_another_sum(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,13 +305,13 @@ def test_a_precision_is_not_given_up_under_another_sum(monkeypatch: pytest.Monke
         met, over = threading.Event(), threading.Event()
 
         def another() -> list[str]:
-            with rounding.exactly("cpu"):
+            with terms.exactly("cpu"):
                 met.set()
                 assert over.wait(LIMIT)
                 return precisions()
 
         with told(met), ThreadPoolExecutor(1) as pool:
-            with rounding.exactly("cpu"):
+            with terms.exactly("cpu"):
                 found = pool.submit(another)
                 assert met.wait(LIMIT)
             over.set()
@@ -319,13 +319,13 @@ def test_a_precision_is_not_given_up_under_another_sum(monkeypatch: pytest.Monke
 
     before = precisions()
     try:
-        rounding._PRODUCTS[-1].fp32_precision = "tf32"
+        terms._PRODUCTS[-1].fp32_precision = "tf32"
         assert kept()
         assert precisions()[-1] == "tf32"
-        monkeypatch.setattr(rounding, "turns", nullcontext())
+        monkeypatch.setattr(terms, "turns", nullcontext())
         assert not kept()
     finally:
-        for products, precision in zip(rounding._PRODUCTS, before, strict=True):
+        for products, precision in zip(terms._PRODUCTS, before, strict=True):
             products.fp32_precision = precision
 
 

@@ -16,7 +16,7 @@ from drawn import randint, randn, reseed, stream
 from forethought.augmentation import Augmentation
 from forethought.contributions import Persons
 from forethought.gradients import clipped_sum
-from forethought.gradients.clipping import flat
+from forethought.gradients.sums import flat
 from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
 from forethought.privacy import Clip

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from forethought.gradients import quantile_update
-from forethought.gradients.clipping import centred_count_below
+from forethought.gradients.sums import centred_count_below
 from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
 from forethought.privacy import Clip, NoiseKind

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from drawn import randint, randn, reseed, stream
-from forethought.gradients.rounding import CHARGE
+from forethought.gradients.terms import CHARGE
 from forethought.local.known import separable
 from forethought.local_updates import INNER, Local, LocalUpdates
 from forethought.mechanism import Mechanism, Rounds

@@ -14,7 +14,7 @@ from scipy import stats
 from torch import nn
 
 from drawn import randint, randn, reseed, stream
-from forethought.gradients.rounding import CHARGE
+from forethought.gradients.terms import CHARGE
 from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
 from forethought.privacy import Clip, Round

@@ -12,7 +12,7 @@ from torch import nn
 import forethought as ft
 from drawn import randint, randn, reseed, stream
 from forethought.gradients import clipped_sum
-from forethought.gradients.parts import clipped_sums
+from forethought.gradients.clipped import clipped_sums
 from forethought.rounds.losses import default_loss
 from forethought.rounds.private_sum import PrivateRounds, PrivateSum, RoundError
 from forethought.rounds.randomness import Secrets, Seeds

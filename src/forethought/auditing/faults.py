@@ -18,7 +18,7 @@ from torch import nn
 
 from forethought import mechanism
 from forethought.accounting import adaptive, attack_bounds, exact, theorems
-from forethought.gradients import clipped, clipping, once, sums
+from forethought.gradients import clipped, sums
 from forethought.mechanism import per_hit
 from forethought.rounds import clip_norm, contributions, noise, private_sum, sampling
 from forethought.rounds.randomness import BoundNoise
@@ -129,8 +129,8 @@ def _clipping(
     """Every function that turns norms into factors, broken alike wherever it is called from."""
     places = []
     for name in ("factors", "flat_factors"):
-        owners = [o for o in (clipping, clipped, contributions, sums) if hasattr(o, name)]
-        places += [(owner, name, broken(getattr(clipping, name))) for owner in owners]
+        owners = [o for o in (clipped, contributions, sums) if hasattr(o, name)]
+        places += [(owner, name, broken(getattr(sums, name))) for owner in owners]
     return replaced(*places, *more)
 
 
@@ -155,7 +155,7 @@ def _missed_layer() -> AbstractContextManager[None]:
         return factors
 
     # Plain chains have one factor for all layers: they take the general way.
-    return _clipping(broken, (once, "_scaled", lambda *_: None))
+    return _clipping(broken, (sums, "_scaled", lambda *_: None))
 
 
 def _one_pass() -> AbstractContextManager[None]:
@@ -169,7 +169,7 @@ def _one_pass() -> AbstractContextManager[None]:
         clip_norm: float,
         groups: Any = None,
         *,
-        clip: Any = clipping.flat,
+        clip: Any = sums.flat,
         **_: Any,
     ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -185,8 +185,8 @@ def _one_pass() -> AbstractContextManager[None]:
         ]
         stacked = [torch.stack(parts).double() for parts in zip(*rows, strict=True)]
         table = torch.stack([part.flatten(1).norm(dim=1) for part in stacked])
-        norms = clipping.Norms(tuple(trained), table)
-        factors = clipping.factors(norms, clip_norm, clip)
+        norms = sums.Norms(tuple(trained), table)
+        factors = sums.factors(norms, clip_norm, clip)
         return {
             name: torch.tensordot(row, part, 1)
             for name, row, part in zip(trained, factors, stacked, strict=True)

@@ -28,8 +28,8 @@ from forethought.auditing.planted import PlantedRecords, divisors, observe, reco
 from forethought.auditing.verdict import Finding, certain
 from forethought.contributions import Examples
 from forethought.gradients.clipped import numbers_behind
-from forethought.gradients.clipping import flat
-from forethought.gradients.watching import bits
+from forethought.gradients.lanes import bits
+from forethought.gradients.sums import flat
 from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
 from forethought.privacy import Clip

@@ -30,7 +30,7 @@ from forethought.convex.problems import (
     SmoothedHinge,
     SoftmaxRegression,
 )
-from forethought.gradients.clipping import flat
+from forethought.gradients.sums import flat
 from forethought.mechanism import Adjacency, Budget, Mechanism, Rounds, sensitivity
 from forethought.preparing.prepare import Prepared, require_prepared, with_preparation
 from forethought.privacy import LEAST_NOISE, Clip, Privacy

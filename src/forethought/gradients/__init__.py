@@ -1,22 +1,22 @@
 """Clipped gradients of any torch model, per example or group, near the cost of ordinary ones."""
 
+from forethought.gradients.clipped import BatchDims as BatchDims
 from forethought.gradients.clipped import clipped_sum as clipped_sum
-from forethought.gradients.clipping import ClippingRule as ClippingRule
-from forethought.gradients.clipping import Norms as Norms
-from forethought.gradients.clipping import next_clip_norm as next_clip_norm
-from forethought.gradients.clipping import noised_fraction_below as noised_fraction_below
-from forethought.gradients.clipping import quantile_update as quantile_update
-from forethought.gradients.clipping import rule as rule
-from forethought.gradients.declared import BatchDims as BatchDims
-from forethought.gradients.explain import Choice as Choice
-from forethought.gradients.explain import explain as explain
-from forethought.gradients.fallback import SlowGradientsWarning as SlowGradientsWarning
 from forethought.gradients.mixing import check_model as check_model
 from forethought.gradients.mixing import replace_mixing_layers as replace_mixing_layers
+from forethought.gradients.passes import Choice as Choice
+from forethought.gradients.passes import SlowGradientsWarning as SlowGradientsWarning
 from forethought.gradients.passes import example_losses as example_losses
-from forethought.gradients.registry import Rule as Rule
-from forethought.gradients.registry import Use as Use
-from forethought.gradients.registry import register as register
+from forethought.gradients.passes import explain as explain
+from forethought.gradients.sums import ClippingRule as ClippingRule
+from forethought.gradients.sums import Norms as Norms
+from forethought.gradients.sums import next_clip_norm as next_clip_norm
+from forethought.gradients.sums import noised_fraction_below as noised_fraction_below
+from forethought.gradients.sums import quantile_update as quantile_update
+from forethought.gradients.sums import rule as rule
 from forethought.gradients.terms import Dense as Dense
 from forethought.gradients.terms import Outer as Outer
+from forethought.gradients.terms import Rule as Rule
 from forethought.gradients.terms import Term as Term
+from forethought.gradients.terms import Use as Use
+from forethought.gradients.terms import register as register

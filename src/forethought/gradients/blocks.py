@@ -1,10 +1,4 @@
-"""How many rows a pass has: one of a few numbers that are public, never the batch's own.
-
-A kernel may compute a row in another order when there are more rows, or fewer. So a batch is filled
-up to one of the sizes of a :class:`Blocks`, which follow from the plan, and is cut where it is
-longer than the largest. That a record's numbers are the same bits in all of these sizes and at
-every place is probed before they are used (:mod:`.probing`).
-"""
+"""Examples arranged in lanes, and how many rows a pass has: never the batch's own number."""
 
 from __future__ import annotations
 
@@ -17,7 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forethought.checks import whole
 from forethought.gradients import trees
+
+# How many rows a pass has: one of a few numbers that are public, never the batch's own.
+#
+# A kernel may compute a row in another order when there are more rows, or fewer. So a batch is
+# filled up to one of the sizes of a :class:`Blocks`, which follow from the plan, and is cut where
+# it is longer than the largest. That a record's numbers are the same bits in all of these sizes and
+# at every place is probed before they are used (:mod:`.probing`).
+
 
 # Vectorised loops of torch's CPU kernels and the inner blocks of products end on such numbers.
 UNIT = 16
@@ -143,3 +146,107 @@ def _even(leaf: Tensor) -> bool:
     if leaf.layout is not torch.strided:
         return True
     return leaf.is_contiguous(memory_format=_layout(leaf)) and leaf.data_ptr() % 64 == 0
+
+
+# Examples arranged in lanes.
+
+
+# Groups of so many examples run one after the other.
+LONG = 8
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Examples arranged in lanes.
+
+    Attributes:
+        inputs, targets: all examples in front. members: (lanes, examples a lane), which examples
+            each lane has; None: every example is a lane.
+        copies: a lane's examples, which then lie one after the other, are altered copies of one
+            record, and not a group that may mix.
+        real: how many of the lanes count; the others, which repeat these, fill up a block.
+            None: all. blocks: the sizes of passes of a part of the lanes.
+    """
+
+    inputs: Any
+    targets: Any
+    members: Tensor | None = None
+    copies: bool = False
+    real: int | None = None
+    blocks: Blocks = MULTIPLES
+
+    @property
+    def lanes(self) -> int:
+        """How many lanes there are."""
+        if self.members is not None:
+            return len(self.members)
+        return trees.batch_size(self.inputs, self.targets)
+
+    @property
+    def count(self) -> int:
+        """How many of the lanes are not there to fill up."""
+        return self.lanes if self.real is None else self.real
+
+    @property
+    def each(self) -> int:
+        """Examples in a lane."""
+        return 1 if self.members is None else self.members.shape[1]
+
+    @property
+    def mixing(self) -> bool:
+        """Whether the examples of a lane may see each other."""
+        return self.members is not None and not self.copies
+
+    def some(self, index: Tensor | None) -> tuple[Any, Any]:
+        """Inputs and targets of some lanes, shapes (lanes, examples a lane, …)."""
+        members = self.members
+        if members is None and index is not None:
+            members = index.unsqueeze(1)
+        elif members is not None and index is not None:
+            members = members[index]
+
+        def arranged(leaf: Tensor) -> Tensor:
+            if members is None:
+                return leaf.unsqueeze(1)
+            if self.copies and index is None:
+                return leaf.view(*members.shape, *leaf.shape[1:])
+            picked = leaf.index_select(0, members.flatten().to(leaf.device))
+            return picked.view(*members.shape, *leaf.shape[1:])
+
+        return trees.mapped(self.inputs, arranged), trees.mapped(self.targets, arranged)
+
+
+# Groups as lanes of several examples: a group's mean gradient is one contribution.
+#
+# Batch and mixed clipping. Inside a group the examples may see each other (batch normalisation is
+# allowed there); between groups the isolation is that of lanes.
+
+
+def group_numbers(groups: Tensor, size: int, group_count: int | None) -> int:
+    """How many groups there are.
+
+    Raises:
+        TypeError: not one integer an example. ValueError: numbers out of range.
+    """
+    if groups.dtype != torch.long or tuple(groups.shape) != (size,):
+        raise TypeError(
+            f"groups must be a LongTensor of shape ({size},), one group number per example, not "
+            f"{groups.dtype} of shape {tuple(groups.shape)}"
+        )
+    highest = int(groups.max()) if size else -1
+    count = highest + 1 if group_count is None else whole("group_count", group_count)
+    if size and (int(groups.min()) < 0 or highest >= count):
+        raise ValueError(
+            f"group numbers must lie in 0 … {count - 1}, not {int(groups.min())} … {highest}"
+        )
+    return count
+
+
+def by_size(groups: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Groups with equally many examples: their numbers, and their examples (groups, examples)."""
+    numbers, sizes = torch.unique(groups, return_counts=True)
+    order = torch.argsort(groups, stable=True)
+    starts = sizes.cumsum(0) - sizes
+    for size in sizes.unique().tolist():
+        same = sizes == size
+        yield numbers[same], order[starts[same].unsqueeze(1) + torch.arange(size)]

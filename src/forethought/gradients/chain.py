@@ -1,34 +1,94 @@
-"""A chain of linear layers and activations: nothing to intercept.
-
-For a small model the interception costs more than the arithmetic. Here the layers run one after the
-other on the whole batch, their parameters detached, and the gradients at their outputs come from
-one backward pass; from there on the terms are those of the rule for ``F.linear``.
-
-That no example sees another follows from the structure: every layer is one of torch's own, by its
-exact type and its own ``forward``, and works on each row by itself. The loss is one that is known
-to be a sum over rows (:func:`separable`), or it runs in lanes as everywhere else. Whatever is not
-so is left to the general way.
-"""
+"""A chain of linear layers and activations: nothing to intercept."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MethodType
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from forethought.gradients import boundary, remembered, trees
-from forethought.gradients.clipping import ClippingRule, flat
-from forethought.gradients.ghost import wide
-from forethought.gradients.loss_lanes import loss_in_lanes
-from forethought.gradients.once import Once, clip_and_sum_once, clip_and_sum_once_parts
-from forethought.gradients.place import Unused
-from forethought.gradients.sums import clip_and_sum
-from forethought.gradients.terms import Dense, Outer, Term
+from forethought.gradients import boundary, trees
+from forethought.gradients.lanes import WATCH, loss_in_lanes
+from forethought.gradients.sums import (
+    ClippingRule,
+    Once,
+    clip_and_sum,
+    clip_and_sum_once,
+    clip_and_sum_once_parts,
+    flat,
+)
+from forethought.gradients.terms import Dense, Outer, Term, Unused, wide
 from forethought.gradients.trees import Loss
-from forethought.gradients.watching import WATCH
+
+# What is kept between passes of a model: only speed and the comparison of losses depend on it.
+
+
+@dataclass
+class Remembered:
+    """What only speed depends on, kept between passes of a model.
+
+    Attributes:
+        unshared: what lanes write to is made for each. without: names of rules that failed. asks:
+            values reach Python. judged: losses that were compared. probed: (loss, key, blocks).
+    """
+
+    unshared: bool = False
+    without: frozenset[str] = frozenset()
+    asks: bool = False
+    judged: list[weakref.ref[Any]] = field(default_factory=list)
+    probed: list[tuple[weakref.ref[Any], Any, Any]] = field(default_factory=list)
+
+    def has_judged(self, loss: Any) -> bool:
+        """Whether the loss was compared with that of a whole batch."""
+        self.judged = [known for known in self.judged if known() is not None]
+        return any(known() == loss for known in self.judged)
+
+    def judge(self, loss: Any) -> None:
+        """It was."""
+        self.judged.append(_weak(loss))
+
+    def found(self, loss: Any, key: Any) -> Any:
+        """What :meth:`note` was told of the loss under this key; None: nothing."""
+        self.probed = [known for known in self.probed if known[0]() is not None]
+        for kept, named, value in self.probed:
+            if named == key and kept() == loss:
+                return value
+        return None
+
+    def note(self, loss: Any, key: Any, value: Any) -> None:
+        """Keep a value for :meth:`found`."""
+        self.probed.append((_weak(loss), key, value))
+
+
+def _weak(loss: Any) -> weakref.ref[Any]:
+    return weakref.WeakMethod(loss) if isinstance(loss, MethodType) else weakref.ref(loss)
+
+
+_REMEMBERED: WeakKeyDictionary[nn.Module, Remembered] = WeakKeyDictionary()
+
+
+def memory_of(model: nn.Module) -> Remembered:
+    """What is known of the model so far."""
+    return _REMEMBERED.setdefault(model, Remembered())
+
+
+# A chain of linear layers and activations: nothing to intercept.
+#
+# For a small model the interception costs more than the arithmetic. Here the layers run one after
+# the other on the whole batch, their parameters detached, and the gradients at their outputs come
+# from one backward pass; from there on the terms are those of the rule for ``F.linear``.
+#
+# That no example sees another follows from the structure: every layer is one of torch's own, by its
+# exact type and its own ``forward``, and works on each row by itself. The loss is one that is known
+# to be a sum over rows (:func:`separable`), or it runs in lanes as everywhere else. Whatever is not
+# so is left to the general way.
+
 
 Known = TypeVar("Known", bound=Callable[..., Any])
 
@@ -110,7 +170,7 @@ def uses_of(
     if not _collect(model, layers) or not _plain(layers, inputs):
         return None
     known = loss in _SEPARABLE or _own_cross_entropy(loss)
-    if not known and not remembered.of(model).has_judged(loss):
+    if not known and not memory_of(model).has_judged(loss):
         return None
     names = {id(parameter): name for name, parameter in trained.items()}
     uses: list[tuple[nn.Linear, Tensor, Tensor]] = []

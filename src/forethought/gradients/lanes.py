@@ -1,51 +1,533 @@
-"""Lanes: every example's forward pass in a place of its own, all of them at the speed of one batch.
-
-Model and loss run on lane tensors (:mod:`.boundary`): to Python they are one example (a batch of
-one), and vmap keeps the examples apart whatever the model does. This mode sees every torch
-function on the way in. Where a trained parameter meets examples, the parameter is detached and the
-call's output (or the parameter, written out for each example) is tapped, so that no gradient
-reaches a parameter but through a report that has one row an example.
-"""
+"""Lanes: every example's forward pass in a place of its own, at the speed of one batch."""
 
 from __future__ import annotations
 
+import hashlib
 import weakref
-from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
+from forethought.gradients import boundary, trees
 from forethought.gradients.boundary import (
-    OPERATORS,
-    current_level,
-    dispatched,
-    is_lane,
-    lane,
-    outside,
-    physical,
-)
-from forethought.gradients.calls import (
     DROPOUTS,
     FRESH,
+    FUNCTION_CALL,
+    GETTERS,
+    OPERATORS,
+    PACK,
+    PAD,
     UNSET,
+    Answers,
+    Parted,
+    Refused,
+    RuleFailed,
+    Stopped,
+    Unable,
+    Unshared,
+    answering,
     changes,
+    current_level,
+    dispatched,
+    entered,
+    global_hooks,
+    is_lane,
+    lane,
     opened,
+    outside,
     own_operator,
+    physical,
+    rows,
+    saving_hooks,
+    sets_up_context,
     writes,
 )
-from forethought.gradients.control import Parted, Refused, RuleFailed, Stopped, Unable, Unshared
-from forethought.gradients.derived import Place, Places
-from forethought.gradients.draws import Draws, fork
-from forethought.gradients.registry import PARTS, PHYSICAL, RULES, Rule, Use
-from forethought.gradients.tap import Rows, Site, Tap
-from forethought.gradients.terms import Dense, Outer, Term
-from forethought.gradients.watching import WATCH
+from forethought.gradients.terms import (
+    PARTS,
+    PHYSICAL,
+    RULES,
+    Dense,
+    OneHot,
+    Outer,
+    Rule,
+    Slot,
+    Term,
+    Use,
+    combine,
+    slot,
+    wide,
+)
+from forethought.gradients.trees import Loss
+from forethought.turns import turns
+
+# A fingerprint of every number that a pass computes, for each example: to compare two passes.
+#
+# Numbers that a sum is formed from do not show all: behind a kink of a loss a last bit is hidden
+# until it is a whole contribution. So every value on the way forward is taken in, and every
+# gradient on the way back.
+
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_ODD = 0x5851F42D4C957F2D
+
+
+def bits(values: Tensor) -> Tensor:
+    """The same memory as whole numbers: equal where every bit is, numbers or not."""
+    values = values.detach().contiguous()
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    return values.view(_BITS[values.element_size()])
+
+
+class Watch:
+    """Takes in what passes over the examples compute.
+
+    Attributes:
+        marks: one fingerprint an example, int64: equal where all numbers are, up to the chance of
+            2^-64 that others have the same.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.marks = torch.zeros(size, dtype=torch.int64)
+        self.begin(size)
+
+    def begin(self, width: int) -> None:
+        """A pass over so many examples begins; what one before took in and did not keep is lost."""
+        self._now = torch.zeros(width, dtype=torch.int64)
+        self._number = 0
+
+    def see(self, whole: Tensor, dim: int = 0) -> None:
+        """A value, with the examples along ``dim``; its gradient too, once it is known."""
+        self._number += 2
+        number = self._number
+        self._add(whole, dim, number)
+        if whole.requires_grad:
+            whole.register_hook(  # type: ignore[no-untyped-call]
+                lambda gradient: self._add(gradient, dim, number + 1)
+            )
+
+    def keep(self, index: Tensor | None = None, count: int | None = None) -> None:
+        """The pass is over: its first ``count`` examples are those of ``index``."""
+        places = slice(None) if index is None else index
+        self.marks[places] = self._now[:count]
+
+    def _add(self, whole: Tensor, dim: int, number: int) -> None:
+        if whole.layout is not torch.strided or not whole.numel():
+            return
+        rows = bits(whole.movedim(dim, 0)).flatten(1) if whole.dim() > 1 else bits(whole)[:, None]
+        if len(rows) != len(self._now):
+            return
+        places = torch.arange(rows.shape[1], device=rows.device) * (2 * number + 1) * _ODD
+        # Whole numbers modulo 2^64: in any order the same.
+        self._now += (rows.long() * (places | 1)).sum(1).to(self._now.device) * (2 * number + 1)
+
+
+WATCH: ContextVar[Watch | None] = ContextVar("WATCH", default=None)
+# Which of how many examples the rows of a pass are: each keeps its random numbers at every place.
+DRAWN_FOR: ContextVar[tuple[Tensor, int] | None] = ContextVar("DRAWN_FOR", default=None)
+
+
+# Random numbers of lanes that run apart: each lane keeps the ones it drew together.
+#
+# When lanes part (:class:`.control.Parted`), they run again from the start, each with its own kind.
+# A model that lets values of the examples reach Python therefore draws in a way that does not
+# depend on who is there. A mask of dropout belongs to its number in the pass and its shape; it is
+# drawn once for all lanes of the batch, and each lane takes its own row. Every other random
+# function runs for all lanes of the batch, from the same state of the generator, seeded afresh for
+# every answer that Python gets. So a lane's numbers follow from its place in the batch and from its
+# own answers, never from those of other lanes.
+
+
+def fork(answer: Hashable) -> None:
+    """A question has this answer: the generator goes on with a stream for it."""
+    with outside():
+        base = int(torch.randint(2**62, ()))
+        digest = hashlib.blake2b(f"{base} {answer!r}".encode(), digest_size=8).digest()
+        seeded(int.from_bytes(digest, "big") >> 1)
+
+
+def seeded(seed: int) -> None:
+    """Start the generators of all devices, without the milliseconds of ``torch.manual_seed``."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(seed)
+
+
+def _states() -> list[Tensor]:
+    """The states of the generators of all devices in use."""
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states += torch.cuda.get_rng_state_all()
+    return states
+
+
+class Masks:
+    """Masks of dropout for all lanes of a batch.
+
+    Args:
+        width: how many lanes the batch has.
+    """
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self._base = int(torch.randint(2**62, ()))
+        self._drawn: dict[Any, Tensor] = {}
+
+    def mask(self, number: int, shape: tuple[int, ...], chance: float, like: Tensor) -> Tensor:
+        """0 with the given chance, else 1/(1 − chance): shape (width, *shape)."""
+        key = (number, shape, chance, like.dtype, like.device)
+        if key not in self._drawn:
+            digest = hashlib.blake2b(f"{self._base} {key}".encode(), digest_size=8).digest()
+            generator = torch.Generator(like.device)
+            generator.manual_seed(int.from_bytes(digest, "big") >> 1)
+            mask = torch.empty(self.width, *shape, dtype=like.dtype, device=like.device)
+            mask.bernoulli_(1 - chance, generator=generator)
+            self._drawn[key] = mask.div_(1 - chance) if chance < 1 else mask
+        return self._drawn[key]
+
+
+class Draws:
+    """What lanes that are elsewhere leave to those that are here.
+
+    Args:
+        masks: of the whole batch. mine: which of its lanes are here, in their order, and then some
+            of them again, which fill up a block; None: all.
+        apart: whether others of its lanes run elsewhere.
+
+    Attributes:
+        number: masks that the pass has taken so far.
+    """
+
+    def __init__(self, masks: Masks, mine: Tensor | None, apart: bool) -> None:
+        self._masks, self._width = masks, masks.width
+        self._mine = mine
+        self.number = 0
+        self.apart = apart
+        if mine is not None:
+            self._real = len(set(mine.tolist()))
+            # Lanes that are elsewhere take part with anybody's values.
+            self._fill = torch.zeros(self._width, dtype=torch.long)
+            self._fill[mine[: self._real]] = torch.arange(self._real)
+
+    def mask(self, shape: tuple[int, ...], chance: float, like: Tensor) -> Tensor:
+        """The next mask of dropout, one row a lane that is here: shape (lanes, *shape)."""
+        self.number += 1
+        mask = self._masks.mask(self.number, shape, chance, like)
+        return self.narrowed(mask, 0)
+
+    def widened(self, whole: Tensor, dim: int) -> Tensor:
+        """A physical tensor for all lanes of the batch."""
+        return whole.index_select(dim, self._fill.to(whole.device))
+
+    def narrowed(self, whole: Tensor, dim: int) -> Tensor:
+        """The lanes that are here, of a physical tensor for all."""
+        return whole if self._mine is None else whole.index_select(dim, self._mine.to(whole.device))
+
+    def call(self, level: int, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The function; if it draws random numbers, for all lanes of the batch."""
+        if kwargs.get("generator") is not None:
+            raise Unable("a generator of the model's own, in lanes that may run apart")
+        if self._mine is None:
+            return func(*args, **kwargs)
+        if func is F.dropout and (kwargs.get("inplace") or (len(args) > 3 and args[3])):
+            args[0].copy_(self._wide(level, func, args[:3], {**kwargs, "inplace": False}))
+            return args[0]
+        before = _states()
+        result = func(*args, **kwargs)
+        if all(map(torch.equal, _states(), before)):
+            return result
+        torch.set_rng_state(before[0])
+        if len(before) > 1:
+            torch.cuda.set_rng_state_all(before[1:])
+        if getattr(func, "__name__", "").endswith("_"):
+            with torch.no_grad():
+                args[0].copy_(self._wide(level, func, args, kwargs, copy=True))
+            return args[0]
+        return self._wide(level, func, args, kwargs)
+
+    def _wide(
+        self,
+        level: int,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        copy: bool = False,
+    ) -> Any:
+        with outside(), entered(self._width) as inner:
+
+            def widen(value: Any) -> Any:
+                if not isinstance(value, Tensor):
+                    return value
+                if not is_lane(value):
+                    return value.clone() if copy else value
+                with outside():
+                    whole, dim = physical(value)
+                    whole = self.widened(whole, dim)
+                return lane(whole, dim, inner)
+
+            drawn = func(*tree_map(widen, args), **tree_map(widen, dict(kwargs)))
+            if not isinstance(drawn, Tensor):
+                raise Unable("a random function with several results, in lanes that run apart")
+            if not is_lane(drawn):
+                return drawn
+            with outside():
+                whole, dim = physical(drawn)
+                whole = self.narrowed(whole, dim)
+                if self._mine is not None and self._real < len(self._mine):
+                    # A row that fills up has its original's value, and must not share its way back.
+                    here = whole.narrow(dim, 0, self._real)
+                    again = whole.narrow(dim, self._real, len(self._mine) - self._real)
+                    whole = torch.cat([here, again.detach()], dim)
+        return lane(whole, dim, level)
+
+
+# What is computed from parameters alone: weight normalisation, ``1 + w``, positions, LoRA merges.
+#
+# In the lanes such a tensor is shared by all examples. It is treated as a parameter of its own, and
+# every example's gradient of it is pulled back through its derivation by one vectorised product
+# (vector-Jacobian, all examples at once), before any norm is taken.
+
+
+@dataclass(frozen=True, eq=False)
+class Derived:
+    """A tensor computed from parameters."""
+
+    tensor: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class LookedUp:
+    """Rows of a table picked by an index that all examples share."""
+
+    tensor: Tensor
+    table: Tensor
+    index: Tensor
+    padding: int | None
+
+
+Place = Slot | Derived | LookedUp
+
+
+class Places:
+    """Which parameter, or what of the parameters, a tensor is.
+
+    Args:
+        trained: the trained parameters by name.
+    """
+
+    def __init__(self, trained: Mapping[str, Tensor]) -> None:
+        self.trained = dict(trained)
+        self._names = {id(parameter): name for name, parameter in trained.items()}
+        self._known: dict[int, Derived | LookedUp] = {}
+
+    def of(self, value: Tensor) -> Place:
+        """The place of a tensor that needs gradients and belongs to no example."""
+        found: Place | None = self._known.get(id(value)) or slot(value, self._names)
+        if found is None:
+            found = self._known[id(value)] = Derived(value)  # kept: an id is no name otherwise
+        return found
+
+    def look_up(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The rows that a shared index picks from a large table; None for any other call.
+
+        Pulled back like everything else, the gradients of a table would be as large as the batch
+        times the table.
+        """
+        padding = None
+        if func is F.embedding:
+            given = dict(zip(("input", "weight", "padding_idx"), args, strict=False)) | dict(kwargs)
+            index, table, padding = given["input"], given["weight"], given.get("padding_idx")
+            if given.get("max_norm") is not None or len(args) > 3:
+                return None
+        elif func is torch.Tensor.__getitem__ and len(args) == 2:
+            table, index = args
+        else:
+            return None
+        whole = isinstance(index, Tensor) and index.dtype in (torch.int64, torch.int32)
+        if not whole or table.dim() != 2 or index.numel() >= table.shape[0] or index.requires_grad:
+            return None
+        if bool((index < 0).any()):
+            return None
+        with outside():
+            picked = table.detach()[index].requires_grad_()
+        self._known[id(picked)] = LookedUp(picked, table, index.long(), padding)
+        return picked
+
+    def resolve(self, uses: list[tuple[Place, Term]], size: int) -> dict[str, Term]:
+        """Every used parameter's term, from the terms of all places."""
+        placed: dict[str, list[tuple[Slot, Term]]] = defaultdict(list)
+        while uses:
+            derived: dict[int, list[tuple[Derived, Term]]] = defaultdict(list)
+            ahead: list[tuple[Place, Term]] = []
+            for place, term in uses:
+                if isinstance(place, Slot):
+                    placed[place.name].append((place, term))
+                elif isinstance(place, LookedUp):
+                    ahead.append((self.of(place.table), _table_term(place, term)))
+                else:
+                    derived[id(place)].append((place, term))
+            if derived:
+                ahead += self._pulled_back(derived, size)
+            uses = ahead
+        return {name: combine(of_name) for name, of_name in placed.items()}
+
+    def _pulled_back(
+        self, derived: Mapping[int, list[tuple[Derived, Term]]], size: int
+    ) -> list[tuple[Place, Term]]:
+        tensors = [same[0][0].tensor for same in derived.values()]
+        rows = []
+        for tensor, same in zip(tensors, derived.values(), strict=True):
+            total = same[0][1].rows()
+            for _, term in same[1:]:
+                total = total + term.rows()
+            rows.append(total.reshape(size, *tensor.shape).to(tensor.dtype))
+        leaves = [*self.trained.values()]
+        leaves += [known.tensor for known in self._known.values() if isinstance(known, LookedUp)]
+        found = vjp_rows(tensors, leaves, rows, size)
+        return [
+            (self.of(leaf), Dense(wide(gradient)))
+            for leaf, gradient in zip(leaves, found, strict=True)
+            if gradient is not None
+        ]
+
+
+def vjp_rows(
+    outputs: Sequence[Tensor], leaves: Sequence[Tensor], rows: Sequence[Tensor], size: int
+) -> list[Tensor | None]:
+    """Σ over outputs of J^T·row, for every row at once: shapes (size, *leaf shape), None if unused.
+
+    Where a derivative has no batching rule, one row after another.
+    """
+    kept: dict[str, Any] = {"retain_graph": True, "allow_unused": True}
+    try:
+        return list(torch.autograd.grad(outputs, leaves, rows, is_grads_batched=True, **kept))
+    except RuntimeError:
+        each = [
+            torch.autograd.grad(outputs, leaves, [row[i] for row in rows], **kept)
+            for i in range(size)
+        ]
+    return [
+        None if column[0] is None else torch.stack(column) for column in zip(*each, strict=True)
+    ]
+
+
+def _table_term(place: LookedUp, term: Term) -> Term:
+    rows = term.rows()
+    gradient = rows.reshape(rows.shape[0], -1, place.table.shape[1])
+    index = place.index.flatten()
+    if place.padding is not None:
+        blank = index == place.padding % place.table.shape[0]
+        gradient = gradient.masked_fill(blank.view(1, -1, 1), 0)
+    index = index.unsqueeze(0).expand(rows.shape[0], -1)
+    return Outer([(OneHot(index, place.table.shape[0]), gradient)])
+
+
+# What the backward pass reports: the gradient of a ruled call's output, one row an example.
+#
+# These Functions are the only code besides torch's own derivatives that runs in the backward pass.
+# They see physical tensors, and leave every row alone.
+
+
+@dataclass(frozen=True)
+class Site:
+    """One call that a rule covers.
+
+    Attributes:
+        rule: the rule. trained: role → the tensor whose gradient is wanted, a parameter or
+            computed from parameters. arguments: the rest of the call, by name.
+        parameters: role → detached value. saved: names of the saved arguments, in order.
+        dims: where the examples are in the output and in every saved argument; None for one that
+            all examples share. size: how many examples.
+    """
+
+    rule: Rule
+    trained: Mapping[str, Tensor]
+    arguments: Mapping[str, Any]
+    parameters: Mapping[str, Tensor]
+    saved: tuple[str, ...]
+    dims: tuple[int | None, ...]
+    size: int
+
+    def use(self, gradient: Tensor, saved: tuple[Tensor, ...]) -> Use:
+        """What the rule sees: the examples in front everywhere."""
+        out, *dims = self.dims
+        assert out is not None  # an output without examples is never tapped
+        values = {
+            name: self._front(value, dim)
+            for name, value, dim in zip(self.saved, saved, dims, strict=True)
+        }
+        return Use(
+            self.arguments,
+            self.parameters,
+            values,
+            gradient.movedim(out, 0) if out else gradient,
+            frozenset(self.trained),
+        )
+
+    def _front(self, value: Tensor, dim: int | None) -> Tensor:
+        if dim is None:
+            return value.expand(self.size, *value.shape)
+        return value.movedim(dim, 0) if dim else value
+
+
+Report = Callable[[Site, Use], None]
+
+
+class Tap(torch.autograd.Function):
+    """The same output, whose gradient is reported on the way back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, output: Tensor, anchor: Tensor, report: Report, site: Site, *saved: Tensor
+    ) -> Tensor:
+        # Saving through autograd keeps the check for in-place changes working. The result shares
+        # memory with the output but is no view of it, so that in-place activations may follow.
+        ctx.save_for_backward(*saved)
+        ctx.report, ctx.site = report, site
+        return output.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        ctx.report(ctx.site, ctx.site.use(gradient.detach(), ctx.saved_tensors))
+        return gradient, *(None,) * (3 + len(ctx.site.saved))
+
+
+class Rows(torch.autograd.Function):
+    """A value that all examples share, once for each: its gradient is written out."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, value: Tensor, anchor: Tensor, size: int, report: Callable[[Tensor], None]
+    ) -> Tensor:
+        ctx.report = report
+        return value.detach().expand(size, *value.shape)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        ctx.report(gradient.detach())
+        return None, None, None, None
+
+
+# Lanes: every example's forward pass in a place of its own, all of them at the speed of one batch.
+#
+# Model and loss run on lane tensors (:mod:`.boundary`): to Python they are one example (a batch of
+# one), and vmap keeps the examples apart whatever the model does. This mode sees every torch
+# function on the way in. Where a trained parameter meets examples, the parameter is detached and
+# the call's output (or the parameter, written out for each example) is tapped, so that no gradient
+# reaches a parameter but through a report that has one row an example.
+
 
 Handler = Callable[["Lanes", Any, tuple[Any, ...], dict[str, Any]], Any]
 HANDLERS: dict[Any, Handler] = {}
@@ -425,3 +907,692 @@ def _terms_of(site: Site, use: Use) -> list[tuple[str, Term]]:
                 f"the gradients of {role!r} must have the shape {shape}, not {term.shape}"
             )
     return given
+
+
+# Where values of the examples reach Python, or decide on a shape: every lane gets its own answer.
+#
+# Lanes with one answer go on together; where they disagree, they part (:class:`.control.Parted`),
+# so that each computes exactly what it would alone.
+
+
+T = torch.Tensor
+
+
+def _key(value: Any) -> Hashable:
+    if isinstance(value, Tensor):
+        plain = value.detach().cpu().contiguous()
+        if plain.dtype == torch.bool:
+            plain = plain.to(torch.uint8)
+        return (tuple(value.shape), plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+    if isinstance(value, tuple | list):
+        return tuple(map(_key, value))
+    return repr(value)
+
+
+def _one(value: Any, at: int) -> Any:
+    # One lane's own value of an argument, outside vmap.
+    if isinstance(value, Tensor):
+        if not is_lane(value):
+            return value
+        whole, dim = physical(value)
+        return whole.select(dim, at)
+    if isinstance(value, tuple | list):
+        return type(value)(_one(leaf, at) for leaf in value)
+    return value
+
+
+def each(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The function, for one lane after another, outside vmap."""
+    lanes.here()
+    with outside():
+        return [
+            func(*(_one(v, at) for v in args), **{k: _one(v, at) for k, v in kwargs.items()})
+            for at in range(lanes.size)
+        ]
+
+
+@handles(T.__bool__, T.is_nonzero, torch.is_nonzero)
+def _truth(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    lanes.here()
+    if args[0].numel() != 1:
+        return NotImplemented
+    with outside():
+        keys = (rows(args[0]).detach().reshape(lanes.size) != 0).tolist()
+    lanes.decide(keys)
+    return keys[0]
+
+
+@handles(
+    T.item,
+    T.tolist,
+    T.__int__,
+    T.__float__,
+    T.__complex__,
+    T.__index__,
+    T.numpy,
+    T.__array__,
+    T.__format__,
+    T.__repr__,
+    T.__contains__,
+    T.equal,
+    torch.equal,
+    T.allclose,
+    torch.allclose,
+)
+def _value(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    with torch.no_grad():
+        answers = each(lanes, func, args, kwargs)
+    array = func in (T.numpy, T.__array__)
+    lanes.decide([(a.shape, a.tobytes()) if array else _key(a) for a in answers])
+    return answers[0].copy() if array else answers[0]
+
+
+@handles(
+    T.nonzero,
+    torch.nonzero,
+    torch.argwhere,
+    T.argwhere,
+    T.masked_select,
+    torch.masked_select,
+    T.unique,
+    torch.unique,
+    T.unique_consecutive,
+    torch.unique_consecutive,
+    T.bincount,
+    torch.bincount,
+)
+def _shaped(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Functions whose result has a shape that the values decide on."""
+    return _stacked(lanes, each(lanes, func, args, kwargs))
+
+
+def _stacked(lanes: Lanes, answers: list[Any]) -> Any:
+    if isinstance(answers[0], Tensor):
+        lanes.decide([tuple(answer.shape) for answer in answers])
+        with outside():
+            whole = torch.stack(answers)
+        return lane(whole, 0, lanes.level)
+    if isinstance(answers[0], tuple):
+        lanes.decide([len(answer) for answer in answers])
+        return tuple(_stacked(lanes, list(column)) for column in zip(*answers, strict=True))
+    lanes.decide([_key(answer) for answer in answers])
+    return answers[0]
+
+
+@handles(torch.where)
+def _where(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(args) == 1 and not kwargs:
+        return _shaped(lanes, func, args, kwargs)
+    return NotImplemented
+
+
+@handles(torch.repeat_interleave, T.repeat_interleave)
+def _repeated(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    repeats = kwargs.get("repeats", args[1] if len(args) > 1 else args[0])
+    if isinstance(repeats, Tensor) and is_lane(repeats):
+        return _shaped(lanes, func, args, kwargs)
+    return NotImplemented
+
+
+def _index(lanes: Lanes, index: Any) -> Any:
+    """The index with masks of the examples turned into positions; None if there are none."""
+    parts = index if isinstance(index, tuple) else (index,)
+    if not any(
+        isinstance(p, Tensor)
+        and is_lane(p)
+        and (p.dtype in (torch.bool, torch.uint8) or not p.dim())
+        for p in parts
+    ):
+        return None
+    found: list[Any] = []
+    for part in parts:
+        if not isinstance(part, Tensor) or not is_lane(part):
+            found.append(part)
+        elif part.dtype in (torch.bool, torch.uint8):
+            if not part.dim():
+                raise Unable("an example's truth value is used as an index")
+            places = _shaped(lanes, T.nonzero, (part,), {})
+            found += places.unbind(1)
+        elif part.dim() == 0:
+            found.append(_value(lanes, T.item, (part,), {}))
+        else:
+            found.append(part)
+    return tuple(found)
+
+
+@handles(T.__getitem__)
+def _get(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    index = _index(lanes, args[1])
+    if index is None:
+        return NotImplemented
+    with lanes:
+        return args[0][index]
+
+
+@handles(T.__setitem__)
+def _set(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    index = _index(lanes, args[1])
+    if index is None:
+        return NotImplemented
+    with lanes:
+        args[0][index] = args[2]
+    return None
+
+
+@handles(PACK)
+def _packed(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    values, lengths, batch_first = args
+    if is_lane(lengths):
+        lengths = torch.tensor(_value(lanes, T.tolist, (lengths,), {}))
+    if not is_lane(values):
+        return NotImplemented
+    answers = each(lanes, func, (values, lengths, batch_first), {})
+    with outside():
+        whole = torch.stack([data for data, _ in answers])
+    return lane(whole, 0, lanes.level), answers[0][1]
+
+
+@handles(PAD)
+def _padded(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    answers = each(lanes, func, args, kwargs)
+    with outside():
+        whole = torch.stack([data for data, _ in answers])
+    return lane(whole, 0, lanes.level), answers[0][1]
+
+
+# User code that runs in the backward pass, in the lanes: Functions and checkpoints of the model's.
+#
+# vmap no longer keeps them apart once the graph is recorded. So both halves of a
+# ``torch.autograd.Function`` run on lane tensors, each inside a vmap of its own (a rule that the
+# user wrote for vmap is never used), and a checkpointed part runs again in lanes of its own:
+# torch's non-reentrant checkpointing as it is, outside vmap, where it saves physical tensors.
+# Random numbers are drawn again from the same state.
+
+
+def answered(lanes: Lanes) -> AbstractContextManager[None]:
+    """While active, Functions and checkpoints of user code work inside the lanes."""
+    return answering(Answers(partial(call, lanes), partial(_checkpointed, lanes)))
+
+
+@contextmanager
+def _inside(lanes: Lanes) -> Iterator[int]:
+    """The lanes once more, on physical tensors."""
+    with entered(lanes.size) as level:
+        if level != lanes.level:
+            raise Unable("the model uses torch.func inside")
+        with answered(lanes), lanes:
+            yield level
+
+
+class _Notes:
+    """What a Function keeps for its backward pass: the ``ctx`` that user code sees."""
+
+    def __init__(self, needs: tuple[bool, ...]) -> None:
+        self.needs_input_grad = needs
+        self.saved_tensors: tuple[Any, ...] = ()
+        self.unneeded: tuple[Tensor, ...] = ()
+        self.filled = True
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.saved_tensors = tensors
+
+    def save_for_forward(self, *tensors: Any) -> None:
+        pass
+
+    def mark_non_differentiable(self, *tensors: Tensor) -> None:
+        self.unneeded = tensors
+
+    def set_materialize_grads(self, value: bool) -> None:
+        self.filled = value
+
+    def mark_dirty(self, *tensors: Tensor) -> None:
+        raise Unable("a torch.autograd.Function of the model's own changes its inputs in place")
+
+
+class _Both(torch.autograd.Function):
+    """The physical side: everything between the lanes' inputs and outputs is one node."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, run: Callable[[], list[Tensor]], back: Callable[..., Any], *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.back = back
+        ctx.set_materialize_grads(False)
+        return tuple(run())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        return None, None, *ctx.back(gradients)
+
+
+def call(lanes: Lanes, kind: Any, args: tuple[Any, ...], own: Callable[..., Any]) -> Any:  # noqa: PLR0915
+    """``kind.apply(*args)`` for every lane.
+
+    Args:
+        kind: the Function. own: torch's ``apply``.
+    """
+    grown = torch.is_grad_enabled()
+    if not any(isinstance(value, Tensor) and is_lane(value) for value in args):
+        if grown and any(isinstance(value, Tensor) and value.requires_grad for value in args):
+            raise Unable(f"{kind.__name__} is a torch.autograd.Function on parameters")
+        with outside():
+            return own(kind, *args)
+    lanes.here()
+    if lanes.draws is not None and lanes.draws.apart:
+        raise Unable(f"{kind.__name__} in lanes that run apart")
+    args = tuple(
+        lanes.rows_of(value)
+        if isinstance(value, Tensor) and not is_lane(value) and value.requires_grad and grown
+        else value
+        for value in args
+    )
+    places = [i for i, value in enumerate(args) if isinstance(value, Tensor) and is_lane(value)]
+    wholes = [physical(args[i]) for i in places]
+    needs = tuple(
+        isinstance(value, Tensor)
+        and grown
+        and (physical(value)[0] if is_lane(value) else value).requires_grad
+        for value in args
+    )
+    notes = _Notes(needs)
+    shape: list[Any] = []
+    dims: list[int] = []
+
+    def run() -> list[Tensor]:
+        with _inside(lanes) as level:
+            plain = list(args)
+            for i, (whole, dim) in zip(places, wholes, strict=True):
+                plain[i] = lanes.followed(lane(whole.detach(), dim, level))
+            if sets_up_context(kind):
+                result = kind.forward(*plain)
+                kind.setup_context(notes, tuple(plain), result)
+            else:
+                result = kind.forward(notes, *plain)
+            results = result if isinstance(result, tuple) else (result,)
+            shape.append(isinstance(result, tuple))
+            found = []
+            for value in results:
+                if not isinstance(value, Tensor):
+                    raise Unable(f"{kind.__name__} returns something else than tensors")
+                mixed = rows(value) if is_lane(value) else None
+                with outside():
+                    if mixed is None:
+                        mixed = value.expand(lanes.size, *value.shape)
+                    found.append(mixed.detach().clone())
+                dims.append(0)
+            return found
+
+    def back(gradients: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+        with _inside(lanes) as level, torch.no_grad():
+            wrapped = [None if g is None else lanes.followed(lane(g, 0, level)) for g in gradients]
+            answer = kind.backward(notes, *wrapped)
+            answers = answer if isinstance(answer, tuple) else (answer,)
+            found: list[Tensor | None] = []
+            for i, (whole, dim) in zip(places, wholes, strict=True):
+                value = answers[i] if i < len(answers) else None
+                if value is None or not needs[i]:
+                    found.append(None)
+                    continue
+                gradient = rows(value) if is_lane(value) else None
+                with outside():
+                    if gradient is None:
+                        gradient = value.expand(lanes.size, *value.shape)
+                    expected = whole.movedim(dim, 0).shape
+                    found.append(gradient.reshape(expected).movedim(0, dim))
+            return found
+
+    with outside():
+        outputs = _Both.apply(run, back, *(whole for whole, _ in wholes))  # type: ignore[no-untyped-call]
+    result = tuple(lane(value, dim, lanes.level) for value, dim in zip(outputs, dims, strict=True))
+    return result if shape[0] else result[0]
+
+
+def _checkpointed(
+    lanes: Lanes,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    own: Callable[[Callable[[], None]], Iterator[None]],
+) -> Iterator[None]:
+    """Around a call of a checkpointed function (:class:`.boundary.Answers`)."""
+    lanes.here()
+    taken = 0 if lanes.draws is None else lanes.draws.number
+
+    def again() -> None:
+        if lanes.draws is not None:
+            lanes.draws.number = taken
+        with _inside(lanes):
+            function(*args, **kwargs)
+
+    parts = own(again)
+    with outside(), saving_hooks(None):  # torch's own, which keep each lane's values where they are
+        next(parts)
+    try:
+        yield
+    finally:
+        with outside():
+            for _ in parts:
+                pass
+
+
+# What cannot be trained privately as it is, told in one line where it happens.
+
+
+def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], at: int, name: str) -> Any:
+    return kwargs.get(name, args[at] if len(args) > at else None)
+
+
+_BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum")
+_PLAIN_BATCH_NORM = ("input", "weight", "bias", "running_mean", "running_var", "training")
+
+
+@handles(F.batch_norm, torch.batch_norm)
+def _batch_norm(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    names = (*_BATCH_NORM, "eps") if func is F.batch_norm else _PLAIN_BATCH_NORM
+    given = dict(zip(names, args, strict=False)) | kwargs
+    if not given.get("training"):
+        return NotImplemented
+    if not lanes.settings.grouped:
+        raise Refused(
+            "batch normalisation in training mode mixes the examples of a batch: use GroupNorm "
+            "(forethought.gradients.replace_mixing_layers), or eval mode with fixed statistics"
+        )
+    if given.get("running_mean") is None:
+        return NotImplemented
+    if func is torch.batch_norm:
+        raise Unable("torch.batch_norm with running statistics in a group")
+    # Inside a group of examples it is theirs; the running statistics are left as they are.
+    with lanes:
+        return F.batch_norm(**{**given, "running_mean": None, "running_var": None})
+
+
+@handles(F.instance_norm)
+def _instance_norm(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    own = _argument(args, kwargs, 5, "use_input_stats")
+    if own is not False and _argument(args, kwargs, 1, "running_mean") is not None:
+        raise Refused(
+            "instance normalisation that tracks running statistics mixes the examples: use "
+            "track_running_stats=False (forethought.gradients.replace_mixing_layers)"
+        )
+    return NotImplemented
+
+
+@handles(F.embedding)
+def _embedding(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    _check_table(
+        _argument(args, kwargs, 3, "max_norm"), _argument(args, kwargs, 5, "scale_grad_by_freq")
+    )
+    return NotImplemented
+
+
+@handles(F.embedding_bag)
+def _bag(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    _check_table(
+        _argument(args, kwargs, 3, "max_norm"), _argument(args, kwargs, 5, "scale_grad_by_freq")
+    )
+    return NotImplemented
+
+
+def _check_table(max_norm: Any, by_frequency: Any) -> None:
+    if max_norm is not None:
+        raise Refused("an embedding's max_norm rewrites rows that the examples use: use None")
+    if by_frequency:
+        raise Refused(
+            "scale_grad_by_freq counts tokens over the batch, which mixes the examples: use False"
+        )
+
+
+@handles(
+    torch.Tensor.register_hook,
+    torch.Tensor.register_post_accumulate_grad_hook,
+    torch.Tensor.retain_grad,
+    always=True,
+)
+def _hook(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise Refused(
+        "a hook on a tensor would run in the backward pass, where the examples are no longer "
+        "apart: remove it, or write what it does into the forward pass"
+    )
+
+
+@handles(torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward, always=True)
+def _inner_backward(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise Unable("the model or loss differentiates inside itself")
+
+
+@handles(FUNCTION_CALL, always=True)
+def _function(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    kind = args[0]  # its ``apply`` was taken before the pass
+    return call(lanes, kind, args[1:], lambda kind, *rest: kind.apply(*rest))
+
+
+@handles(GETTERS["data"].__get__, always=True)
+def _data(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0].detach()  # the same memory; unlike .data, its changes are counted
+
+
+@handles(GETTERS["requires_grad"].__get__)
+def _requires_grad(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return physical(args[0])[0].requires_grad
+
+
+@handles(GETTERS["is_leaf"].__get__)
+def _is_leaf(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return physical(args[0])[0].is_leaf
+
+
+@handles(GETTERS["grad_fn"].__get__)
+def _grad_fn(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if physical(args[0])[0].grad_fn is None:
+        return None
+    raise Refused("the graph of an example's value (grad_fn) is shared by all: leave it alone")
+
+
+@handles(torch.Tensor.numpy, torch.Tensor.__array__, always=True)
+def _array(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    # A copy: what is written there would stay in the tensor, and no version would tell.
+    return func(*args, **kwargs).copy()
+
+
+@handles(torch.Tensor.requires_grad_)
+def _wants_gradient(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0]  # nobody could see that gradient: inner differentiation goes another way
+
+
+@handles(GETTERS["requires_grad"].__set__)
+def _sets_gradient(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return None
+
+
+# Batching rules of torch that mix examples where the ranks of the operands differ: found by
+# comparing every rule of torch 2.13 with a loop.
+@handles(
+    torch.linalg.solve,
+    torch.linalg.solve_ex,
+    torch.linalg.lstsq,
+    torch.linalg.lu_solve,
+    torch.lu_solve,
+    torch.Tensor.lu_solve,
+)
+def _mistaken(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise Unable(f"torch's batching rule for {func.__name__} may mix the examples")
+
+
+@handles(torch.roll, torch.Tensor.roll)
+def _roll(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    # Of one number, vmap rolls the lanes.
+    return args[0].clone() if args and not args[0].dim() else NotImplemented
+
+
+@handles(
+    torch.index_fill,
+    torch.Tensor.index_fill,
+    torch.Tensor.index_fill_,
+)
+def _fill(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    value = _argument(args, kwargs, 3, "value")
+    if isinstance(value, Tensor) and is_lane(value):
+        raise Unable("torch's batching rule for index_fill mixes the examples' values")
+    return NotImplemented
+
+
+@handles(torch.Tensor.as_strided, torch.as_strided)
+def _strided(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise Unable("as_strided, which sees the memory of an example's tensor")
+
+
+@handles(
+    torch.Tensor.resize_,
+    torch.Tensor.resize_as_,
+    torch.Tensor.set_,
+    torch.Tensor.as_strided_,
+    torch.Tensor.__dlpack__,
+    torch.Tensor.data_ptr,
+    torch.Tensor.untyped_storage,
+    torch.Tensor.storage,
+)
+def _memory(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise Refused(
+        f"{func.__name__} reaches the memory of an example's tensor, which holds all of them: "
+        "make a new tensor instead"
+    )
+
+
+def hooked(modules: Iterable[tuple[str, nn.Module]]) -> None:
+    """Refuse hooks that would run in the backward pass, and parameters that no rule is true of.
+
+    Raises:
+        Refused: naming the module or parameter.
+    """
+    if global_hooks(forwards=False):
+        raise Refused("global backward hooks of modules see all examples at once: remove them")
+    for name, module in modules:
+        if isinstance(module, torch.jit.ScriptModule):
+            raise Refused(
+                f"module {name or type(module).__name__!r} is a torch.jit module, whose inside "
+                "cannot be seen: use the Python module it was made from"
+            )
+        if module._backward_hooks or module._backward_pre_hooks:
+            raise Refused(
+                f"module {name or type(module).__name__!r} has backward hooks, which would see "
+                "all examples at once: remove them"
+            )
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                _check_parameter(f"{name}.{key}" if name else key, parameter)
+
+
+def _check_parameter(name: str, parameter: Tensor) -> None:
+    if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+        raise Refused(
+            f"parameter {name!r} has a hook on its gradient, which private training does not "
+            "pass through it: remove it"
+        )
+    kind = type(parameter.data)
+    if kind is not Tensor and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        raise Refused(
+            f"parameter {name!r} is a {kind.__name__}: shards of a parameter (FSDP, tensor "
+            "parallelism) and other wrapped tensors are not supported; use the plain module"
+        )
+    if parameter.is_complex() and parameter.requires_grad:
+        raise Refused(
+            f"parameter {name!r} is complex: keep its real and imaginary part as two real "
+            "parameters (torch.view_as_real)"
+        )
+
+
+def module_at_fault(model: nn.Module, error: BaseException) -> str:
+    """The name of the innermost module that the error passed through; the model's type if none."""
+    names = {id(module): name for name, module in model.named_modules()}
+    found = ""
+    trace = error.__traceback__
+    while trace is not None:
+        owner = trace.tb_frame.f_locals.get("self")
+        if isinstance(owner, nn.Module) and id(owner) in names:
+            name, kind = names[id(owner)], type(owner).__name__
+            found = f"{name} ({kind})" if name else kind
+        trace = trace.tb_next
+    return found or type(model).__name__
+
+
+_WRONG = (AttributeError, NameError, AssertionError)  # no answer of torch's to what a model does
+
+
+def own_fault(error: BaseException) -> None:
+    """Raise what this library did wrong itself: an example alone would hide it and blame the model.
+
+    Raises:
+        RuntimeError: the error was raised by a line of this package, and not by torch or a model.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or not isinstance(error, _WRONG):
+        return
+    place = Path(trace.tb_frame.f_code.co_filename)
+    if place.is_relative_to(_OURS):
+        raise RuntimeError(
+            f"a fault of forethought's own, not of the model ({place.name} line {trace.tb_lineno}, "
+            f"torch {torch.__version__}): {type(error).__name__}: {error}; please report it"
+        ) from error
+
+
+_OURS = Path(__file__).parent
+
+
+# A loss in lanes of its own, behind outputs that are known to be apart.
+
+
+def _leave() -> None:
+    raise Unable("values of the examples reach Python")
+
+
+@turns
+def loss_in_lanes(
+    loss: Loss,
+    outputs: Tensor,
+    targets: Any,
+    points: list[Tensor],
+    trained: Mapping[str, nn.Parameter],
+) -> tuple[Tensor | None, ...] | None:
+    """Gradients at ``points`` of a loss that runs in lanes behind outputs known to be apart.
+
+    Args:
+        outputs: shape (B, …), row i from example i. points: what the outputs were computed from.
+
+    Returns:
+        None where the loss needs what only a whole pass can do (parameters, lanes that part).
+    """
+    boundary.check()
+    size = len(outputs)
+    written = [(parameter, parameter._version) for parameter in trained.values()]
+    lanes: Lanes | None = None
+    try:
+        with boundary.entered(size) as level:
+            lanes = Lanes(size, level, Places(trained), Settings(), before_answer=_leave)
+
+            def wrap(leaf: Tensor) -> Tensor:
+                return lanes.followed(boundary.lane(leaf.unsqueeze(1), 0, level))
+
+            with answered(lanes), lanes:
+                found = loss(wrap(outputs), trees.mapped(targets, wrap))
+            if isinstance(found, Tensor) and found.dim() == 0:
+                found = found.reshape(1)
+            if lanes.stopped is not None or not boundary.is_lane(trees.losses(found, 1)):
+                return None
+            with boundary.outside():
+                total = boundary.rows(found).sum()
+        del found
+        if not total.requires_grad:
+            return (None,) * len(points)
+        leaves = (lanes.anchor, *trained.values(), *points)
+        _, *gradients = torch.autograd.grad(total, leaves, allow_unused=True)
+    except (Exception, Stopped) as error:  # the general way finds out, and says, what is wrong
+        own_fault(error)
+        return None
+    direct, at_points = gradients[: len(trained)], gradients[len(trained) :]
+    used = lanes.uses or lanes.failed is not None or any(g is not None for g in direct)
+    changed = any(parameter._version != version for parameter, version in written)
+    if used or changed or lanes.remaining():
+        return None
+    return tuple(at_points)

@@ -1,31 +1,30 @@
-"""From a batch to every example's gradients: passes over lanes, and what is done when one stops."""
+"""From a batch to every example's gradients: passes, what is done when one stops, and why."""
 
 from __future__ import annotations
 
 import contextvars
+import copy
 import gc
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
-from forethought.gradients import (
-    boundary,
-    fallback,
-    foreign,
-    refusals,
-    remembered,
-    trees,
-)
-from forethought.gradients.batch import LONG, Batch
-from forethought.gradients.blocks import MULTIPLES, repeated
-from forethought.gradients.control import (
+from forethought.gradients import boundary, foreign, refusals, remembered, trees
+from forethought.gradients.blocks import LONG, MULTIPLES, Batch, repeated
+from forethought.gradients.boundary import (
+    GETTERS,
+    OPERATORS,
     Asking,
     Parted,
     Refused,
@@ -33,18 +32,152 @@ from forethought.gradients.control import (
     RuleFailed,
     Unable,
     Unshared,
+    is_lane,
+    operator_name,
+    rows,
+    unseen_kernel,
+    wrapped,
+    writes,
 )
-from forethought.gradients.derived import Place, Places
-from forethought.gradients.draws import Draws, Masks
-from forethought.gradients.lanes import Lanes, Observer, Settings
-from forethought.gradients.place import Filled, Split, Unused
-from forethought.gradients.state import Generators, State, changes_itself
-from forethought.gradients.surroundings import Surroundings
-from forethought.gradients.terms import Separate, Term, bounded
+from forethought.gradients.lanes import (
+    DRAWN_FOR,
+    WATCH,
+    Draws,
+    Lanes,
+    Masks,
+    Observer,
+    Place,
+    Places,
+    Settings,
+    seeded,
+)
+from forethought.gradients.state import (
+    Generators,
+    State,
+    Surroundings,
+    alike,
+    changes_itself,
+    copied,
+)
+from forethought.gradients.terms import Filled, Separate, Split, Term, Unused, bounded
 from forethought.gradients.trees import Loss
-from forethought.gradients.watching import DRAWN_FOR, WATCH
-from forethought.gradients.whole_batch import check_loss, of_all, of_lanes
 from forethought.turns import turns
+
+if TYPE_CHECKING:
+    from forethought.gradients.blocks import Batch
+
+
+# Does the loss mean the same for one example as for a batch? A check of meaning, not of privacy.
+#
+# In its lane a loss sees a batch of one. One that needs the batch (in-batch negatives, hard-example
+# mining, dividing by the batch) would quietly be another loss there, so it is refused.
+
+
+class _UntoldError(Exception):
+    """Outputs whose batch cannot be put together."""
+
+
+def of_lanes(outputs: Any) -> Any:
+    """What a model answered in lanes, as one batch.
+
+    Raises:
+        _UntoldError: nobody knows how.
+    """
+
+    def joined(leaf: Any) -> Any:
+        return _batch(rows(leaf).detach()) if isinstance(leaf, Tensor) and is_lane(leaf) else leaf
+
+    return tree_map(joined, outputs)
+
+
+def of_one(outputs: Any) -> Any:
+    """A copy of what a model answered to one example by itself, for :func:`of_all`; or None."""
+
+    def copied(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf.detach().clone()
+        if leaf is None or isinstance(leaf, bool | int | float | str):
+            return leaf
+        raise _UntoldError  # it may hold what it was computed from
+
+    try:
+        return tree_map(copied, outputs)
+    except _UntoldError:
+        return None
+
+
+def of_all(outputs: Sequence[Any]) -> Any:
+    """What a model answered to one example after the other, as one batch.
+
+    Raises:
+        _UntoldError: nobody knows how.
+    """
+
+    def joined(*leaves: Any) -> Any:
+        if not isinstance(leaves[0], Tensor):
+            return leaves[0]
+        return _batch(torch.stack(leaves))
+
+    try:
+        return tree_map(joined, *outputs)
+    except (TypeError, ValueError, RuntimeError):  # of several shapes or forms
+        raise _UntoldError from None
+
+
+def _batch(whole: Tensor) -> Tensor:
+    if whole.dim() == 1:
+        return whole
+    if whole.shape[1] != 1:
+        raise _UntoldError
+    return whole.flatten(0, 1)
+
+
+def check_loss(loss: Loss, together: Callable[[], Any], targets: Any, values: Tensor) -> None:
+    """Compare the losses of one example at a time with the loss of all of them as one batch.
+
+    Args:
+        together: the model's outputs as one batch, from :func:`of_lanes` or :func:`of_all`.
+        targets: of all. values: the losses, shape (examples,).
+
+    Raises:
+        Refused: they differ.
+    """
+    size = values.shape[0]
+    try:
+        outputs = together()
+    except _UntoldError:
+        return
+    before = torch.get_rng_state()
+    try:
+        with torch.no_grad():
+            found = loss(outputs, targets)
+    except Exception:  # a loss made for one example
+        return
+    finally:
+        moved = not torch.equal(torch.get_rng_state(), before)
+        torch.set_rng_state(before)
+    if not isinstance(found, Tensor) or moved:
+        return
+    if tuple(found.shape) != (size,):
+        raise Refused(
+            f"loss(outputs, targets) must return one value per example, shape ({size},), not "
+            f"{tuple(found.shape)}; with torch losses use reduction='none' and take the mean "
+            "over each example's own values"
+        )
+    one, other = values.detach().double(), found.detach().double()
+    finite = torch.isfinite(one) & torch.isfinite(other)
+    scale = torch.maximum(one.abs(), other.abs())[finite]
+    if scale.numel() and bool(
+        ((one - other).abs()[finite] > 0.05 * scale + 1e-3 * scale.max()).any()
+    ):
+        raise Refused(
+            "the loss gives an example another value when it sees the whole batch (in-batch "
+            "negatives, mining, dividing by the batch size): give each example a loss of its own, "
+            "or clip whole batches (groups=)"
+        )
+
+
+# From a batch to every example's gradients: passes over lanes, and what is done when one stops.
 
 
 def contributions(
@@ -228,7 +361,7 @@ class _Attempt:
             except RuleFailed as failed:
                 warnings.warn(
                     f"{failed}; the gradients of its parameters are written out for every example",
-                    fallback.SlowGradientsWarning,
+                    SlowGradientsWarning,
                     stacklevel=7,
                 )
                 settings = replace(settings, without=settings.without | {failed.rule})
@@ -405,7 +538,7 @@ class _Attempt:
         warnings.warn(
             f"{where} goes one example at a time, {size} passes a batch instead of one: "
             f"{cause.strip().splitlines()[0][:200]}",
-            fallback.SlowGradientsWarning,
+            SlowGradientsWarning,
             stacklevel=8,
         )
 
@@ -416,7 +549,7 @@ class _Attempt:
         first = first and not self._known.has_judged(self.loss)
         answers: list[tuple[Any, Tensor]] | None = [] if first else None
         try:
-            found = fallback.one_at_a_time(
+            found = one_at_a_time(
                 self.model,
                 self.loss,
                 self.batch,
@@ -440,3 +573,335 @@ def _named(observe: Callable[[str, str, Term], None]) -> Observer:
         observe(getattr(place, "name", ""), rule, term)
 
     return named
+
+
+# Gradients of one lane after another, for what vmap cannot run: slow, and exact.
+#
+# Every lane runs alone, from the same state of the model, and only its own examples are at hand. A
+# mode watches what it writes to: a tensor that was there before and is not the model's own would
+# carry values from one lane to the next.
+
+
+class SlowGradientsWarning(UserWarning):
+    """Gradients are exact but slow: vmap cannot run a part of the model, or a rule failed."""
+
+
+_DATA = GETTERS["data"].__get__
+_ARRAYS = (torch.Tensor.numpy, torch.Tensor.__array__)
+
+
+def _normalised_alone(given: Mapping[str, Any]) -> Tensor:
+    """One value a channel is its own mean: zero, where torch raises, and then weight and bias."""
+    value: Tensor = given["input"] - given["input"]
+    shape = (1, -1, *(1,) * (value.dim() - 2))
+    for part, by in ((given.get("weight"), torch.mul), (given.get("bias"), torch.add)):
+        value = value if part is None else by(value, part.view(shape))
+    return value
+
+
+def _storage(value: Tensor) -> int:
+    """Where a tensor's memory is; 0 for one that has none of its own (sparse, or of torch.func)."""
+    if value.layout is not torch.strided or wrapped(value):
+        return 0
+    return value.untyped_storage().data_ptr()
+
+
+class Alone(TorchFunctionMode):
+    """Knows the tensors that one lane's pass made, and refuses to write to others.
+
+    Args:
+        model: whose buffers and attributes a pass may write to, since they are put back.
+        grouped: the lane is a group, whose examples batch normalisation may mix.
+    """
+
+    def __init__(self, model: nn.Module, grouped: bool) -> None:
+        super().__init__()
+        self._grouped = grouped
+        # The model's own are put back after every lane.
+        self._parameters = {*map(_storage, model.parameters())} - {0}
+        owned = list(model.buffers())
+        for module in model.modules():
+            owned += trees.tensors(list(vars(module).values()))
+        self._owned = {*map(_storage, owned)} - {0} - self._parameters
+        self._known = self._owned | self._parameters
+        self._made: dict[int, weakref.ref[Tensor]] = {}
+        self._storages: set[int] = {0}
+
+    def again(self) -> Alone:
+        """The same for another lane, where the model's own tensors are put back in between."""
+        other = copy.copy(self)
+        other._made, other._storages = {}, {0}
+        return other
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if type(func) in OPERATORS and unseen_kernel(operator_name(func)):
+            raise Refused(
+                f"{operator_name(func)} is an operator made with torch.library.Library: nobody can "
+                "see what its code keeps of the examples; make it with torch.library.custom_op"
+            )
+        if func is _DATA:
+            return args[0].detach()  # the same memory; unlike .data, its changes are counted
+        if func is F.batch_norm and self._grouped:
+            names = ("input", "running_mean", "running_var", "weight", "bias", "training")
+            given = dict(zip((*names, "momentum", "eps"), args, strict=False)) | kwargs
+            if given.get("training"):  # the group's own statistics, kept nowhere
+                if given["input"].numel() == given["input"].shape[1]:
+                    return _normalised_alone(given)
+                return func(**{**given, "running_mean": None, "running_var": None})
+        if writes(func, kwargs):
+            target = kwargs.get("out", args[0] if args else None)
+            if isinstance(target, Tensor) and not self._mine(target):
+                raise Refused(
+                    "values of the examples are written into a tensor that is neither the "
+                    "example's nor put back (a parameter, a global, one that a closure keeps): "
+                    "compute a new tensor instead"
+                )
+        result = func(*args, **kwargs)
+        if func in _ARRAYS:
+            return result.copy()  # what is written there would stay
+        if isinstance(result, Tensor):
+            leaves = [result]
+        else:
+            leaves = [*trees.tensors(result)] if isinstance(result, tuple | list) else []
+        for leaf in leaves:
+            place = _storage(leaf)
+            if place not in self._known:  # in-place functions return what the model holds
+                self._made[id(leaf)] = weakref.ref(leaf)
+                self._storages.add(place)
+        return result
+
+    def _mine(self, target: Tensor) -> bool:
+        known = self._made.get(id(target))
+        if known is not None and known() is target:
+            return True
+        place = _storage(target)
+        return place in self._storages or place in self._owned
+
+    def made(self) -> list[Tensor]:
+        """Tensors of the pass that somebody still holds."""
+        return [value for value in (kept() for kept in self._made.values()) if value is not None]
+
+
+def one_at_a_time(
+    model: nn.Module,
+    loss: Loss,
+    batch: Batch,
+    trained: Mapping[str, nn.Parameter] | None,
+    state: State,
+    restore: Callable[[], None],
+    answers: list[tuple[Any, Tensor]] | None = None,
+) -> dict[str, list[Tensor]]:
+    """Every lane's gradients by one ordinary backward pass, by name; ``.grad`` is left as it was.
+
+    Args:
+        trained: None: not the gradients but the loss of every lane, under the name "loss".
+        state: of the model, to compare with. restore: puts it back, and all else that Python holds.
+        answers: takes copies of the model's outputs and the loss, lane by lane; None: nobody asks.
+
+    Raises:
+        Refused: the model changes itself, or keeps what it computed from an example.
+    """
+    rows: dict[str, list[Tensor]] = {name: [] for name in ("loss",) if trained is None}
+    rows |= {name: [] for name in trained or ()}
+    first: dict[str, Any] | None = None
+    # Each draws from a stream of its own: how much one draws must not matter to the next.
+    seeds = torch.randint(2**62, (batch.count + 1,)).tolist()
+    for at in range(batch.count):
+        seeded(seeds[at])
+        alone = Alone(model, batch.mixing)
+        found = contextvars.copy_context().run(
+            _run, alone, model, loss, batch, trained, at, answers
+        )
+        changed = _check(alone, state, restore)
+        first = changed if first is None else first
+        if not alike(changed, first):
+            raise changes_itself({**changed, **first}, "depends on the examples that it has seen")
+        for name, value in found.items():
+            rows[name].append(value)
+    seeded(seeds[-1])
+    return rows
+
+
+def _run(
+    alone: Alone,
+    model: nn.Module,
+    loss: Loss,
+    batch: Batch,
+    trained: Mapping[str, nn.Parameter] | None,
+    at: int,
+    answers: list[tuple[Any, Tensor]] | None,
+) -> dict[str, Tensor]:
+    parameters = list(model.parameters())
+    kept = [parameter.grad for parameter in parameters]
+    try:
+        for parameter in parameters:
+            parameter.grad = None
+        with torch.set_grad_enabled(trained is not None), alone:
+            inputs, targets = batch.some(torch.tensor([at]))
+            inputs, targets = (trees.mapped(tree, _only) for tree in (inputs, targets))
+            outputs = trees.call(model, inputs)
+            values = loss(outputs, targets)
+        if isinstance(values, Tensor) and values.dim() == 0 and batch.each == 1:
+            values = values.reshape(1)
+        value = trees.losses(values, batch.each).mean()
+        if answers is not None:
+            answers.append((of_one(outputs), value.detach().clone()))
+        del outputs
+        if trained is None:
+            return {"loss": value.detach().clone()}
+        if value.requires_grad:
+            # backward, not autograd.grad: reentrant checkpointing allows nothing else.
+            value.backward()  # type: ignore[no-untyped-call]
+        return {
+            name: torch.zeros_like(p) if p.grad is None else p.grad.to_dense().detach()
+            for name, p in trained.items()
+        }
+    finally:
+        for parameter, gradient in zip(parameters, kept, strict=True):
+            parameter.grad = gradient
+
+
+def _only(leaf: Tensor) -> Tensor:
+    return leaf[0]
+
+
+def _check(alone: Alone, state: State, restore: Callable[[], None]) -> dict[str, Any]:
+    changed = copied(state.changes())
+    written = state.parameters_changed()
+    restore()
+    if written:
+        raise changes_itself(written, "is written to in the forward pass")
+    if alone.made():
+        gc.collect()
+        if alone.made():
+            raise changes_itself(["something outside the model"], "keeps values of an example")
+    return changed
+
+
+# Which way each parameter's gradient goes, and why.
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One parameter's row of the table.
+
+    Attributes:
+        parameter: its name. shape: its shape. rules: the functions that used it; "any function"
+            has no rule and is written out, "derived" is computed from parameters first.
+        way: how its norm is taken.
+        held: bytes kept until the factors are known. written: bytes of batch × parameter.
+        reason: why it is written out, if it is.
+    """
+
+    parameter: str
+    shape: tuple[int, ...]
+    rules: str
+    way: str
+    held: int
+    written: int
+    reason: str = ""
+
+
+_REASONS = {
+    "any function": "no rule for a function that uses it: written out for every example",
+    "derived": "used through values computed from parameters: pulled back through them",
+    "one at a time": "vmap cannot run the model: see the warning",
+}
+
+
+def explain(model: nn.Module, example: Any) -> tuple[Choice, ...]:
+    """Print, for every trained parameter, how its per-example gradient is handled.
+
+    Args:
+        model: any module. example: a batch of inputs as :func:`clipped_sum` takes them, of the
+            size that training will use; the choice depends on it.
+
+    Returns:
+        The rows of the printed table.
+
+    Raises:
+        ValueError: no trainable parameter, or a batch without a size.
+    """
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not trained:
+        raise ValueError("the model has no parameter with requires_grad=True: nothing to explain")
+    size = trees.batch_size(example, ())
+    if not size:
+        raise ValueError("the example batch is empty: pass at least one example")
+    inputs = trees.detached(example)
+    seen: dict[str, list[tuple[str, str]]] = {name: [] for name in trained}
+
+    def observe(name: str, rule: str, term: Term) -> None:
+        seen.setdefault(name, []).append((rule, term.way()))
+
+    terms = contributions(model, _any_loss, Batch(inputs, torch.zeros(size)), trained, observe)
+    rows = []
+    for name, parameter in trained.items():
+        width = trees.zeros_for(parameter, 0).element_size()
+        uses, way = seen[name], terms[name].way()
+        rules = [rule for rule, _ in uses]
+        if not uses and way != "unused":
+            rules = ["derived" if any(seen.values()) else "one at a time"]
+        elif uses:
+            way = ", ".join(dict.fromkeys(way for _, way in uses))
+            way = f"{way}, joined" if len(uses) > 1 else way
+        rule = ", ".join(dict.fromkeys(rules)) or "none"
+        rows.append(
+            Choice(
+                name,
+                tuple(parameter.shape),
+                f"{rule} ×{len(uses)}" if len(uses) > 1 else rule,
+                way,
+                _held(terms[name]),
+                size * parameter.numel() * width,
+                next((_REASONS[r] for r in rules if r in _REASONS), ""),
+            )
+        )
+    _show(rows, size)
+    return tuple(rows)
+
+
+def _any_loss(outputs: Any, targets: Tensor) -> Tensor:
+    # Any loss shows the ways; squares make every output count.
+    total = targets
+    for leaf in trees.tensors(outputs):
+        if leaf.is_floating_point() and leaf.dim() and leaf.shape[0] == len(targets):
+            total = total + leaf.float().reshape(len(targets), -1).square().sum(1)
+    return total
+
+
+def _held(value: Any) -> int:
+    # Bytes of the tensors in a term, each storage once.
+    storages: dict[int, int] = {}
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, Tensor):
+            storages[item.untyped_storage().data_ptr()] = item.untyped_storage().nbytes()
+        elif isinstance(item, list | tuple):
+            stack += item
+        elif hasattr(item, "__dict__"):
+            stack += vars(item).values()
+    return sum(storages.values())
+
+
+def _show(rows: list[Choice], size: int) -> None:
+    heads = ("parameter", "shape", "function", "norm by", "held MB", "batch × parameter MB")
+    cells = [
+        (
+            row.parameter,
+            "×".join(map(str, row.shape)) or "scalar",
+            row.rules,
+            row.way,
+            f"{row.held / 1e6:.2f}",
+            f"{row.written / 1e6:.2f}",
+        )
+        for row in rows
+    ]
+    widths = [max(len(line[i]) for line in [heads, *cells]) for i in range(len(heads))]
+    print(f"batch of {size}")
+    for line in [heads, *cells]:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)))

@@ -16,29 +16,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from forethought.gradients.cost import rates
-from forethought.gradients.ghost import wide
-from forethought.gradients.place import Moved
-from forethought.gradients.rounding import (
+from forethought.gradients.terms import (
+    LOOSE,
     SLACK,
+    BoundedTerm,
+    Bounds,
+    Dense,
+    Moved,
+    Outer,
+    Term,
+    bounded,
     gamma,
     gram,
     gram_product,
     in_blocks,
     in_chunks,
     lengths,
+    mass_of,
+    rates,
     roundings,
     tiny,
-)
-from forethought.gradients.terms import (
-    LOOSE,
-    BoundedTerm,
-    Bounds,
-    Dense,
-    Outer,
-    Term,
-    bounded,
-    mass_of,
+    wide,
     zeroed,
 )
 from forethought.gradients.trees import sum_dtype

@@ -1,45 +1,361 @@
-"""Per-example gradients in the form that is cheapest to hold.
-
-A *term* is the gradient of one parameter for every example of a batch. It bounds the norm of each
-from above, sums them with weights, and can be written out in full (``rows``), which costs batch ×
-parameters and is done only where the cost model finds it cheaper.
-
-All of it is arithmetic on stored numbers, and each number that comes out carries a bound on its own
-rounding (:mod:`.rounding`): docs/gradients.md, "The sum in floating point".
-"""
+"""Per-example gradients in the form that is cheapest to hold, and the bound of their rounding."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from forethought.gradients.cost import rates
-from forethought.gradients.ghost import (
-    Block,
-    Left,
-    OneHot,
-    gram_measures,
-    inner,
-    lengths_of,
-    row_sums,
-    wide,
+from forethought.gradients.trees import sum_dtype, zeros_for
+from forethought.turns import turns
+
+# What a way of taking norms costs: floating-point operations and bytes, turned into seconds.
+#
+# The rates are round figures of a machine (two cores with AVX-512; a data-centre GPU), not of a
+# run: they only have to put the ways in order.
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Seconds per unit of work on one kind of device."""
+
+    product: float  # a floating-point operation in a batched matrix product
+    move: float  # a byte read or written by an elementwise pass
+    rows: float  # a byte of per-example gradient written by a grouped convolution
+
+
+CPU = Rates(product=1 / 120e9, move=1 / 20e9, rows=1 / 1.8e9)
+CUDA = Rates(product=1 / 10e12, move=1 / 1.0e12, rows=1 / 60e9)
+
+
+def rates(device: torch.device) -> Rates:
+    """The rates of a device."""
+    return CUDA if device.type == "cuda" else CPU
+
+
+# Constants of the theorem that a sum of contributions keeps its bound in floating point.
+#
+# docs/gradients.md, "The sum in floating point", states and proves it. In short: contributions are
+# clipped to (1 − r)·C, whatever the batch the computed sum is within r·C/2 of the exact sum of the
+# computed contributions, so neighbouring batches differ by at most (1 − r)·C + 2·r·C/2 = C.
+#
+# Error bounds are those of Higham, *Accuracy and Stability of Numerical Algorithms* (2002), Section
+# 3.1 and 4.2: a sum of products in which no term meets more than n roundings is off by at most
+# γ_n = n·u/(1 − n·u) times the sum of the absolute products, in any order, with or without fused
+# operations.
+
+
+CHARGE = 5 * 2.0**-9
+"""r: the share of the clipping norm set aside for rounding, just under 1 %, whatever the batch."""
+
+MASS = 2.0**10
+"""A contribution's absolute mass Σ_t ‖g_t‖‖x_t‖ is held below MASS·C: see ``clipping.factors``."""
+
+NARROW = 1 - 2.0**-22
+"""Room for rounding a factor to float32."""
+
+RECORDS = 1 << 20
+"""The most contributions a round may have: up to here float64 always keeps the promise."""
+
+SLACK = 1 + 2.0**-40
+"""More than what a few float64 operations on a bound can take from it."""
+
+# What other sums of float64 numbers (micro-batches, ranks) may add to the error of one round.
+OWN = 1 - 2.0**-7
+
+
+_UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
+_TINY = {torch.float32: 2.0**-126, torch.float64: 2.0**-1022}
+
+
+def unit(dtype: torch.dtype) -> float:
+    """u, half the distance from 1 to the next number."""
+    return _UNIT[dtype]
+
+
+def gamma(roundings: float, dtype: torch.dtype) -> float:
+    """γ_n = n·u/(1 − n·u), with a little more for the arithmetic that uses it; inf if n·u ≥ 1/2."""
+    part = (roundings + 2) * unit(dtype)
+    return part / (1 - part) if part < 0.5 else float("inf")
+
+
+def tiny(dtype: torch.dtype) -> float:
+    """The most that underflow loses in one operation: subnormal numbers may be flushed to zero."""
+    return _TINY[dtype]
+
+
+# Where torch may be told to make float32 products of less, TF32 or bfloat16 (torch 2.9 and later).
+_PRODUCTS: tuple[Any, ...] = tuple(
+    products
+    for products in (
+        getattr(torch.backends.mkldnn, "matmul", None),
+        getattr(torch.backends.mkldnn, "conv", None),
+        torch.backends.cuda.matmul,
+    )
+    if hasattr(products, "fp32_precision")
 )
-from forethought.gradients.rounding import (
-    SLACK,
-    gamma,
-    in_blocks,
-    in_chunks,
-    lengths,
-    product_in_blocks,
-    roundings,
-    tiny,
-)
-from forethought.gradients.trees import sum_dtype
+_EXACT = ("none", "ieee")
+
+
+@contextmanager
+def exactly(kind: str) -> Iterator[None]:
+    """No autocast, no history, and float32 products that are float32 (no TF32, no bfloat16).
+
+    The precision is the process's: nobody gives up what another still computes with.
+    """
+    with turns, _exactly(kind):
+        yield
+
+
+def _exactly(kind: str) -> AbstractContextManager[None]:
+    if _PRODUCTS:
+        exact = all(products.fp32_precision in _EXACT for products in _PRODUCTS)
+    else:
+        exact = torch.get_float32_matmul_precision() == "highest"
+    if exact and not torch.is_autocast_enabled(kind):
+        return torch.no_grad()
+    return _plainly(kind)
+
+
+@contextmanager
+def _plainly(kind: str) -> Iterator[None]:
+    with torch.no_grad(), torch.autocast(kind, enabled=False):
+        if not _PRODUCTS:
+            precision = torch.get_float32_matmul_precision()
+            torch.set_float32_matmul_precision("highest")
+            try:
+                yield
+            finally:
+                torch.set_float32_matmul_precision(precision)
+            return
+        before = [products.fp32_precision for products in _PRODUCTS]
+        for products in _PRODUCTS:
+            products.fp32_precision = "ieee"
+        try:
+            yield
+        finally:
+            for products, precision in zip(_PRODUCTS, before, strict=True):
+                products.fp32_precision = "none"
+                if products.fp32_precision != precision:  # not what a wider setting says
+                    products.fp32_precision = precision
+
+
+# An inner product, and a float32 norm, are taken over so many numbers at a time.
+RUN = 1 << 10
+SHORT_RUN = 1 << 8
+# The norms of so few numbers are taken in float64 at once. A row's length decides, and not how
+# many rows there are.
+SMALL = 1 << 6
+
+
+def roundings(count: int, length: int = RUN) -> int:
+    """The most that one of ``count`` terms meets, added in blocks of ``length``, block by block."""
+    return min(count, length) + math.ceil(count / length)
+
+
+def square_sums(values: Tensor) -> Tensor:
+    """Upper bounds of Σ v² over the last dimension, float64."""
+    return lengths(values).square_().mul_(SLACK)
+
+
+def lengths(values: Tensor) -> Tensor:
+    """Upper bounds of the norms along the last dimension, float64."""
+    count, kind = values.shape[-1], values.dtype
+    if kind == torch.float64 or count <= SMALL:
+        norms: Tensor = torch.linalg.vector_norm(values, dim=-1, dtype=torch.float64)
+        norms.mul_(1 + gamma(count + 16, torch.float64) + 2.0**-45)
+        # Squares of float32 numbers do not underflow in float64.
+        return norms if kind == torch.float32 else norms.add_(math.sqrt(count * tiny(kind)))
+    if count <= RUN:
+        run = count
+        norms = torch.linalg.vector_norm(values, dim=-1).double()
+    else:
+        run, whole = SHORT_RUN, count - count % SHORT_RUN
+        runs = values[..., :whole].view(*values.shape[:-1], -1, SHORT_RUN)
+        squares = torch.linalg.vector_norm(runs, dim=-1).double().square_().sum(-1)
+        if whole < count:
+            rest = torch.linalg.vector_norm(values[..., whole:], dim=-1)
+            squares += rest.double().square_()
+        norms = squares.sqrt_()
+    # A norm is off by half as much as its square. A square that underflows may be lost whole.
+    most = gamma(run + 16, kind) / 2 + 2.0**-40
+    return norms.mul_(1 + most).add_(math.sqrt(count * tiny(kind)))
+
+
+def in_blocks(total: int, length: int, part: Callable[[int, int], Tensor]) -> Tensor:
+    """Σ part(start, end) over blocks of ``length``, added one after the other."""
+    result = part(0, min(length, total))
+    for start in range(length, total, length):
+        result += part(start, min(start + length, total))
+    return result
+
+
+def product_in_blocks(one: Tensor, other: Tensor, length: int) -> Tensor:
+    """one @ other, shapes (m, T), (T, n), over blocks of ``length`` added one after the other."""
+    total = other.shape[0]
+    result = one[:, :length] @ other[:length]
+    if total > length:
+        # One buffer: memory that is new for every block costs as much as the products.
+        part = torch.empty_like(result)
+        for start in range(length, total, length):
+            end = start + length
+            torch.mm(one[:, start:end], other[start:end], out=part)
+            result += part
+    return result
+
+
+def gram(one: Tensor, other: Tensor) -> Tensor:
+    """Inner products ⟨one_t, other_s⟩, shapes (B, T, n), (B, S, n) → (B, T, S)."""
+    return in_blocks(
+        one.shape[2], RUN, lambda at, to: torch.bmm(one[..., at:to], other[..., at:to].mT)
+    )
+
+
+def in_chunks(
+    function: Callable[..., Tensor], *tensors: Tensor, cells: int, limit: int = 1 << 22
+) -> Tensor:
+    """``function`` over slices of the batch so that about ``limit`` cells exist at a time."""
+    size = tensors[0].shape[0]
+    step = max(1, limit // max(1, cells))
+    if step >= size:
+        return function(*tensors)
+    parts = [function(*(t[at : at + step] for t in tensors)) for at in range(0, size, step)]
+    return torch.cat(parts)
+
+
+def gram_product(one: Tensor, other: Tensor) -> Tensor:
+    """Σ_ts one[t,s]·other[t,s] per example, float64, for two matrices (B, T, S).
+
+    Rows are added in their own precision, then in float64: no more than S + 1 roundings of it.
+    """
+    # An elementwise product is several times faster here than a batched dot product.
+    return (one * other).sum(2).double().sum(1)
+
+
+# Inner products of sums of outer products, from the factors alone (ghost norms).
+#
+# ⟨Σ_t a_t ⊗ x_t, Σ_s b_s ⊗ y_s⟩ = Σ_ts (a_t·b_s)(x_t·y_s): nothing of the parameter's size is
+# formed. A left factor may be one-hot, as in an embedding.
+
+
+def wide(values: Tensor) -> Tensor:
+    """In the precision of norms and sums."""
+    kind = values.dtype
+    return values if kind in (torch.float32, torch.float64) else values.to(sum_dtype(kind))
+
+
+@dataclass
+class OneHot:
+    """Rows that are unit vectors: ``index`` (B, T) of their ones, out of ``size``."""
+
+    index: Tensor
+    size: int
+
+    def dense(self, like: Tensor) -> Tensor:
+        hot = torch.nn.functional.one_hot(self.index, self.size)
+        return hot.to(like.dtype)
+
+
+Left = Tensor | OneHot
+Block = tuple[Left, Tensor]
+
+
+def joined(blocks: Sequence[Block]) -> list[Block]:
+    """The same sum with all dense blocks as one, and all one-hot blocks as one."""
+    dense = [(left, right) for left, right in blocks if isinstance(left, Tensor)]
+    hot = [(left, right) for left, right in blocks if isinstance(left, OneHot)]
+    result: list[Block] = []
+    if dense:
+        lefts, rights = zip(*dense, strict=True)
+        result.append((torch.cat(lefts, 1), torch.cat(rights, 1)))
+    if hot:
+        index = torch.cat([left.index for left, _ in hot], 1)
+        result.append((OneHot(index, hot[0][0].size), torch.cat([r for _, r in hot], 1)))
+    return result
+
+
+def lengths_of(left: Left, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Upper bounds of the norms of the rows l_t and r_t, shape (B, T) each."""
+    other = lengths(wide(right))
+    return (torch.ones_like(other) if isinstance(left, OneHot) else lengths(wide(left))), other
+
+
+def row_sums(left: OneHot, right: Tensor) -> Tensor:
+    """Squared norms, (B,): rounded, but upper bounds for the row sums as they were rounded."""
+    # ‖Σ_t e_{i(t)} ⊗ h_t‖² is the sum over distinct rows i of ‖Σ_{t: i(t)=i} h_t‖².
+    batch, _, n = right.shape
+    key = left.index + left.size * torch.arange(batch, device=right.device).unsqueeze(1)
+    rows, place = torch.unique(key, return_inverse=True)
+    sums = right.new_zeros(rows.numel(), n).index_add_(0, place.flatten(), right.reshape(-1, n))
+    squares = square_sums(sums)
+    owner = torch.div(rows, left.size, rounding_mode="floor")
+    return squares.new_zeros(batch).index_add_(0, owner, squares)
+
+
+def inner(one: Block, other: Block) -> Tensor:
+    """The inner product of each example, float64, shape (B,)."""
+    (left, right), (lefts, rights) = one, other
+    if isinstance(left, Tensor) and isinstance(lefts, OneHot):
+        return inner(other, one)
+    right, rights = wide(right), wide(rights)
+    cells = right.shape[1] * rights.shape[1]
+    if isinstance(left, Tensor) and isinstance(lefts, Tensor):
+        return in_chunks(_dense_inner, wide(left), right, wide(lefts), rights, cells=cells)
+    assert isinstance(left, OneHot)
+    products = gram(right, rights)
+    if isinstance(lefts, OneHot):
+        match = left.index.unsqueeze(2) == lefts.index.unsqueeze(1)
+        return gram_product(products, match)
+    index = left.index.unsqueeze(1).expand(-1, lefts.shape[1], -1)
+    return gram_product(products, torch.gather(wide(lefts), 2, index).mT)
+
+
+def gram_measures(left: Tensor, right: Tensor) -> Tensor:
+    """Of Σ_t l_t ⊗ r_t for each example, float64, shape (B, 4), from two Gram matrices.
+
+    The computed squared norm; upper bounds of Σ_t ‖l_t‖‖r_t‖, of the longest row on either side,
+    and of Σ_t ‖l_t‖ + ‖r_t‖.
+    """
+    one, other = gram(left, left), gram(right, right)
+    sides = []
+    for products, values in ((one, left), (other, right)):
+        # Sums of squares: nothing cancels on the diagonal.
+        count, kind = values.shape[2], values.dtype
+        squares = products.diagonal(dim1=1, dim2=2).double()
+        squares = squares * (1 + 2 * gamma(roundings(count) + 4, kind)) + count * tiny(kind)
+        sides.append(squares.sqrt_().mul_(SLACK))
+    first, second = sides
+    return torch.stack(
+        [
+            gram_product(one, other),
+            (first * second).sum(1).mul_(SLACK),
+            torch.maximum(first, second).amax(1),
+            (first + second).sum(1),
+        ],
+        1,
+    )
+
+
+def _dense_inner(left: Tensor, right: Tensor, lefts: Tensor, rights: Tensor) -> Tensor:
+    return gram_product(gram(left, lefts), gram(right, rights))
+
+
+# Per-example gradients in the form that is cheapest to hold.
+#
+# A *term* is the gradient of one parameter for every example of a batch. It bounds the norm of each
+# from above, sums them with weights, and can be written out in full (``rows``), which costs batch ×
+# parameters and is done only where the cost model finds it cheaper.
+#
+# All of it is arithmetic on stored numbers, and each number that comes out carries a bound on its
+# own rounding (:mod:`.rounding`): docs/gradients.md, "The sum in floating point".
+
 
 # So many terms of a float64 sum are added up at a time, fewer where they are long: what is
 # converted to float64 then stays in the cache until it is added.
@@ -441,3 +757,518 @@ def sums_to(values: Tensor, shape: Sequence[int]) -> Tensor:
 def numel(shape: Sequence[int]) -> int:
     """Number of elements of a shape."""
     return math.prod(shape)
+
+
+# Where in a parameter a gradient belongs: whole, a view of it, or several views.
+#
+# ``weight.t()``, one third of a packed projection, a reshaped kernel: all are strided views of the
+# parameter, and their gradients go back to the same strided places.
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A strided view of a parameter, in elements from its first one."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A parameter, or the part of it that a call used."""
+
+    name: str
+    shape: tuple[int, ...]
+    geometry: Geometry | None = None
+
+
+def slot(value: Tensor, parameters: dict[int, str]) -> Slot | None:
+    """The slot that ``value`` is, or None when it is no trained parameter and no view of one."""
+    name = parameters.get(id(value))
+    if name is not None:
+        return Slot(name, tuple(value.shape))
+    base = value._base if value._is_view() else None
+    if base is None:
+        return None
+    name = parameters.get(id(base))
+    repeated = any(s == 0 and n > 1 for s, n in zip(value.stride(), value.shape, strict=True))
+    if name is None or repeated or not base.is_contiguous() or value.dtype != base.dtype:
+        return None
+    offset = int(value.storage_offset()) - int(base.storage_offset())
+    geometry = Geometry(tuple(value.shape), value.stride(), offset)
+    return Slot(name, tuple(base.shape), geometry)
+
+
+class Moved:
+    """A term whose gradients lie elsewhere in the parameter: same numbers, same norms.
+
+    A subclass says where (``moved``) and how to be made of another term (``around``).
+    """
+
+    term: BoundedTerm
+
+    def moved(self, rows: Tensor) -> Tensor:
+        """From the term's shape to the parameter's, with any number of rows in front."""
+        raise NotImplementedError
+
+    def around(self, term: Term) -> Moved:
+        """The same place of another term."""
+        raise NotImplementedError
+
+    @property
+    def added(self) -> int:
+        return self.term.added
+
+    @property
+    def breadth(self) -> int:
+        return self.term.breadth
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.term.dtype
+
+    def off(self, length: int | None) -> float:
+        return self.term.off(length)
+
+    def bounds(self) -> Bounds:
+        return self.term.bounds()
+
+    def squared_norms(self) -> Tensor:
+        return self.term.squared_norms()
+
+    def weighted(self, factors: Tensor) -> Tensor:
+        return self.moved(self.term.weighted(factors).unsqueeze(0))[0]
+
+    def summed(self, factors: Tensor, length: int | None) -> Tensor:
+        return self.moved(self.term.summed(factors, length).unsqueeze(0))[0]
+
+    def rows(self) -> Tensor:
+        return self.moved(self.term.rows())
+
+    def picked(self, index: Tensor) -> Moved:
+        return self.around(self.term.picked(index))
+
+    def without(self, bad: Tensor) -> Moved:
+        return self.around(self.term.without(bad))
+
+    def settled(self) -> Moved:
+        return self.around(self.term.settled())
+
+    def way(self) -> str:
+        return self.term.way()
+
+
+@dataclass
+class Placed(Moved):
+    """A term of a view, as a term of the whole parameter."""
+
+    term: BoundedTerm
+    shape: tuple[int, ...]
+    geometry: Geometry
+
+    def moved(self, rows: Tensor) -> Tensor:
+        whole = rows.new_zeros(rows.shape[0], *self.shape)
+        step = whole[0].numel()
+        view = whole.as_strided(
+            (rows.shape[0], *self.geometry.size),
+            (step, *self.geometry.stride),
+            self.geometry.offset,
+        )
+        view.copy_(rows)
+        return whole
+
+    def around(self, term: Term) -> Placed:
+        return Placed(bounded(term), self.shape, self.geometry)
+
+
+class _Several:
+    """What terms of parts say together."""
+
+    def _all(self) -> Sequence[BoundedTerm]:
+        raise NotImplementedError
+
+    @property
+    def added(self) -> int:
+        return sum(term.added for term in self._all())
+
+    @property
+    def breadth(self) -> int:
+        return sum(term.breadth for term in self._all())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        kinds = {term.dtype for term in self._all()}
+        return torch.float64 if torch.float64 in kinds else torch.float32
+
+    def off(self, length: int | None) -> float:
+        # The parts are added in float64.
+        terms = self._all()
+        return max(term.off(length) for term in terms) + gamma(len(terms) + 2, torch.float64)
+
+    def way(self) -> str:
+        return ", ".join(dict.fromkeys(term.way() for term in self._all()))
+
+
+@dataclass
+class Disjoint(_Several):
+    """Terms of parts of a parameter that do not overlap: their squared norms add."""
+
+    terms: Sequence[BoundedTerm]
+
+    def _all(self) -> Sequence[BoundedTerm]:
+        return self.terms
+
+    def bounds(self) -> Bounds:
+        found = [term.bounds() for term in self.terms]
+        norms = torch.stack([bounds.norms for bounds in found])
+        masses = torch.stack([mass_of(bounds) for bounds in found])
+        known = [bounds.reach for bounds in found if bounds.reach is not None]
+        return Bounds(
+            torch.linalg.vector_norm(norms, dim=0) * SLACK,
+            masses.sum(0) * SLACK,
+            torch.stack(known).amax(0) if known else None,
+        )
+
+    def squared_norms(self) -> Tensor:
+        return self.bounds().norms.square()
+
+    def weighted(self, factors: Tensor) -> Tensor:
+        return self.summed(factors.double(), None)
+
+    def summed(self, factors: Tensor, length: int | None) -> Tensor:
+        total = self.terms[0].summed(factors, length)
+        for term in self.terms[1:]:
+            total += term.summed(factors, length)
+        return total
+
+    def rows(self) -> Tensor:
+        total = self.terms[0].rows()
+        for term in self.terms[1:]:
+            total = total + term.rows()
+        return total
+
+    def picked(self, index: Tensor) -> Disjoint:
+        return Disjoint([term.picked(index) for term in self.terms])
+
+    def without(self, bad: Tensor) -> Disjoint:
+        return Disjoint([bounded(term.without(bad)) for term in self.terms])
+
+    def settled(self) -> Disjoint:
+        return Disjoint([bounded(term.settled()) for term in self.terms])
+
+
+@dataclass
+class Filled:
+    """The first ``count`` of the ``size`` rows of a term, the others repeating these in turn."""
+
+    term: BoundedTerm
+    count: int
+    size: int
+
+    @property
+    def added(self) -> int:
+        return self.term.added
+
+    @property
+    def breadth(self) -> int:
+        return self.term.breadth
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.term.dtype
+
+    def off(self, length: int | None) -> float:
+        return self.term.off(length)
+
+    def bounds(self) -> Bounds:
+        found = self.term.bounds()
+        norms, *others = (None if part is None else part[: self.count] for part in found)
+        assert norms is not None  # every term has norms
+        return Bounds(norms, *others)
+
+    def squared_norms(self) -> Tensor:
+        return self.bounds().norms.square()
+
+    def weighted(self, factors: Tensor) -> Tensor:
+        return self.summed(factors.double(), None)
+
+    def summed(self, factors: Tensor, length: int | None) -> Tensor:
+        missing = factors.new_zeros(self.size - self.count)
+        return self.term.summed(torch.cat([factors, missing]), length)
+
+    def rows(self) -> Tensor:
+        return self.term.rows()[: self.count]
+
+    def picked(self, index: Tensor) -> BoundedTerm:
+        return self.term.picked(index)
+
+    def without(self, bad: Tensor) -> Filled:
+        every = bad[torch.arange(self.size, device=bad.device) % self.count]
+        return Filled(bounded(self.term.without(every)), self.count, self.size)
+
+    def settled(self) -> Filled:
+        return self
+
+    def way(self) -> str:
+        return self.term.way()
+
+
+@dataclass
+class Split(_Several):
+    """Terms of lanes that ran apart: (which of all lanes, their term)."""
+
+    parts: Sequence[tuple[Tensor, BoundedTerm]]
+    size: int
+
+    def _all(self) -> Sequence[BoundedTerm]:
+        return [term for _, term in self.parts]
+
+    def _joined(self, values: Sequence[Tensor]) -> Tensor:
+        whole = values[0].new_zeros(self.size, *values[0].shape[1:])
+        for (index, _), value in zip(self.parts, values, strict=True):
+            whole[index.to(value.device)] = value.to(whole.dtype)
+        return whole
+
+    def bounds(self) -> Bounds:
+        found = [term.bounds() for _, term in self.parts]
+        reach = [torch.zeros_like(b.norms) if b.reach is None else b.reach for b in found]
+        return Bounds(
+            self._joined([bounds.norms for bounds in found]),
+            self._joined([mass_of(bounds) for bounds in found]),
+            self._joined(reach),
+        )
+
+    def squared_norms(self) -> Tensor:
+        return self.bounds().norms.square()
+
+    def weighted(self, factors: Tensor) -> Tensor:
+        return self.summed(factors.double(), None)
+
+    def summed(self, factors: Tensor, length: int | None) -> Tensor:
+        total: Tensor | None = None
+        for index, term in self.parts:
+            part = term.summed(factors[index.to(factors.device)], length)
+            total = part if total is None else total.add_(part)
+        assert total is not None  # lanes that parted are two parts at least
+        return total
+
+    def rows(self) -> Tensor:
+        return self._joined([term.rows() for _, term in self.parts])
+
+    def picked(self, index: Tensor) -> Split:
+        found: list[tuple[Tensor, BoundedTerm]] = []
+        for mine, term in self.parts:
+            # Where the picked ones are among these lanes, and where the result wants them.
+            inside = mine.to(index.device).unsqueeze(1) == index.unsqueeze(0)
+            places, wanted = inside.nonzero(as_tuple=True)
+            if len(places):
+                found.append((wanted, term.picked(places)))
+        return Split(found, len(index))
+
+    def without(self, bad: Tensor) -> Split:
+        return Split(
+            [(i, bounded(term.without(bad[i.to(bad.device)]))) for i, term in self.parts],
+            self.size,
+        )
+
+    def settled(self) -> Split:
+        return self
+
+
+class Unused:
+    """The gradient of a parameter that the loss does not depend on."""
+
+    added, breadth, dtype = 1, 1, torch.float64
+
+    def __init__(self, size: int, parameter: Tensor) -> None:
+        self._size, self._parameter = size, parameter
+
+    def bounds(self) -> Bounds:
+        return Bounds(torch.zeros(self._size, dtype=torch.float64, device=self._parameter.device))
+
+    def squared_norms(self) -> Tensor:
+        return self.bounds().norms.square()
+
+    def weighted(self, factors: Tensor) -> Tensor:
+        return self.summed(factors, None)
+
+    def off(self, length: int | None) -> float:
+        return 0.0
+
+    def summed(self, factors: Tensor, length: int | None) -> Tensor:
+        return torch.zeros_like(self._parameter, dtype=torch.float64)
+
+    def rows(self) -> Tensor:
+        return zeros_for(self._parameter, self._size, *self._parameter.shape)
+
+    def picked(self, index: Tensor) -> Unused:
+        return Unused(index.numel(), self._parameter)
+
+    def without(self, bad: Tensor) -> Unused:
+        return self
+
+    def settled(self) -> Unused:
+        return self
+
+    def way(self) -> str:
+        return "unused"
+
+
+@lru_cache(maxsize=1024)
+def _overlap(shape: tuple[int, ...], parts: tuple[Geometry, ...]) -> bool:
+    count = torch.Size(shape).numel()
+    hits = torch.zeros(count, dtype=torch.int32)
+    places = torch.arange(count)
+    for part in parts:
+        hits[places.as_strided(part.size, part.stride, part.offset).flatten()] += 1
+    return bool((hits > 1).any())
+
+
+def combine(uses: Iterable[tuple[Slot, Term]]) -> Term:
+    """The one term of a parameter from all its uses in a pass."""
+    uses = list(uses)
+    if len(uses) == 1 and uses[0][0].geometry is None:
+        return uses[0][1]
+    by_place: dict[Slot, list[Term]] = defaultdict(list)
+    for place, term in uses:
+        by_place[place].append(term)
+    terms: list[Term] = []
+    for place, same in by_place.items():
+        merged = _merge(same)
+        if place.geometry is not None:
+            merged = Placed(bounded(merged), place.shape, place.geometry)
+        terms.append(merged)
+    if len(terms) == 1:
+        return terms[0]
+    parts = tuple(place.geometry for place in by_place)
+    shape = next(iter(by_place)).shape
+    known = tuple(part for part in parts if part is not None)
+    if len(known) == len(parts) and not _overlap(shape, known):
+        return Disjoint([bounded(term) for term in terms])
+    return _sum(terms)
+
+
+def _merge(terms: list[Term]) -> Term:
+    if len(terms) == 1:
+        return terms[0]
+    outers = [term for term in terms if isinstance(term, Outer)]
+    if len(outers) == len(terms) and len({term.transposed for term in outers}) == 1:
+        blocks = [block for term in outers for block in term.blocks]
+        return Outer(joined(blocks), outers[0].transposed)
+    return _sum(terms)
+
+
+def _sum(terms: list[Term]) -> Dense:
+    total = terms[0].rows()
+    for term in terms[1:]:
+        total = total + term.rows()
+    return Dense(total)
+
+
+# Rules: how a torch function's parameters get per-example gradients from its input and output.
+#
+# One rule covers one function (or several that take the same arguments). In the lanes it runs on
+# the whole batch with its parameters detached, and the gradient of its output is caught on the way
+# back. A function without a rule needs none: its parameters are then written out for every example.
+
+
+@dataclass(frozen=True)
+class Use:
+    """One use of parameters in one pass, seen on the way back.
+
+    Attributes:
+        arguments: the call's arguments by name, without the saved tensors and the parameters.
+        parameters: role → the parameter (detached), trained or frozen.
+        saved: name → the saved argument, one row an example: shape (B, *shape in a lane). A lane
+            is a batch of one, so an input of a layer usually has the shape (B, 1, …).
+        gradient: of the output, likewise.
+        trained: the roles whose gradients are wanted.
+    """
+
+    arguments: Mapping[str, Any]
+    parameters: Mapping[str, Tensor]
+    saved: Mapping[str, Tensor]
+    gradient: Tensor
+    trained: frozenset[str]
+
+    def reduced(self, values: Tensor, role: str) -> Tensor:
+        """``values`` (B, *output shape) summed over everything that ``role`` was broadcast to."""
+        return sums_to(values, tuple(self.parameters[role].shape))
+
+
+Gradients = Callable[[Use], Iterator[tuple[str, Term]]]
+
+
+def _always(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one function's parameters get their gradients.
+
+    Attributes:
+        name: what ``explain`` prints.
+        signature: the function's argument names, in order.
+        parameters: the arguments that may be parameters.
+        saved: the arguments whose values the gradients need.
+        gradients: yields (role, :class:`Term`) for every role in ``use.trained``; what it yields
+            for other roles is dropped.
+        accepts: whether the rule covers these arguments, given the trained parameters by role;
+            otherwise they are written out for every example.
+    """
+
+    name: str
+    signature: tuple[str, ...]
+    parameters: tuple[str, ...]
+    saved: tuple[str, ...]
+    gradients: Gradients
+    accepts: Callable[[Mapping[str, Any], Mapping[str, Any]], bool] = _always
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The arguments by name; None for a form of the call that the rule does not know."""
+        if len(args) > len(self.signature) or not kwargs.keys() <= set(self.signature):
+            return None
+        return {**dict(zip(self.signature, args, strict=False)), **kwargs}
+
+
+RULES: dict[Any, Rule] = {}
+
+
+def register(rule: Rule, *functions: Any) -> Rule:
+    """Use ``rule`` for calls of ``functions`` (a later rule replaces an earlier one).
+
+    Raises:
+        TypeError: no function given, or one that cannot be called.
+    """
+    if not functions or not all(callable(function) for function in functions):
+        raise TypeError("register(rule, *functions) needs at least one function to apply it to")
+    for function in functions:
+        RULES[function] = rule
+    return rule
+
+
+PARTS: dict[Any, Callable[..., Any]] = {}
+
+
+def register_parts(parts: Callable[..., Any], *functions: Any) -> None:
+    """Run calls of ``functions`` in the lanes as ``parts(lanes, *args, **kwargs)``.
+
+    ``parts`` must compute the same value for one example; what it calls is intercepted in turn.
+    """
+    for function in functions:
+        PARTS[function] = parts
+
+
+PHYSICAL: dict[Any, Callable[..., Any]] = {}
+
+
+def register_physical(run: Callable[..., Any], *functions: Any) -> None:
+    """Run calls of ``functions`` that see examples as ``run(lanes, function, *args, **kwargs)``.
+
+    For functions that vmap cannot run, or only slowly. ``run`` works on the whole batch and must
+    treat every row alike and alone; it may answer ``NotImplemented`` to leave the call to vmap.
+    """
+    for function in functions:
+        PHYSICAL[function] = run

@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forethought.gradients import boundary, refusals
-from forethought.gradients.control import Refused
-from forethought.gradients.draws import seeded
-from forethought.gradients.fallback import Alone
-from forethought.gradients.state import State
-from forethought.gradients.surroundings import Surroundings
+from forethought.gradients import boundary, lanes
+from forethought.gradients.boundary import Refused
+from forethought.gradients.lanes import seeded
+from forethought.gradients.passes import Alone
+from forethought.gradients.state import State, Surroundings
 from forethought.local.joined import Joined
 from forethought.turns import turns
 
@@ -86,7 +85,7 @@ class Enclosure:
         modules = list(model.named_modules())
         try:
             boundary.require_bare_torch()
-            refusals.hooked(modules)
+            lanes.hooked(modules)
             self._surroundings = Surroundings([m for _, m in modules], model, *roots)
         except Refused as reason:
             raise ValueError(str(reason)) from None
@@ -114,7 +113,7 @@ class Enclosure:
             del found
             written = self._state.parameters_changed()
         except Refused as reason:
-            module = refusals.module_at_fault(self.model, reason)
+            module = lanes.module_at_fault(self.model, reason)
             raise ValueError(f"{module}: {reason}") from None
         finally:
             for name, parameter in self.trained.items():

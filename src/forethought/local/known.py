@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from forethought.gradients import boundary, chain, refusals
-from forethought.gradients.control import Refused
+from forethought.gradients import boundary, chain, lanes
+from forethought.gradients.boundary import Refused
 from forethought.gradients.trees import Loss
 
 # No state, no branch, nothing across rows, and a batching rule of torch's own.
@@ -22,7 +22,7 @@ def separable(model: nn.Module, loss: Loss) -> bool:
     """Whether the network and the loss are of parts that are known to keep rows apart."""
     modules = list(model.named_modules())
     try:
-        refusals.hooked(modules)
+        lanes.hooked(modules)
     except Refused:
         return False
     known = all(

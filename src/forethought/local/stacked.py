@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from forethought.gradients.draws import seeded
+from forethought.gradients.lanes import seeded
 from forethought.gradients.trees import Loss
 from forethought.local.alone import steps
 from forethought.local.known import separable

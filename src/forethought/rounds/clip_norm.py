@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from forethought.gradients.clipping import next_clip_norm
+from forethought.gradients.sums import next_clip_norm
 from forethought.privacy import Clip, NoiseKind, Round
 from forethought.rounds.grid import add_grid_noise
 
@@ -25,7 +25,7 @@ def noised_share(
     1/2 (Andrew et al. 2021, Section 2.2).
 
     Args:
-        count: Σ (1[‖g‖ ≤ C] − 1/2), see :func:`forethought.gradients.clipping.centred_count_below`.
+        count: Σ (1[‖g‖ ≤ C] − 1/2), see :func:`forethought.gradients.sums.centred_count_below`.
         chosen: the round, whose public divisor the count is divided by (never ``len(norms)``).
         count_noise: σ_b, standard deviation of the noise on the sum.
     """

@@ -18,9 +18,8 @@ import torch
 from forethought.contributions import Contribution, Persons
 from forethought.gradients import BatchDims, ClippingRule, Dense, Term, clipped_sum
 from forethought.gradients.blocks import Blocks, planned
-from forethought.gradients.clipping import flat
-from forethought.gradients.declared import placed
-from forethought.gradients.sums import clip_and_sum
+from forethought.gradients.clipped import placed
+from forethought.gradients.sums import clip_and_sum, flat
 from forethought.gradients.trees import batch_size
 from forethought.privacy import Round
 from forethought.rounds.augmenting import Draws, augmented

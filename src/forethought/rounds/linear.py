@@ -18,10 +18,9 @@ from torch import Tensor
 
 from forethought.gradients import ClippingRule
 from forethought.gradients.blocks import Blocks, even_parts, filled
-from forethought.gradients.probing import rows_alike
-from forethought.gradients.rounding import lengths
+from forethought.gradients.clipped import rows_alike
 from forethought.gradients.sums import clip_and_sum
-from forethought.gradients.terms import Bounds, Outer, Term
+from forethought.gradients.terms import Bounds, Outer, Term, lengths
 from forethought.rounds.records import PIECE, content
 from forethought.rounds.sampling import Indices
 

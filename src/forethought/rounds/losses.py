@@ -12,8 +12,7 @@ from forethought.augmentation import Augmentation
 from forethought.contributions import Contribution, Examples, Persons
 from forethought.gradients import BatchDims
 from forethought.gradients.chain import cross_entropy_slope, separable
-from forethought.gradients.clipped import clipped_sum
-from forethought.gradients.declared import placed
+from forethought.gradients.clipped import clipped_sum, placed
 from forethought.gradients.trees import batch_size
 from forethought.local.alone import OneByOne
 from forethought.local_updates import LocalUpdates

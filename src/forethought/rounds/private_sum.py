@@ -25,7 +25,7 @@ from forethought.contributions import Examples
 from forethought.gradients import BatchDims, ClippingRule
 from forethought.gradients import rule as clipping_rule
 from forethought.gradients.blocks import Blocks
-from forethought.gradients.clipping import centred_count_below
+from forethought.gradients.sums import centred_count_below
 from forethought.mechanism import Correlated
 from forethought.privacy import Privacy, Round
 from forethought.rounds.clip_norm import next_norm, noised_share

@@ -8,8 +8,8 @@ import torch
 
 from forethought.contributions import Contribution
 from forethought.gradients import Dense
-from forethought.gradients.rounding import CHARGE
 from forethought.gradients.sums import clip_and_sum
+from forethought.gradients.terms import CHARGE
 from forethought.privacy import Round
 from forethought.rounds.contributions import Batch, Gradients, accumulate
 from forethought.rounds.randomness import Stream

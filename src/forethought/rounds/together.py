@@ -12,7 +12,7 @@ import torch
 
 from forethought.contributions import Examples
 from forethought.gradients.blocks import together
-from forethought.gradients.parts import Sums, clipped_sums
+from forethought.gradients.clipped import Sums, clipped_sums
 from forethought.rounds.private_sum import PrivateSum, RoundError, input_hash
 from forethought.rounds.records import Records, TensorRecords
 from forethought.rounds.sampling import Indices

@@ -7,9 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
-from forethought.gradients.control import Refused
-from forethought.gradients.state import State
-from forethought.gradients.surroundings import Surroundings
+from forethought.gradients.boundary import Refused
+from forethought.gradients.state import State, Surroundings
 from forethought.turns import turns
 
 

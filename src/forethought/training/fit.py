@@ -11,7 +11,7 @@ import torch
 from forethought.assumed import differences, is_linear, trained_parameters
 from forethought.data import Dataset
 from forethought.gradients import BatchDims, check_model
-from forethought.gradients.declared import outputs_in_front, placed
+from forethought.gradients.clipped import outputs_in_front, placed
 from forethought.gradients.trees import call
 from forethought.plans import Plan
 from forethought.privacy import LEAST_NOISE

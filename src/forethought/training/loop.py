@@ -12,7 +12,7 @@ from forethought.accounting import exact
 from forethought.accounting.accountants import ACCOUNTANTS
 from forethought.accounting.statement import Statement
 from forethought.gradients import BatchDims
-from forethought.gradients.declared import outputs_in_front, placed
+from forethought.gradients.clipped import outputs_in_front, placed
 from forethought.gradients.trees import call
 from forethought.plans import Plan
 from forethought.rounds.losses import Loss

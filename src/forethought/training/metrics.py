@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from forethought.accounting.interval import at_least, at_most
 from forethought.gradients import BatchDims
-from forethought.gradients.declared import outputs_in_front, placed
+from forethought.gradients.clipped import outputs_in_front, placed
 from forethought.rounds.losses import Loss, correct
 from forethought.rounds.records import Records
 from forethought.rounds.undisturbed import undisturbed

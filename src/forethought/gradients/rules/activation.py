@@ -7,9 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from forethought.gradients.ghost import wide
-from forethought.gradients.registry import Rule, Use, register
-from forethought.gradients.terms import Dense, Term
+from forethought.gradients.terms import Dense, Rule, Term, Use, register, wide
 
 
 def _prelu(use: Use) -> Iterator[tuple[str, Term]]:

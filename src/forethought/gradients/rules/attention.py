@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from forethought.gradients.boundary import is_lane, lane, outside, rows, safe_softmax
-from forethought.gradients.draws import Draws
-from forethought.gradients.lanes import Lanes
-from forethought.gradients.registry import register_physical
+from forethought.gradients.lanes import Draws, Lanes
+from forethought.gradients.terms import register_physical
 
 _OPTIONS = ("attn_mask", "dropout_p", "is_causal")
 

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from forethought.gradients.ghost import wide
 from forethought.gradients.patches import Convolved, Window
-from forethought.gradients.registry import Rule, Use, register
-from forethought.gradients.terms import Dense, Term
+from forethought.gradients.terms import Dense, Rule, Term, Use, register, wide
 
 _ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups")

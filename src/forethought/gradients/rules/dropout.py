@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from forethought.gradients.boundary import lane, outside, physical, rows
 from forethought.gradients.lanes import Lanes
-from forethought.gradients.registry import register_physical
+from forethought.gradients.terms import register_physical
 
 
 def _dropout(lanes: Lanes, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from forethought.gradients.ghost import OneHot, wide
-from forethought.gradients.registry import Rule, Use, register
-from forethought.gradients.terms import Outer, Term
+from forethought.gradients.terms import OneHot, Outer, Rule, Term, Use, register, wide
 
 
 def _outer(use: Use, index: Tensor, gradient: Tensor) -> Outer:

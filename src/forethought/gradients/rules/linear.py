@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from forethought.gradients.ghost import wide
-from forethought.gradients.registry import Rule, Use, register
-from forethought.gradients.terms import Dense, Outer, Term
+from forethought.gradients.terms import Dense, Outer, Rule, Term, Use, register, wide
 
 
 def _rows(values: Tensor) -> Tensor:

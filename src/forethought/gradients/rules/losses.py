@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from forethought.gradients.boundary import is_lane, lane, outside, rows
 from forethought.gradients.lanes import Lanes
-from forethought.gradients.registry import register_physical
+from forethought.gradients.terms import register_physical
 
 _OPTIONS = ("weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
 

@@ -10,10 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from forethought.gradients.boundary import is_lane, lane, outside, rows
-from forethought.gradients.ghost import wide
 from forethought.gradients.lanes import Lanes
-from forethought.gradients.registry import Rule, Use, register, register_physical
-from forethought.gradients.terms import Dense, Term
+from forethought.gradients.terms import Dense, Rule, Term, Use, register, register_physical, wide
 
 
 def _affine(

@@ -9,14 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from forethought.gradients.boundary import is_lane, lane, outside, physical
-from forethought.gradients.control import Unable
-from forethought.gradients.ghost import wide
-from forethought.gradients.lanes import HANDLERS, Lanes
+from forethought.gradients.boundary import Unable, is_lane, lane, outside, physical
+from forethought.gradients.lanes import HANDLERS, Lanes, Site
 from forethought.gradients.recurrence import Gated, Long, Plain, Steps, scan
-from forethought.gradients.registry import Rule, Use, register_parts
-from forethought.gradients.tap import Site
-from forethought.gradients.terms import Dense, Outer, Term
+from forethought.gradients.terms import Dense, Outer, Rule, Term, Use, register_parts, wide
 
 
 def _hidden(use: Use) -> Iterator[tuple[str, Term]]:
