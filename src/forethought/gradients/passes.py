@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from forethought.gradients import boundary, foreign, refusals, remembered, trees
+from forethought.gradients import boundary, trees
 from forethought.gradients.blocks import LONG, MULTIPLES, Batch, repeated
 from forethought.gradients.boundary import (
     GETTERS,
@@ -39,6 +39,7 @@ from forethought.gradients.boundary import (
     wrapped,
     writes,
 )
+from forethought.gradients.chain import memory_of
 from forethought.gradients.lanes import (
     DRAWN_FOR,
     WATCH,
@@ -49,6 +50,10 @@ from forethought.gradients.lanes import (
     Place,
     Places,
     Settings,
+    answered,
+    hooked,
+    module_at_fault,
+    own_fault,
     seeded,
 )
 from forethought.gradients.state import (
@@ -219,7 +224,7 @@ def _refusing(model: nn.Module) -> Iterator[None]:
         with turns:
             yield
     except Refused as reason:
-        module = refusals.module_at_fault(model, reason)
+        module = module_at_fault(model, reason)
         raise RefusedError(f"{module}: {reason}") from None
 
 
@@ -257,9 +262,9 @@ class _Attempt:
         self._observe = observe
         boundary.require_bare_torch()
         boundary.check()
-        self._known = remembered.of(model)
+        self._known = memory_of(model)
         self._modules = list(model.named_modules())
-        refusals.hooked(self._modules)
+        hooked(self._modules)
         self._generators = Generators([p.device for p in trained.values()][:1])
         self._state = State(self._modules)
         self._parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
@@ -371,7 +376,7 @@ class _Attempt:
             except (Unable, Exception) as error:  # alone, the example will tell what it is
                 if boundary.refused_hooks(error):
                     raise Refused(str(error)).with_traceback(error.__traceback__) from None
-                refusals.own_fault(error)
+                own_fault(error)
                 self._say_slow(error)
                 self._unable = error
                 return None
@@ -464,7 +469,7 @@ class _Attempt:
             def wrap(leaf: Tensor) -> Tensor:
                 return lanes.followed(boundary.lane(leaf, 0, level))
 
-            with foreign.answered(lanes), lanes:
+            with answered(lanes), lanes:
                 outputs = trees.call(self.model, trees.mapped(inputs, wrap))
                 wanted = trees.mapped(targets, wrap)
                 found = self.loss(outputs, wanted)
@@ -534,7 +539,7 @@ class _Attempt:
     def _say_slow(self, reason: BaseException) -> None:
         size = self.batch.count
         cause = str(reason) or type(reason).__name__
-        where = refusals.module_at_fault(self.model, reason)
+        where = module_at_fault(self.model, reason)
         warnings.warn(
             f"{where} goes one example at a time, {size} passes a batch instead of one: "
             f"{cause.strip().splitlines()[0][:200]}",
