@@ -83,7 +83,7 @@ MUTANTS = [
     Mutant("blocks: what fills up counts in a chain", "_scaled", "factors[count:] = 0.0", "pass",
            "test_what_fills_up_adds_nothing[chain]"),
     Mutant("blocks: what fills up counts", "weighed",
-           "missing = factors.shape[1] - real", "missing = 0",
+           "missing = scaling.shape[1] - real", "missing = 0",
            "test_what_fills_up_adds_nothing[lanes]"),
     Mutant("blocks: one example sends all another way", "_Attempt._note",
            "if self._tried(): ...", "pass",
