@@ -23,15 +23,18 @@ from torch import nn
 
 import forethought as ft
 from drawn import randint, randn
+from forethought import convex
 from forethought.auditing import federated, gossip, reference, replay
 from forethought.auditing.faults import replaced
 from forethought.auditing.planted import PlantedRecords
 from forethought.auditing.replay import Replay, replaying
-from forethought.contributions import Persons
+from forethought.contributions import LinearExamples, Persons
 from forethought.data.persons import of_persons
+from forethought.gradients import BatchDims
 from forethought.local_updates import Local
 from forethought.plans import Plan
 from forethought.preparation import Preparation
+from forethought.privacy import Privacy
 from forethought.rounds import contributions, noise, private_sum, sampling
 from forethought.rounds.noise import GaussianNoise
 from forethought.rounds.randomness import BoundNoise
@@ -522,6 +525,75 @@ def test_a_batch_that_is_not_the_laws_is_named() -> None:
         found = run(JOBS["eight rounds"])
     (batch,) = (finding for finding in found.findings() if finding.name == "batch")
     assert batch.violated and "too many" in batch.reason
+
+
+class TimeMajor(nn.Module):
+    """Takes (time, batch, features); gives (time, batch, classes)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.RNN(3, 5), nn.Linear(5, 4)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        assert inputs.shape[0] == 4, "time comes first"
+        hidden: torch.Tensor = self.head(self.cell(inputs)[0])
+        return hidden
+
+
+def last_step(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs[:, -1], targets, reduction="none")
+
+
+def declared_dims() -> None:
+    inputs, dims = INPUTS.view(N, 4, 3), BatchDims(inputs=1, outputs=1)
+    options: dict[str, Any] = {"loss": last_step, "batch_dims": dims, "diagnostics": False}
+    ft.train(TimeMajor(), (inputs, LABELS), POISSON, **SEEDS, **options)
+
+
+def in_phases() -> None:
+    parts = [ft.Rounds(sigma, 2, ft.Poisson(0.2)) for sigma in (2.0, 1.0)]
+    held = (randn(30, 12), randint(0, 4, (30,)))
+    plan = Plan(ft.Mechanism(*parts), N, 1e-5)
+    ft.train_until(mlp(), (INPUTS, LABELS), plan, accuracy=1.0, test=held, **SEEDS)
+
+
+def linear_without_tuning() -> None:
+    part = ft.Rounds(1.0, 3, ft.FullBatch())
+    mechanism = ft.Mechanism(part, adjacency="replace-one")
+    privacy = Privacy(mechanism, N, 1e-5, ft.Clip(0.8), LinearExamples())
+    problem = convex.LogisticRegression(feature_bound=2.0, l2=0.1, intercept=0.5)
+    plan = convex.DescentPlan(problem, privacy, 12, [0.5] * 3)
+    convex.descend(plan, INPUTS.double().numpy(), (LABELS > 1).long().numpy())
+
+
+def linear_records_loose() -> Planted:
+    right = contributions.linear_sums
+
+    def broken(model: Any, records: Any, indices: Any, norm: float, *rest: Any) -> Any:
+        return right(model, records, indices, 1.05 * norm, *rest)
+
+    return replaced((contributions, "linear_sums", broken))
+
+
+@pytest.mark.parametrize(
+    ("train", "rounds", "fault"),
+    [
+        (declared_dims, 2, two_per_cent_loose),
+        (in_phases, 4, last_ten_as_the_first),
+        (linear_without_tuning, 3, linear_records_loose),
+    ],
+    ids=["batch_dims", "phases", "linear"],
+)
+def test_other_ways_to_train_are_replayed(
+    train: Callable[[], None], rounds: int, fault: Callable[[], Planted]
+) -> None:
+    with replaying() as found:
+        train()
+    assert found.replayed == rounds and not found.refusals
+    assert not found.refuted, [f.reason for f in found.findings() if f.violated]
+    with fault(), replaying() as found:
+        train()
+    assert found.refuted
 
 
 @pytest.mark.parametrize("listen", [federated.received, gossip.recovered])

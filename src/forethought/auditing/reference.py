@@ -302,11 +302,13 @@ class Part:
     Args:
         model: a copy at the weights of that time. loss: one value a record.
         indices: the records; None: all that the sampler draws.
+        dims: where the model has its examples (``inputs``, ``outputs``); None: in front.
     """
 
     model: nn.Module
     loss: Any
     indices: Indices | None = None
+    dims: Any = None
 
 
 def summed(
@@ -444,6 +446,18 @@ def _taken(records: Any, index: int, one: Round, draw: int | None) -> list[Recor
     return found
 
 
+def _moved(tree: Any, there: Any, back: Any) -> Any:
+    """Tensors with dimension 0 put where ``there`` says, or back (one of the two is 0)."""
+    if isinstance(tree, Tensor):
+        return tree.movedim(back, there)
+    dims, found = there or back, {}
+    pairs = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
+    for key, value in pairs:
+        each = dims if isinstance(dims, int) else dims[key]
+        found[key] = _moved(value, each if there else 0, 0 if there else each)
+    return found if isinstance(tree, Mapping) else tuple(found.values())
+
+
 def _uniform(draw: int, count: int) -> Iterator[list[float]]:
     """Eight numbers in [0, 1) an image, by SplitMix64 from a record's own number."""
     state, mask = draw, 2**64 - 1
@@ -503,6 +517,7 @@ class _Look:
         self, part: Part, one: Round, dtype: torch.dtype | None, nudge: float = 0.0, seed: int = 0
     ) -> None:
         self._kind, self._loss, self._dtype, self._nudge = one.contribution, part.loss, dtype, nudge
+        self._dims = part.dims
         self._seed = seed
         self.model = copy.deepcopy(part.model)
         self.model.to("cpu")
@@ -574,12 +589,16 @@ class _Look:
     def _value(self, model: nn.Module, inputs: Any, targets: Any) -> Tensor:
         if isinstance(self._kind, Persons):
             return self._of_a_person(model, inputs[0], targets[0])
+        if self._dims is not None:
+            inputs = _moved(inputs, self._dims.inputs, 0)
         if isinstance(inputs, Mapping):
             outputs = model(**inputs)
         elif isinstance(inputs, tuple | list):
             outputs = model(*inputs)
         else:
             outputs = model(inputs)
+        if self._dims is not None:
+            outputs = _moved(outputs, 0, self._dims.outputs)
         values: Tensor = self._loss(outputs, targets)
         if values.numel() != 1:
             raise ReplayError("the loss gives several values for one record: it is not replayed")

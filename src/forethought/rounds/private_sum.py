@@ -252,6 +252,11 @@ class PrivateRounds:
         self._how = replace(self._how, loss=loss)
 
     @property
+    def batch_dims(self) -> BatchDims | None:
+        """Where the models have their examples, as their owner declares it."""
+        return self._how.batch_dims
+
+    @property
     def rule(self) -> ClippingRule:
         """What turns norms into factors."""
         return self._how.rule
