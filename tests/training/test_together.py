@@ -64,6 +64,20 @@ def test_two_processes_end_where_one_does(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
+def test_a_team_is_replayed_in_each_of_its_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ENVIRONMENT, "REPLAY", "sound")
+    (tmp_path / "sound").mkdir()
+    for found in two("examples,groups,quantile,copies", tmp_path / "sound"):
+        assert [one["replay"] for one in found] == [[12, False, []]] * 2
+    monkeypatch.setitem(ENVIRONMENT, "REPLAY", "every slice is the whole batch")
+    (tmp_path / "fault").mkdir()
+    for found in two("examples", tmp_path / "fault"):
+        assert [one["replay"][1] for one in found] == [True, True]
+
+
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_in_two_processes_bit_for_bit(tmp_path: Path) -> None:
     for name in ("straight", "stopped", "again"):
         (tmp_path / name).mkdir()

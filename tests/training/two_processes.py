@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,12 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from forethought.auditing.replay import Replay, replaying
 from forethought.augmentation import Augmentation
 from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
 from forethought.privacy import Clip
+from forethought.rounds import private_sum
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import BoundNoise
 from forethought.rounds.team import ProcessGroup
@@ -100,10 +103,13 @@ def main(case: str, out: Path, stop: int | None) -> None:
         inputs, held = inputs.reshape(-1, 1, 2, 3), (held[0].reshape(-1, 1, 2, 3), held[1])
         model = nn.Sequential(nn.Flatten(), model)
     resume = (out / "checkpoint").exists()
+    shown = replaying() if "REPLAY" in os.environ else nullcontext(Replay())
     try:
-        run = train(
-            model, (inputs, targets), CASES[name], test=held, out=out, resume=resume, **options
-        )
+        with shown as seen:
+            run = train(
+                model, (inputs, targets), CASES[name], test=held, out=out, resume=resume, **options
+            )
+        found["replay"] = [seen.replayed, seen.refuted, seen.refusals]
     except Interrupted as error:
         found["interrupted"] = error.rounds
     except (RuntimeError, ValueError) as error:
@@ -123,6 +129,8 @@ if __name__ == "__main__":
         # Noise of secret and round alone, so that the sums of one process and of two compare.
         PrivateRounds._about = lambda _, chosen: chosen.index.to_bytes(32, "big")
         BoundNoise.bind = lambda _, about, _sum: about[31::-1]
+    if os.environ.get("REPLAY") == "every slice is the whole batch":
+        private_sum.share_of = lambda batch, _: batch
     with launched():
         last = int(sys.argv[3]) if len(sys.argv) > 3 else None
         for each in sys.argv[1].split(","):
