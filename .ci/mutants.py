@@ -813,6 +813,8 @@ MUTANTS = [
            "test_a_sum_may_be_off_by_half_the_charge_along_every_way"),
     Mutant("replay: what is missing is not looked at", "apart", "-moved / down", "0.0 * moved",
            "test_a_sum_may_be_off_by_half_the_charge_along_every_way"),
+    Mutant("replay: examples are in front", "reference.py::_Look.__init__", "part.dims", "None",
+           "test_other_ways_to_train_are_replayed[batch_dims]"),
     Mutant("replay: noise within a thousandth", "_Witness._noises", "4 * UNIT", "2.0**-10",
            "test_a_planted_fault_is_refuted"),
     Mutant("replay: the norm that the count leads to", "_Witness._noises",

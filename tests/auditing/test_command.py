@@ -86,6 +86,25 @@ def test_one_run_says_how_near_an_attack_comes(
 
 
 @pytest.mark.slow
+def test_rounds_of_a_run_are_replayed_as_they_are_made(
+    plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("job.toml").write_text(JOB)
+    command = ("train", "job.toml", "--replay", 3, "--out")
+    status, out, _ = run(capsys, *command, "run")
+    assert status == 0 and "Not refuted." in out
+    assert " releases were replayed" in out
+    assert json.loads(Path("run/audit.json").read_text())["refuted"] is False
+    assert "an audit: not refuted" in Path("run/statement.html").read_text()
+    status, _, err = run(capsys, "train", "--resume", "run", "--replay", 3)
+    assert status == 2 and "none of these rounds was run" in err
+    (fault,) = (fault for fault in faults.FAULTS if fault.name == "half noise")
+    with fault.plant():
+        status, _, err = run(capsys, *command, "faulty", "--quiet")
+    assert status == 1 and "is not the noise that belongs to its sum" in err
+
+
+@pytest.mark.slow
 def test_one_run_of_a_job_leaves_nothing_but_its_audit(
     plan: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,6 +29,13 @@ from forethought.commands.options import (
     show_settled,
 )
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from forethought.auditing.replay import Replay
+    from forethought.auditing.verdict import Audit
+    from forethought.plans import Plan
+
 EPILOG = "Example: forethought train job.toml --out runs/mnist"
 
 
@@ -48,6 +56,12 @@ def train(
     ] = None,
     max_epsilon: Annotated[
         float | None, typer.Option(help="Limit on ε of all phases. Default: the job's budget.")
+    ] = None,
+    replay: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Replay so many rounds, from first to last, against a slow reference."
+        ),
     ] = None,
     epsilon: Epsilon = None,
     delta: Delta = None,
@@ -108,7 +122,11 @@ def train(
     terminal.show_plan(console, prepared.plan)
     start = time.perf_counter()
     try:
-        with launched(), terminal.progress_bar(console, prepared.plan.rounds) as progress:
+        with (
+            launched(),
+            _shown(replay, prepared.plan.rounds) as seen,
+            terminal.progress_bar(console, prepared.plan.rounds) as progress,
+        ):
             run = jobs.run(
                 prepared, folder, resume=resume is not None, overwrite=overwrite, progress=progress
             )
@@ -118,18 +136,50 @@ def train(
     seconds = time.perf_counter() - start
     if not leads():
         return
+    found = _saved(seen, prepared.plan, folder, seconds)
     summary = RunSummary.load(folder)
     draw_run(summary, folder / "figures")
     write_pages(summary)
-    accuracy = run.accuracy
-    terminal.show_result(console, run.statement, accuracy, seconds, folder, summary.results)
+    terminal.show_result(console, run.statement, run.accuracy, seconds, folder, summary.results)
     terminal.show_phases(console, run)
     if as_json:
         print_json(
             {
                 "folder": str(folder),
-                "accuracy": accuracy,
+                "accuracy": run.accuracy,
                 "plan": prepared.plan.to_dict(),
                 "statement": json.loads(run.statement.to_json()),
             }
         )
+    _judge(console, found)
+
+
+def _shown(replay: int | None, rounds: int) -> AbstractContextManager[Replay | None]:
+    """The replay of so many rounds, evenly spread, the last among them."""
+    if replay is None:
+        return nullcontext()
+    from forethought.auditing.replay import replaying
+
+    last, parts = rounds - 1, max(1, replay - 1)
+    return replaying({last - round(place * last / parts) for place in range(replay)})
+
+
+def _saved(seen: Replay | None, plan: Plan, folder: Path, seconds: float) -> Audit | None:
+    """What was replayed, as audit.json in the run folder."""
+    if seen is None:
+        return None
+    from forethought.jobs.audit import of_replay, save
+
+    found = of_replay(seen, plan, folder, seconds)
+    save(found)
+    return found.audit
+
+
+def _judge(console: Console, found: Audit | None) -> None:
+    """Print what was replayed, and end the command where it refutes the run."""
+    from forethought.report.audit import show_audit
+
+    if found is not None:
+        show_audit(console, found)
+        if found.refuted:
+            raise typer.Exit(fail(f"refuted: {found.reason}", 1))

@@ -12,6 +12,7 @@ from forethought.jobs.request import JOB_NAME, from_file, resumed
 from forethought.plans import Plan
 
 if TYPE_CHECKING:
+    from forethought.auditing.replay import Replay
     from forethought.auditing.verdict import Audit
 
 PLAN = "plan.json"
@@ -100,8 +101,7 @@ def replay(
     import tempfile
     import time
 
-    from forethought.auditing.replay import SECRET, interrupted, replaying
-    from forethought.auditing.verdict import Audit
+    from forethought.auditing.replay import interrupted, replaying
     from forethought.jobs.train import prepare, run
     from forethought.training.folder import KEYS, RunFolder, wipe
 
@@ -140,12 +140,26 @@ def replay(
     finally:
         wipe(RunFolder(folder).checkpoint / KEYS)
         shutil.rmtree(home)
-    if not found.replayed and found.refusals:
-        raise ValueError(f"nothing was replayed: {found.refusals[0]}")
+    seconds = time.perf_counter() - start
+    return of_replay(found, asked.plan, out or _home(path, "replay"), seconds)
+
+
+def of_replay(found: Replay, plan: Plan, folder: Path, seconds: float) -> Audited:
+    """What a replay found, as an audit of a run in ``folder``.
+
+    Raises:
+        ValueError: nothing was replayed; says why.
+    """
+    from forethought.auditing.replay import SECRET
+    from forethought.auditing.verdict import Audit
+
+    if not found.replayed:
+        why = found.refusals[0] if found.refusals else "none of these rounds was run"
+        raise ValueError(f"nothing was replayed: {why}")
     notes = (*found.refusals, SECRET, f"{found.replayed} releases were replayed")
-    seconds = round(time.perf_counter() - start, 2)
-    audit = Audit(tuple(found.findings()), 0.0, None, seconds, notes)
-    return Audited(audit, asked.plan, out or _home(path, "replay"))
+    return Audited(
+        Audit(tuple(found.findings()), 0.0, None, round(seconds, 2), notes), plan, folder
+    )
 
 
 def _home(path: Path, what: str) -> Path:
