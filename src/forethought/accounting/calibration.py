@@ -152,9 +152,9 @@ def _near_estimate(
         if not (math.isfinite(slope) and slope != 0):
             return None
         following = min(max(x + (target - at) / slope, ends[0]), ends[1])
-        if abs(following - x) < 1e-3:
-            break
         before, x = (x, at), following
+        if abs(x - before[0]) < 1e-3:
+            break
         at = roughly(x)
         if abs(x - before[0]) > _APART:  # nearer ones tell of the estimate's own jumps
             slope = (at - before[1]) / (x - before[0])

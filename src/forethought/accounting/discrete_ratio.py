@@ -182,15 +182,16 @@ class RatioRows:
         count = float(self.few_counts[0])
         return mean * count, (float(mass @ loss**2) - mean**2) * count
 
-    def variance(self, tilt: float) -> float:
-        """About the variance of the summed loss under the tilted measure."""
+    def tilted(self, tilt: float) -> tuple[float, float, float]:
+        """About mean, variance and third cumulant of the summed loss under the tilted measure."""
         if not self.few_counts[0]:
-            return 0.0
+            return 0.0, 0.0, 0.0
         size = self._log_mass[0] + tilt * self._loss[0]
         mass = np.exp(size - size.max())
         mass = mass / mass.sum()
-        loss = self._loss[0]
-        return float(self.few_counts[0] * (mass @ (loss - mass @ loss) ** 2))
+        mean = float(mass @ self._loss[0])
+        away, count = self._loss[0] - mean, float(self.few_counts[0])
+        return count * mean, count * float(mass @ away**2), count * float(mass @ away**3)
 
     def fall(self, tilt: float, frequency: float) -> float:
         """About how far the log of the summed transform falls from the real line to there."""

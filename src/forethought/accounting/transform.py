@@ -654,14 +654,18 @@ class Rows:
         second = (mass * loss * loss).sum(axis=1)
         return float(mean @ self.few_counts), float((second - mean * mean) @ self.few_counts)
 
-    def variance(self, tilt: float) -> float:
-        """About the variance of the summed loss under the tilted measure."""
+    def tilted(self, tilt: float) -> tuple[float, float, float]:
+        """About mean, variance and third cumulant of the summed loss under the tilted measure."""
         loss, log_mass = self.sample()
         size = log_mass + tilt * loss
         mass = np.exp(size - size.max(axis=1, keepdims=True))
         mass = mass / mass.sum(axis=1, keepdims=True)
         mean = (mass * loss).sum(axis=1, keepdims=True)
-        return float(self.few_counts @ (mass * (loss - mean) ** 2).sum(axis=1))
+        away = loss - mean
+        square = mass * away * away
+        found = (mean[:, 0], square.sum(axis=1), (square * away).sum(axis=1))
+        mean, variance, third = (float(self.few_counts @ x) for x in found)
+        return mean, variance, third
 
     def log_moment_above(self, tilt: float, log_error: float) -> float:
         """A certain upper bound on the log of the summed rounds' E e^{tilt·loss}."""
