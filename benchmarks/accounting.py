@@ -207,12 +207,12 @@ def main() -> None:
     huge = Rounds(1.1, 14_000, Poisson(1e-7))
     long = Rounds(0.6, 1_000_000, Poisson(1e-4))
     rows = [
-        ("one ε (rate 0.0043, σ 1.1, 14,000 rounds)", ours(typical), theirs(typical), 9, 0.005),
-        ("500 distinct rounds", ours(*many), theirs(*many), 3, 0.3),
-        ("σ for ε = 1 (rate 256/60000, 4,700 rounds)", calibrated, None, 5, 0.03),
+        ("one ε (rate 0.0043, σ 1.1, 14,000 rounds)", ours(typical), theirs(typical), 9, 0.002),
+        ("500 distinct rounds", ours(*many), theirs(*many), 3, 0.1),
+        ("σ for ε = 1 (rate 256/60000, 4,700 rounds)", calibrated, None, 5, 0.008),
         ("1,000,000 rounds (rate 1e-4, σ 0.6)", ours(long), theirs(long), 3, 0.1),
         ("rare records (rate 1e-4, σ 1, 10,000 rounds)", ours(rare), theirs(rare), 3, 0.3),
-        ("group of 8", ours(typical, group=8), None, 5, 0.02),
+        ("group of 8", ours(typical, group=8), None, 5, 0.005),
         ("group of 100,000 (rate 1e-7)", ours(huge, group=100_000), None, 3, 1.0),
     ]
     print("| work | value | processor seconds | goal | dp-accounting: value | seconds |")
