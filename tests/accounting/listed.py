@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from itertools import combinations, permutations, product
 
 import numpy as np
@@ -117,12 +118,19 @@ def sums(part, sampling, records: int, own: float, targets: int, others: float):
     return found
 
 
-def _density(law, sigma: float, points) -> np.ndarray:
-    found = np.zeros(points[0].shape)
+def _density(law, sigma: float, axis) -> np.ndarray:
+    """On the grid with this axis in every round: for each sum, a product over the rounds."""
+    found = np.zeros((axis.size,) * len(next(iter(law))))
+    bells = {}
     for centre, chance in law.items():
-        away = sum(np.square(z - c) for z, c in zip(points, centre, strict=True))
-        found += chance * np.exp(-away / (2 * sigma**2))
-    return found / (sigma * math.sqrt(2 * math.pi)) ** len(points)
+        for c in centre:
+            if c not in bells:
+                bells[c] = np.exp(-np.square(axis - c) / (2 * sigma**2))
+        density = chance * bells[centre[0]]
+        for c in centre[1:]:
+            density = density[..., None] * bells[c]
+        found += density
+    return found / (sigma * math.sqrt(2 * math.pi)) ** found.ndim
 
 
 def _through(law, columns):
@@ -143,8 +151,24 @@ def least_delta(
         fewer: (sampling, records, how many are left) → the sampling of the neighbour.
         columns: the first column of C, where noise is correlated.
     """
-    best, step = 0.0, part.noise_multiplier / (100 if part.count == 1 else 20)
+    best, cell = 0.0, _step(part) ** part.count
+    for p, q in _densities(part, adjacency, group, records, fewer, columns):
+        for one, other in ((p, q), (q, p)):
+            lost = np.maximum(one - math.exp(epsilon) * other, 0).sum() * cell
+            best = max(best, float(lost))
+    return best
+
+
+def _step(part) -> float:
+    return part.noise_multiplier / (100 if part.count == 1 else 20)
+
+
+# The same data sets are asked for their δ at several ε.
+@lru_cache(maxsize=4)
+def _densities(part, adjacency: str, group: int, records: int, fewer, columns):
+    """Densities of the sums of neighbouring data sets on a grid, pair by pair."""
     replaced = {"add-or-remove": 0.0, "zero-out": 0.0, "replace-one": -1.0}[adjacency]
+    found = []
     for others in (0.0, -1.0):
         first = sums(part, part.sampling, records, 1.0, group, others)
         if adjacency == "add-or-remove":
@@ -155,10 +179,6 @@ def least_delta(
         first, second = _through(first, columns), _through(second, columns)
         reach = 7 * part.noise_multiplier
         centres = [c for law in (first, second) for centre in law for c in centre]
-        axis = np.arange(min(centres) - reach, max(centres) + reach, step)
-        points = np.meshgrid(*[axis] * part.count, indexing="ij")
-        p, q = (_density(law, part.noise_multiplier, points) for law in (first, second))
-        for one, other in ((p, q), (q, p)):
-            lost = np.maximum(one - math.exp(epsilon) * other, 0).sum() * step**part.count
-            best = max(best, float(lost))
-    return best
+        axis = np.arange(min(centres) - reach, max(centres) + reach, _step(part))
+        found.append([_density(law, part.noise_multiplier, axis) for law in (first, second)])
+    return found

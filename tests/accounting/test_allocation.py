@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import reduce
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from scipy.special import ndtr
 
 from forethought.accounting import discrete_ratio
 from forethought.accounting.discrete_ratio import CUT, Epoch, epoch_ratios
-from forethought.accounting.exact import delta, epsilon
+from forethought.accounting.exact import delta, epsilon, privacy_loss
 from forethought.accounting.tradeoff import tradeoff
 from forethought.mechanism import Mechanism, Rounds
 from forethought.samplings import FullBatch, Poisson, RandomAllocation, Shuffled
@@ -182,22 +183,32 @@ def test_one_round_an_epoch_is_a_full_batch() -> None:
 
 @pytest.mark.slow
 def test_groups_and_exchanged_records_go_change_by_change() -> None:
-    # By the definition: neighbours of neighbours, with the sums of all that is lost on the way.
+    # By the definition: neighbours of neighbours, at the best levels of a fine lattice.
     rounds = Rounds(3.0, 20, RandomAllocation(10))
-    single = Mechanism(rounds, adjacency="zero-out")
-    for mechanism, group, steps in (
-        (Mechanism(rounds), 3, 3),
-        (Mechanism(rounds, adjacency="replace-one"), 1, 2),
-        (Mechanism(rounds, adjacency="replace-one"), 2, 4),
+    curves = [above for _, above in privacy_loss(Mechanism(rounds, adjacency="zero-out"))]
+    for mechanism, group in (
+        (Mechanism(rounds), 3),
+        (Mechanism(rounds, adjacency="replace-one"), 1),
+        (Mechanism(rounds, adjacency="replace-one"), 2),
     ):
         got = epsilon(mechanism, 1e-5, group)
         assert got.relative_width < 2e-3
-        for share, enough in ((0.98, False), (1.02, True)):
-            level = share * got.upper / steps
-            lost = delta(single, level).upper * sum(math.exp(j * level) for j in range(steps))
-            assert (lost <= 1e-5) is enough
-        back = delta(mechanism, got.upper, group)
-        assert back.upper <= 1e-5 * (1 + 0.01)
+        levels = np.linspace(0, got.upper, 401)
+        gone, back = (curve.deltas(levels) for curve in curves)
+
+        def after(first: np.ndarray, second: np.ndarray, levels: np.ndarray = levels) -> np.ndarray:
+            grown = np.exp(levels)
+            return np.array(
+                [np.min(first[: n + 1] + grown[: n + 1] * second[n::-1]) for n in range(401)]
+            )
+
+        ways = [reduce(after, [one] * group) for one in (gone, back)]
+        if mechanism.adjacency == "replace-one":
+            ways = [after(*ways)]
+        lost = max(way[-1] for way in ways)
+        assert 0.98e-5 <= lost <= 1.03e-5
+        assert delta(mechanism, got.upper, group).upper <= 1e-5 * (1 + 1e-6)
+        steps = group * len(curves) // len(ways)
         assert got.upper < 0.8 * epsilon(Mechanism(Rounds(3.0, 2, FullBatch())), 1e-5, steps).lower
 
 

@@ -46,7 +46,7 @@ def test_random_mechanisms_lie_in_their_intervals(seed):
 @pytest.mark.no_cover
 def test_small_mechanisms_of_every_cell_hold_by_enumeration() -> None:
     found = fuzz.run_small(3, 9 * len(fuzz.SUPPORTED))
-    assert found.cells == set(fuzz.SUPPORTED)
+    assert {cell[:3] for cell in found.asked} == set(fuzz.SUPPORTED)
     assert found.attacks >= found.cases / 3
     assert found.too_low == [] and found.too_high == []
 

@@ -12,6 +12,15 @@ say the same. What is not on the line is left out, which only helps the mechanis
 of a shuffled epoch what is beyond whole batches. Where several records are in rounds of an epoch,
 or in parts that nobody is told, the attack looks at the sum of an epoch's rounds, or of a cycle's:
 it holds every record once, or by the rate, with √rounds times the noise.
+
+**Parts that nobody is told are tried out.** Let P_j be the sums where m records are in part j of p,
+R those without any, and T_j = {dP_j/dR > e^c}, so that P_j(T_j) - e^c R(T_j) is the δ at c of m
+records whose part is told, δ'(c). Of g records m or more are together in some part with a chance of
+w at least, and more of them only raise every sum, and with it dP_j/dR. So the event that any T_j
+happens has at least w P_j(T_j) with the records, and at most p R(T_j) without them. With
+c = ε + log(p/w) this proves δ(ε) ≥ w δ'(ε + log(p/w)): ε is at least that of m told records at δ/w,
+less log(p/w). It is the same where something stands in the records' place that pulls every sum the
+other way, and makes T_j no more likely than under R.
 """
 
 from __future__ import annotations
@@ -32,6 +41,7 @@ from forethought.accounting.discrete_ratio import DiscreteRatio, Epoch
 from forethought.accounting.dominating_pair import Array, Pair
 from forethought.accounting.exact import of_ratios_below
 from forethought.accounting.interval import Interval
+from forethought.accounting.line_integral import Composition, Search
 from forethought.accounting.theorems import binomial, hypergeometric, parts, uncorrelated
 from forethought.accounting.tradeoff import tradeoff
 from forethought.mechanism import Correlated, Mechanism, Rounds, releases
@@ -157,12 +167,14 @@ def attained(mechanism: Mechanism, delta: float, group: int = 1) -> Attained:
         return Attained(math.inf if bare else 0.0, ZEROS)
     proven = parts(mechanism, group)
     best = Attained(0.0, ZEROS)
-    for many in sorted({1, group}):
-        for others, summed in product((ZEROS, OPPOSITE), (False, True)):
+    for many, others in product(sorted({1, group}), (ZEROS, OPPOSITE)):
+        claims = [_by_parts(mechanism, delta, group, others)] if many == group else []
+        for summed in (False, True):
             counts = _composed(mechanism, many, others, summed=summed)
-            if not counts:
-                continue
-            found = theorem.lower if counts == proven else _lower(counts, delta) * _DOWN
+            if counts:
+                known = counts == proven
+                claims.append(theorem.lower if known else _lower(counts, delta) * _DOWN)
+        for found in claims:
             who = "a record" if many == 1 else f"{many} records alike"
             data = f"{who} at the clip norm, {others}"
             if found > theorem.upper * (1 + _WIDTH):
@@ -196,6 +208,52 @@ def _lower(counts: dict[Pair | Epoch | DiscreteRatio, int], delta: float) -> flo
     if len(pairs) < len(counts):
         return of_ratios_below(counts, delta)
     return exact.of_pairs(pairs, _ACCURACY, delta, None).lower
+
+
+@np.errstate(all="ignore")
+def _by_parts(mechanism: Mechanism, delta: float, group: int, others: str) -> float:
+    """ε that is attained without being told a part, by trying all; 0 where there are no parts.
+
+    Rounds that are not of Poisson sampling, or of every record, are left out.
+    """
+    told: list[Rounds] = []
+    places = 1
+    for part in mechanism:
+        sampling = part.sampling
+        if isinstance(sampling, CyclicPoisson) and not isinstance(part, Correlated):
+            # A part has at least so many turns.
+            turns = part.count // sampling.parts
+            if turns:
+                told.append(replace(part, count=turns, sampling=Poisson(sampling.rate)))
+                places *= sampling.parts
+        elif isinstance(sampling, Poisson | FullBatch):
+            told.append(part)
+    best = 0.0
+    if places == 1:
+        return best
+    for many in sorted({1, *(math.ceil(group * k / 8) for k in range(1, 9))}):
+        chance = together(group, many, places) * _DOWN
+        counts = _composed(Mechanism(*told, adjacency="zero-out"), many, others)
+        pairs = {pair: n for pair, n in counts.items() if isinstance(pair, Pair)}
+        regular = len(pairs) == len(counts) and all(pair.integrable for pair in pairs)
+        if delta < chance and regular:
+            search = Search(Composition(pairs), delta=delta / chance)  # only this direction
+            search.refine(_ACCURACY)
+            best = max(best, search.lower * _DOWN - math.log(places / chance) * (1 + _WIDTH))
+    return best
+
+
+def together(records: int, many: int, places: int) -> float:
+    """A lower bound on the chance that of so many records ``many`` are in one of the places."""
+    if many <= -(-records // places):
+        return 1.0
+    one = math.fsum(
+        math.comb(records, k) * (1 - 1 / places) ** (records - k) * places**-k
+        for k in range(many, records + 1)
+    )
+    # Bonferroni: two places have that many with a chance of at most one², if they can at all.
+    both = one**2 if 2 * many <= records else 0.0
+    return max(one, places * one - places * (places - 1) / 2 * both)
 
 
 def _composed(

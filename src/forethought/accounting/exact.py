@@ -9,12 +9,16 @@ group's whole distance. Its upper end is always a guarantee.
 
 **Several records, or an exchanged one, as a chain of single changes: group privacy.**
 
-Where no amplification theorem covers s changes at once, one for a single change does. If neighbours
-at one change are (x, d)-indistinguishable, P_0(T) ≤ e^x P_1(T) + d ≤ e^(2x) P_2(T) + d e^x + d ≤ …:
-s changes are (sx, d (e^(sx) - 1)/(e^x - 1))-indistinguishable (group privacy: Vadhan 2017, "The
-complexity of differential privacy"). A record that is exchanged is blanked and then written anew,
-two changes under zero-out. Chains are used for random allocation, whose records choose their rounds
-independently of each other and of what they say.
+Where no amplification theorem covers s changes at once, one for a single change does. If for every
+test T a change gives P(T) ≤ e^a R(T) + δ'(a) at every level a, and the next one
+R(T) ≤ e^b Q(T) + δ''(b), then P(T) ≤ e^(a+b) Q(T) + δ'(a) + e^a δ''(b): δ(ε) of both is at most the
+least of δ'(a) + e^a δ''(ε - a) over all levels a. That is the composition of their trade-off
+functions (group privacy: Dong, Roth and Su 2022, "Gaussian differential privacy", Theorem 2.14;
+with equal levels it is Vadhan's, 2017). Each direction has a profile of its own: all records of a
+group appear, or all vanish. A record that is exchanged vanishes first and is then written anew, two
+changes under zero-out. Levels are taken from a lattice; between two of its points the true δ is
+convex in e^ε, and so at most the chord. Chains are used for random allocation, whose records choose
+their rounds independently of each other and of what they say.
 
 **Rounds whose likelihood ratios are bounded in convex order.** Epochs of random allocation and
 rounds in which a hit replaces something are (:mod:`forethought.accounting.discrete_ratio`). Each
@@ -29,6 +33,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import log_ndtr
@@ -53,7 +58,7 @@ from forethought.accounting.discrete_ratio import (
     epoch_ratios,
     varies,
 )
-from forethought.accounting.dominating_pair import Pair
+from forethought.accounting.dominating_pair import Array, Pair
 from forethought.accounting.interval import Interval
 from forethought.accounting.line_integral import SMALLEST, Composition, Search
 from forethought.accounting.privacy_profile import Bounded, Curve, Least, Profile, Stack
@@ -63,8 +68,12 @@ from forethought.mechanism import Mechanism, UnsupportedMechanismError
 from forethought.samplings import RandomAllocation
 
 Curves = Sequence[tuple[Curve, Curve]]
-_LEVELS = 64
+# Levels of a chain, and what δ of a single change is about at the last.
+_LEVELS = 512
+_TAIL = 1e-24
 _ROUNDING = 1e-12
+# Sums of logarithms below 2,000, some hundred of them.
+_CHAIN_ROUNDING = 1e-10
 
 
 def single_changes(mechanism: Mechanism, group: int) -> tuple[Mechanism, int] | None:
@@ -88,42 +97,88 @@ def log_growth(level: float, steps: int) -> float:
     return (steps - 1) * level + math.log(math.expm1(-steps * level) / math.expm1(-level))
 
 
-def chained_delta(curves: Curves, steps: int, epsilon: float) -> Bounds:
-    """δ at ``epsilon`` by the chain, from the curves of a single change."""
-    level = epsilon / steps
-    grown = math.exp(min(log_growth(level, steps), 700.0))
-    low, high = (max(pair[end].delta(level) for pair in curves) for end in (0, 1))
-    return Bounds(min(1.0, low * grown * (1 - _ROUNDING)), min(1.0, high * grown * (1 + _ROUNDING)))
+class _Proven(NamedTuple):
+    """log δ of some changes at levels 0, step, 2 step, …: at least, and at most."""
+
+    step: float
+    logs: Array
+
+    def between(self, levels: Array) -> Array:
+        """At ``levels`` ≥ 0 by chords in e^ε; beyond the last as at the last."""
+        ends = np.stack([levels * (1 + _ROUNDING) + _ROUNDING, levels * (1 - _ROUNDING)])
+        place = np.minimum(ends / self.step, self.logs.shape[1] - 1)
+        before = np.minimum(place.astype(int), self.logs.shape[1] - 2)
+        share = np.expm1((place - before) * self.step) / np.expm1(self.step)
+        low, high = (
+            np.stack([row[at] for row, at in zip(self.logs, before + up, strict=True)])
+            for up in (0, 1)
+        )
+        return np.logaddexp(low + np.log1p(-np.minimum(share, 1.0)), high + np.log(share))
+
+    def then(self, other: _Proven) -> _Proven:
+        """These changes, and others behind them: P(T) ≤ e^a R(T) + …, R(T) ≤ e^b Q(T) + …."""
+        outer = self.step * np.arange(self.logs.shape[1])
+        total = (self.step + other.step) * np.arange(self.logs.shape[1])
+        rest = total[:, None] - outer
+        ways = np.logaddexp(self.logs[:, None, :], outer + other.between(np.maximum(rest, 0.0)))
+        ways[:, rest < 0] = math.inf
+        return _Proven(self.step + other.step, ways.min(axis=2))
+
+    def times(self, count: int) -> _Proven:
+        """So many such changes."""
+        half = self if count == 1 else self.times(count // 2)
+        if count == 1:
+            return half
+        return half.then(half).then(self) if count % 2 else half.then(half)
 
 
-def chained_epsilon(curves: Curves, steps: int, delta: float, most: float) -> Bounds:
-    """The least ε at ``delta`` by the chain, if it is below ``most``; else (most, most).
+class Chained:
+    """The profile that a chain of single changes proves, both ways.
 
-    A chain's δ need not fall with its ε. Any level at which it is small enough holds; and between
-    two levels it is at least a single change's δ at the higher, grown as at the lower.
+    Args:
+        curves: of a single change, present against absent first. group: how many records.
+        exchanged: whether each is written anew after it vanished.
     """
 
-    def logs(levels: Sequence[float], end: int) -> list[float]:
-        found = [max(pair[end].delta(level) for pair in curves) for level in levels]
-        return [math.log(value) if value > 0 else -math.inf for value in found]
+    @np.errstate(all="ignore")
+    def __init__(self, curves: Curves, group: int, *, exchanged: bool) -> None:
+        last = 2.0**-20
+        while last < 350 and max(high.delta(last) for _, high in curves) > _TAIL:
+            last *= 1.2
+        levels = last * (np.arange(_LEVELS + 1) / _LEVELS)
+        each = [
+            _Proven(last / _LEVELS, np.log([end.deltas(levels) for end in pair])).times(group)
+            for pair in curves
+        ]
+        self._group = group
+        self._ways = [(one, (pair,)) for one, pair in zip(each, curves, strict=True)]
+        if exchanged:
+            self._ways = [(each[0].then(each[-1]), (curves[0], curves[-1]))]
 
-    low, high, target = 0.0, most / steps, math.log(delta)
-    lower = upper = most
-    for _ in range(3):
-        levels = [float(x) for x in np.linspace(low, high, _LEVELS + 1)]
-        growth = [log_growth(level, steps) for level in levels]
-        above = logs(levels, 1)
-        holds = [a + g <= target - _ROUNDING for a, g in zip(above, growth, strict=True)]
-        if not any(holds):
-            break
-        first = holds.index(True)
-        upper = min(upper, steps * levels[first] * (1 + _ROUNDING))
-        below = logs(levels, 0)
-        may = [below[i + 1] + growth[i] <= target + _ROUNDING for i in range(first)]
-        start = may.index(True) if any(may) else max(0, first - 1)
-        lower = steps * levels[start] * (1 - _ROUNDING)
-        low, high = levels[start], levels[first]
-    return Bounds(min(lower, upper), upper)
+    @np.errstate(all="ignore")
+    def bounds(self, epsilon: float) -> Bounds:
+        """Of δ at ``epsilon`` ≥ 0."""
+        low = high = 0.0
+        for proven, turns in self._ways:
+            # Equal levels of all need no lattice.
+            level = epsilon / (self._group * len(turns))
+            grown = [
+                math.exp(min(place * self._group * level + log_growth(level, self._group), 700.0))
+                for place in range(len(turns))
+            ]
+            ends = np.exp(proven.between(np.array([epsilon]))[:, 0])
+            for end in (0, 1):
+                each = (
+                    more * pair[end].delta(level) for more, pair in zip(grown, turns, strict=True)
+                )
+                ends[end] = min(ends[end], math.fsum(each))
+            low, high = max(low, float(ends[0])), max(high, float(ends[1]))
+        return Bounds(min(1.0, low * (1 - _CHAIN_ROUNDING)), min(1.0, high * (1 + _CHAIN_ROUNDING)))
+
+    def epsilons(self, delta: float) -> Bounds:
+        """Of the smallest ε ≥ 0 at ``delta``; ∞ where none is proven."""
+        low, high = inverted(self.bounds, delta)
+        return Bounds(min(low, high), high)
 
 
 Counts = Mapping[Pair | Epoch | DisclosedCount, int]
@@ -446,8 +501,8 @@ def estimate(mechanism: Mechanism, delta: float, group: int = 1) -> float:
     most = gaussian_epsilon_bounds(unsampled_distance(mechanism, group), delta).upper
     chain = single_changes(mechanism, group)
     if chain is not None:
-        # Where δ of a single change is what the chain makes δ of.
-        level = wanted = 0.0
+        # Where δ of a single change is what equal levels of all make δ of.
+        level = 0.0
         for _ in range(_FIXED_POINT):
             wanted = delta * math.exp(-min(log_growth(level, chain[1]), 600.0))
             level = estimate(chain[0], wanted)
@@ -496,7 +551,8 @@ def privacy_loss(
     known += [_profiles(way, accuracy) for way in alternatives(counts)]
     chain = single_changes(mechanism, group)
     if chain is not None:
-        changes = Chained(privacy_loss(chain[0], accuracy=accuracy), chain[1], cap)
+        curves = privacy_loss(chain[0], accuracy=accuracy)
+        changes = Chained(curves, group, exchanged=mechanism.adjacency == "replace-one")
         known.append(([changes], [changes]))
     # One direction where it is the same for every theorem; the last profile of each is the other's.
     directions = max(len(below) for below, _ in known)
@@ -542,25 +598,6 @@ def _profiles(counts: Counts, accuracy: float) -> tuple[list[Bounded], list[Boun
     return profiles[0], profiles[-1]
 
 
-class Chained:
-    """The profile that a chain of single changes proves, both ways.
-
-    Args:
-        curves: of a single change. steps: how many. cap: a profile that is known besides.
-    """
-
-    def __init__(self, curves: Curves, steps: int, cap: Bounded) -> None:
-        self._curves, self._steps, self._cap = curves, steps, cap
-
-    def bounds(self, epsilon: float) -> Bounds:
-        """Of δ at ``epsilon`` ≥ 0."""
-        return chained_delta(self._curves, self._steps, epsilon)
-
-    def epsilons(self, delta: float) -> Bounds:
-        """Of the smallest ε ≥ 0 at ``delta``, up to the cap's."""
-        return chained_epsilon(self._curves, self._steps, delta, self._cap.epsilons(delta).upper)
-
-
 def _arguments(mechanism: Mechanism, group: int, accuracy: float) -> tuple[int, float]:
     if not isinstance(mechanism, Mechanism):
         raise TypeError(f"mechanism must be a Mechanism, not {type(mechanism).__name__}")
@@ -590,10 +627,11 @@ def enclose(
     if chain is not None and 0 < found.upper < math.inf:
         with suppress(UnsupportedMechanismError):
             curves = privacy_loss(chain[0], accuracy=accuracy)
+            changes = Chained(curves, group, exchanged=mechanism.adjacency == "replace-one")
             if delta is None:
-                other = chained_delta(curves, chain[1], float(epsilon or 0.0))
+                other = changes.bounds(float(epsilon or 0.0))
             else:
-                other = chained_epsilon(curves, chain[1], delta, found.upper)
+                other = changes.epsilons(delta)
             found = Interval(min(found.lower, other.lower), min(found.upper, other.upper))
     return replace(found, reason=why_wide(mechanism, group, found, accuracy))
 

@@ -402,7 +402,7 @@ _ALLOCATION = (
     "and Shenfeld 2025), both directions, bounded in convex order"
 )
 _UNAMPLIFIED = "joint convexity over allocations: one Gaussian for each started epoch"
-_CHAIN = "record by record (group privacy: Vadhan 2017)"
+_CHAIN = "record by record (group privacy: Dong, Roth and Su 2022, Theorem 2.14)"
 _POISSON = "Poisson-subsampled Gaussian (Zhu, Dong, Wang 2022, Theorem 11), both directions"
 _AT_DISTANCE_2 = (
     "combined curve at distance 2 (Zhu, Dong, Wang 2022, Theorem 11; advanced joint convexity, "
