@@ -229,9 +229,9 @@ MUTANTS = [
            "math.log(places / chance) * (1 + _WIDTH)", "0.0",
            "test_parts_are_tried_out_at_the_price_of_their_number"),
     Mutant("truth: records are always together", "_by_parts",
-           "together(group, many, places) * _DOWN", "1.0",
+           "in_one_part(group, many, places) * _DOWN", "1.0",
            "test_of_parts_that_nobody_is_told_no_more_is_claimed_than_of_rounds"),
-    Mutant("truth: two places counted twice", "together", "one**2", "0.0",
+    Mutant("truth: two places counted twice", "in_one_part", "one**2", "0.0",
            "test_records_are_together_at_least_as_often_as_claimed"),
     Mutant("disclosed count: the place that another record takes", "disclosed_ratios",
            "_Side(disclosed.missed, hit, 2 * r if disclosed.blanked else r, "

@@ -152,7 +152,7 @@ def least_delta(
         columns: the first column of C, where noise is correlated.
     """
     best, cell = 0.0, _step(part) ** part.count
-    for p, q in _densities(part, adjacency, group, records, fewer, columns):
+    for p, q in _densities(part, adjacency, group, records, fewer, tuple(columns)):
         for one, other in ((p, q), (q, p)):
             lost = np.maximum(one - math.exp(epsilon) * other, 0).sum() * cell
             best = max(best, float(lost))

@@ -167,7 +167,7 @@ def test_records_are_together_at_least_as_often_as_claimed(records: int, places:
     )
     for many in range(1, records + 1):
         chance = sum(n for k, n in most.items() if k >= many) / places**records
-        claimed = attack_bounds.together(records, many, places)
+        claimed = attack_bounds.in_one_part(records, many, places)
         assert 0.6 * chance <= claimed <= chance * (1 + 1e-12)
         if many > records / 2 or chance == 1:
             assert claimed == pytest.approx(chance)

@@ -232,7 +232,7 @@ def _by_parts(mechanism: Mechanism, delta: float, group: int, others: str) -> fl
     if places == 1:
         return best
     for many in sorted({1, *(math.ceil(group * k / 8) for k in range(1, 9))}):
-        chance = together(group, many, places) * _DOWN
+        chance = in_one_part(group, many, places) * _DOWN
         counts = _composed(Mechanism(*told, adjacency="zero-out"), many, others)
         pairs = {pair: n for pair, n in counts.items() if isinstance(pair, Pair)}
         regular = len(pairs) == len(counts) and all(pair.integrable for pair in pairs)
@@ -243,7 +243,7 @@ def _by_parts(mechanism: Mechanism, delta: float, group: int, others: str) -> fl
     return best
 
 
-def together(records: int, many: int, places: int) -> float:
+def in_one_part(records: int, many: int, places: int) -> float:
     """A lower bound on the chance that of so many records ``many`` are in one of the places."""
     if many <= -(-records // places):
         return 1.0
