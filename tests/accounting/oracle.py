@@ -277,7 +277,9 @@ def truth(
     least = min(found, key=lambda one: one.log_delta)
     if any(math.isinf(one.error) for one in found):
         return Truth(least.log_delta, math.inf)
-    return least
+    # A pair whose value is not known well may prove less than the one that seems to.
+    unknown = least.log_delta - min(one.log_delta - one.error for one in found)
+    return Truth(least.log_delta, max(least.error, unknown))
 
 
 def _truth(

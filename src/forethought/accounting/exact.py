@@ -113,7 +113,8 @@ class _Proven(NamedTuple):
             np.stack([row[at] for row, at in zip(self.logs, before + up, strict=True)])
             for up in (0, 1)
         )
-        return np.logaddexp(low + np.log1p(-np.minimum(share, 1.0)), high + np.log(share))
+        found = np.logaddexp(low + np.log1p(-np.minimum(share, 1.0)), high + np.log(share))
+        return np.asarray(found)
 
     def then(self, other: _Proven) -> _Proven:
         """These changes, and others behind them: P(T) ≤ e^a R(T) + …, R(T) ≤ e^b Q(T) + …."""
@@ -151,7 +152,9 @@ class Chained:
             for pair in curves
         ]
         self._group = group
-        self._ways = [(one, (pair,)) for one, pair in zip(each, curves, strict=True)]
+        self._ways: list[tuple[_Proven, Curves]] = [
+            (one, (pair,)) for one, pair in zip(each, curves, strict=True)
+        ]
         if exchanged:
             self._ways = [(each[0].then(each[-1]), (curves[0], curves[-1]))]
 
