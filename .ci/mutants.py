@@ -74,6 +74,12 @@ class UnboundError(Exception):
 
 
 MUTANTS = [
+    Mutant("own loop: a mean that divides by weights is taken apart", "_is_mean",
+           'function in _WEIGHTED or kwargs.get("weight") is None', "True",
+           "test_a_loss_that_a_round_cannot_compute_is_refused_and_nothing_is_released"),
+    Mutant("own loop: a mean is the sum of an example's numbers", "_own_mean",
+           "values.flatten(1).mean(1)", "values.flatten(1).sum(1)",
+           "test_torchs_mean_of_a_loss_is_the_loss_of_each_example"),
     Mutant("blocks: a probe that finds nothing", "_alike",
            "len(found) != len(expected) or not all(...)", "False",
            "test_another_last_bit_in_one_place_is_found"),

@@ -65,6 +65,50 @@ def loop(
     return optimizer.finish()
 
 
+def own_means(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda outputs, targets: function(outputs, targets, reduction="none").mean(1)
+
+
+# A criterion with torch's default, and the loss of each example that it stands for.
+MEANS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "function": (F.cross_entropy, criterion),
+    "cross entropy": (nn.CrossEntropyLoss(), criterion),
+    "smoothed": (
+        nn.CrossEntropyLoss(label_smoothing=0.1),
+        nn.CrossEntropyLoss(label_smoothing=0.1, reduction="none"),
+    ),
+    "MSE": (nn.MSELoss(), own_means(F.mse_loss)),
+    "L1": (nn.L1Loss(), own_means(F.l1_loss)),
+    "smooth L1": (nn.SmoothL1Loss(), own_means(F.smooth_l1_loss)),
+    "Huber": (nn.HuberLoss(), own_means(F.huber_loss)),
+    "BCE": (nn.BCEWithLogitsLoss(), own_means(F.binary_cross_entropy_with_logits)),
+    "sum of two": (
+        lambda outputs, targets: (
+            F.cross_entropy(outputs, targets) / 2 + 0.1 * F.mse_loss(outputs, outputs.detach() + 1)
+        ),
+        lambda outputs, targets: (
+            criterion(outputs, targets) / 2
+            + 0.1 * own_means(F.mse_loss)(outputs, outputs.detach() + 1)
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_torchs_mean_of_a_loss_is_the_loss_of_each_example(name: str) -> None:
+    mean, each = MEANS[name]
+    inputs, labels = data()
+    whole = name in ("function", "cross entropy", "smoothed", "sum of two")
+    records = inputs, labels if whole else F.one_hot(labels, 2).float()
+    mine, theirs = network(), network()
+    optimizers = [torch.optim.SGD(model.parameters(), 0.5) for model in (mine, theirs)]
+    loop(mine, optimizers[0], plan(3), mean, records)
+    loop(theirs, optimizers[1], plan(3), each, records)
+    # Noise is bound to its sum: another last bit of it would be other noise.
+    assert torch.equal(weights(mine), weights(theirs))
+    assert not torch.equal(weights(mine), weights(network()))
+
+
 def absolute(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return (outputs - F.one_hot(targets, 2)).abs().sum(1) + 0.5 * outputs.square().mean(1)
 
@@ -329,7 +373,18 @@ def test_gradients_are_not_accumulated_over_batches() -> None:
 
 
 LOSSES: dict[str, tuple[Callable[[Any, Any, Any, Any], Any], str]] = {
-    "mean": (lambda m, x, y, o: nn.CrossEntropyLoss()(m(x), y), "one value per example"),
+    "weighted mean": (
+        lambda m, x, y, o: nn.CrossEntropyLoss(torch.tensor([1.0, 3.0]))(m(x), y),
+        "one value per example",
+    ),
+    "older mean": (
+        lambda m, x, y, o: F.cross_entropy(m(x), y, reduce=True, size_average=True),
+        "one value per example",
+    ),
+    "mean over several targets": (
+        lambda m, x, y, o: F.cross_entropy(m(x).unsqueeze(2), y.unsqueeze(1)),
+        "one value per example",
+    ),
     "its mean": (lambda m, x, y, o: criterion(m(x), y).mean(), "one value per example"),
     "sum": (lambda m, x, y, o: criterion(m(x), y).sum(), "one value per example"),
     "penalty": (

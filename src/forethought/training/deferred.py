@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 
 class DeferredError(ValueError):
@@ -77,7 +78,12 @@ class Deferred:
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Deferred:
-        return cls(Call(function, args, dict(kwargs or {})))
+        kwargs = dict(kwargs or {})
+        if _is_mean(function, kwargs):
+            kwargs["reduction"] = "none"
+            if function is not F.cross_entropy:  # its values are one an example, or refused
+                return cls(Call(_own_mean, (function, *args), kwargs))
+        return cls(Call(function, args, kwargs))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -138,6 +144,35 @@ def _refuse(what: str, instead: str = "") -> NoReturn:
         f"{what} of a private batch would be a number without noise, which no guarantee covers: "
         f"{remedy}"
     )
+
+
+# Losses whose mean over a batch is the mean of what each example has by itself.
+_MEANS = frozenset(
+    {
+        F.binary_cross_entropy,
+        F.binary_cross_entropy_with_logits,
+        F.cross_entropy,
+        F.huber_loss,
+        F.l1_loss,
+        F.mse_loss,
+        F.smooth_l1_loss,
+    }
+)
+# Their weights are factors; those of other losses are divided by, for the whole batch at once.
+_WEIGHTED = frozenset({F.binary_cross_entropy, F.binary_cross_entropy_with_logits})
+
+
+def _is_mean(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call is one of torch's losses with the mean over all examples."""
+    if function not in _MEANS or kwargs.get("reduction") != "mean":
+        return False
+    return function in _WEIGHTED or kwargs.get("weight") is None
+
+
+def _own_mean(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A loss of each example: the mean over its own values, in place of that over the batch."""
+    values = function(*args, **kwargs)
+    return values.flatten(1).mean(1) if values.dim() > 1 else values
 
 
 def _called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
