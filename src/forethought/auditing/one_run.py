@@ -55,8 +55,7 @@ from forethought.plans import Plan
 from forethought.rounds.losses import Loss, default_loss
 from forethought.rounds.private_sum import WITNESS, NoisedSum
 from forethought.rounds.records import as_records, blank
-from forethought.training.datasets import opened, usual_loss
-from forethought.training.persons import arranged
+from forethought.training.records import arranged, opened, usual_loss
 from forethought.training.run import train
 
 Array = NDArray[np.float64]
