@@ -106,7 +106,7 @@ _HOME = {
     "SettingError": "web.planner",
     "SignatureError": "signing",
     "SimulationError": "simulation.times",
-    "SlowGradientsWarning": "gradients.fallback",
+    "SlowGradientsWarning": "gradients.passes",
     "StatementError": "accounting.statement",
     "StoreError": "peers.pairs",
     "SuspiciousDataWarning": "data.tables",

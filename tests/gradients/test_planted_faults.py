@@ -147,7 +147,7 @@ def test_state_kept_across_examples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_backward_hooks_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "hooked", lambda modules: None)
+    monkeypatch.setattr(passes, "hooked", lambda modules: None)
     with caught():
         withstand(test_backward.attack["hook_of_a_parameter"])
 
@@ -159,7 +159,7 @@ def test_hooks_on_saved_tensors_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_vmap_rule_of_the_users_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes.foreign, "call", lambda lanes, kind, args, own: own(kind, *args))
+    monkeypatch.setattr(lanes, "call", lambda lanes, kind, args, own: own(kind, *args))
     with caught():
         withstand(test_backward.attack["own_function_with_a_mixing_vmap_rule"])
 
