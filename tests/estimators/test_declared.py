@@ -12,7 +12,7 @@ from forethought.estimators import (
     PrivateLinearRegression,
     PrivateLogisticRegression,
     PrivateSVC,
-    declared,
+    estimator,
 )
 
 X = np.random.default_rng(0).uniform(-1, 1, (60, 2))
@@ -119,10 +119,10 @@ def test_weights_are_refused_with_the_reason() -> None:
 
 
 def test_seeds_of_a_random_state_are_two_different_secrets() -> None:
-    seeds, weights = declared.seeds(3)
+    seeds, weights = estimator.seeds(3)
     assert len({seeds.sampling, seeds.noise, weights}) == 3
-    assert declared.seeds(3) == (seeds, weights)
-    assert declared.seeds(None)[0].noise is None
+    assert estimator.seeds(3) == (seeds, weights)
+    assert estimator.seeds(None)[0].noise is None
     state = np.random.RandomState(3)
-    assert declared.seeds(state) == (seeds, weights)
-    assert declared.seeds(state) != (seeds, weights)
+    assert estimator.seeds(state) == (seeds, weights)
+    assert estimator.seeds(state) != (seeds, weights)
