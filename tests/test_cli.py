@@ -94,7 +94,7 @@ def test_a_statement_of_another_plan_is_noticed(forethought: Command, job: Path)
     plan.with_(mechanism=other).save("run/plan.json")
     status, _, err = forethought("account", "--verify", "run")
     assert status == 2
-    assert "not that of the plan.json" in err
+    assert "plan.json beside the statement is not the one" in err
 
 
 @pytest.mark.slow

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import shutil
 import stat
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -14,12 +19,11 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from typer.testing import CliRunner
 
 import forethought as ft
-from forethought.accounting.verification import check
 from forethought.cli import app
-from forethought.serialisation import canonical, digest
-from forethought.signing import Signature, SignatureError, generate, sign
-from forethought.signing import check as check_signature
+from forethought.jobs.account import verified
+from forethought.signing import Signature, SignatureError, attest, attested, encoded, generate
 
+ENVELOPE = "statement.intoto.json"
 MECHANISM = ft.Mechanism(ft.Rounds(1.1, 20, ft.Poisson(0.01)))
 
 
@@ -36,9 +40,12 @@ def public(key: Path) -> Path:
 
 @pytest.fixture
 def signed(key: Path, tmp_path: Path) -> Path:
-    ft.account(MECHANISM, 1e-5).save(tmp_path)
-    assert run("account", tmp_path, "--sign", key) == (0, "")
-    return tmp_path
+    folder = tmp_path / "run"
+    folder.mkdir()
+    plan = ft.Plan(MECHANISM, 1000, 1e-5)
+    ft.account(plan).save(folder, {"plan.json": plan.to_json()})
+    assert run("account", folder, "--sign", key) == (0, "")
+    return folder
 
 
 def run(*arguments: object) -> tuple[int, str]:
@@ -56,18 +63,30 @@ def test_keys_are_the_owners_and_never_overwritten(key: Path) -> None:
     assert key.read_bytes() == before
 
 
-def test_the_signature_is_plain_ed25519_over_the_canonical_text(key: Path) -> None:
-    """With the library of another party: nothing of ours but the text that was signed."""
-    content = {"b": [1, 2.5, "ε"], "a": None}
-    signature = sign(content, key)
+def test_the_signed_bytes_are_those_of_the_specification() -> None:
+    # The example of DSSE 1.0's protocol.md.
+    said = encoded("http://example.com/HelloWorld", b"hello world")
+    assert said == b"DSSEv1 29 http://example.com/HelloWorld 11 hello world"
+
+
+def test_the_envelope_is_an_in_toto_attestation(signed: Path, key: Path) -> None:
+    """With the library of another party: nothing of ours but the form that was written down."""
+    envelope = json.loads((signed / ENVELOPE).read_text())
+    assert envelope["payloadType"] == "application/vnd.in-toto+json"
+    payload = base64.b64decode(envelope["payload"])
+    [signature] = envelope["signatures"]
     other = serialization.load_pem_public_key(public(key).read_bytes())
     assert isinstance(other, Ed25519PublicKey)
-    text = '{"a":null,"b":[1,2.5,"\\u03b5"]}'
-    assert canonical(content) == text
-    other.verify(
-        bytes.fromhex(signature.value), b"forethought signed statement 1\n" + text.encode()
-    )
-    check_signature(signature, content, public(key))
+    head = f"DSSEv1 28 application/vnd.in-toto+json {len(payload)} ".encode()
+    other.verify(base64.b64decode(signature["sig"]), head + payload)
+    said = json.loads(payload)
+    assert said["_type"] == "https://in-toto.io/Statement/v1"
+    assert said["predicateType"] == "urn:forethought:privacy-statement:v1"
+    for subject in said["subject"]:
+        content = (signed / subject["name"]).read_bytes()
+        assert subject["digest"] == {"sha256": hashlib.sha256(content).hexdigest()}
+    assert [one["name"] for one in said["subject"]] == ["statement.json", "plan.json"]
+    assert said["predicate"] == json.loads((signed / "statement.json").read_text())
 
 
 def test_a_signed_statement_verifies_with_its_key_only(
@@ -76,10 +95,10 @@ def test_a_signed_statement_verifies_with_its_key_only(
     path = signed / "statement.json"
     assert run("account", "--verify", path, "--public-key", public(key)) == (0, "")
     assert run("account", "--verify", path) == (0, "")
-    assert "Signed with the Ed25519 key" in (signed / "statement.md").read_text()
     generate(tmp_path / "other.pem")
     status, said = run("account", "--verify", path, "--public-key", tmp_path / "other.pem.pub")
     assert status and "another key" in said
+    assert "signature" in verified(signed, public(key)).checked
 
 
 def test_what_is_checked_and_what_is_not_is_listed(signed: Path) -> None:
@@ -88,35 +107,106 @@ def test_what_is_checked_and_what_is_not_is_listed(signed: Path) -> None:
     cells = {row[1]: row[2:5] for row in rows if len(row) > 4 and row[1]}
     claimed, recomputed, evidence = cells["epsilon"]
     assert claimed == recomputed and claimed.startswith("at most") and "mechanism" in evidence
-    assert cells["version"][1] == "" and cells["version"][2].startswith("not checked")
+    assert cells["version"][1] == ft.__version__ and "source code" in cells["version"][2]
+    assert cells["randomness"][1] == "" and cells["randomness"][2].startswith("not checked")
     result = CliRunner().invoke(app, ["account", "--json", "--verify", str(signed)])
     found = json.loads(result.output)
     assert "attack" in found["checked"]
-    assert "no plan.json" in found["not_checked"]["plan"]
+    assert "none are listed" in found["not_checked"]["releases"]
 
 
-def test_an_edit_breaks_the_signature(signed: Path, key: Path) -> None:
-    path = signed / "statement.json"
-    values = json.loads(path.read_text())
-    signature = values.pop("signature")
-    del values["checksum"]
-    values["examples"] = 60_000
-    forged = {**values, "checksum": digest(values), "signature": signature}
-    path.write_text(json.dumps(forged))
-    for more in ((), ("--public-key", public(key))):
-        status, said = run("account", "--verify", path, *more)
-        assert status and "changed after it was signed" in said
+def envelope_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / ENVELOPE).read_text())
+    return found
 
 
-def test_a_signature_of_something_else_is_no_signature(signed: Path, key: Path) -> None:
-    statement = ft.Statement.load(signed / "statement.json")
-    assert statement.signature is not None
-    moved = replace(ft.account(MECHANISM, 1e-6), signature=statement.signature)
-    with pytest.raises(ft.errors.StatementError, match="changed after it"):
-        check(moved)
-    flipped = ("0" if statement.signature.value[0] != "0" else "1") + statement.signature.value[1:]
-    with pytest.raises(SignatureError, match="does not fit"):
-        check_signature(replace(statement.signature, value=flipped), statement.content())
+def payload_with(folder: Path, **changes: Any) -> str:
+    said = json.loads(base64.b64decode(envelope_of(folder)["payload"]))
+    return base64.b64encode(json.dumps({**said, **changes}).encode()).decode()
+
+
+def other_key(folder: Path) -> dict[str, Any]:
+    """The envelope as somebody else would sign it."""
+    generate(folder.parent / "other.pem")
+    kept = (folder / ENVELOPE).read_bytes()
+    run("account", folder, "--sign", folder.parent / "other.pem")
+    made = envelope_of(folder)
+    (folder / ENVELOPE).write_bytes(kept)
+    return made
+
+
+ENVELOPES: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "the key's name swapped": lambda f: {
+        "signatures": [
+            {**envelope_of(f)["signatures"][0], "keyid": other_key(f)["signatures"][0]["keyid"]}
+        ]
+    },
+    "another payload": lambda f: {"payload": payload_with(f, subject=[])},
+    "another type": lambda f: {"payloadType": "application/json"},
+    "no signature": lambda f: {"signatures": []},
+    "no base64": lambda f: {"payload": "*"},
+    "a flipped bit": lambda f: {
+        "signatures": [{**envelope_of(f)["signatures"][0], "sig": "A" * 86 + "=="}]
+    },
+}
+
+
+@pytest.mark.parametrize("change", ENVELOPES)
+def test_a_forged_envelope_is_refused(signed: Path, key: Path, change: str) -> None:
+    made = {**envelope_of(signed), **ENVELOPES[change](signed)}
+    (signed / ENVELOPE).write_text(json.dumps(made))
+    with pytest.raises(ft.errors.StatementError):
+        verified(signed)
+    if change != "the key's name swapped":  # which says nothing where the key is given
+        with pytest.raises(ft.errors.StatementError):
+            verified(signed, public(key))
+
+
+def test_another_key_signs_for_itself_only(signed: Path, key: Path) -> None:
+    (signed / ENVELOPE).write_text(json.dumps(other_key(signed)))
+    assert "whose key" in dict(verified(signed).not_checked)["signature"]
+    with pytest.raises(ft.errors.StatementError, match="another key"):
+        verified(signed, public(key))
+
+
+def test_a_signature_stays_with_its_folder(signed: Path, key: Path, tmp_path: Path) -> None:
+    other = tmp_path / "copy"
+    shutil.copytree(signed, other)
+    assert "signature" in verified(other, public(key)).checked
+    plan = ft.Plan(MECHANISM, 1000, 1e-5, hyperparameters="copied")
+    for name, text in {
+        "plan.json": plan.to_json(),
+        "statement.json": json.dumps(json.loads((signed / "statement.json").read_text())),
+    }.items():
+        kept = (other / name).read_bytes()
+        for now in (text.encode(), kept.replace(b" ", b"", 1)):
+            (other / name).write_bytes(now)
+            with pytest.raises(ft.errors.StatementError):
+                verified(other)
+        (other / name).write_bytes(kept)
+    (other / "plan.json").unlink()
+    for path in (other, other / "statement.json"):
+        with pytest.raises(ft.errors.StatementError):
+            verified(path, public(key))
+    # The statement of another folder under this envelope.
+    ft.account(plan).save(other, {"plan.json": plan.to_json()})
+    assert verified(signed)
+    with pytest.raises(ft.errors.StatementError, match="signs another folder"):
+        verified(other, public(key))
+
+
+def test_both_forms_of_base64_are_read_and_unknown_fields_left_alone(
+    signed: Path, key: Path
+) -> None:
+    values = envelope_of(signed)
+    values["payload"] = values["payload"].replace("+", "-").replace("/", "_")
+    values["signatures"].insert(0, {"sig": base64.b64encode(bytes(64)).decode()})
+    (signed / ENVELOPE).write_text(json.dumps({**values, "more": 1}))
+    assert "signature" in verified(signed, public(key)).checked
+    values["signatures"] = [{"sig": values["signatures"][1]["sig"]}]
+    (signed / ENVELOPE).write_text(json.dumps(values))
+    assert "names no key" in dict(verified(signed).not_checked)["signature"]
+    assert "signature" in verified(signed, public(key)).checked
 
 
 def test_what_does_not_hold_is_not_signed(key: Path, tmp_path: Path) -> None:
@@ -125,7 +215,7 @@ def test_what_does_not_hold_is_not_signed(key: Path, tmp_path: Path) -> None:
     replace(statement, epsilon=half).save(tmp_path)
     status, said = run("account", tmp_path, "--sign", key)
     assert status and "does not hold" in said
-    assert ft.Statement.load(tmp_path / "statement.json").signature is None
+    assert not (tmp_path / ENVELOPE).exists()
 
 
 def test_an_unsigned_statement_does_not_pass_for_a_signed_one(key: Path, tmp_path: Path) -> None:
@@ -144,12 +234,12 @@ def test_what_is_no_key_is_refused_by_name(key: Path, tmp_path: Path) -> None:
         )
     )
     with pytest.raises(SignatureError, match=r"x25519\.pem holds no"):
-        sign({}, other)
+        attest({}, {}, other)
     other.write_text("nothing")
     with pytest.raises(SignatureError, match="no private key"):
-        sign({}, other)
+        attest({}, {}, other)
     with pytest.raises(SignatureError, match="no public key"):
-        check_signature(sign({}, key), {}, other)
+        attested(attest({}, {}, key), other)
     with pytest.raises(SignatureError, match="32 bytes"):
         Signature("00", "00" * 64)
     with pytest.raises(SignatureError, match="must be Ed25519"):

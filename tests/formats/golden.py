@@ -22,7 +22,6 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import forethought as ft
-from forethought import signing
 from forethought.assumed import Assumed
 from forethought.caveats import Caveat
 from forethought.exchange.codec import layout
@@ -36,6 +35,7 @@ from forethought.gossip.gossip import Gossip
 from forethought.gossip.gossip import Member as Worker
 from forethought.gossip.graphs import make
 from forethought.gossip.mixing import Mixing
+from forethought.jobs.account import sign
 from forethought.peers import wire
 from forethought.rounds.transcript import Transcript
 
@@ -229,11 +229,17 @@ def journal() -> bytes:
 
 
 def statement() -> ft.Statement:
-    """Of a plan that was not run, about something, signed."""
+    """About something, resting on a plan."""
     about = ft.About("patients", "2026", "triage", "A. Person", "sha256:" + "0" * 64)
     made = replace(ft.account(plain_plan(5)), about=about)
-    with tempfile.TemporaryDirectory() as folder:
-        pem = Path(folder) / "key.pem"
+    return made.resting_on({"plan.json": text(plain_plan(5).to_dict())})
+
+
+def write_signed(folder: Path) -> None:
+    """The statement, and beside it what signs it."""
+    (folder / NEXT_STATEMENT).write_text(statement().to_json() + "\n", encoding="utf-8")
+    with tempfile.TemporaryDirectory() as made:
+        pem = Path(made) / "key.pem"
         pem.write_bytes(
             key(9).private_bytes(
                 serialization.Encoding.PEM,
@@ -241,7 +247,7 @@ def statement() -> ft.Statement:
                 serialization.NoEncryption(),
             )
         )
-        return replace(made, signature=signing.sign(made.content(), pem))
+        sign(folder / NEXT_STATEMENT, pem)
 
 
 TABLE = [(20 + age, "AB"[age % 2], "yes" if age > 30 else "no") for age in range(60)]
@@ -325,13 +331,13 @@ EXACT: dict[str, Callable[[], bytes]] = {
 }
 STATEMENT, ANSWERS = "statement.json", "run-answers.json"
 # Forms that came after 0.2.0, beside the frozen ones.
-NEXT_STATEMENT = "statement-3.json"
+NEXT_STATEMENT, NEXT_ENVELOPE = "statement-4.json", "statement-4.intoto.json"
 
 
 def main() -> None:
     """Write every file anew; with "next" only those that came after 0.2.0."""
     if sys.argv[1:] == ["next"]:
-        (GOLDEN / NEXT_STATEMENT).write_text(statement().to_json() + "\n", encoding="utf-8")
+        write_signed(GOLDEN)
         return
     shutil.rmtree(GOLDEN, ignore_errors=True)
     (GOLDEN / RUN).mkdir(parents=True)

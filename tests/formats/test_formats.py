@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
@@ -10,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import golden
-from golden import ANSWERS, EXACT, GOLDEN, NEXT_STATEMENT, RUN, RUN_ID, STATEMENT
+from golden import ANSWERS, EXACT, GOLDEN, NEXT_ENVELOPE, NEXT_STATEMENT, RUN, RUN_ID, STATEMENT
 
 import forethought as ft
 from forethought.exchange.frame import HEADER_BYTES, length_of
@@ -27,6 +29,7 @@ from forethought.peers import wire
 from forethought.rounds.transcript import Transcript
 from trials.storage import MemoryStorage
 
+SUBJECT_PUBLIC_KEY_INFO = PublicFormat.SubjectPublicKeyInfo
 AGAIN = (
     "the form of a stored file has changed: before the release run tests/formats/golden.py, "
     "after it read both forms"
@@ -124,23 +127,45 @@ def test_a_journal_goes_on() -> None:
     assert len(found) == len(expected) and all(map(same, found, expected))
 
 
-@pytest.mark.parametrize("name", [STATEMENT, NEXT_STATEMENT])
+FROZEN_STATEMENTS = (STATEMENT, "statement-3.json")
+
+
+@pytest.mark.parametrize("name", [*FROZEN_STATEMENTS, NEXT_STATEMENT])
 def test_a_statement_is_read_and_holds(name: str) -> None:
     text = (GOLDEN / name).read_text(encoding="utf-8")
     found = ft.Statement.from_json(text)
     assert found.to_json() + "\n" == text
     ft.accounting.verify(found, golden.plain_plan(5))
-    public = golden.key(9).public_key().public_bytes_raw().hex()
-    assert found.signature is not None and found.signature.public_key == public
     expected = golden.statement()
     assert found.mechanism == expected.mechanism and found.about == expected.about
-    if name == STATEMENT:
-        expected = replace(expected, schema=found.schema)
+    if name in FROZEN_STATEMENTS:
+        public = golden.key(9).public_key().public_bytes_raw().hex()
+        assert found.signature is not None and found.signature.public_key == public
+        expected = replace(expected, schema=found.schema, signature=found.signature, evidence=None)
     assert alike(json.loads(text), json.loads(expected.to_json())) == [], AGAIN
 
 
-# What follows from the version: of a signature its value.
-_OWN = ("version", "checksum", "value")
+@pytest.mark.parametrize("name", [*FROZEN_STATEMENTS, NEXT_STATEMENT])
+def test_a_signature_of_every_schema_holds(name: str, tmp_path: Path) -> None:
+    for file in (name, NEXT_ENVELOPE):
+        shutil.copyfile(GOLDEN / file, tmp_path / file)
+    for number in (9, 8):
+        raw = golden.key(number).public_key().public_bytes(Encoding.PEM, SUBJECT_PUBLIC_KEY_INFO)
+        (tmp_path / f"{number}.pub").write_bytes(raw)
+    assert "signature" in verified(tmp_path / name, tmp_path / "9.pub").checked
+    with pytest.raises(ft.errors.StatementError, match="another key"):
+        verified(tmp_path / name, tmp_path / "8.pub")
+    values = stored(name)
+    (tmp_path / name).write_text(json.dumps(values))  # the same values in another text
+    if name in FROZEN_STATEMENTS:
+        assert verified(tmp_path / name, tmp_path / "9.pub").checked
+        return
+    with pytest.raises(ft.errors.StatementError, match="signs another folder"):
+        verified(tmp_path / name, tmp_path / "9.pub")
+
+
+# What follows from the version and its source code.
+_OWN = ("version", "checksum", "code")
 
 
 def alike(one: Any, other: Any, where: str = "") -> list[str]:
@@ -185,6 +210,9 @@ def test_todays_run_folder_has_the_same_form(tmp_path: Path) -> None:
         frozen = form(stored(f"{RUN}/{path.name}"))
         if path.name == STATEMENT:
             frozen |= {"attained": {"epsilon": "float", "data": "str"}}
+            beside = ("plan", "transcript", "job", "model", "prepared")
+            names = [f"{one}.toml" if one == "job" else f"{one}.json" for one in beside]
+            frozen |= {"evidence": {"code": "str", "files": dict.fromkeys(names, "str")}}
         assert frozen == form(now), f"{path.name}: {AGAIN}"
     for path in sorted((GOLDEN / RUN).glob("*.csv")):
         first = (tmp_path / path.name).read_text(encoding="utf-8").partition("\n")[0]

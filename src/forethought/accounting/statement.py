@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from forethought import __version__
-from forethought.accounting.about import About
+from forethought.accounting.about import About, Evidence
 from forethought.accounting.accountants import ACCOUNTANTS, EXACT, Accountant
 from forethought.accounting.assumptions import SECRET, Randomness, required, suited
 from forethought.accounting.attack_bounds import Attained, attained_of, bounded
@@ -31,9 +31,11 @@ from forethought.samplings import SAMPLINGS, Sampling
 from forethought.serialisation import digest, exact_keys, parse, plain, write_text
 from forethought.signing import Signature
 
-STATEMENT_SCHEMA = "forethought/statement/3"
-# Of version 0.2.0: without what data sets attain.
+STATEMENT_SCHEMA = "forethought/statement/4"
+# Of version 0.2.0: without what data sets attain, and signed inside.
 FROZEN_SCHEMA = "forethought/statement/2"
+# Signed inside, and without what they rest on.
+UNBOUND_SCHEMAS = (FROZEN_SCHEMA, "forethought/statement/3")
 
 
 class Accounted(Protocol):
@@ -81,11 +83,12 @@ class Statement:
         clip_norm: the bound C on one contribution at the beginning, if known.
         plan: hash of the plan that was run (:func:`plan_digest`), if there is one.
         version: the library's version.
-        signature: of everything else, if somebody signed it.
+        signature: of everything else, inside statements of :data:`UNBOUND_SCHEMAS`.
         about: which data and model it is about, as its owner says.
         attained: the ε that named data sets have: the truth lies between it and the upper end of
             ``epsilon``. None where no attack is known, or only one (ε, δ) is proven.
         schema: the form in which it is stored.
+        evidence: the files that the statement of a run rests on, once it lies beside them.
     """
 
     mechanism: Mechanism
@@ -105,6 +108,7 @@ class Statement:
     about: About | None = None
     attained: Attained | None = None
     schema: str = STATEMENT_SCHEMA
+    evidence: Evidence | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "caveats", caveats(self.caveats))
@@ -189,6 +193,10 @@ class Statement:
         """The same statement, about the model file with that hash (``sha256:…``)."""
         return replace(self, about=replace(self.about or About(), model=file_hash), signature=None)
 
+    def resting_on(self, files: Mapping[str, bytes]) -> Statement:
+        """The same statement, bound to the contents of the files that will lie beside it."""
+        return replace(self, evidence=Evidence.of(files), signature=None, schema=STATEMENT_SCHEMA)
+
     def sentences(self) -> tuple[str, str, str]:
         """The guarantee in three plain sentences: what, what it means, what it does not cover."""
         return _sentences(self)
@@ -225,6 +233,7 @@ class Statement:
             "not_covered": list(map(str, self.not_covered)),
             "theorems": list(self.theorems),
             **({} if self.about is None else {"about": self.about.to_dict()}),
+            **({} if self.schema in UNBOUND_SCHEMAS else {"evidence": plain(self.evidence)}),
         }
 
     def to_json(self) -> str:
@@ -264,11 +273,23 @@ class Statement:
         """The statement for a data-protection officer."""
         return _markdown(self)
 
-    def save(self, folder: str | Path) -> None:
-        """Write ``statement.json`` and ``statement.md`` into ``folder``."""
-        folder = Path(folder)
-        write_text(folder / "statement.json", self.to_json() + "\n")
-        write_text(folder / "statement.md", self.to_markdown())
+    def save(self, folder: str | Path, files: Mapping[str, str] | None = None) -> Statement:
+        """Write ``statement.json`` and ``statement.md`` into ``folder``.
+
+        Args:
+            files: name → text of what it rests on, which is written first.
+
+        Returns:
+            The statement as written: bound to ``files`` where there are any.
+        """
+        folder, made = Path(folder), self
+        if files:
+            made = self.resting_on({name: text.encode() for name, text in files.items()})
+        for name, text in (files or {}).items():
+            write_text(folder / name, text)
+        write_text(folder / "statement.md", made.to_markdown())
+        write_text(folder / "statement.json", made.to_json() + "\n")
+        return made
 
 
 def account(
@@ -399,7 +420,7 @@ def plan_digest(plan: Mapping[str, Any]) -> str:
 
 
 def _read(values: Any) -> Statement:
-    schemas = (STATEMENT_SCHEMA, FROZEN_SCHEMA)
+    schemas = (STATEMENT_SCHEMA, *UNBOUND_SCHEMAS)
     if not isinstance(values, dict) or values.get("schema") not in schemas:
         found = values.get("schema") if isinstance(values, dict) else type(values).__name__
         maker = values.get("version") if isinstance(values, dict) else None
@@ -410,6 +431,8 @@ def _read(values: Any) -> Statement:
         )
     content = dict(values)
     signature = content.pop("signature", None)
+    if signature is not None and content["schema"] == STATEMENT_SCHEMA:
+        raise StatementError("a signature of statements of this schema lies in a file beside them")
     checksum = content.pop("checksum", None)
     if checksum != digest(content):
         raise StatementError("the statement was edited after it was made: its checksum differs")
@@ -437,6 +460,7 @@ def _read(values: Any) -> Statement:
         about=About.from_dict(content["about"]) if "about" in content else None,
         attained=_optional(_attained, "attained", content.get("attained")),
         schema=content["schema"],
+        evidence=_optional(_evidence, "evidence", content.get("evidence")),
     )
     _same_content(statement.content(), content)
     return statement
@@ -469,6 +493,10 @@ def _attained(name: str, value: Any) -> Attained:
     exact_keys(name, value, {"epsilon", "data"})
     found = math.inf if value["epsilon"] == "infinity" else real(name, value["epsilon"], above=0)
     return Attained(found, _text("data", value["data"]))
+
+
+def _evidence(_name: str, value: Any) -> Evidence:
+    return Evidence.from_dict(value)
 
 
 def _positive(name: str, value: object) -> float:
@@ -735,13 +763,9 @@ def _markdown(statement: Statement) -> str:
         "",
         "## Check it yourself",
         "",
-        "`forethought account --verify statement.json` recomputes what follows from the mechanism "
-        "in that file, and says what cannot be recomputed.",
+        "`forethought account --verify FOLDER` recomputes what follows from the mechanism in its "
+        "statement.json, compares it with the files that it rests on, and says what cannot be "
+        "recomputed. `--public-key FILE` with the signer's public key checks who signed it.",
+        *([] if s.evidence is None else ["", f"It rests on {', '.join(s.evidence.files)}."]),
     ]
-    if s.signature is not None:
-        lines += [
-            "",
-            f"Signed with the Ed25519 key {s.signature.fingerprint}; check it with "
-            "`--public-key FILE` and the signer's public key.",
-        ]
     return "\n".join([*lines, ""])

@@ -6,19 +6,21 @@ when it was recomputed, or says why nobody can recompute it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from forethought import __version__, signing
 from forethought.accounting import exact
+from forethought.accounting.about import code_digest
 from forethought.accounting.adaptive import TOLERANCE
 from forethought.accounting.assumptions import required, suited
 from forethought.accounting.attack_bounds import Attack, Attained, attack_of, attained_of, bounded
 from forethought.accounting.interval import Interval, at_least, at_most
-from forethought.accounting.releases import Release, Released, listed
+from forethought.accounting.releases import STOPPED, Release, Released, listed
 from forethought.accounting.statement import (
     FROZEN_SCHEMA,
     STATEMENT_SCHEMA,
+    UNBOUND_SCHEMAS,
     Accounted,
     Statement,
     StatementError,
@@ -78,6 +80,19 @@ class Verification:
 
 
 @dataclass(frozen=True)
+class Signer:
+    """Whose signature beside a statement fits its folder.
+
+    Args:
+        fingerprint: of the key; None: no key was tried.
+        given: whether that is a public key from elsewhere, and not the one that lies beside.
+    """
+
+    fingerprint: str | None
+    given: bool
+
+
+@dataclass(frozen=True)
 class _Case:
     """A statement, what its mechanism gives now, and what is beside it."""
 
@@ -89,6 +104,8 @@ class _Case:
     model: str | None = None
     transcript: tuple[Release, ...] | None = None
     others: str | None = None
+    files: Mapping[str, str] | None = None
+    signer: Signer | None = None
 
     @property
     def of_this_version(self) -> bool:
@@ -116,6 +133,8 @@ def check(
     model: str | None = None,
     transcript: Iterable[Released] | None = None,
     others: str | None = None,
+    files: Mapping[str, str] | None = None,
+    signer: Signer | None = None,
 ) -> Verification:
     """Recompute a statement, and say entry by entry what could be recomputed.
 
@@ -125,6 +144,9 @@ def check(
         transcript: rows of the transcript beside it.
         others: where the accountant's details were compared with what all holders agreed on;
             None: they were not.
+        files: name → hash of every file beside it that a statement may rest on; None: the statement
+            is alone.
+        signer: whose signature beside it fits, where there is one.
 
     Raises:
         StatementError: an entry claims more than can be proven, or belongs to something else.
@@ -136,7 +158,7 @@ def check(
         )
         least = attained_of(way, statement.mechanism, statement.delta, statement.group, epsilon)
         rows = None if transcript is None else listed(transcript)
-        case = _Case(statement, epsilon, attack, least, plan, model, rows, others)
+        case = _Case(statement, epsilon, attack, least, plan, model, rows, others, files, signer)
         found = {name: look(case) for name, look in CHECKS.items()}
     except UnsupportedMechanismError as error:
         raise StatementError(f"no theorem covers the stated mechanism: {error}") from error
@@ -351,9 +373,24 @@ def _mechanism(case: _Case) -> str | None:
             raise StatementError(
                 f"the sampling speaks of {told} records, the statement of {s.examples}"
             )
+    ended = [one for one in s.caveats if one.code in STOPPED]
+    named = () if s.evidence is None else s.evidence.files
+    in_phases = any(one.code in ("phases-fixed", "phases-by-results") for one in s.caveats)
+    if "phases.json" in named and not in_phases:
+        raise StatementError("the statement does not say that its run was made in phases")
     if case.plan is None:
         return "no plan.json beside it: that these rounds were the ones that ran"
     planned, count = case.plan.mechanism, len(s.mechanism)
+    if s.mechanism.adjacency != planned.adjacency:
+        raise StatementError(
+            f"the mechanism stated is of {s.mechanism.adjacency}, that of the plan.json beside "
+            f"it of {planned.adjacency}"
+        )
+    if ended and count != len(planned):
+        raise StatementError(
+            f"a run that results may end early is accounted with all {len(planned):,} rounds of "
+            f"its plan; the statement has {count:,}"
+        )
     # Phases and trials chosen by results are not a prefix of what was planned.
     if s.way.composed is not None and (count > len(planned) or planned.first(count) != s.mechanism):
         raise StatementError("the statement's mechanism is not that of the plan.json beside it")
@@ -400,7 +437,7 @@ def _plan(case: _Case) -> str | None:
     left_out = [
         one
         for one in caveats(case.plan.not_covered)
-        if one not in _ANSWERED and one not in s.caveats
+        if one not in s.caveats and (one not in _ANSWERED or s.way.composed is not None)
     ]
     if left_out:
         raise StatementError(f"the statement leaves out what its plan says: {left_out[0]}")
@@ -434,12 +471,74 @@ def _counted(rows: tuple[Release, ...]) -> str:
     return f"{sum(row.count for row in rows):,} releases in {len(rows)} rows"
 
 
+def require_evidence(statement: Statement, present: Mapping[str, str]) -> None:
+    """Refuse files that are not those that the statement of a run rests on.
+
+    Args:
+        present: name → hash of every file that a statement may rest on.
+
+    Raises:
+        StatementError: one is missing, another one, or not named.
+    """
+    s = statement
+    if s.schema in UNBOUND_SCHEMAS:
+        return
+    named = {} if s.evidence is None else s.evidence.files
+    least = ["transcript.json", *(["plan.json"] if s.plan else []), *present] if s.releases else []
+    for name in {**named, **dict.fromkeys(least)}:
+        if name not in named:
+            raise StatementError(
+                f"the statement of a run must name the {name} that it rests on, by its hash"
+            )
+        if name not in present:
+            raise StatementError(
+                f"the statement rests on a {name} that is not beside it: restore the file that "
+                "the run wrote"
+            )
+        if named[name] != present[name]:
+            raise StatementError(
+                f"the {name} beside the statement is not the one that it rests on: its hash differs"
+            )
+
+
+def _evidence(case: _Case) -> str | None:
+    s, present = case.claimed, case.files
+    if s.schema in UNBOUND_SCHEMAS:
+        return "statements of its schema do not name the files that they rest on"
+    if not s.releases and s.evidence is None:
+        return "it is the statement of a plan, or of a bare mechanism: nothing ran"
+    if present is None:
+        return "nothing that it rests on lies beside it: verify the folder of the run"
+    require_evidence(s, present)
+    return None
+
+
+def _version(case: _Case) -> str | None:
+    evidence = case.claimed.evidence
+    if evidence is None:
+        return "which version made it leaves no trace"
+    if evidence.code != code_digest():
+        return f"other source code made it than is installed here, which is {__version__}"
+    if not case.of_this_version:
+        raise StatementError(
+            f"the statement says that forethought {case.claimed.version} made it, and names the "
+            f"source code of {__version__}"
+        )
+    return None
+
+
 def _signature(case: _Case) -> str | None:
-    s = case.claimed
-    if s.signature is None:
+    s, signer = case.claimed, case.signer
+    if s.signature is not None:
+        signing.check(s.signature, s.content())
+        signer = signer or Signer(s.signature.fingerprint, False)
+    if signer is None:
         return "not signed"
-    signing.check(s.signature, s.content())
-    return f"fits, by the key {s.signature.fingerprint}; whose key that is, check with a public key"
+    if signer.given:
+        return None
+    if signer.fingerprint is None:
+        return "there is a signature, which names no key: check it with a public key"
+    return f"fits, by the key {signer.fingerprint}; whose key that is, check with a public key"
 
 
 def _about(case: _Case) -> str | None:
@@ -498,6 +597,9 @@ _EVIDENCE = {
     **dict.fromkeys(("epsilon", "attained", "attack"), _FROM_MECHANISM),
     **dict.fromkeys(("delta", "group", "examples", "clip_norm", "plan", "mechanism"), _FROM_PLAN),
     "releases": "transcript.json",
+    "evidence": "the files beside it",
+    "version": "the source code that is installed here",
+    "signature": "the public key that was given",
 }
 
 
@@ -539,7 +641,7 @@ def _shown(statement: Statement, entry: str) -> str:
 # Entry → its check. Those that only repeat others were compared when the statement was read.
 CHECKS: dict[str, Callable[[_Case], str | None]] = {
     "schema": _follows,
-    "version": lambda _case: "which version made it leaves no trace",
+    "version": _version,
     "private": _follows,
     "epsilon": _epsilon,
     "attained": _attained,
@@ -564,6 +666,7 @@ CHECKS: dict[str, Callable[[_Case], str | None]] = {
     "not_covered": _follows,
     "theorems": _follows,
     "about": _about,
+    "evidence": _evidence,
     "checksum": _follows,
     "signature": _signature,
 }

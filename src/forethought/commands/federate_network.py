@@ -160,7 +160,7 @@ def client(
     quiet: Quiet = False,
 ) -> None:
     """Take part in a federation; Ctrl-C pauses, the same command goes on."""
-    from forethought.exchange.keys import Keys, Roster
+    from forethought.exchange.keys import ROSTER, Keys, Roster
     from forethought.jobs import federate_network as jobs
     from forethought.jobs.request import from_file
 
@@ -168,7 +168,7 @@ def client(
     name = Keys.load(key_folder).identity.name
     folder = out or Path("runs") / f"{request.name}-{name}"
     console = console_for(quiet or as_json)
-    roster = Roster.load(key_folder / jobs.ROSTER)
+    roster = Roster.load(key_folder / ROSTER)
     console.print(f"{name}: ledger and secrets in {folder} (keep it; it is yours alone)")
     console.print(f"roster {roster.fingerprint} (compare it with the others)")
     took = jobs.take_part_in_job(

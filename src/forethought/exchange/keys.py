@@ -31,6 +31,8 @@ from forethought.serialisation import Stored, canonical
 # by another way before a run.
 
 
+# The file of a roster, and that of what a member allows at most.
+ROSTER, POLICY, POLICY_SCHEMA = "roster.json", "policy.json", "forethought/policy/1"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 # Points of small order on edwards25519, without their sign bit (and p, p + 1, which some libraries
 # read as 0 and 1): under such a key one signature fits many messages.

@@ -21,6 +21,9 @@ from forethought.serialisation import Stored, build, canonical
 from forethought.training.step_sizes import step_sizes
 from forethought.use import Averaging
 
+# The file of it.
+FEDERATION = "federation.json"
+
 Rule = Literal["synchronous", "asynchronous", "published"]
 Exchanged = Literal["weights", "gradients"]
 ServerKind = Literal["avg", "avgm", "adam", "yogi"]

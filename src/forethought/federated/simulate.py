@@ -17,7 +17,7 @@ from forethought.accounting.statement import Statement
 from forethought.exchange import events as on
 from forethought.exchange.messages import Vector
 from forethought.exchange.storage import FolderStorage
-from forethought.federated.federation import Federation, FederationError
+from forethought.federated.federation import FEDERATION, Federation, FederationError
 from forethought.federated.reporting import ReportedAverage
 from forethought.federated.secure_checkpoint import RELEASED, STATE
 from forethought.federated.secure_training import train_securely
@@ -31,15 +31,15 @@ from forethought.holders.workers import InProcess, Workers
 from forethought.rounds.losses import Loss, check_loss, default_loss
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import Records, as_records, blank
-from forethought.rounds.transcript import Transcript
+from forethought.rounds.transcript import TRANSCRIPT, Transcript
 from forethought.serialisation import plain
 from forethought.simulation.times import Times
 from forethought.training.fit import require_fit
-from forethought.training.folder import KEYS, locked, wipe
+from forethought.training.folder import KEYS, PLAN, locked, wipe
 from forethought.training.metrics import evaluate
 from forethought.training.run import NOT_COVERED_TEST
 
-FEDERATION, SUMMARY = "federation.json", "simulation.json"
+SUMMARY = "simulation.json"
 Progress = Callable[[int, int], None]
 
 
@@ -52,6 +52,7 @@ class SimulatedRun:
         statements: of each client against the server; None: it released nothing.
         accuracies: (virtual second, accuracy on the test records) of the models.
         accuracy: of the reported model; None without test records.
+        transcripts: what each client released.
     """
 
     federation: Federation
@@ -59,6 +60,7 @@ class SimulatedRun:
     statements: tuple[Statement | None, ...]
     accuracies: tuple[tuple[float, float], ...]
     accuracy: float | None
+    transcripts: tuple[Transcript, ...]
 
     def summary(self) -> dict[str, Any]:
         """The outcome, JSON-ready: virtual seconds, and what each client spent."""
@@ -267,8 +269,9 @@ def _run(
         seeded_sampling=secrets.seeded_sampling, seeded_noise=secrets.seeded_noise
     )
 
-    def stated(client: int) -> Statement | None:
-        transcript: Transcript = released(states.get(client, b""))
+    transcripts = tuple(released(states.get(client, b"")) for client in members)
+
+    def stated(client: int, transcript: Transcript) -> Statement | None:
         if not len(transcript):
             return None
         own = client_statement(federation, client, transcript=transcript, randomness=randomness)
@@ -277,9 +280,10 @@ def _run(
     return SimulatedRun(
         federation,
         done,
-        tuple(stated(client) for client in members),
+        tuple(stated(client, made) for client, made in enumerate(transcripts)),
         tuple(accuracies),
         measured(done.weights),
+        transcripts,
     )
 
 
@@ -311,18 +315,21 @@ def _securely(
     if test is not None:
         parts = shared.layout.views(torch.from_numpy(np.array(trained.weights)))
         accuracy = evaluate(shared.model, parts, loss, test)[1]
-    return SimulatedRun(federation, done, statements, (), accuracy)
+    return SimulatedRun(federation, done, statements, (), accuracy, tuple(trained.transcripts))
 
 
 def _finish(folder: Path, run: SimulatedRun, shared: SharedModel) -> None:
     from safetensors.torch import save_file
 
     save_file(shared.model.state_dict(), str(folder / "model.safetensors"))
-    for member, statement in zip(run.federation.members, run.statements, strict=True):
+    agreed = run.federation.to_json()
+    for client, statement in enumerate(run.statements):
         if statement is not None:
-            own = folder / "clients" / member.name
+            own = folder / "clients" / run.federation.members[client].name
             own.mkdir(parents=True, exist_ok=True)
-            statement.save(own)
+            plan, released = run.federation.plan(client), run.transcripts[client]
+            files = {PLAN: plan.to_json(), TRANSCRIPT: released.to_json(), FEDERATION: agreed}
+            statement.save(own, files)
     text = json.dumps(run.summary(), indent=2)
     (folder / SUMMARY).write_text(text, encoding="utf-8")
     wipe(folder / KEYS)

@@ -77,15 +77,12 @@ def client_statement(
                 "is no statement to write"
             )
         transcript.require(plan.mechanism.first(count))
-    named = [_arrivals(federation)]
-    if federation.cohort is not None:
-        named.append(Caveat("no-client-amplification"))
     return account(
         plan,
         delta,
         released=count,
         releases=() if transcript is None else transcript.releases(),
-        not_covered=(*named, *not_covered),
+        not_covered=(*notes(federation), *not_covered),
         randomness=randomness,
         accountant=accountant_of(federation, client, view),
     )
@@ -173,9 +170,9 @@ def shared(
             if len(transcript)
         ]
     delta = max(federation.plan(client).delta for client in range(members))
-    notes = (_arrivals(federation),)
+    times = (_arrivals(federation),)
     try:
-        return parallel.shared(mechanisms, holders, delta, randomness=randomness, not_covered=notes)
+        return parallel.shared(mechanisms, holders, delta, randomness=randomness, not_covered=times)
     except StatementError as problem:
         raise FederationError(str(problem)) from None
 
@@ -211,6 +208,13 @@ def overview(
             f"| {member.name} | {rounds:,} | {' | '.join(cells)} | {at_most(delta, '.6g')} |"
         )
     return "\n".join(lines)
+
+
+def notes(federation: Federation) -> tuple[Caveat, ...]:
+    """What the statement of a client must say besides its plan."""
+    if federation.cohort is None:
+        return (_arrivals(federation),)
+    return _arrivals(federation), Caveat("no-client-amplification")
 
 
 def _arrivals(federation: Federation) -> Caveat:

@@ -26,6 +26,8 @@ from forethought.optimizers import kind_of
 from forethought.plans import Plan
 from forethought.serialisation import Stored, build, canonical, exact_keys, plain
 
+# The file of it.
+GOSSIP = "gossip.json"
 # Norm of weights that no honest model has: beyond it they are refused.
 LARGEST = 1e6
 Rule = Literal["asynchronous", "synchronous", "allreduce"]

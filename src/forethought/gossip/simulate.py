@@ -16,7 +16,7 @@ from forethought.accounting.assumptions import Randomness
 from forethought.accounting.statement import Statement
 from forethought.exchange.events import Release
 from forethought.exchange.messages import Vector
-from forethought.gossip.gossip import Gossip, GossipError
+from forethought.gossip.gossip import GOSSIP, Gossip, GossipError
 from forethought.gossip.simulator import Simulated, Simulator, average
 from forethought.gossip.statements import worker_statement
 from forethought.gossip.worker import Machine
@@ -28,15 +28,15 @@ from forethought.holders.workers import InProcess, Workers
 from forethought.rounds.losses import Loss, check_loss, default_loss
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import Records, as_records, blank
-from forethought.rounds.transcript import Transcript
+from forethought.rounds.transcript import TRANSCRIPT, Transcript
 from forethought.serialisation import plain
 from forethought.simulation.times import Times
 from forethought.training.fit import require_fit
-from forethought.training.folder import KEYS, locked, wipe
+from forethought.training.folder import KEYS, PLAN, locked, wipe
 from forethought.training.metrics import evaluate
 from forethought.training.run import NOT_COVERED_TEST
 
-GOSSIP, SUMMARY = "gossip.json", "simulation.json"
+SUMMARY = "simulation.json"
 # Points of a curve of accuracies.
 POINTS = 40
 Progress = Callable[[int, int], None]
@@ -51,6 +51,7 @@ class SimulatedGossip:
         statements: of each worker against its neighbours; None: it released nothing.
         accuracies: (virtual second, updates, accuracy of the average model).
         accuracy: of the average model, on the test records. each: of every worker's own.
+        transcripts: what each worker released.
     """
 
     gossip: Gossip
@@ -59,6 +60,7 @@ class SimulatedGossip:
     accuracies: tuple[tuple[float, int, float], ...]
     accuracy: float | None
     each: tuple[float, ...]
+    transcripts: tuple[Transcript, ...]
 
     def summary(self) -> dict[str, Any]:
         """The outcome, JSON-ready: virtual seconds, and what each worker spent."""
@@ -227,17 +229,21 @@ class _Observer:
             seeded_sampling=secrets.seeded_sampling, seeded_noise=secrets.seeded_noise
         )
         each = [self.measured(model) for model in done.models]
+        workers = range(self.gossip.workers)
+        transcripts = tuple(released(self.states.get(worker, b"")) for worker in workers)
         return SimulatedGossip(
             self.gossip,
             done,
-            tuple(self._stated(k, randomness) for k in range(self.gossip.workers)),
+            tuple(self._stated(k, made, randomness) for k, made in enumerate(transcripts)),
             tuple(self.accuracies),
             self.measured(done.weights),
             tuple(one for one in each if one is not None),
+            transcripts,
         )
 
-    def _stated(self, worker: int, randomness: Randomness) -> Statement | None:
-        transcript: Transcript = released(self.states.get(worker, b""))
+    def _stated(
+        self, worker: int, transcript: Transcript, randomness: Randomness
+    ) -> Statement | None:
         if not len(transcript):
             return None
         return worker_statement(
@@ -253,11 +259,14 @@ def _finish(folder: Path, run: SimulatedGossip, shared: SharedModel) -> None:
     from safetensors.torch import save_file
 
     save_file(shared.model.state_dict(), str(folder / "model.safetensors"))
-    for member, statement in zip(run.gossip.members, run.statements, strict=True):
+    agreed = run.gossip.to_json()
+    for worker, statement in enumerate(run.statements):
         if statement is not None:
-            own = folder / "workers" / member.name
+            own = folder / "workers" / run.gossip.members[worker].name
             own.mkdir(parents=True, exist_ok=True)
-            statement.save(own)
+            plan, done = run.gossip.plan(worker), run.transcripts[worker]
+            files = {PLAN: plan.to_json(), TRANSCRIPT: done.to_json(), GOSSIP: agreed}
+            statement.save(own, files)
     text = json.dumps(run.summary(), indent=2)
     (folder / SUMMARY).write_text(text, encoding="utf-8")
     wipe(folder / KEYS)

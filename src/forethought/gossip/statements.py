@@ -35,6 +35,8 @@ from forethought.samplings import Poisson, WithoutReplacement
 
 View = Literal["neighbours", "outsider", "network"]
 VIEWS: tuple[View, ...] = get_args(View)
+# What every statement of a worker must say besides its plan.
+NOTES = (Caveat("known-steps"), Caveat("arrival-times"))
 
 
 def worker_statement(
@@ -90,7 +92,7 @@ def worker_statement(
         delta,
         released=count,
         releases=() if transcript is None else transcript.releases(),
-        not_covered=(Caveat("known-steps"), Caveat("arrival-times"), *not_covered),
+        not_covered=(*NOTES, *not_covered),
         randomness=randomness,
         accountant=accountant,
     )
@@ -227,7 +229,7 @@ def shared(
         holders,
         max(gossip.plan(k).delta for k in range(gossip.workers)),
         randomness=randomness,
-        not_covered=(Caveat("known-steps"), Caveat("arrival-times")),
+        not_covered=NOTES,
     )
 
 

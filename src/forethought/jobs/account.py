@@ -3,41 +3,45 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import signal
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forethought import signing
+from forethought.accounting.about import OF_HOLDERS, OF_RUN, content_hash
 from forethought.accounting.exact import CertificateError
 from forethought.accounting.releases import STOPPED
 from forethought.accounting.statement import Statement, StatementError, account, plan_digest
 from forethought.accounting.summed import AGGREGATE, NETWORK, SECURE_AGGREGATION
-from forethought.accounting.verification import Verification, check
+from forethought.accounting.verification import Signer, Verification, check, require_evidence
 from forethought.caveats import one_line
-from forethought.federated.federation import Federation
-from forethought.federated.statements import VIEWS, accountant_of
+from forethought.checks import whole
+from forethought.federated.federation import FEDERATION, Federation
+from forethought.federated.statements import VIEWS, accountant_of, notes
 from forethought.gossip.decentralised import NetworkViewError
-from forethought.gossip.gossip import Gossip
-from forethought.gossip.statements import network_gains, outsider_gain
+from forethought.gossip.gossip import GOSSIP, Gossip
+from forethought.gossip.statements import NOTES, network_gains, outsider_gain
 from forethought.jobs.request import Request
 from forethought.plans import Plan
-from forethought.rounds.transcript import Releases, Transcript, TranscriptError
-from forethought.serialisation import exact_keys, opened_outside, parse, read_outside, write_text
+from forethought.rounds.transcript import TRANSCRIPT, Releases, Transcript, TranscriptError
+from forethought.serialisation import opened_outside, parse, read_outside, write_text
 
 if TYPE_CHECKING:
     from forethought.published.comparison import Row
 
 PLAN, STATEMENT, MODEL = "plan.json", "statement.json", "model.safetensors"
-TRANSCRIPT, TRANSCRIPT_SCHEMA = "transcript.json", "forethought/transcript/1"
-FEDERATION, GOSSIP, OUTSIDER = "federation.json", "gossip.json", "outsider"
 # Accountants that count on the noise of other holders, or on what they hide.
 OF_OTHERS = frozenset({AGGREGATE, NETWORK, SECURE_AGGREGATION})
 # Seconds that a stranger's statement may take, and bytes that a model file may have.
 LONGEST, LARGEST_MODEL = 300.0, 1 << 36
+# Sets of observers that are tried.
+MOST_OBSERVERS = 2000
 
 
 def compared(statement: Statement) -> list[Row]:
@@ -102,7 +106,8 @@ def verified(
     is written.
 
     Args:
-        path: run folder or statement.json.
+        path: run folder, with everything in it that the statement rests on; or statement.json,
+            which may be alone.
         public_key: PEM file of the key that must have signed it.
         seconds: after which it gives up.
 
@@ -113,7 +118,7 @@ def verified(
     found = _file_of(path)
     with _in_time(seconds):
         try:
-            return _verified(found, public_key)
+            return _verified(found, public_key, path.is_dir())
         except (CertificateError, OSError):
             raise
         except (StatementError, signing.SignatureError) as error:
@@ -128,73 +133,132 @@ def verified(
             ) from error
 
 
-def _verified(found: Path, public_key: Path | None) -> Verification:
+def _verified(found: Path, public_key: Path | None, whole: bool) -> Verification:
     text = read_outside(found)
     values = parse(text)
     if isinstance(values, dict) and str(values.get("schema")).startswith("forethought/plan/"):
         raise StatementError(f"{found} is a plan: there is no statement to verify")
     statement = Statement.from_json(text)
-    if public_key is not None:
-        if statement.signature is None:
-            raise StatementError(f"{found} is not signed")
-        signing.check(statement.signature, statement.content(), public_key)
-    plan, model, transcript = None, None, None
-    if found.name == STATEMENT:
-        if _there(found.with_name(PLAN)):
-            plan = Plan.from_json(read_outside(found.with_name(PLAN)))
-        if _there(found.with_name(TRANSCRIPT)):
-            transcript = _transcript(found.with_name(TRANSCRIPT), statement)
-        if _there(found.with_name(MODEL)):
-            with opened_outside(found.with_name(MODEL), LARGEST_MODEL) as file:
-                model = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+    texts = _texts_of(found, statement) if found.name == STATEMENT else {}
+    signer = _signer(found, text, statement, texts, public_key)
+    alone = not texts and not whole
+    files = {name: content_hash(held.encode()) for name, held in texts.items()}
+    if not alone:
+        # Before anything is made of them.
+        require_evidence(statement, files)
+    plan = Plan.from_json(texts[PLAN]) if PLAN in texts else None
+    transcript = None
+    if TRANSCRIPT in texts:
+        transcript = _transcript(texts[TRANSCRIPT], statement)
+    federation = Federation.from_json(texts[FEDERATION]) if FEDERATION in texts else None
+    gossip = Gossip.from_json(texts[GOSSIP]) if GOSSIP in texts else None
+    for note in notes(federation) if federation else NOTES if gossip else ():
+        if note not in statement.caveats:
+            raise StatementError(f"the statement leaves out what holders agreed on: {note}")
     others = None
     if statement.accountant["kind"] in OF_OTHERS:
-        others = _agreed_by_others(found, statement)
-    return check(statement, plan, model, transcript, others)
+        others = _agreed_by_others(federation, gossip, statement)
+    return check(
+        statement,
+        plan,
+        _model(found.with_name(MODEL)) if found.name == STATEMENT else None,
+        transcript,
+        others,
+        None if alone else files,
+        signer,
+    )
 
 
-def _transcript(path: Path, statement: Statement) -> tuple[Releases, ...]:
+def _texts_of(found: Path, statement: Statement) -> dict[str, str]:
+    """Name → text of what lies beside a statement and it may rest on."""
+    named = () if statement.evidence is None else statement.evidence.files
+    names = dict.fromkeys((*named, *OF_RUN, *OF_HOLDERS))
+    paths = [found.with_name(name) for name in names]
+    return {path.name: read_outside(path) for path in paths if _there(path)}
+
+
+def _model(path: Path) -> str | None:
+    """Hash of a model file, if there is one."""
+    if not _there(path):
+        return None
+    with opened_outside(path, LARGEST_MODEL) as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
+def _envelope_of(found: Path) -> Path:
+    return found.with_name(f"{found.stem}.intoto.json")
+
+
+def _signer(
+    found: Path, text: str, statement: Statement, texts: Mapping[str, str], key: Path | None
+) -> Signer | None:
+    """Whose signature fits the statement and every file that was signed with it.
+
+    Raises:
+        ValueError: it fits others, or there is none and a key was given.
+    """
+    if statement.signature is not None:
+        signing.check(statement.signature, statement.content(), key)
+        return Signer(statement.signature.fingerprint, key is not None)
+    path = _envelope_of(found)
+    if not _there(path):
+        if key is not None:
+            raise StatementError(f"{found} is not signed")
+        return None
+    signed = signing.attested(read_outside(path), key)
+    present = {name: content_hash(held.encode()) for name, held in texts.items()}
+    present[found.name] = content_hash(text.encode())
+    for name in signed.subjects:
+        if name == MODEL:  # which may be kept back; the statement names it
+            present[name] = _model(found.with_name(name)) or f"sha256:{signed.subjects[name]}"
+    differs = [name for name, value in present.items() if signed.subjects.get(name) != value[7:]]
+    missing = [name for name in signed.subjects if name not in present]
+    if differs or missing or signed.predicate != parse(text):
+        raise StatementError(
+            f"{path.name} signs another folder: "
+            f"{', '.join((*differs, *missing)) or 'the statement'} is not what was signed"
+        )
+    return Signer(signed.fingerprint, key is not None)
+
+
+def _transcript(text: str, statement: Statement) -> tuple[Releases, ...]:
     """Rows of a transcript, which must be rounds of the stated sampling and clipping too."""
-    values = parse(read_outside(path))
-    exact_keys("transcript", values, {"schema", "rounds", "others"})
-    if values.pop("schema") != TRANSCRIPT_SCHEMA:
-        raise StatementError(f"{path} holds no transcript that this version can read")
-    transcript = Transcript.from_values(values)
+    transcript = Transcript.from_json(text)
     stopped = any(caveat.code in STOPPED for caveat in statement.caveats)
     try:
         transcript.require(statement.mechanism, stopped=stopped)
     except TranscriptError as error:
-        raise StatementError(f"{path} is of other rounds than the statement: {error}") from None
+        raise StatementError(
+            f"{TRANSCRIPT} is of other rounds than the statement: {error}"
+        ) from None
     return transcript.releases()
 
 
-def _agreed_by_others(found: Path, statement: Statement) -> str:
+def _agreed_by_others(
+    federation: Federation | None, gossip: Gossip | None, statement: Statement
+) -> str:
     """Where the accountant's details were found again in what all holders agreed on.
 
     Raises:
         StatementError: nothing beside the statement says that others took part, or not so.
     """
-    # A worker's statement against outsiders is in a folder of its own.
-    for folder in (found.parent, found.parent.parent)[: 1 + (found.parent.name == OUTSIDER)]:
-        if _there(folder / FEDERATION):
-            federation = Federation.from_json(read_outside(folder / FEDERATION))
-            made = (
-                accountant_of(federation, client, view)
-                for client in range(len(federation.members))
-                if plan_digest(federation.plan(client).to_dict()) == statement.plan
-                for view in VIEWS
-                if view != "secure-server" or federation.secure is not None
-            )
-            return _among(statement, made, folder / FEDERATION)
-        if _there(folder / GOSSIP):
-            gossip = Gossip.from_json(read_outside(folder / GOSSIP))
-            of_views = (
-                made
-                for worker in range(gossip.workers)
-                if plan_digest(gossip.plan(worker).to_dict()) == statement.plan
-                for made in _views_of(gossip, worker, statement)
-            )
-            return _among(statement, of_views, folder / GOSSIP)
+    if federation is not None:
+        made = (
+            accountant_of(federation, client, view)
+            for client in range(len(federation.members))
+            if plan_digest(federation.plan(client).to_dict()) == statement.plan
+            for view in VIEWS
+            if view != "secure-server" or federation.secure is not None
+        )
+        return _among(statement, made, FEDERATION)
+    if gossip is not None:
+        of_views = (
+            made
+            for worker in range(gossip.workers)
+            if plan_digest(gossip.plan(worker).to_dict()) == statement.plan
+            for made in _views_of(gossip, worker, statement)
+        )
+        return _among(statement, of_views, GOSSIP)
     raise StatementError(
         f"the accountant {statement.accountant['kind']!r} counts on other holders, and neither "
         f"{FEDERATION} nor {GOSSIP} beside the statement says that there were any"
@@ -202,20 +266,27 @@ def _agreed_by_others(found: Path, statement: Statement) -> str:
 
 
 def _views_of(gossip: Gossip, worker: int, statement: Statement) -> Iterator[dict[str, Any] | None]:
-    """The accountants that a worker's statement may have: against outsiders and one observer."""
-    gain = outsider_gain(gossip, worker)
-    yield {"kind": AGGREGATE, "gain": gain}
-    for other in range(gossip.workers):
-        if other == worker or statement.accountant["kind"] != NETWORK:
-            continue
+    """The accountants that a worker's statement may have: against outsiders, and any observers."""
+    if statement.accountant["kind"] == AGGREGATE:
+        yield {"kind": AGGREGATE, "gain": outsider_gain(gossip, worker)}
+    if statement.accountant["kind"] != NETWORK:
+        return
+    count = whole("observers", statement.accountant["observers"])
+    workers = [other for other in range(gossip.workers) if other != worker]
+    if math.comb(len(workers), count) > MOST_OBSERVERS:
+        raise StatementError(
+            f"{count} of {len(workers)} workers can be chosen in more than {MOST_OBSERVERS:,} "
+            "ways: which of them the statement is about cannot be found again"
+        )
+    for observers in combinations(workers, count):
         with suppress(NetworkViewError):
-            gains = network_gains(gossip, worker, [other], len(statement.mechanism))
-            yield {"kind": NETWORK, "gains": [list(pair) for pair in gains], "observers": 1}
+            gains = network_gains(gossip, worker, observers, len(statement.mechanism))
+            yield {"kind": NETWORK, "gains": [list(pair) for pair in gains], "observers": count}
 
 
-def _among(statement: Statement, made: Iterable[Mapping[str, Any] | None], where: Path) -> str:
+def _among(statement: Statement, made: Iterable[Mapping[str, Any] | None], where: str) -> str:
     if any(one == dict(statement.accountant) for one in made):
-        return where.name
+        return where
     raise StatementError(
         f"{where} gives no holder of the stated plan the accountant that the statement has"
     )
@@ -259,24 +330,30 @@ def _there(path: Path) -> bool:
     return path.exists() or path.is_symlink()
 
 
-def sign(path: Path, key: Path) -> Statement:
-    """Verify a statement, sign it, and write it back.
+def sign(path: Path, key: Path) -> Path:
+    """Verify a statement, and sign it with all that lies beside it as an in-toto attestation.
 
     Args:
         path: run folder or statement.json. key: PEM file of an Ed25519 private key.
+
+    Returns:
+        The envelope's file, beside the statement.
 
     Raises:
         ValueError: no statement, one that does not hold, or no such key.
         OSError: no such file.
     """
-    found = _file_of(path)
-    verified(found)
-    statement = Statement.load(found)
-    signed = replace(statement, signature=signing.sign(statement.content(), key))
-    if found.name == STATEMENT:
-        signed.save(found.parent)
-    else:
-        write_text(found, signed.to_json() + "\n")
+    found, signed = _file_of(path), _envelope_of(_file_of(path))
+    verified(path)
+    text = read_outside(found)
+    texts = _texts_of(found, Statement.from_json(text)) if found.name == STATEMENT else {}
+    files = {
+        name: content_hash(held.encode()) for name, held in {found.name: text, **texts}.items()
+    }
+    model = _model(found.with_name(MODEL)) if found.name == STATEMENT else None
+    if model is not None:
+        files[MODEL] = model
+    write_text(signed, signing.attest(files, parse(text), key) + "\n")
     return signed
 
 

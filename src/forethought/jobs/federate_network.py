@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forethought.exchange.events import Compute, Computed
-from forethought.exchange.keys import Identity, Keys, Roster
+from forethought.exchange.keys import ROSTER, Identity, Keys, Roster
 from forethought.exchange.messages import SERVER, Join
-from forethought.federated.federation import Federation, FederationError
+from forethought.federated.federation import FEDERATION, Federation, FederationError
 from forethought.federated.server import ServerMachine
 from forethought.federated.statements import Policy
 from forethought.jobs.federate import agreed, federation_of, section_of, speeds_of
@@ -46,8 +46,7 @@ if TYPE_CHECKING:
 # From a job to the processes of its federation: keys and roster, the server, a client.
 
 
-ROSTER, FEDERATION, MODEL = "roster.json", "federation.json", "model.safetensors"
-SERVER_NAME, PLAN = "server", "plan.json"
+SERVER_NAME, MODEL = "server", "model.safetensors"
 DEFAULT_ADDRESS = "127.0.0.1:8750"
 
 
@@ -254,11 +253,6 @@ def take_part_in_job(
         stated=stated,
         witness=witness or folder,
     )
-    if took.statement is not None:
-        took.statement.save(out)
-        plan = stated.plan(me)
-        if len(took.statement.mechanism) == plan.rounds:
-            plan.save(out / PLAN)  # account --verify compares them
     if took.weights is not None and took.over:
         shared.write(took.weights)
         _save_model(shared, out)

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from forethought.exchange.keys import ROSTER as ROSTER
 from forethought.exchange.keys import Identity, Keys
+from forethought.gossip.gossip import GOSSIP as GOSSIP
 from forethought.gossip.gossip import Gossip, GossipError, digest_of
 from forethought.jobs.gossip import (
     agreed_gossip,
@@ -30,8 +32,7 @@ if TYPE_CHECKING:
     from forethought.holders.trainer import SharedModel
     from forethought.peers.taking_part import TookPart
 
-ROSTER, GOSSIP, FIRST, MODEL = "roster.json", "gossip.json", "first.npy", "model.safetensors"
-PLAN, FIRST_PORT = "plan.json", 8760
+FIRST, MODEL, FIRST_PORT = "first.npy", "model.safetensors", 8760
 Look = Callable[[Drove], None]
 
 
@@ -347,10 +348,6 @@ def _take_part(
             **options,
         )
     shared.write(took.weights)
-    if took.statement is not None:
-        plan = stated.plan(me)
-        if len(took.statement.mechanism) == plan.rounds:
-            plan.save(out / PLAN)  # account --verify compares them
     if took.over:
         _save_model(shared, out)
         end(out)

@@ -20,13 +20,13 @@ from forethought.accounting.assumptions import Randomness
 from forethought.accounting.statement import Statement
 from forethought.exchange.events import Compute, Computed
 from forethought.exchange.frame import Endpoint
+from forethought.exchange.keys import POLICY, POLICY_SCHEMA, ROSTER, Roster
 from forethought.exchange.keys import Keys as MemberKeys
-from forethought.exchange.keys import Roster
 from forethought.exchange.ledger import LEDGER, ClientLedger, Witness
 from forethought.exchange.messages import SERVER, Vector
 from forethought.exchange.storage import FolderStorage, LedgerState
 from forethought.federated.client import ClientMachine
-from forethought.federated.federation import Federation, FederationError
+from forethought.federated.federation import FEDERATION, Federation, FederationError
 from forethought.federated.secure_aggregation.client import SecureClient
 from forethought.federated.secure_aggregation.ring import Ring, to_ring
 from forethought.federated.secure_aggregation.settings import SecureAggregation
@@ -46,7 +46,9 @@ from forethought.rounds.grid_step import grid
 from forethought.rounds.losses import Loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import Records
-from forethought.training.folder import KEYS, Keys, locked, wipe
+from forethought.rounds.transcript import TRANSCRIPT
+from forethought.serialisation import canonical, plain
+from forethought.training.folder import KEYS, PLAN, Keys, locked, wipe
 
 # A client over gRPC: connects, comes back after every loss, computes beside the connection.
 
@@ -240,7 +242,8 @@ class TookPart:
 
     Args:
         reason: why it ended; None: it was paused, and can go on.
-        updates: in the ledger. statement: of what was released; None: nothing was.
+        updates: in the ledger. statement: of what was released, as it is in the folder with
+            what it rests on; None: nothing was.
         weights: of the last model that was received; None: there was none.
         alarms: what an operator must see.
     """
@@ -351,6 +354,15 @@ def take_part(
             view: View = "server" if federation.secure is None else "secure-server"
             statement = client_statement(
                 stated or federation, me, view, transcript=transcript, randomness=randomness
+            ).save(
+                folder,
+                {
+                    PLAN: (stated or federation).plan(me).to_json(),
+                    TRANSCRIPT: transcript.to_json(),
+                    FEDERATION: federation.to_json(),
+                    ROSTER: roster.to_json(),
+                    POLICY: canonical({"schema": POLICY_SCHEMA, **plain(share.policy)}),
+                },
             )
         return TookPart(
             driver.done, state.updates, statement, machine.weights, tuple(driver.alarms)

@@ -16,11 +16,12 @@ from forethought.accounting.assumptions import Randomness
 from forethought.accounting.interval import at_most
 from forethought.accounting.statement import Statement
 from forethought.exchange.frame import Endpoint
+from forethought.exchange.keys import POLICY, POLICY_SCHEMA
 from forethought.exchange.keys import Keys as MemberKeys
 from forethought.exchange.ledger import LEDGER, ClientLedger, Witness
 from forethought.exchange.messages import Vector
 from forethought.exchange.storage import FolderStorage
-from forethought.gossip.gossip import Gossip, GossipError
+from forethought.gossip.gossip import GOSSIP, Gossip, GossipError
 from forethought.gossip.machines import worker
 from forethought.gossip.statements import worker_statement
 from forethought.holders.trainer import ClientTrainer, Holder, SharedModel, released
@@ -29,7 +30,9 @@ from forethought.peers.links import Links
 from forethought.rounds.losses import Loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import Records
-from forethought.training.folder import KEYS, Keys, locked, wipe
+from forethought.rounds.transcript import TRANSCRIPT
+from forethought.serialisation import canonical
+from forethought.training.folder import KEYS, PLAN, Keys, locked, wipe
 
 # Folder of the statement against somebody who sees one final model.
 OUTSIDER = "outsider"
@@ -186,9 +189,16 @@ def take_part(
             )
             for view in ("neighbours", "outsider")
         )
-        statement.save(folder)
+        policy = {"schema": POLICY_SCHEMA, "epsilon": share.epsilon, "delta": share.delta}
+        files = {
+            PLAN: (stated or gossip).plan(me).to_json(),
+            TRANSCRIPT: transcript.to_json(),
+            GOSSIP: gossip.to_json(),
+            POLICY: canonical(policy),
+        }
+        statement = statement.save(folder, files)
         (folder / OUTSIDER).mkdir(exist_ok=True)
-        outsider.save(folder / OUTSIDER)
+        outsider = outsider.save(folder / OUTSIDER, files)
         return TookPart(drove, state.updates, statement, outsider, machine.weights)
 
 

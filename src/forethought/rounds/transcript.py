@@ -8,6 +8,7 @@ in it by their own names. No torch in here.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -15,9 +16,11 @@ from typing import Any
 
 from forethought.mechanism import Adjacency, Correlated, Mechanism, Rounds
 from forethought.privacy import Round
-from forethought.serialisation import exact_keys
+from forethought.serialisation import exact_keys, parse
 from forethought.strategies import Strategy
 
+# Its file in a run folder.
+TRANSCRIPT, TRANSCRIPT_SCHEMA = "transcript.json", "forethought/transcript/1"
 COUNTS = "counts below the clipping norm"
 # Two releases of one round are accounted as one: joining their noise rounds in the last digits.
 ROUNDING = 1e-12
@@ -249,6 +252,23 @@ class Transcript:
             ],
             "others": [[name, sigma, count] for (name, sigma), count in self._others.items()],
         }
+
+    def to_json(self) -> str:
+        """The text of ``transcript.json``."""
+        return json.dumps({"schema": TRANSCRIPT_SCHEMA, **self.to_values()}) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Transcript:
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+            ValueError, TypeError, LookupError: something else.
+        """
+        values = parse(text)
+        exact_keys(TRANSCRIPT, values, {"schema", "rounds", "others"})
+        if values.pop("schema") != TRANSCRIPT_SCHEMA:
+            raise ValueError(f"{TRANSCRIPT} is of a schema that this version cannot read")
+        return cls.from_values(values)
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Transcript:

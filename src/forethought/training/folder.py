@@ -31,13 +31,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
 from forethought import __version__
+from forethought.accounting.about import OF_RUN, content_hash
 from forethought.accounting.interval import at_most
 from forethought.accounting.statement import Statement, StatementError
 from forethought.caveats import Caveat
 from forethought.plans import Plan
 from forethought.rounds.randomness import SECRET_BYTES, Secrets, Seeds
 from forethought.rounds.records import Records, content
-from forethought.rounds.transcript import Transcript
+from forethought.rounds.transcript import TRANSCRIPT, Transcript
 from forethought.serialisation import digest
 from forethought.training.metrics import PRIVATE, PUBLIC, Metrics, as_csv, from_csv
 
@@ -751,21 +752,17 @@ CHECKPOINT, FIGURES = "checkpoint", "figures"
 PLAN, MODEL = "plan.json", "model.safetensors"
 STATEMENT, STATEMENT_TEXT = "statement.json", "statement.md"
 METRICS, DIAGNOSTICS, RESULTS = "metrics.csv", "diagnostics.csv", "results.json"
-TRANSCRIPT, TRANSCRIPT_SCHEMA = "transcript.json", "forethought/transcript/1"
 # A run in phases has a run folder for each, until it ends, and then a record of them.
 PHASES, RECORD = "phases", "phases.json"
 _OF_RESULTS = (METRICS, DIAGNOSTICS, RESULTS, TRANSCRIPT)
 PAGES = ("report.html", "statement.html")
-WRITTEN = (PLAN, MODEL, STATEMENT, STATEMENT_TEXT, *_OF_RESULTS, RECORD, *PAGES)
+# A signature of the statement and of what it rests on.
+ENVELOPE = "statement.intoto.json"
+WRITTEN = (PLAN, MODEL, STATEMENT, STATEMENT_TEXT, *_OF_RESULTS, RECORD, *PAGES, ENVELOPE)
 
 
 def _half_written(path: Path) -> bool:
     return path.name.startswith(".") and path.name.endswith(".part") and path.is_file()
-
-
-def model_hash(weights: bytes) -> str:
-    """How a statement names a model file."""
-    return f"sha256:{hashlib.sha256(weights).hexdigest()}"
 
 
 class RunFolderExistsError(ValueError):
@@ -894,20 +891,22 @@ class RunFolder:
         """Write model, metrics, transcript and statement; the statement last.
 
         Returns:
-            The statement with the hash of the model file.
+            The statement with the hashes of the model file and of what it rests on.
         """
         # Tied weights share memory, which the format has no way to say: each name gets its own.
         own = {name: value.detach().cpu().clone().contiguous() for name, value in state.items()}
         weights = save(own)
         replace_file(self.path / MODEL, weights)
-        statement = statement.of_model(model_hash(weights))
+        statement = statement.of_model(content_hash(weights))
         replace_file(self.path / METRICS, as_csv(history, PUBLIC).encode())
         if any(row.non_finite is not None for row in history):
             private = as_csv(history, ("round", *PRIVATE)).encode()
             replace_file(self.path / DIAGNOSTICS, private, mode=0o600)
         if transcript is not None:
-            text = json.dumps({"schema": TRANSCRIPT_SCHEMA, **transcript.to_values()})
-            replace_file(self.path / TRANSCRIPT, (text + "\n").encode())
+            replace_file(self.path / TRANSCRIPT, transcript.to_json().encode())
+        paths = [self.path / name for name in OF_RUN]
+        present = {path.name: path.read_bytes() for path in paths if path.is_file()}
+        statement = statement.resting_on(present)
         replace_file(self.path / STATEMENT_TEXT, statement.to_markdown().encode())
         replace_file(self.path / STATEMENT, (statement.to_json() + "\n").encode())
         return statement
@@ -917,10 +916,12 @@ class RunFolder:
         path = self.path / TRANSCRIPT
         if not path.is_file():
             return None
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if values.pop("schema", None) != TRANSCRIPT_SCHEMA:
-            raise CheckpointError(f"{path} holds no transcript that this version can read")
-        return Transcript.from_values(values)
+        try:
+            return Transcript.from_json(path.read_text(encoding="utf-8"))
+        except (ValueError, TypeError, LookupError) as error:
+            raise CheckpointError(
+                f"{path} holds no transcript that this version can read: {error}"
+            ) from error
 
     def load_model(self, model: torch.nn.Module) -> None:
         """Put the weights that :meth:`save_results` wrote into ``model``.
