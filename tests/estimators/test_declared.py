@@ -111,11 +111,11 @@ def test_three_classes_of_a_support_vector_machine_name_the_way_out() -> None:
 
 
 def test_weights_are_refused_with_the_reason() -> None:
-    for estimator in (logistic(), PrivateClassifier(None, epsilon=1.0, classes=[0, 1])):
+    for fitted in (logistic(), PrivateClassifier(None, epsilon=1.0, classes=[0, 1])):
         with pytest.raises(ValueError, match=r"sample_weight is refused: .*w times"):
-            estimator.fit(X, LABELS, sample_weight=np.ones(60))
+            fitted.fit(X, LABELS, sample_weight=np.ones(60))
         with pytest.raises(TypeError, match="not coef_init"):
-            estimator.fit(X, LABELS, coef_init=1)
+            fitted.fit(X, LABELS, coef_init=1)
 
 
 def test_seeds_of_a_random_state_are_two_different_secrets() -> None:
