@@ -736,6 +736,73 @@ def test_what_is_no_ordinary_file_is_not_read(
     assert kind != "pipe" or name == "statement.json" or "is no ordinary file" in str(refused.value)
 
 
+# Values that JSON can hold and no statement should.
+ODD = (None, True, -1, 0, 1e308, -0.0, 2**70, "", "\u202e\n# 0", [], {}, [[]], {"": {}}, "1" * 5000)
+
+
+def edited(content: bytes, draw: np.random.Generator) -> bytes:
+    """Some bytes gone, doubled or other."""
+    at, length = int(draw.integers(len(content))), int(draw.integers(1, 40))
+    other = draw.integers(0, 256, length, dtype=np.uint8).tobytes()
+    between = [b"", content[at : at + length] * 2, other][draw.integers(3)]
+    return content[:at] + between + content[at + length :]
+
+
+def reshaped(content: bytes, draw: np.random.Generator) -> bytes:
+    """One value of the tree gone, odd, or another part of the tree."""
+    tree = json.loads(content)
+    inner = [tree]
+    for node in inner:
+        inner += [
+            x
+            for x in (node.values() if isinstance(node, dict) else node)
+            if x and type(x) in (dict, list)
+        ]
+    node = inner[draw.integers(len(inner))]
+    keys = list(node) if isinstance(node, dict) else list(range(len(node)))
+    key = keys[draw.integers(len(keys))]
+    match draw.integers(3):
+        case 0:
+            del node[key]
+        case 1:
+            node[key] = ODD[draw.integers(len(ODD))]
+        case _:
+            node[key] = json.loads(json.dumps(inner[draw.integers(len(inner))]))
+    return json.dumps(tree).encode()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_random_edits_of_a_folder_never_promise_more_and_never_crash(
+    honest: Path, tmp_path: Path, seed: int
+) -> None:
+    draw = np.random.default_rng(seed)
+    copy = beside(honest, tmp_path / "run")
+    own = Statement.load(copy / "statement.json")
+    first = (copy / "statement.json").read_bytes()
+    names = ("statement.json", "plan.json", "transcript.json")
+    refused = 0
+    for _ in range(200):
+        name, edit = names[draw.integers(3)], (edited, reshaped)[draw.integers(2)]
+        kept = (copy / name).read_bytes()
+        (copy / name).write_bytes(edit(kept, draw))
+        if name != "statement.json" and draw.integers(2):
+            rebind(copy)
+        here = sorted((path.name, path.read_bytes()) for path in copy.iterdir())
+        try:
+            verified(copy, seconds=20)
+            claimed = Statement.load(copy / "statement.json")
+            assert claimed.epsilon.upper >= own.epsilon.upper * (1 - 1e-3)
+            assert claimed.delta <= own.delta
+        except StatementError as error:
+            refused += 1
+            assert str(error).isprintable()
+        assert here == sorted((path.name, path.read_bytes()) for path in copy.iterdir())
+        (copy / name).write_bytes(kept)
+        (copy / "statement.json").write_bytes(first)
+    assert refused > 150
+
+
 def test_what_takes_too_long_is_not_verified(honest: Path, tmp_path: Path) -> None:
     with pytest.raises(StatementError, match="takes longer"):
         verified(honest, seconds=1e-4)
