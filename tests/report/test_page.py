@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import forethought as ft
+from forethought import signing
 from forethought.accounting.interval import at_most
 from forethought.accounting.releases import Release
 from forethought.caveats import Caveat
@@ -24,7 +25,7 @@ from forethought.cli import main
 from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
 from forethought.report import charts
-from forethought.report.page import report_page, statement_page, write_pages
+from forethought.report.page import report_page, statement_page, write_pages, write_statement
 from forethought.samplings import Poisson
 from forethought.training.metrics import measured
 from forethought.training.summary import RunSummary
@@ -157,8 +158,9 @@ def test_a_record_that_is_a_person_is_called_one():
     assert "several records" not in text
 
 
-def test_a_clients_statement_has_a_page(tmp_path, monkeypatch, capsys):
-    ft.account(Mechanism(Rounds(1.2, 30, Poisson(0.1))), 1e-5).save(tmp_path)
+@pytest.mark.parametrize("files", [None, {"federation.json": "{}", "transcript.json": "{}"}])
+def test_a_clients_statement_has_a_page(tmp_path, monkeypatch, capsys, files):
+    ft.account(Mechanism(Rounds(1.2, 30, Poisson(0.1))), 1e-5).save(tmp_path, files)
     monkeypatch.setattr(sys, "argv", ["forethought", "report", str(tmp_path)])
     with contextlib.suppress(SystemExit):
         main()
@@ -198,6 +200,16 @@ def test_what_was_checked_has_its_evidence(tmp_path, content, said):
     assert said in page.text and "<b>" not in page.text
     for evidence in ("its transcript, round by round", "tools/verify.py", ran.plan[:19]):
         assert evidence in page.text
+
+
+def test_a_signature_beside_a_statement_is_shown_while_it_fits(tmp_path):
+    made = ft.account(Mechanism(Rounds(1.2, 30, Poisson(0.1))), 1e-5).save(tmp_path)
+    _, name = signing.generate(tmp_path / "key.pem")
+    envelope = signing.attest({}, json.loads(made.to_json()), tmp_path / "key.pem")
+    (tmp_path / "statement.intoto.json").write_text(envelope, encoding="utf-8")
+    assert f"Ed25519 key {name}" in write_statement(tmp_path).read_text(encoding="utf-8")
+    ft.account(Mechanism(Rounds(1.1, 30, Poisson(0.1))), 1e-5).save(tmp_path)
+    assert name not in write_statement(tmp_path).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

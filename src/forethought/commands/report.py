@@ -44,7 +44,11 @@ def report(
         else:
             terminal.show_unfinished(console_for(quiet), unfinished)
         return
-    if not (folder / "transcript.json").is_file():
+    agreed = ("federation.json", "gossip.json")
+    if (
+        any((folder / name).is_file() for name in agreed)
+        or not (folder / "transcript.json").is_file()
+    ):
         # Of one who took part with others: a statement, and no run of its own.
         page = write_statement(folder)
         statement = Statement.load(folder / "statement.json")

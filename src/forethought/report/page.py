@@ -19,6 +19,7 @@ from forethought.mechanism import Rounds
 from forethought.report import charts
 from forethought.report.terminal import plan_rows
 from forethought.serialisation import parse
+from forethought.signing import attested
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,13 +38,17 @@ _CURVE = 101
 
 
 def statement_page(
-    statement: Statement, title: str = "Privacy statement", audited: bool | None = None
+    statement: Statement,
+    title: str = "Privacy statement",
+    audited: bool | None = None,
+    signed: str | None = None,
 ) -> str:
     """The page for a data-protection officer: plain words first, a technical annex behind.
 
     Args:
         audited: what an audit.json that lies with the statement says: False, it was not refuted;
             True, it was. None: there is none.
+        signed: short name of the key whose signature, in a file beside the statement, fits it.
     """
     s = statement
     first, second, _ = s.sentences()
@@ -70,7 +75,8 @@ def statement_page(
         if s.not_covered
         else "<p>No use of the data outside this promise was named.</p>",
         "<h2>What was checked, and by whom</h2>",
-        f'<div class="words">{_table(("what", "by whom", "evidence"), _checks(s, audited))}</div>',
+        '<div class="words">'
+        f"{_table(('what', 'by whom', 'evidence'), _checks(s, audited, signed))}</div>",
         "<h2>What is believed</h2>",
         "<p>The promise rests on this, and no file shows it:</p>",
         _list(f"{_capital(text)}." for text in s.assumptions),
@@ -107,18 +113,19 @@ def report_page(summary: RunSummary) -> str:
 def write_pages(summary: RunSummary) -> None:
     """Leave ``report.html`` and ``statement.html`` in the run folder."""
     title = f"Privacy statement of {summary.folder.resolve().name}"
-    for name, text in (
-        ("statement.html", statement_page(summary.statement, title, _audited(summary.folder))),
-        ("report.html", report_page(summary)),
-    ):
-        (summary.folder / name).write_text(text, encoding="utf-8")
+    _write_statement(summary.folder, summary.statement, title)
+    (summary.folder / "report.html").write_text(report_page(summary), encoding="utf-8")
 
 
 def write_statement(folder: Path) -> Path:
     """Leave ``statement.html`` with a statement alone, as a client's or a worker's."""
-    page = folder / "statement.html"
     title = f"Privacy statement of {folder.resolve().name}"
-    text = statement_page(Statement.load(folder / "statement.json"), title, _audited(folder))
+    return _write_statement(folder, Statement.load(folder / "statement.json"), title)
+
+
+def _write_statement(folder: Path, statement: Statement, title: str) -> Path:
+    page = folder / "statement.html"
+    text = statement_page(statement, title, _audited(folder), _signed(folder, statement))
     page.write_text(text, encoding="utf-8")
     return page
 
@@ -130,6 +137,15 @@ def _audited(folder: Path) -> bool | None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return refuted if isinstance(refuted, bool) else None
+
+
+def _signed(folder: Path, statement: Statement) -> str | None:
+    """Short name of the key that signed the statement as it lies in the folder."""
+    try:
+        found = attested((folder / "statement.intoto.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):
+        return None
+    return found.fingerprint if found.predicate == parse(statement.to_json()) else None
 
 
 def _lead(s: Statement) -> list[str]:
@@ -164,7 +180,7 @@ def _of_persons(s: Statement) -> bool:
     return any(one.code == "persons" for one in s.caveats)
 
 
-def _checks(s: Statement, audited: bool | None) -> list[tuple[str, str, str]]:
+def _checks(s: Statement, audited: bool | None, signed: str | None) -> list[tuple[str, str, str]]:
     """(what, by whom, evidence) of everything that is compared, or can be."""
     verifier = "can be, by anyone: forethought account --verify"
     compared = [
@@ -193,18 +209,23 @@ def _checks(s: Statement, audited: bool | None) -> list[tuple[str, str, str]]:
                 "transcript.json and plan.json, which it needs",
             )
         )
-    if s.plan is not None:
+    if s.evidence is not None:
+        files = ", ".join(s.evidence.files)
+        compared.append(("The files that it rests on are the run's own", verifier, files))
+    elif s.plan is not None:
         compared.append(("The plan beside it is the one that ran", verifier, f"{s.plan[:19]}…"))
     if s.about is not None and s.about.model is not None:
         compared.append(
             ("The model file is the one it is about", verifier, f"{s.about.model[:19]}…")
         )
     if s.signature is not None:
+        signed = s.signature.fingerprint
+    if signed is not None:
         compared.append(
             (
                 "Who stands behind it",
                 f"{verifier} --public-key FILE",
-                f"Ed25519 key {s.signature.fingerprint}",
+                f"Ed25519 key {signed}",
             )
         )
     verdict = {None: "nobody, as far as this folder shows", False: "an audit: not refuted"}
