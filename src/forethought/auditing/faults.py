@@ -135,7 +135,7 @@ def _clipping(
 
 
 def _unclipped() -> AbstractContextManager[None]:
-    return _clipping(lambda _right: lambda norms, *_, **__: torch.ones_like(norms.by_parameter))
+    return _clipping(lambda right: lambda *given, **named: torch.ones_like(right(*given, **named)))
 
 
 def _loose() -> AbstractContextManager[None]:
