@@ -34,6 +34,7 @@ from forethought.exchange.messages import (
     Refusal,
     Update,
 )
+from forethought.gossip.messages import ANSWER, LAST, Hello, Weights
 
 RUN, OTHER_RUN = bytes(range(32)), bytes(32)
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([i]) * 32) for i in (1, 2, 3)]
@@ -48,6 +49,7 @@ def endpoint(me: int, run: bytes = RUN, largest: float = 10.0, parameters: int =
 
 
 CLIENT, OTHER, SERVICE = endpoint(0), endpoint(1), endpoint(SERVER)
+WORKER, OTHER_WORKER = (Endpoint(RUN, me, KEYS[me], dict(enumerate(RAW)), D) for me in (0, 1))
 
 
 def vector(*values: float) -> np.ndarray:
@@ -91,6 +93,22 @@ def test_every_message_arrives_as_it_was(
         np.testing.assert_array_equal(getattr(found, name), getattr(message, name))
     if hasattr(found, "vector"):
         assert not found.vector.flags.writeable
+
+
+@pytest.mark.parametrize("base", [0, ANSWER, LAST])
+def test_steps_that_are_no_exchanges_arrive(base: int) -> None:
+    message = Weights(3, base, 1, 0, -1, vector())
+    assert OTHER_WORKER.open(WORKER.seal(1, message)).message.base == base
+
+
+def test_no_kind_has_a_base_below_its_least() -> None:
+    for sender, receiver, to, message in (
+        (WORKER, OTHER_WORKER, 1, Weights(3, LAST - 1, 1, 0, -1, vector())),
+        (WORKER, OTHER_WORKER, 1, Hello(3, ANSWER - 1, 0)),
+        (CLIENT, SERVICE, SERVER, update(base=-2)),
+    ):
+        with pytest.raises(DecodeError, match="neither is"):
+            receiver.open(sender.seal(to, message))
 
 
 @pytest.mark.parametrize("length", [0, 1, HEADER_BYTES - 1, HEADER_BYTES, OVERHEAD, len(SENT) - 1])

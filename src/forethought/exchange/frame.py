@@ -312,7 +312,7 @@ class Endpoint:
         """
         frame = open_frame(data, self.run_id, self.me, self.public_keys, self.limits)
         kind: Any = KINDS[frame.kind]
-        if frame.round < 0 or frame.base < -1:
+        if frame.round < 0 or frame.base < getattr(kind, "LEAST_BASE", -1):
             raise DecodeError(f"round {frame.round} on version {frame.base}: neither is negative")
         given = {"round": frame.round, "base": frame.base}
         message = decode(kind, frame.payload, given)

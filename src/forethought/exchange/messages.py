@@ -134,7 +134,7 @@ def register(number: int, kind: type) -> None:
     """Make a dataclass sendable under a number from 32 on.
 
     Its fields are ``round: int``, ``base: int``, and any of int, str, bytes, :data:`Vector`,
-    :data:`Integers`.
+    :data:`Integers`. ``LEAST_BASE`` of the class is the least base that it can have, otherwise -1.
 
     Raises:
         ValueError: the number is taken by another class, or below 32.

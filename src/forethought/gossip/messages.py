@@ -9,7 +9,7 @@ recognised by it. ``count`` is the sender's share of the global count, in units 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from forethought.exchange.messages import Packed, register
 
@@ -38,6 +38,7 @@ class Weights:
     vector: Packed
     of: int = -1
     heard: int = -1
+    LEAST_BASE: ClassVar[int] = LAST
 
 
 @dataclass(frozen=True, slots=True, eq=False)
