@@ -148,6 +148,16 @@ def test_an_attack_that_claims_too_much_is_caught_by_enumeration(monkeypatch):
     assert len(fuzz.run_small(3, 40).too_high) >= 3
 
 
+@pytest.mark.parametrize("adjacency", ["zero-out", "replace-one"])
+def test_a_record_alone_in_the_last_batch_has_nobody_opposite(adjacency: str) -> None:
+    part = fuzz.Rounds(3.5967428257431, 2, fuzz.Shuffled(2, 3), "group", groups=1)
+    found = fuzz.Enumerated()
+    for delta in (0.15, 0.05, 0.01):
+        case = fuzz.Case(fuzz.Mechanism(part, adjacency=adjacency), delta, 1)
+        fuzz.enumerate_small(case, 3, found)
+    assert found.attacks and (found.too_low, found.too_high) == ([], [])
+
+
 def test_no_kept_enumeration_found_a_violation() -> None:
     with fuzz.KEPT.open(encoding="utf-8", newline="") as file:
         rows = list(fuzz.csv.DictReader(file))

@@ -314,7 +314,12 @@ def _summed(
     # Each is in the epoch once.
     move = 2.0 if adjacency == "replace-one" else 1.0
     if part.clipping == "group" and others == OPPOSITE:
-        filled = isinstance(part.sampling, RandomAllocation) or _filled(part, group)
+        last = part
+        if isinstance(part.sampling, Shuffled):
+            # The last batch of an epoch may be shorter, and a record of it alone.
+            left = part.sampling.examples % part.sampling.batch or part.sampling.batch
+            last = replace(part, sampling=replace(part.sampling, batch=left))
+        filled = isinstance(part.sampling, RandomAllocation) or _filled(last, group)
         move = 2.0 if filled else move
     return [(Pair(((move * group / together.noise_multiplier, 1.0),)), whole)]
 
