@@ -72,10 +72,14 @@ def test_the_model_takes_features_as_they_are_and_the_statement_names_the_means(
     assert run.statement.epsilon.upper <= BUDGET.epsilon
     verify(run.statement)
     plain = planned(centre=False)
-    other = ft.train(model(), corner(), plain, seed=1, noise_seed=2, log_every=plain.rounds)
-    assert other.accuracy is not None
-    # What centring is for: 0.99 against 0.52.
-    assert run.accuracy > other.accuracy + 0.3
+    others = [
+        ft.train(model(), corner(), plain, seed=1, noise_seed=draw, log_every=plain.rounds)
+        for draw in range(8)
+    ]
+    # What centring is for: 0.99 each time, and 0.52 in three draws of four. That none of eight
+    # draws guesses has a chance of about (1/4)^8.
+    assert run.accuracy > min(other.accuracy or 0.0 for other in others) + 0.3
+    other = others[0]
     assert len(other.statement.releases) == 1
     assert [one.name for one in run.statement.releases[:2]] == [NAMES["means"], NAMES["norms"]]
 
