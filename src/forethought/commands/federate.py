@@ -29,5 +29,5 @@ def faults() -> None:
     """Moved: `python tools/faults.py federation`, in a checkout of the repository."""
     raise UsageError(
         "trials of faults are no longer installed: in a checkout of the repository "
-        "`python tools/faults.py federation` runs them, with the same options"
+        "`python tools/faults.py federation` runs them"
     )

@@ -28,5 +28,5 @@ def faults() -> None:
     """Moved: `python tools/faults.py gossip`, in a checkout of the repository."""
     raise UsageError(
         "trials of faults are no longer installed: in a checkout of the repository "
-        "`python tools/faults.py gossip` runs them, with the same options"
+        "`python tools/faults.py gossip` runs them"
     )
