@@ -18,8 +18,6 @@ from scipy.special import logsumexp
 from scipy.stats import binom, hypergeom
 
 from forethought.mechanism import Rounds
-from forethought.rounds.randomness import Stream
-from forethought.rounds.sampling import sampler
 from forethought.samplings import SAMPLINGS, Binomial, Sampling
 
 DRAWS, NOISES, KNOWN = 12_000, 4, 3_000
@@ -37,6 +35,10 @@ class Drawn:
 @lru_cache(maxsize=64)
 def drawn(sampling: Sampling, examples: int, rounds: int, draws: int = DRAWS) -> Drawn:
     """Each run with secrets of its own: a part's first round is another one every time."""
+    # Only this loads torch: whoever lists small runs by ``fewer`` need not have it.
+    from forethought.rounds.randomness import Stream
+    from forethought.rounds.sampling import sampler
+
     stream = Stream(bytes([examples]) * 32, "attack by drawn batches")
     times = np.zeros((draws, rounds, examples), dtype=np.int64)
     for run in range(draws):
