@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib.util
 import json
 import math
@@ -17,6 +18,7 @@ import pytest
 
 import forethought as ft
 from forethought.accounting import exact
+from forethought.accounting.about import OF_HOLDERS, OF_RUN
 from forethought.mechanism import Mechanism, Rounds
 from forethought.samplings import FullBatch, Poisson
 
@@ -122,7 +124,20 @@ def forged(run: Path, folder: Path, name: str, change) -> Path:
     values = json.loads((folder / name).read_text(encoding="utf-8"))
     change(values)
     (folder / name).write_text(json.dumps(values), encoding="utf-8")
+    if name != "statement.json":
+        # Named as it now is: what is wrong is its contents, not its hash.
+        rename(folder, name)
     return folder
+
+
+def rename(folder: Path, *names: str) -> None:
+    """Let the statement name the files as they are."""
+    path = folder / "statement.json"
+    claim = json.loads(path.read_text(encoding="utf-8"))
+    for name in names:
+        digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        claim["evidence"]["files"][name] = f"sha256:{digest}"
+    path.write_text(json.dumps(claim), encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -175,6 +190,61 @@ def test_a_forgery_differs(runs, tmp_path, name, what) -> None:
     folder = forged(runs[name], tmp_path / "run", *FORGERIES[what])
     with pytest.raises(second.DifferenceError):
         second.judge(str(folder))
+
+
+def unnamed(folder: Path, name: str) -> None:
+    path = folder / "statement.json"
+    claim = json.loads(path.read_text(encoding="utf-8"))
+    del claim["evidence"]["files"][name]
+    path.write_text(json.dumps(claim), encoding="utf-8")
+
+
+UNBOUND = {
+    "another job": lambda f: (f / "job.toml").write_bytes((f / "job.toml").read_bytes() + b"\n"),
+    "another way to write the plan": lambda f: (f / "plan.json").write_text(
+        json.dumps(json.loads((f / "plan.json").read_text(encoding="utf-8"))), encoding="utf-8"
+    ),
+    "no job": lambda f: (f / "job.toml").unlink(),
+    "no transcript": lambda f: (f / "transcript.json").unlink(),
+    "a job that is not named": lambda f: unnamed(f, "job.toml"),
+    "a plan that is not named": lambda f: unnamed(f, "plan.json"),
+    "neither there nor named": lambda f: (
+        unnamed(f, "transcript.json"),
+        (f / "transcript.json").unlink(),
+    ),
+    "phases of another run": lambda f: (f / "phases.json").write_text("{}", encoding="utf-8"),
+    "a federation of another run": lambda f: (f / "federation.json").symlink_to("nowhere"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", UNBOUND)
+def test_a_file_that_the_statement_does_not_rest_on_differs(runs, tmp_path, what) -> None:
+    folder = shutil.copytree(runs["poisson"], tmp_path / "run")
+    claim = json.loads((folder / "statement.json").read_text(encoding="utf-8"))
+    assert set(second.evidence(str(folder), claim)) == set(claim["evidence"]["files"])
+    UNBOUND[what](folder)
+    with pytest.raises(second.DifferenceError):
+        second.judge(str(folder))
+
+
+def test_it_knows_the_files_that_statements_rest_on() -> None:
+    assert {*second.EVIDENCE} == {*OF_RUN, *OF_HOLDERS}
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        None,
+        {},
+        {"files": []},
+        {"files": {"../plan.json": "sha256:0"}},
+        {"files": {f"{n}.json": "sha256:0" for n in range(21)}},
+    ],
+)
+def test_a_statement_that_names_no_files_is_not_judged(tmp_path, evidence) -> None:
+    with pytest.raises(second.RefusedError):
+        second.evidence(str(tmp_path), {"evidence": evidence})
 
 
 HOSTILE = {
@@ -255,7 +325,7 @@ def test_it_needs_numpy_alone() -> None:
         )
     }
     assert names - set(sys.stdlib_module_names) == {"numpy"}
-    assert len(TOOL.read_text(encoding="utf-8").splitlines()) <= 560
+    assert len(TOOL.read_text(encoding="utf-8").splitlines()) <= 590
 
 
 PLANTED = {

@@ -2,15 +2,16 @@
 
 python tools/verify.py RUN        # status 0 and one line "agrees: …", or 1 and what differs
 
-It needs Python and NumPy, reads statement.json, transcript.json and plan.json, writes nothing, and
-shares no code with the library, whose integrals of characteristic functions it does not use. The
-line of outcomes of a round (two mixtures of Gaussians, P and Q) is cut into narrow cells, and the
-cells become a privacy loss distribution on a grid, twice: never less distinguishable than the
-round (each cell's masses of P and of Q are kept, and spread over the grid points around it:
-"connect the dots", Doroshenko et al. 2022), and never more (cells are merged until the ratio of
-their masses lies on the grid: post-processing). Both are composed by FFT under an exponential tilt,
-in both directions; mass outside the window (Chernoff) and rounding are added to δ above and taken
-off below. So ε lies between two ends, at most a share of WIDTH apart.
+It needs Python and NumPy, reads statement.json and the files that it rests on (all there, each with
+the SHA-256 that the statement names, none unnamed), writes nothing, and shares no code with the
+library, whose integrals of characteristic functions it does not use. The line of outcomes of a
+round (two mixtures of Gaussians, P and Q) is cut into narrow cells, and the cells become a privacy
+loss distribution on a grid, twice: never less distinguishable than the round (each cell's masses of
+P and of Q are kept, and spread over the grid points around it: "connect the dots", Doroshenko et
+al. 2022), and never more (cells are merged until the ratio of their masses lies on the grid:
+post-processing). Both are composed by FFT under an exponential tilt, in both directions; mass
+outside the window (Chernoff) and rounding are added to δ above and taken off below. So ε lies
+between two ends, at most a share of WIDTH apart.
 
 A statement agrees where its ε is not below the lower end; where it is not below the upper one
 either, this program has proven it by itself. Rounding errors are allowed for at several times what
@@ -21,6 +22,7 @@ believed: see docs/statements.md.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -35,6 +37,11 @@ import numpy as np
 
 WIDTH = 2e-3
 BYTES, DEPTH, PARTS, ROUNDS, GROUP, SECONDS = 4_000_000, 24, 300, 10**7, 64, 300
+EVIDENCE = [
+    *("plan.json", "transcript.json", "phases.json", "job.toml", "model.json", "prepared.json"),
+    *("federation.json", "gossip.json", "policy.json"),
+]
+_FILE, _FILES = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,60}\.(json|toml)"), 20
 _CELLS, _GRID = 2_000_000, 2**22
 _X = 13.0  # standard deviations: less than 1e-37 of a Gaussian is farther out
 _TAIL = 1e-34
@@ -57,8 +64,8 @@ class RefusedError(Exception):
 # ---- files of anybody
 
 
-def read(folder: str, name: str) -> Any:
-    """JSON of a regular file of limited size and depth, each key once."""
+def content(folder: str, name: str) -> bytes:
+    """Of a regular file of limited size."""
     try:
         handle = os.open(Path(folder) / name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError as error:
@@ -69,6 +76,11 @@ def read(folder: str, name: str) -> Any:
         data = file.read(BYTES + 1)
     if len(data) > BYTES:
         raise RefusedError(f"{name} has more than {BYTES} bytes")
+    return data
+
+
+def parsed(name: str, data: bytes) -> Any:
+    """JSON of limited depth, each key once."""
     depth = most = 0
     for token in re.finditer(rb'"(?:[^"\\]|\\.)*+"|[\[{]|[\]}]', data, re.S):
         depth += (token[0] in b"[{") - (token[0] in b"]}")
@@ -88,6 +100,28 @@ def read(folder: str, name: str) -> Any:
         return json.loads(data.decode(), object_pairs_hook=once, parse_constant=nothing)
     except (ValueError, RecursionError) as error:
         raise RefusedError(f"{name} is no JSON: {ascii(str(error))[:200]}") from None
+
+
+def evidence(folder: str, claim: Any) -> dict[str, bytes]:
+    """Name → content of every file that the statement rests on; each has the hash it names."""
+    if claim.get("evidence") is None:
+        raise RefusedError("the statement does not name the files that it rests on")
+    named = entry(claim, "evidence", "files")
+    well = isinstance(named, dict) and len(named) <= _FILES and all(map(_FILE.fullmatch, named))
+    if not well:
+        raise RefusedError("the statement rests on what are no files beside it")
+    here = [name for name in EVIDENCE if os.path.lexists(Path(folder) / name)]
+    for name in ("plan.json", "transcript.json", *here):
+        if name not in named:
+            raise DifferenceError(f"the statement does not name the {name} that it rests on")
+    held = {}
+    for name, value in named.items():
+        if not os.path.lexists(Path(folder) / name):
+            raise DifferenceError(f"the {name} that the statement rests on is not there")
+        held[name] = content(folder, name)
+        if value != f"sha256:{hashlib.sha256(held[name]).hexdigest()}":
+            raise DifferenceError(f"{name} is not the file that the statement rests on")
+    return held
 
 
 def entry(values: Any, *path: str) -> Any:
@@ -446,7 +480,7 @@ def judge(folder: str) -> str:
     Raises:
         DifferenceError: a claim that is not so. RefusedError: one that cannot be judged here.
     """
-    claim = read(folder, "statement.json")
+    claim = parsed("statement.json", content(folder, "statement.json"))
     if not str(entry(claim, "schema")).startswith("forethought/statement/"):
         raise RefusedError("statement.json is no statement of forethought")
     kind = entry(claim, "accountant", "kind")
@@ -463,8 +497,10 @@ def judge(folder: str) -> str:
     group = whole("group", entry(claim, "group"), GROUP)
     delta = number("delta", entry(claim, "delta"), 1e-30, 0.5)
     stated = number("epsilon.upper", entry(claim, "epsilon", "upper"), 0, 1e3)
-    compare_transcript(read(folder, "transcript.json"), parts)
-    compare_plan(read(folder, "plan.json"), parts, adjacency, group, delta)
+    files = evidence(folder, claim)
+    transcript, plan = (parsed(name, files[name]) for name in ("transcript.json", "plan.json"))
+    compare_transcript(transcript, parts)
+    compare_plan(plan, parts, adjacency, group, delta)
     if kind == "known-batches":
         # Each round as if it held everybody; presence is then not what is protected.
         parts = [((sigma, math.inf, *rest), count) for (sigma, _, *rest), count in parts]  # type: ignore[misc]
