@@ -69,6 +69,25 @@ def test_the_signed_bytes_are_those_of_the_specification() -> None:
     assert said == b"DSSEv1 29 http://example.com/HelloWorld 11 hello world"
 
 
+def test_the_page_of_a_folder_says_who_signed_it(signed: Path, key: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.pem"
+    generate(other)
+    page, elsewhere = signed / "statement.html", tmp_path / "elsewhere.html"
+    for signer in (key, other):
+        page.write_text("drawn before", encoding="utf-8")
+        assert run("account", signed, "--sign", signer) == (0, "")
+        name = attested((signed / ENVELOPE).read_text(encoding="utf-8")).fingerprint
+        assert name in page.read_text(encoding="utf-8")
+    # Where no page was drawn there is none, and none is drawn through a link.
+    page.unlink()
+    assert run("account", signed, "--sign", key) == (0, "")
+    assert not page.exists()
+    elsewhere.write_text("mine", encoding="utf-8")
+    page.symlink_to(elsewhere)
+    assert run("account", signed, "--sign", key) == (0, "")
+    assert elsewhere.read_text(encoding="utf-8") == "mine"
+
+
 def test_the_envelope_is_an_in_toto_attestation(signed: Path, key: Path) -> None:
     """With the library of another party: nothing of ours but the form that was written down."""
     envelope = json.loads((signed / ENVELOPE).read_text())

@@ -101,7 +101,12 @@ def account(
         )
     if path is not None:
         if sign is not None:
-            sign_statement(path, sign)
+            envelope = sign_statement(path, sign)
+            page = envelope.with_name("statement.html")
+            if envelope.stem == "statement.intoto" and page.is_file() and not page.is_symlink():
+                from forethought.report.page import write_statement
+
+                write_statement(envelope.parent)  # the page says who signed
         if verify or public_key is not None:
             verification = verified(path, public_key)
             statement = again(verification.statement, group=group, delta=delta)
