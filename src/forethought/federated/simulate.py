@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from forethought.accounting.assumptions import Randomness
 from forethought.accounting.statement import Statement
-from forethought.exchange import events as on
 from forethought.exchange.messages import Vector
 from forethought.exchange.storage import FolderStorage
 from forethought.federated.federation import FEDERATION, Federation, FederationError
@@ -24,23 +20,15 @@ from forethought.federated.secure_training import train_securely
 from forethought.federated.simulator import Simulated, Simulator
 from forethought.federated.statements import client_statement
 from forethought.gradients import check_model
-from forethought.holders.recorded import RECORD, Recorded, begun
-from forethought.holders.trainer import Holder, SharedModel, released
-from forethought.holders.work import NoTraining, Trainers, no_gradients
-from forethought.holders.workers import InProcess, Workers
-from forethought.rounds.losses import Loss, check_loss, default_loss
-from forethought.rounds.randomness import Secrets, Seeds
-from forethought.rounds.records import Records, as_records, blank
-from forethought.rounds.transcript import TRANSCRIPT, Transcript
+from forethought.holders.simulated import Progress, Simulation, simulation
+from forethought.holders.trainer import SharedModel
+from forethought.holders.work import NoTraining, no_gradients
+from forethought.rounds.losses import Loss
+from forethought.rounds.randomness import Seeds
+from forethought.rounds.transcript import Transcript
 from forethought.serialisation import plain
 from forethought.simulation.times import Times
-from forethought.training.fit import require_fit
-from forethought.training.folder import KEYS, PLAN, locked, wipe
-from forethought.training.metrics import evaluate
 from forethought.training.run import NOT_COVERED_TEST
-
-SUMMARY = "simulation.json"
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -132,57 +120,32 @@ def simulate(
         )
     check_model(model)
     shared = SharedModel(model)
-    first = next(iter(shared.parameters.values()))
-    records = [as_records(share, first.dtype, first.device) for share in shares]
-    held_out = None if test is None else as_records(test, first.dtype, first.device, "test")
-    chosen = default_loss(blank(records[0])[1]) if loss is None else loss
-    for one in records:
-        require_fit(model, chosen, one)
-    check_loss(model, chosen, records[0])
-    with contextlib.ExitStack() as held:
-        folder = None if out is None else Path(out)
-        if folder is not None:
-            held.enter_context(locked(folder))
-        secrets, start = begun(
-            folder, resume, federation, FEDERATION, shared.read(), seeds or Seeds()
-        )
-        shared.write(start)
-        holders = [
-            Holder(federation.plan(c), one, chosen, secrets.of(c), micro_batch)
-            for c, one in enumerate(records)
-        ]
+    plans = [federation.plan(client) for client in range(len(federation.members))]
+    with simulation(
+        shared,
+        shares,
+        plans,
+        federation,
+        FEDERATION,
+        loss=loss,
+        test=test,
+        seeds=seeds,
+        out=out,
+        resume=resume,
+        micro_batch=micro_batch,
+    ) as running:
         if federation.secure is not None:
-            storage = None if folder is None else FolderStorage(folder)
-            run = _securely(
-                federation, holders, times, shared, chosen, held_out, secrets, progress, storage
-            )
-            if folder is not None:
-                _finish(folder, run, shared)
-            return run
-        gradients = federation.exchanged == "gradients"
-
-        def make(states: dict[int, bytes]) -> Trainers:
-            if not workers:
-                return InProcess(
-                    shared, holders, federation.local_rounds, gradients=gradients, states=states
-                )
-            pool = Workers(
-                workers,
-                shared,
-                holders,
-                federation.local_rounds,
-                gradients=gradients,
-                states=states,
-            )
-            return held.enter_context(pool)
-
-        trainers = make({}) if folder is None else Recorded(folder, make)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        held.callback(torch.set_num_threads, threads)
-        run = _run(federation, start, trainers, times, shared, chosen, held_out, secrets, progress)
-        if folder is not None:
-            _finish(folder, run, shared)
+            run = _securely(federation, running, times, progress)
+        else:
+            run = _run(federation, running, times, workers, progress)
+        running.finish(
+            [Path("clients", member.name) for member in federation.members],
+            {FEDERATION: federation.to_json()},
+            run.statements,
+            run.transcripts,
+            run.summary(),
+            (STATE, RELEASED),
+        )
     return run
 
 
@@ -215,61 +178,40 @@ def rehearsed(federation: Federation, times: Times) -> Simulated:
 
 def _run(
     federation: Federation,
-    start: Vector,
-    trainers: Trainers,
+    running: Simulation,
     times: Times,
-    shared: SharedModel,
-    loss: Loss,
-    test: Records | None,
-    secrets: Secrets,
+    workers: int,
     progress: Progress | None,
 ) -> SimulatedRun:
-    members = range(len(federation.members))
-    states: dict[int, bytes] = {}
-    most = sum(federation.updates(client) for client in members)
-    count = 0
+    members, test, start = range(len(federation.members)), running.test, running.start
     accuracies: list[tuple[float, float]] = []
-
-    def committed(client: int, release: on.Release) -> None:
-        nonlocal count
-        states[client] = release.state
-        count += 1
-        if progress is not None:
-            progress(count, most)
-
-    def measured(weights: Vector) -> float | None:
-        if test is None:
-            return None
-        parts = shared.layout.views(torch.from_numpy(np.array(weights)))
-        return evaluate(shared.model, parts, loss, test)[1]
-
     looked = max(1, federation.rounds // 40)
 
     def versions(version: int, seconds: float, weights: Vector) -> None:
         if version % looked == 0:
-            accuracy = measured(weights)
+            accuracy = running.accuracy(weights)
             if accuracy is not None:
                 accuracies.append((seconds, accuracy))
 
     average = None
     if federation.averaging.kind != "none":
-        average = ReportedAverage(federation, shared.layout, start)
+        average = ReportedAverage(federation, running.shared.layout, start)
     done = Simulator(
         federation,
         start,
-        trainers,
+        running.trainers(
+            workers, federation.local_rounds, gradients=federation.exchanged == "gradients"
+        ),
         times,
         average=average,
-        committed=committed,
+        committed=running.committing(
+            progress, sum(federation.updates(client) for client in members)
+        ),
         versions=None if test is None else versions,
         timeline=True,
     ).run()
-    shared.write(done.weights)
-    randomness = Randomness(
-        seeded_sampling=secrets.seeded_sampling, seeded_noise=secrets.seeded_noise
-    )
-
-    transcripts = tuple(released(states.get(client, b"")) for client in members)
+    running.shared.write(done.weights)
+    randomness, transcripts = running.randomness, running.transcripts
 
     def stated(client: int, transcript: Transcript) -> Statement | None:
         if not len(transcript):
@@ -282,56 +224,34 @@ def _run(
         done,
         tuple(stated(client, made) for client, made in enumerate(transcripts)),
         tuple(accuracies),
-        measured(done.weights),
+        running.accuracy(done.weights),
         transcripts,
     )
 
 
 def _securely(
-    federation: Federation,
-    holders: Sequence[Holder],
-    times: Times,
-    shared: SharedModel,
-    loss: Loss,
-    test: Records | None,
-    secrets: Secrets,
-    progress: Progress | None,
-    storage: FolderStorage | None,
+    federation: Federation, running: Simulation, times: Times, progress: Progress | None
 ) -> SimulatedRun:
     """Rounds behind real masks; their times are those of the machines without training."""
-    trained = train_securely(shared, holders, federation, progress=progress, storage=storage)
+    folder = running.folder
+    trained = train_securely(
+        running.shared,
+        running.holders,
+        federation,
+        progress=progress,
+        storage=None if folder is None else FolderStorage(folder),
+    )
     rounds = np.array([len(transcript) for transcript in trained.transcripts])
     done = replace(rehearsed(federation, times), weights=trained.weights, rounds=rounds)
-    randomness = Randomness(
-        seeded_sampling=secrets.seeded_sampling, seeded_noise=secrets.seeded_noise
-    )
     statements = tuple(
         client_statement(
-            federation, client, "secure-server", transcript=transcript, randomness=randomness
+            federation,
+            client,
+            "secure-server",
+            transcript=transcript,
+            randomness=running.randomness,
         )
         for client, transcript in enumerate(trained.transcripts)
     )
-    accuracy = None
-    if test is not None:
-        parts = shared.layout.views(torch.from_numpy(np.array(trained.weights)))
-        accuracy = evaluate(shared.model, parts, loss, test)[1]
+    accuracy = running.accuracy(trained.weights)
     return SimulatedRun(federation, done, statements, (), accuracy, tuple(trained.transcripts))
-
-
-def _finish(folder: Path, run: SimulatedRun, shared: SharedModel) -> None:
-    from safetensors.torch import save_file
-
-    save_file(shared.model.state_dict(), str(folder / "model.safetensors"))
-    agreed = run.federation.to_json()
-    for client, statement in enumerate(run.statements):
-        if statement is not None:
-            own = folder / "clients" / run.federation.members[client].name
-            own.mkdir(parents=True, exist_ok=True)
-            plan, released = run.federation.plan(client), run.transcripts[client]
-            files = {PLAN: plan.to_json(), TRANSCRIPT: released.to_json(), FEDERATION: agreed}
-            statement.save(own, files)
-    text = json.dumps(run.summary(), indent=2)
-    (folder / SUMMARY).write_text(text, encoding="utf-8")
-    wipe(folder / KEYS)
-    for state in (RECORD, STATE, RELEASED):
-        (folder / state).unlink(missing_ok=True)

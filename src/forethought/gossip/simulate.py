@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,34 +10,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from forethought.accounting.assumptions import Randomness
 from forethought.accounting.statement import Statement
-from forethought.exchange.events import Release
-from forethought.exchange.messages import Vector
 from forethought.gossip.gossip import GOSSIP, Gossip, GossipError
 from forethought.gossip.simulator import Simulated, Simulator, average
 from forethought.gossip.statements import worker_statement
 from forethought.gossip.worker import Machine
 from forethought.gradients import check_model
-from forethought.holders.recorded import RECORD, Recorded, begun
-from forethought.holders.trainer import Holder, SharedModel, released
-from forethought.holders.work import NoTraining, Trainers, no_gradients
-from forethought.holders.workers import InProcess, Workers
-from forethought.rounds.losses import Loss, check_loss, default_loss
-from forethought.rounds.randomness import Secrets, Seeds
-from forethought.rounds.records import Records, as_records, blank
-from forethought.rounds.transcript import TRANSCRIPT, Transcript
+from forethought.holders.simulated import Progress, Simulation, simulation
+from forethought.holders.trainer import SharedModel
+from forethought.holders.work import NoTraining, no_gradients
+from forethought.rounds.losses import Loss
+from forethought.rounds.randomness import Seeds
+from forethought.rounds.transcript import Transcript
 from forethought.serialisation import plain
 from forethought.simulation.times import Times
-from forethought.training.fit import require_fit
-from forethought.training.folder import KEYS, PLAN, locked, wipe
-from forethought.training.metrics import evaluate
 from forethought.training.run import NOT_COVERED_TEST
 
-SUMMARY = "simulation.json"
 # Points of a curve of accuracies.
 POINTS = 40
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -135,49 +123,28 @@ def simulate(
     check_model(model)
     shared = SharedModel(model)
     gossip.require(shared.architecture, shared.read())
-    first = next(iter(shared.parameters.values()))
-    records = [as_records(share, first.dtype, first.device) for share in shares]
-    held_out = None if test is None else as_records(test, first.dtype, first.device, "test")
-    chosen = default_loss(blank(records[0])[1]) if loss is None else loss
-    for one in records:
-        require_fit(model, chosen, one)
-    check_loss(model, chosen, records[0])
-    with contextlib.ExitStack() as held:
-        folder = None if out is None else Path(out)
-        if folder is not None:
-            held.enter_context(locked(folder))
-        secrets, start = begun(folder, resume, gossip, GOSSIP, shared.read(), seeds or Seeds())
-        shared.write(start)
-        holders = [
-            Holder(gossip.plan(k), one, chosen, secrets.of(k), micro_batch)
-            for k, one in enumerate(records)
-        ]
-
-        def make(states: dict[int, bytes]) -> Trainers:
-            if not workers:
-                return InProcess(shared, holders, gradients=True, states=states)
-            pool = Workers(workers, shared, holders, gradients=True, states=states)
-            return held.enter_context(pool)
-
-        trainers = make({}) if folder is None else Recorded(folder, make)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        held.callback(torch.set_num_threads, threads)
-        observer = _Observer(gossip, shared, chosen, held_out, progress)
-        done = Simulator(
-            gossip,
-            start,
-            trainers,
-            times,
-            committed=observer.committed,
-            looked=None if held_out is None else observer.looked,
-            every=max(1, gossip.total // POINTS),
-            timeline=True,
-        ).run()
-        run = observer.judged(done, secrets)
-        shared.write(done.weights)
-        if folder is not None:
-            _finish(folder, run, shared)
+    plans = [gossip.plan(k) for k in range(gossip.workers)]
+    with simulation(
+        shared,
+        shares,
+        plans,
+        gossip,
+        GOSSIP,
+        loss=loss,
+        test=test,
+        seeds=seeds,
+        out=out,
+        resume=resume,
+        micro_batch=micro_batch,
+    ) as running:
+        run = _run(gossip, running, times, workers, progress)
+        running.finish(
+            [Path("workers", member.name) for member in gossip.members],
+            {GOSSIP: gossip.to_json()},
+            run.statements,
+            run.transcripts,
+            run.summary(),
+        )
     return run
 
 
@@ -190,84 +157,48 @@ def synchronous_seconds(gossip: Gossip, times: Times) -> float:
     return Simulator(other, start, idle, alone).run().seconds
 
 
-class _Observer:
-    """What is noted while a simulation runs."""
+def _run(
+    gossip: Gossip, running: Simulation, times: Times, workers: int, progress: Progress | None
+) -> SimulatedGossip:
+    test = running.test
+    accuracies: list[tuple[float, int, float]] = []
 
-    def __init__(
-        self,
-        gossip: Gossip,
-        shared: SharedModel,
-        loss: Loss,
-        test: Records | None,
-        progress: Progress | None,
-    ) -> None:
-        self.gossip, self.shared, self.loss, self.test = gossip, shared, loss, test
-        self.progress = progress
-        self.states: dict[int, bytes] = {}
-        self.accuracies: list[tuple[float, int, float]] = []
-        self.count = 0
-
-    def committed(self, worker: int, release: Release) -> None:
-        self.states[worker] = release.state
-        self.count += 1
-        if self.progress is not None:
-            self.progress(min(self.count, self.gossip.total), self.gossip.total)
-
-    def looked(self, count: int, seconds: float, machines: list[Machine]) -> None:
-        accuracy = self.measured(average(machines))
+    def looked(count: int, seconds: float, machines: list[Machine]) -> None:
+        accuracy = running.accuracy(average(machines))
         if accuracy is not None:
-            self.accuracies.append((seconds, count, accuracy))
+            accuracies.append((seconds, count, accuracy))
 
-    def measured(self, weights: Vector) -> float | None:
-        if self.test is None:
-            return None
-        parts = self.shared.layout.views(torch.from_numpy(np.array(weights)))
-        return evaluate(self.shared.model, parts, self.loss, self.test)[1]
+    done = Simulator(
+        gossip,
+        running.start,
+        running.trainers(workers, gradients=True),
+        times,
+        committed=running.committing(progress, gossip.total),
+        looked=None if test is None else looked,
+        every=max(1, gossip.total // POINTS),
+        timeline=True,
+    ).run()
+    each = [running.accuracy(model) for model in done.models]
+    randomness, transcripts = running.randomness, running.transcripts
 
-    def judged(self, done: Simulated, secrets: Secrets) -> SimulatedGossip:
-        randomness = Randomness(
-            seeded_sampling=secrets.seeded_sampling, seeded_noise=secrets.seeded_noise
-        )
-        each = [self.measured(model) for model in done.models]
-        workers = range(self.gossip.workers)
-        transcripts = tuple(released(self.states.get(worker, b"")) for worker in workers)
-        return SimulatedGossip(
-            self.gossip,
-            done,
-            tuple(self._stated(k, made, randomness) for k, made in enumerate(transcripts)),
-            tuple(self.accuracies),
-            self.measured(done.weights),
-            tuple(one for one in each if one is not None),
-            transcripts,
-        )
-
-    def _stated(
-        self, worker: int, transcript: Transcript, randomness: Randomness
-    ) -> Statement | None:
+    def stated(worker: int, transcript: Transcript) -> Statement | None:
         if not len(transcript):
             return None
         return worker_statement(
-            self.gossip,
+            gossip,
             worker,
             transcript=transcript,
             randomness=randomness,
-            not_covered=(NOT_COVERED_TEST,) if self.test is not None else (),
+            not_covered=() if test is None else (NOT_COVERED_TEST,),
         )
 
-
-def _finish(folder: Path, run: SimulatedGossip, shared: SharedModel) -> None:
-    from safetensors.torch import save_file
-
-    save_file(shared.model.state_dict(), str(folder / "model.safetensors"))
-    agreed = run.gossip.to_json()
-    for worker, statement in enumerate(run.statements):
-        if statement is not None:
-            own = folder / "workers" / run.gossip.members[worker].name
-            own.mkdir(parents=True, exist_ok=True)
-            plan, done = run.gossip.plan(worker), run.transcripts[worker]
-            files = {PLAN: plan.to_json(), TRANSCRIPT: done.to_json(), GOSSIP: agreed}
-            statement.save(own, files)
-    text = json.dumps(run.summary(), indent=2)
-    (folder / SUMMARY).write_text(text, encoding="utf-8")
-    wipe(folder / KEYS)
-    (folder / RECORD).unlink(missing_ok=True)
+    running.shared.write(done.weights)
+    return SimulatedGossip(
+        gossip,
+        done,
+        tuple(stated(k, made) for k, made in enumerate(transcripts)),
+        tuple(accuracies),
+        running.accuracy(done.weights),
+        tuple(one for one in each if one is not None),
+        transcripts,
+    )
