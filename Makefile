@@ -20,6 +20,10 @@ demo: .venv/installed
 # Workers run torch on one thread each: more only makes them fight over the cores.
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal
 
+# What starts processes, or waits for threads.
+BUSY := tests/peers tests/network tests/exchange tests/jobs/test_gossip_peer.py \
+  tests/jobs/test_federate_network.py tests/training/test_together.py tests/training/test_resume.py
+
 # The quick tests, a few minutes on two cores; it says how many were left out.
 test: .venv/installed-test
 	$(PYTEST) -m "not slow"
@@ -29,9 +33,13 @@ test-all: .venv/installed-test
 	$(BIN)/forethought audit --self-test
 	$(PYTEST)
 
-# All tests with the share of lines that ran; below the floor in pyproject.toml it fails.
+# The quick tests with the share of lines that ran; below the floor in pyproject.toml it fails.
 coverage: .venv/installed-test
-	$(PYTEST) --cov --cov-report=term
+	$(PYTEST) -m "not slow" --cov --cov-report=term
+
+# The slow tests but for those that `make busy` runs.
+slow: .venv/installed-test
+	$(PYTEST) -m slow $(addprefix --ignore=,$(BUSY))
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .
@@ -53,9 +61,7 @@ instruction-sets: .venv/installed-test
 
 # The tests that start processes, or wait for threads, beside two spinning processes a core.
 busy: .venv/installed-test
-	.ci/busy env $(PYTEST) -p no:cacheprovider tests/peers tests/network tests/exchange \
-	  tests/jobs/test_gossip_peer.py tests/jobs/test_federate_network.py \
-	  tests/training/test_together.py tests/training/test_resume.py
+	.ci/busy env $(PYTEST) -p no:cacheprovider $(BUSY)
 
 # Every figure of README and docs that a committed result holds, against that result.
 figures: .venv/installed-test
