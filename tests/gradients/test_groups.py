@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from drawn import randint, randn, randperm, reseed
-from forethought.gradients import SlowGradientsWarning, clipped_sum
+from forethought.gradients import SlowGradientsWarning, clipped, clipped_sum
+from forethought.gradients.blocks import Blocks
+from forethought.gradients.terms import Dense
 
 
 def classify(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -117,3 +119,28 @@ def test_a_group_that_keeps_what_it_saw_is_refused() -> None:
         x, y = randn(2 * size, 4), randint(0, 3, (2 * size,))
         with pytest.raises(ValueError, match=r"mean|not theirs"):
             clipped_sum(Keeps(), classify, x, y, 1.0, groups)
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_how_many_groups_there_are_changes_no_bit_of_one(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = clipped.contributions
+
+    def varying(model: Any, loss: Any, batch: Any, trained: Any) -> dict[str, Any]:
+        found = honest(model, loss, batch, trained)
+        if batch.each == 1 or batch.lanes <= 16:
+            return found
+        return {n: Dense(term.rows() * (1 + 2**-22)) for n, term in found.items()}
+
+    monkeypatch.setattr(clipped, "contributions", varying)
+    reseed(0)
+    model = separate()
+    x, y = randn(20 * size, 2, 6, 6), randint(0, 3, (20 * size,))
+
+    def norms(count: int, blocks: Blocks | None) -> Tensor:
+        groups, some = torch.arange(count).repeat_interleave(size), count * size
+        return clipped_sum(model, classify, x[:some], y[:some], 1.0, groups, blocks=blocks)[1]
+
+    assert not torch.equal(norms(10, None), norms(20, None)[:10])  # sixteen lanes, and 32
+    assert torch.equal(norms(10, Blocks((16, 32))), norms(20, Blocks((16, 32)))[:10])

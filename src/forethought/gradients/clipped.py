@@ -77,12 +77,15 @@ def probed(
     trained: Mapping[str, Tensor],
     copies: int,
     compute: Compute,
+    *,
+    mixing: bool = False,
 ) -> Blocks:
     """The blocks, or others in which every example has the same bits at every place.
 
     Args:
         data: what a block is cut from: its shapes and types count, its values do not.
         trained: its trained parameters. copies: examples of one contribution.
+        mixing: these may see each other: a group.
         compute: gradients of ``(rows, real, blocks)``.
 
     Warns:
@@ -93,6 +96,7 @@ def probed(
     facts = (
         blocks,
         copies,
+        mixing,
         tuple([(leaf.shape[1:], leaf.dtype, leaf.device) for leaf in leaves]),
         tuple([(name, p.shape, p.dtype) for name, p in trained.items()]),
         tuple([module.training for module in model.modules()]),
@@ -513,9 +517,10 @@ def clipped_sum(
             other; the *mean* gradient over them is clipped as one contribution (De et al. 2022,
             augmentation multiplicity). Unlike a group's examples they may not see each other.
         blocks: how many rows passes may have, from public numbers
-            (:func:`~forethought.gradients.blocks.planned`); tried before the first pass on made-up
-            examples, and changed where a place in a block makes a difference. None: the batch is
-            one block, filled up to a multiple of 16 rows, and nothing is tried.
+            (:func:`~forethought.gradients.blocks.planned`), and of groups with fewer than eight
+            examples how many of one size (longer ones run one after the other); tried before the
+            first pass on made-up examples, and changed where a place in a block makes a difference.
+            None: the batch is one block, filled up to a multiple of 16 rows, and nothing is tried.
 
     Returns:
         ``(gradients, norms)``: parameter name → sum, float64, in the parameter's shape; norms of
@@ -567,14 +572,24 @@ def clipped_sum(
             total = {name: one[name] + total[name] if total else one[name] for name in one}
             found.append(norms)
         return total, found[0] if len(found) == 1 else torch.cat(found)
-    sums, norms = {}, trees.zeros_for(next(iter(trained.values())), count)
+    sums, norms, data = {}, trees.zeros_for(next(iter(trained.values())), count), (inputs, targets)
     for which, members in by_size(groups):
-        here = len(members)
-        if members.shape[1] < LONG:  # others run one after the other
-            members = members[repeated(here, MULTIPLES.fit(here))]
-        terms = contributions(model, loss, Batch(inputs, targets, members, real=here), trained)
-        some, norms[which] = clip_and_sum(terms, trained, bound, clip, round_size or count, here)
-        sums = {name: some[name] + sums[name] if sums else some[name] for name in some}
+        each = members.shape[1]
+        grouped = partial(side_by_side, model, loss, trained, each, True)
+        shape = blocks or MULTIPLES
+        if each >= LONG:  # one after the other
+            shape = Blocks((len(members),))
+        elif blocks is not None:
+            shape = probed(blocks, model, loss, data, trained, each, grouped, mixing=True)
+        for start, end, width in shape.cut(len(members)):
+            lanes = members[start:end][repeated(end - start, width)]
+            rows = trees.select(data, lanes.flatten())
+            terms = grouped(rows, end - start, shape)
+            share = round_size or count
+            some, norms[which[start:end]] = clip_and_sum(
+                terms, trained, bound, clip, share, end - start
+            )
+            sums = {name: some[name] + sums[name] if sums else some[name] for name in some}
     return sums, norms
 
 
@@ -630,13 +645,27 @@ def computed(
     if dims is not None:
         return declared_contributions(model, loss, inputs, targets, trained, dims)
     if copies > 1:
-        members = torch.arange(trees.batch_size(inputs, targets)).view(-1, copies)
-        batch = Batch(inputs, targets, members, copies=True, real=real, blocks=blocks)
-        return contributions(model, loss, batch, trained)
+        return side_by_side(model, loss, trained, copies, False, rows, real, blocks)
     uses = chain.uses_of(model, loss, inputs, targets, trained)
     if uses is not None:
         return uses
     batch = Batch(inputs, targets, real=real, blocks=blocks)
+    return contributions(model, loss, batch, trained)
+
+
+def side_by_side(
+    model: nn.Module,
+    loss: Loss,
+    trained: Mapping[str, nn.Parameter],
+    each: int,
+    mixing: bool,
+    rows: tuple[Any, Any],
+    real: int,
+    blocks: Blocks,
+) -> dict[str, Term]:
+    """Gradients of contributions of ``each`` examples, which may see each other or not."""
+    members = torch.arange(trees.batch_size(*rows)).view(-1, each)
+    batch = Batch(*rows, members, copies=not mixing, real=real, blocks=blocks)
     return contributions(model, loss, batch, trained)
 
 
