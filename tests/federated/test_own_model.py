@@ -11,8 +11,7 @@ from tests.federated.machines import federation
 from forethought.exchange import events as on
 from forethought.exchange.messages import SERVER, Model, Vector
 from forethought.federated.client import ClientMachine
-from forethought.federated.own_model import OwnModel
-from forethought.federated.pieces import PIECE, add_weighted, subtract_step
+from forethought.federated.own_model import PIECE, OwnModel, add_weighted, subtract_step
 
 
 def vectors(length: int) -> tuple[Vector, Vector]:

@@ -12,8 +12,8 @@ from forethought.exchange.storage import LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.asynchronous import AsynchronousWorker
 from forethought.gossip.clipping import Trust
-from forethought.gossip.count import UNIT
 from forethought.gossip.messages import ANSWER, LAST, Hello, Known, Weights
+from forethought.gossip.worker import UNIT
 
 
 def begun(me: int = 0, **changes: object) -> AsynchronousWorker:

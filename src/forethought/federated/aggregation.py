@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from forethought.exchange.messages import Vector
 from forethought.federated.federation import Robust
-from forethought.federated.pieces import add_weighted
+from forethought.federated.own_model import add_weighted
 
 Sum = NDArray[np.float64]
 # Vectors that are added up in float32 before they join the rest.

@@ -19,7 +19,7 @@ from forethought.exchange.messages import Update, Vector
 from forethought.exchange.storage import Absent, Entry, Left, Returned
 from forethought.federated.aggregation import shortened
 from forethought.federated.federation import Federation
-from forethought.federated.pieces import subtract_step
+from forethought.federated.own_model import subtract_step
 from forethought.federated.rule import Arrays
 from forethought.federated.steps import step_size
 

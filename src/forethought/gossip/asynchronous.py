@@ -16,12 +16,11 @@ from forethought.exchange.events import Send
 from forethought.exchange.messages import Vector
 from forethought.exchange.storage import LedgerState
 from forethought.gossip import events as on
-from forethought.gossip.count import moved
 from forethought.gossip.events import Received
 from forethought.gossip.gossip import Gossip
 from forethought.gossip.messages import ANSWER, LAST, Hello, Known, Message, Weights
 from forethought.gossip.replicas import Link
-from forethought.gossip.worker import Effects, Releases
+from forethought.gossip.worker import Effects, Releases, moved
 
 
 @dataclass(slots=True)

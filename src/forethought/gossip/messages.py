@@ -3,7 +3,7 @@
 ``round`` is how many updates the sender's ledger holds, ``base`` the exchange step. ``known`` is
 how many updates of the *recipient* the sender has heard of: a ledger that was set back is
 recognised by it. ``count`` is the sender's share of the global count, in units of
-:data:`~forethought.gossip.count.UNIT`.
+:data:`~forethought.gossip.worker.UNIT`.
 """
 
 from __future__ import annotations

@@ -21,10 +21,23 @@ from forethought.exchange.storage import LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.clipping import NeighbourError
 from forethought.gossip.compression import mixed
-from forethought.gossip.count import UNIT
 from forethought.gossip.gossip import Gossip, GossipError
 from forethought.gossip.messages import Weights
 from forethought.gossip.steps import Steps
+
+# The global count of updates, known to every worker without a server.
+#
+# Every worker holds a number: an update adds :data:`UNIT` to its own, and numbers are averaged
+# together with the weights. Averaging keeps their sum, so a worker's number times the number of
+# workers is the global count, up to what the mixing has not brought round yet. Whole numbers, so
+# that nothing is lost to rounding.
+UNIT = 1 << 20
+
+
+def moved(own: int, other: int, weight: float) -> int:
+    """How far ``own`` moves towards ``other``; exactly the negative for the other side."""
+    return round(weight * (other - own))
+
 
 Effects = list[on.Effect]
 _FLOAT = np.dtype(np.float32)
@@ -66,7 +79,7 @@ class Releases:
 
     Attributes:
         held: what is exchanged, float32, shape (coordinates,); replaced, never written to.
-        updates: how many were committed. count: see :mod:`forethought.gossip.count`.
+        updates: how many were committed. count: see :data:`UNIT`.
         judged: what was held when nobody could refuse it; None: not asked for.
         computing: whether a gradient is under way.
         share: of the own excess that was not passed on yet; see :meth:`move`.
