@@ -226,6 +226,39 @@ def segmentation() -> Case:
     return Case(model, batch, by_pixel, "classifier.4")
 
 
+class Detector(nn.Module):
+    """A detection network as its users train it: the loss is made inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from torchvision.models.detection import RetinaNet
+        from torchvision.models.detection.anchor_utils import AnchorGenerator
+
+        backbone = nn.Sequential(nn.Conv2d(3, 8, 3, 4, 1), nn.ReLU())
+        backbone.out_channels = 8
+        sizes, shapes = ((8, 16),), ((0.5, 1.0, 2.0),)
+        self.network = RetinaNet(
+            backbone, 3, min_size=32, max_size=32, anchor_generator=AnchorGenerator(sizes, shapes)
+        )
+
+    def forward(self, x: torch.Tensor, places: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        low = places[..., :2].abs()  # whatever numbers these are, a box follows
+        boxes = torch.cat([low, low + 4 + places[..., 2:].abs()], -1)
+        wanted = [{"boxes": b, "labels": n} for b, n in zip(boxes, labels, strict=True)]
+        return sum(self.network(list(x), wanted).values()).expand(len(x))
+
+
+@architecture
+def retinanet() -> Case:
+    def batch(examples: int, more: bool) -> tuple[Any, Any]:
+        count = 3 if more else 2
+        places, labels = 6 * randn(examples, count, 4), randint(0, 3, (examples, count))
+        return (randn(examples, 3, 32, 32), places, labels), torch.zeros(examples)
+
+    head = "network.head.classification_head.cls_logits"
+    return Case(replace_mixing_layers(Detector()), batch, lambda loss, _: loss, head)
+
+
 @pytest.mark.parametrize("make", collected(CASES, quick=("vision_transformer",)))
 def test_torchvision(make: Make) -> None:
     judge(make)
