@@ -10,8 +10,10 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +32,8 @@ from forethought.caveats import Caveat
 from forethought.contributions import Persons
 from forethought.federated import simulate as federated
 from forethought.federated.federation import Federation, Member
+from forethought.federated.secure_aggregation.settings import SecureAggregation
+from forethought.federated.secure_aggregation.shared_noise import secured
 from forethought.federated.statements import client_statement
 from forethought.gossip import simulate as gossiping
 from forethought.gossip.gossip import Gossip, digest_of
@@ -38,7 +42,11 @@ from forethought.gossip.graphs import make
 from forethought.gossip.mixing import Mixing
 from forethought.gossip.statements import worker_statement
 from forethought.holders.trainer import SharedModel
+from forethought.jobs import federate_network, gossip_peer
+from forethought.jobs import train as jobs_train
+from forethought.jobs.account import OF_OTHERS as COUNT_ON_OTHERS
 from forethought.jobs.account import verified
+from forethought.jobs.request import from_file
 from forethought.mechanism import Budget, Mechanism, Rounds
 from forethought.planning.phase_plans import next_by_shortfall, plan_phases
 from forethought.plans import Plan
@@ -172,6 +180,77 @@ def worker(out: Path) -> None:
     shutil.copytree(out.parent / "all" / "workers" / "w0", out)
 
 
+def masked(out: Path) -> None:
+    settings = SecureAggregation(HOLDERS, dropouts=1, colluders=0)
+    chosen = secured(federation(rule="synchronous", exchanged="gradients"), settings)
+    federated.simulate(model(), shares(), chosen, TIMES, out=out.parent / "all")
+    shutil.copytree(out.parent / "all" / "clients" / "c0", out)
+
+
+JOB = """
+[data]
+source = "breast-cancer"
+holdout = 0.2
+[budget]
+epsilon = 8.0
+[training]
+rounds = 8
+batch = 60
+"""
+
+
+def from_job(out: Path) -> None:
+    (out.parent / "job.toml").write_text(JOB)
+    request = from_file(out.parent / "job.toml")
+    jobs_train.run(jobs_train.prepare(request), out)
+
+
+def networked(out: Path) -> None:
+    """A client that talks to its server on 127.0.0.1."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    (out.parent / "job.toml").write_text(f"{JOB}[federation]\nclients = 2\n")
+    request, keys = from_file(out.parent / "job.toml"), out.parent / "keys"
+    federate_network.make_everybody(request, keys)
+
+    def run(name: str) -> None:
+        server = name == "server"
+        way = federate_network.serve_job if server else federate_network.take_part_in_job
+        way(request, keys / name, out.parent / name, address=address)
+
+    at_once("server", "client-0", "client-1", run=run)
+    shutil.copytree(out.parent / "client-0", out)
+
+
+def between_sites(out: Path) -> None:
+    """A worker that talks to another one on 127.0.0.1."""
+    text = f"{JOB}[gossip]\nworkers = 2\nexchange = 0.02\n".replace("rounds = 8\n", "", 1)
+    text = text.replace("exchange", "rounds = 8\nexchange")
+    for name in "ab":
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        text += f'[[gossip.worker]]\nname = "{name}"\naddress = "127.0.0.1:{port}"\n'
+    (out.parent / "job.toml").write_text(text)
+    request, keys = from_file(out.parent / "job.toml"), out.parent / "keys"
+    gossip_peer.make_everybody(request, keys)
+    at_once(
+        "a",
+        "b",
+        run=lambda name: gossip_peer.site_worker(request, keys / name, out.parent / name),
+    )
+    shutil.copytree(out.parent / "a", out)
+
+
+def at_once(*names: str, run: Callable[[str], Any]) -> None:
+    threads = [threading.Thread(target=run, args=(name,), daemon=True) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+
+
 RUNS: dict[str, Callable[[Path], None]] = {
     "one": one,
     "persons": persons,
@@ -179,6 +258,10 @@ RUNS: dict[str, Callable[[Path], None]] = {
     "several records": together,
     "federation's client": client,
     "gossip's worker": worker,
+    "behind masks": masked,
+    "a job": from_job,
+    "client over a network": networked,
+    "worker between sites": between_sites,
     "seeded batches": lambda out: one(out, seed=1),
     "seeded noise": lambda out: one(out, noise_seed=1),
     "quantile": quantile,
@@ -195,6 +278,40 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     path = tmp_path_factory.mktemp("runs") / "run"
     RUNS[request.param](path)
     return path
+
+
+@pytest.fixture(scope="module")
+def clients_own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("client") / "run"
+    networked(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "said"),
+    [
+        ("policy.json", lambda p: p.update(epsilon=p["epsilon"] / 10), "allows"),
+        ("policy.json", lambda p: p.update(delta=p["delta"] / 1e6), "allows"),
+        ("policy.json", lambda p: p.update(schema="forethought/policy/9"), "schema"),
+        ("roster.json", lambda r: r["clients"].reverse(), "roster"),
+        ("roster.json", lambda r: r["clients"].pop(), "roster"),
+        ("roster.json", lambda r: r.update(server=r["clients"][0]), "keys"),
+        ("roster.json", lambda r: r.update(nonce="0" * 32), "roster"),
+    ],
+)
+def test_what_a_client_allowed_and_with_whom_must_fit_what_it_states(
+    clients_own: Path, tmp_path: Path, name: str, edit: Callable[[Any], Any], said: str
+) -> None:
+    copy = beside(clients_own, tmp_path / "run")
+    verified(copy)
+    values = json.loads((copy / name).read_text())
+    edit(values)
+    if values.pop("checksum", None):
+        values["checksum"] = digest(values)
+    (copy / name).write_text(json.dumps(values))
+    rebind(copy)
+    with pytest.raises(StatementError, match=said):
+        verified(copy)
 
 
 def test_a_run_folder_verifies_with_its_plan(folder: Path) -> None:
@@ -261,6 +378,10 @@ def test_what_it_rests_on_cannot_be_taken_away(folder: Path, tmp_path: Path) -> 
     with pytest.raises(StatementError, match="not beside it"):
         verified(copy)
     # The file alone says what it says, and that nothing shows it.
+    if Statement.load(copy / "statement.json").accountant["kind"] in COUNT_ON_OTHERS:
+        with pytest.raises(StatementError, match="counts on"):
+            verified(copy / "statement.json")
+        return
     assert {"evidence", "releases", "plan"} <= set(
         dict(verified(copy / "statement.json").not_checked)
     )
@@ -287,7 +408,10 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 READ = ("plan.json", "statement.json", "transcript.json", "model.safetensors", "phases.json")
-OF_HOLDERS = ("federation.json", "gossip.json", "statement.intoto.json")
+OF_HOLDERS = (
+    *("federation.json", "gossip.json", "roster.json", "policy.json", "statement.intoto.json"),
+    *("job.toml", "model.json", "prepared.json"),
+)
 
 
 def beside(folder: Path, to: Path) -> Path:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from forethought.checks import one_of, real, whole
 from forethought.federated.delay import Delay, Permissible
@@ -20,6 +20,9 @@ from forethought.plans import Plan
 from forethought.serialisation import Stored, build, canonical
 from forethought.training.step_sizes import step_sizes
 from forethought.use import Averaging
+
+if TYPE_CHECKING:
+    from forethought.exchange.keys import Roster
 
 # The file of it.
 FEDERATION = "federation.json"
@@ -283,3 +286,37 @@ _PARTS: dict[str, type[Any]] = {
     "robust": Robust,
     "averaging": Averaging,
 }
+
+
+def with_roster(federation: Federation, roster: Roster) -> Federation:
+    """The federation with its members' keys, its server's and the nonce in it.
+
+    Raises:
+        FederationError: other names, or another order.
+    """
+    names = [member.name for member in federation.members]
+    if names != [identity.name for identity in roster.clients]:
+        raise FederationError(
+            f"the job's clients are {', '.join(names)}; the roster's "
+            f"{', '.join(identity.name for identity in roster.clients)}: join the same, in order"
+        )
+    members = tuple(
+        replace(member, public_key=identity.public_key)
+        for member, identity in zip(federation.members, roster.clients, strict=True)
+    )
+    return replace(
+        federation, members=members, server_key=roster.server.public_key, nonce=roster.nonce
+    )
+
+
+def require_roster(federation: Federation, roster: Roster) -> None:
+    """Refuse a roster that is not the federation's.
+
+    Raises:
+        FederationError: names or keys differ, or secure aggregation.
+    """
+    if with_roster(federation, roster) != federation:
+        raise FederationError(
+            "this roster's keys are not those of the federation: take roster.json and "
+            "federation.json from one place, made together"
+        )

@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any
 from forethought import signing
 from forethought.accounting.about import OF_HOLDERS, OF_RUN, content_hash
 from forethought.accounting.exact import CertificateError
+from forethought.accounting.interval import at_least, at_most
 from forethought.accounting.releases import STOPPED
 from forethought.accounting.statement import Statement, StatementError, account, plan_digest
 from forethought.accounting.summed import AGGREGATE, NETWORK, SECURE_AGGREGATION
 from forethought.accounting.verification import Signer, Verification, check, require_evidence
 from forethought.caveats import one_line
-from forethought.checks import whole
-from forethought.federated.federation import FEDERATION, Federation
+from forethought.checks import real, whole
+from forethought.exchange.keys import POLICY, POLICY_SCHEMA, ROSTER, Roster
+from forethought.federated.federation import FEDERATION, Federation, require_roster
 from forethought.federated.statements import VIEWS, accountant_of, notes
 from forethought.gossip.decentralised import NetworkViewError
 from forethought.gossip.gossip import GOSSIP, Gossip
@@ -152,6 +154,10 @@ def _verified(found: Path, public_key: Path | None, whole: bool) -> Verification
         transcript = _transcript(texts[TRANSCRIPT], statement)
     federation = Federation.from_json(texts[FEDERATION]) if FEDERATION in texts else None
     gossip = Gossip.from_json(texts[GOSSIP]) if GOSSIP in texts else None
+    if federation is not None and ROSTER in texts:
+        require_roster(federation, Roster.from_json(texts[ROSTER]))
+    if POLICY in texts:
+        _require_policy(texts[POLICY], statement)
     for note in notes(federation) if federation else NOTES if gossip else ():
         if note not in statement.caveats:
             raise StatementError(f"the statement leaves out what holders agreed on: {note}")
@@ -167,6 +173,28 @@ def _verified(found: Path, public_key: Path | None, whole: bool) -> Verification
         None if alone else files,
         signer,
     )
+
+
+def _require_policy(text: str, statement: Statement) -> None:
+    """Refuse a statement of more than its holder allowed.
+
+    Raises:
+        StatementError: names both figures. ValueError, KeyError: no policy.
+    """
+    values = parse(text)
+    if values["schema"] != POLICY_SCHEMA:
+        raise StatementError(f"{POLICY} has another schema than {POLICY_SCHEMA}")
+    if values["epsilon"] is None:  # what the plan spends
+        return
+    allowed = real("policy epsilon", values["epsilon"], above=0)
+    delta = values["delta"] or statement.delta
+    spent = again(statement, delta=real("policy delta", delta, above=0, below=1)).guarantee
+    # As far as two machines agree.
+    if spent > allowed * (1 + 2e-3):
+        raise StatementError(
+            f"{POLICY} allows ε = {at_least(allowed)} at δ = {at_most(delta, '.6g')}; the stated "
+            f"rounds spend {at_most(spent)}"
+        )
 
 
 def _texts_of(found: Path, statement: Statement) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from forethought.exchange.events import Compute, Computed
 from forethought.exchange.keys import ROSTER, Identity, Keys, Roster
 from forethought.exchange.messages import SERVER, Join
-from forethought.federated.federation import FEDERATION, Federation, FederationError
+from forethought.federated.federation import FEDERATION, Federation, FederationError, with_roster
 from forethought.federated.server import ServerMachine
 from forethought.federated.statements import Policy
 from forethought.jobs.federate import agreed, federation_of, section_of, speeds_of
@@ -27,7 +27,6 @@ from forethought.network.server import (
     over_grpc,
     serve,
     status_of,
-    with_roster,
 )
 from forethought.network.turns import ServerTurns, client_turn
 from forethought.planning import defaults

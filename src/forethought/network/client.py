@@ -26,7 +26,7 @@ from forethought.exchange.ledger import LEDGER, ClientLedger, Witness
 from forethought.exchange.messages import SERVER, Vector
 from forethought.exchange.storage import FolderStorage, LedgerState
 from forethought.federated.client import ClientMachine
-from forethought.federated.federation import FEDERATION, Federation, FederationError
+from forethought.federated.federation import FEDERATION, Federation, FederationError, require_roster
 from forethought.federated.secure_aggregation.client import SecureClient
 from forethought.federated.secure_aggregation.ring import Ring, to_ring
 from forethought.federated.secure_aggregation.settings import SecureAggregation
@@ -41,7 +41,7 @@ from forethought.network.driving import (
     channel_options,
     stop_on_signals,
 )
-from forethought.network.server import LOOK, METHOD, SERVICE, require_member, require_roster
+from forethought.network.server import LOOK, METHOD, SERVICE, require_member
 from forethought.rounds.grid_step import grid
 from forethought.rounds.losses import Loss
 from forethought.rounds.randomness import Seeds

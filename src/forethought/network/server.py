@@ -8,7 +8,7 @@ import html
 import json
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,7 +20,7 @@ from forethought.exchange.keys import Keys, Roster
 from forethought.exchange.ledger import ServerJournal
 from forethought.exchange.messages import SERVER, Finished, Vector
 from forethought.exchange.storage import FolderStorage
-from forethought.federated.federation import Federation, FederationError
+from forethought.federated.federation import Federation, FederationError, require_roster
 from forethought.federated.secure_aggregation.server import SecureServer
 from forethought.federated.server import Average, ServerMachine
 from forethought.network.driving import (
@@ -486,40 +486,6 @@ def status_of(machine: ServerMachine, driver: ServerDriver, heard: Heard, second
         dict(driver.counts),
         tuple(f"{raised.code}: {raised.text}" for raised in list(driver.alarms)[-10:]),
     )
-
-
-def with_roster(federation: Federation, roster: Roster) -> Federation:
-    """The federation with its members' keys, its server's and the nonce in it.
-
-    Raises:
-        FederationError: other names, or another order.
-    """
-    names = [member.name for member in federation.members]
-    if names != [identity.name for identity in roster.clients]:
-        raise FederationError(
-            f"the job's clients are {', '.join(names)}; the roster's "
-            f"{', '.join(identity.name for identity in roster.clients)}: join the same, in order"
-        )
-    members = tuple(
-        replace(member, public_key=identity.public_key)
-        for member, identity in zip(federation.members, roster.clients, strict=True)
-    )
-    return replace(
-        federation, members=members, server_key=roster.server.public_key, nonce=roster.nonce
-    )
-
-
-def require_roster(federation: Federation, roster: Roster) -> None:
-    """Refuse a roster that is not the federation's.
-
-    Raises:
-        FederationError: names or keys differ, or secure aggregation.
-    """
-    if with_roster(federation, roster) != federation:
-        raise FederationError(
-            "this roster's keys are not those of the federation: take roster.json and "
-            "federation.json from one place, made together"
-        )
 
 
 def require_member(keys: Keys, roster: Roster, place: int) -> None:
