@@ -78,7 +78,7 @@ class About:
 _MOST_FILES = 20
 # Those that a run on one machine writes, and those of several holders; none is left out.
 OF_RUN = ("plan.json", "transcript.json", "phases.json", "job.toml", "model.json", "prepared.json")
-OF_HOLDERS = ("federation.json", "gossip.json", "policy.json")
+OF_HOLDERS = ("federation.json", "gossip.json", "policy.json", "roster.json")
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,60}\.(json|toml)")
 
 
