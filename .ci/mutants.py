@@ -97,6 +97,8 @@ MUTANTS = [
     Mutant("blocks: a slow model's loss is not compared with the batch's",
            "_Attempt._one_at_a_time", "if answers: ...", "pass",
            "test_a_loss_of_the_batch_is_refused_however_the_examples_go"),
+    Mutant("blocks: what a first pass learns is taken for other bits", "_alike",
+           "if turn == 0: ...", "pass", "test_what_a_first_pass_learns_changes_no_block"),
     Mutant("blocks: a probe takes a refusal for odd values", "_alike",
            "kind is None and isinstance(error, RefusedError)", "False",
            "test_a_loss_of_the_batch_is_refused_however_the_examples_go"),

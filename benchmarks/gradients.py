@@ -3,6 +3,7 @@
     python benchmarks/gradients.py                       # every model on the CPU
     python benchmarks/gradients.py --model lenet5 --rounds 30 --threads 1
     python benchmarks/gradients.py --device cuda
+    python benchmarks/gradients.py --fill                # what blocks of planned sizes cost
     python benchmarks/gradients.py --smoke               # seconds; what CI runs
 
 A step is forward, loss and gradients, without the optimizer and without noise: the ordinary step
@@ -25,17 +26,18 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from networks import MEMORY_GOAL, ROWS, Recurrent
+from networks import MEMORY_GOAL, ROWS, Recurrent, Row
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from forethought import gradients
+from forethought.gradients.blocks import Blocks, planned
 
 warnings.filterwarnings("ignore", module="opacus")
 warnings.filterwarnings("ignore", message=".*non-full backward hook.*")
@@ -257,6 +259,51 @@ def table(row: str, batch: int, results: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+class AsDrawn(Blocks):
+    """A pass of as many rows as were drawn, whatever their bits."""
+
+    def others(self) -> Iterator[Blocks]:
+        return iter(())
+
+
+def fill(repetitions: int) -> None:
+    """Poisson batches in blocks of the plan's sizes beside passes of as many rows as were drawn.
+
+    Those bound nothing: they are what the fill is measured against.
+    """
+    models = {"logistic": Row(lambda: nn.Linear(123, 2), _columns, 64, 1.0)}
+    models |= {row: ROWS[row] for row in ("mlp-64", "lenet5", "cnn")}
+    print(f"{'model':<12}{'batch':>6}{'rows':>8}{'time':>8}   of passes without fill, medians")
+    for name, row in models.items():
+        for expected, goal in ((64, 1.1), (256, 1.05)):
+            draws = torch.poisson(torch.full((40,), float(expected))).int().tolist()
+            torch.manual_seed(0)
+            model, plan = row.model(), planned(expected, expected**0.5)
+            batches = [(row.data(drawn), AsDrawn((drawn,))) for drawn in draws]
+            ratios = []
+            for repetition in range(-1, repetitions):
+                for place, ((inputs, targets), bare) in enumerate(batches):
+                    spent = {}
+                    for blocks in (plan, bare) if (repetition + place) % 2 else (bare, plan):
+                        start = time.process_time()
+                        gradients.clipped_sum(
+                            model, losses, inputs, targets, CLIP_NORM, blocks=blocks
+                        )
+                        spent[blocks] = time.process_time() - start
+                    if repetition >= 0:  # before that, blocks are probed
+                        ratios.append(spent[plan] / spent[bare])
+            rows = sum(sum(size for *_, size in plan.cut(drawn)) for drawn in draws) / sum(draws)
+            ratio = statistics.median(ratios)
+            print(
+                f"{name:<12}{expected:>6}{rows:>8.3f}{ratio:>8.3f}   goal {goal}",
+                flush=True,
+            )
+
+
+def _columns(batch: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(batch, 123), torch.randint(0, 2, (batch,))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=ROWS, action="append", help="default: all")
@@ -267,12 +314,17 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="of torch on the CPU")
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
     parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--fill", action="store_true", help="blocks' cost, on one thread")
     parser.add_argument("--smoke", action="store_true", help="two small rows, few rounds")
     parser.add_argument("--json", type=Path, help="also write the results here")
     parser.add_argument("--peak", choices=MODES, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.threads:
         torch.set_num_threads(chosen.threads)
+    if chosen.fill:
+        torch.set_num_threads(1)
+        fill(1 if chosen.smoke else chosen.rounds)
+        return
     rows = chosen.model or (["mlp-64", "lenet5"] if chosen.smoke else list(ROWS))
     if chosen.peak:
         batch = chosen.batch or ROWS[rows[0]].batch

@@ -6,6 +6,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,6 +101,40 @@ def settled(sizes: tuple[int, ...]) -> Blocks:
     return clipped.probed(
         Blocks(sizes), model, cross_entropy, (x, y), dict(model.named_parameters()), 1, compute
     )
+
+
+def test_what_a_first_pass_learns_changes_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, ways, probed, watched = [], set(), clipped.probed, clipped.watched
+
+    def shown(*given: Any, **named: Any) -> Blocks:
+        found.append(probed(*given, **named))
+        return found[-1]
+
+    def telling(compute: Callable[..., Any], rows: Any, *given: Any) -> list[torch.Tensor]:
+        """As on a machine on which lanes end in other bits than a chain of layers."""
+        chained = []
+
+        def noted(*these: Any) -> Any:
+            computed = compute(*these)
+            chained.append(isinstance(computed, list))
+            return computed
+
+        numbers = watched(noted, rows, *given)
+        ways.update(chained)
+        return [*numbers, torch.full((len(rows[1]),), int(chained[0]))]
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(outputs, targets, reduction="none")
+
+    monkeypatch.setattr(clipped, "probed", shown)
+    monkeypatch.setattr(clipped, "watched", telling)
+    inputs, targets = rand(64, 20), torch.arange(64) % 4
+    for known in (False, True):
+        model = nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 4))
+        if known:
+            clipped_sum(model, loss, inputs, targets, 1.0)
+        clipped_sum(model, loss, inputs, targets, 1.0, blocks=planned(64, 8))
+    assert ways == {False, True} and found[0] == found[1]
 
 
 def test_where_places_are_alike_nothing_is_changed() -> None:

@@ -184,6 +184,8 @@ def _alike(blocks: Blocks, model: nn.Module, data: Any, copies: int, compute: Co
         expected: list[Tensor] | None = None
         while expected is None:
             try:
+                if turn == 0:  # the first pass of a model may go another way, to learn of it
+                    run(torch.arange(most))
                 expected = run(torch.arange(most))
             except _AloneError:
                 raise
