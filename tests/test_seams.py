@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parent
 SOURCE = TESTS.parent / "src" / "forethought"
 # Accesses to names with an underscore of the library's modules and objects.
@@ -81,6 +83,7 @@ def trees(folder: Path) -> dict[Path, ast.Module]:
     return {path: ast.parse(path.read_text("utf-8")) for path in sorted(folder.rglob("*.py"))}
 
 
+@pytest.mark.slow
 def test_errors_are_known_by_what_they_name() -> None:
     found = [
         f"{path.name}: {text}" for path, tree in trees(TESTS).items() for text in long_texts(tree)
@@ -88,6 +91,7 @@ def test_errors_are_known_by_what_they_name() -> None:
     assert not found, "take the words that name what is wrong, at most three together"
 
 
+@pytest.mark.slow
 def test_tests_use_public_names() -> None:
     known: set[str] = set().union(*map(defined_by, trees(SOURCE).values()))
     found = [

@@ -119,6 +119,7 @@ def test_the_number_of_trials_follows_its_distribution(trials: Trials) -> None:
     assert fit(counts + 1) < 1e-12
 
 
+@pytest.mark.slow
 def test_more_trials_and_worse_candidates_cost_more() -> None:
     spent = [search_epsilon([MECHANISM], PoissonTrials(mean), DELTA) for mean in (2, 10, 50)]
     assert spent == sorted(spent)

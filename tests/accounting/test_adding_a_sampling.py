@@ -81,6 +81,7 @@ def every_draw(sampling, records: int, rounds: int):
         yield len(batches) ** -rounds, run
 
 
+@pytest.mark.slow
 def test_the_sampling_of_the_page_is_whole_and_sound(added: type[Sampling]) -> None:
     cells.test_every_cell_has_an_oracle_and_a_draw()
     assert cells.drawn.false_facts(cells.drawn.instance(KIND)) == []

@@ -212,6 +212,7 @@ def test_groups_and_exchanged_records_go_change_by_change() -> None:
         assert got.upper < 0.8 * epsilon(Mechanism(Rounds(3.0, 2, FullBatch())), 1e-5, steps).lower
 
 
+@pytest.mark.slow
 def test_an_exchanged_record_of_two_rounds_by_an_integral() -> None:
     # One epoch of two rounds: (N(a, 0) + N(0, a))/2 against the same with -a, in the plane.
     a, eps = 0.6, 0.5

@@ -58,6 +58,7 @@ def sums(values: list[float], batch: int, groups: int | None) -> Counter:
     return law
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", [1, 2, 3])
 @pytest.mark.parametrize("adjacency", ["zero-out", "replace-one"])
 @pytest.mark.parametrize("others", [ZEROS, OPPOSITE])
@@ -99,7 +100,14 @@ CELLS = [
 ]
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=str)
+@pytest.mark.parametrize(
+    "cell",
+    [
+        pytest.param(cell, marks=pytest.mark.slow if isinstance(cell[0], RandomAllocation) else ())
+        for cell in CELLS
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("group", [1, 4])
 def test_no_data_attain_more_than_is_proven(cell, group):
     sampling, clipping, adjacency = cell

@@ -100,6 +100,7 @@ def test_every_cell_has_an_oracle_and_a_draw() -> None:
     assert all(c in CLIPPINGS and a in ADJACENCIES for _, c, a in SUPPORTED)
 
 
+@pytest.mark.slow
 def test_plans_and_statements_know_every_sampling() -> None:
     assert set(get_args(SamplingName)) == set(SAMPLINGS)
     for kind in SAMPLINGS:
@@ -123,7 +124,14 @@ def test_a_cell_that_is_taken_away_is_refused(monkeypatch: pytest.MonkeyPatch) -
     assert "WithoutReplacement" in str(caught.value)
 
 
-@pytest.mark.parametrize("cell", SUPPORTED, ids="-".join)
+@pytest.mark.parametrize(
+    "cell",
+    [
+        pytest.param(cell, marks=pytest.mark.slow if cell[0] == "random-allocation" else ())
+        for cell in SUPPORTED
+    ],
+    ids="-".join,
+)
 @pytest.mark.parametrize("group", [1, 2])
 def test_no_cell_certifies_less_than_the_truth(cell: tuple[str, str, str], group: int) -> None:
     assert not too_low(*cell, group)
@@ -188,6 +196,7 @@ def test_correlated_noise_certifies_no_less_than_the_truth(kind: str, adjacency:
         assert truth <= claimed * (1 + INTEGRAL)
 
 
+@pytest.mark.slow
 def test_a_sensitivity_that_is_a_little_short_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = mechanisms.per_hit
     for room in (mechanisms, theorems):

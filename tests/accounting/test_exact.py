@@ -43,7 +43,10 @@ SAMPLINGS = [
 
 @pytest.mark.parametrize(
     ("sampling", "clipping", "adjacency"),
-    list(itertools.product(SAMPLINGS, CLIPPINGS, ADJACENCIES)),
+    [
+        pytest.param(*cell, marks=pytest.mark.slow if cell[0] == RandomAllocation(20) else ())
+        for cell in itertools.product(SAMPLINGS, CLIPPINGS, ADJACENCIES)
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("group", [1, 3])

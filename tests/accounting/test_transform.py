@@ -274,6 +274,7 @@ def test_a_line_with_slack_holds_in_between():
     assert (fine.real <= (coarse.real + coarse.doubt)[nearest]).all()
 
 
+@pytest.mark.slow
 def test_very_different_moments_are_bounded_one_by_one():
     pairs, counts = [Pair(((0.2, 0.3),)), Pair(((0.25, 0.9),))], np.array([2.0, 5.0])
     tilt = 60.0

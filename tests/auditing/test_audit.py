@@ -95,6 +95,7 @@ def test_a_plan_by_itself_is_audited_on_planted_models() -> None:
     assert found.attack.epsilon[0] <= found.attack.claimed_epsilon
 
 
+@pytest.mark.slow
 def test_the_users_model_is_looked_at_and_left_alone() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
     before = [p.detach().clone() for p in model.parameters()]

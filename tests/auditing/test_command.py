@@ -51,6 +51,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_plan_that_is_not_refuted(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "audit", plan, "--quick", "--out", "found")
     assert status == 0
@@ -61,6 +62,7 @@ def test_a_plan_that_is_not_refuted(plan: Path, capsys: pytest.CaptureFixture[st
     assert read["schema"] == "forethought/audit/1" and read["refuted"] is False
 
 
+@pytest.mark.slow
 def test_a_refutation_is_status_1_and_one_sentence(
     plan: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,6 +77,7 @@ def test_a_refutation_is_status_1_and_one_sentence(
     assert Path(read["files"]["audit"]).is_file()
 
 
+@pytest.mark.slow
 def test_one_run_says_how_near_an_attack_comes(
     plan: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

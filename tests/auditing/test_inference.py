@@ -58,6 +58,7 @@ def test_error_counts_are_those_of_the_threshold() -> None:
     assert games.errors(1.0) == (1, 1)
 
 
+@pytest.mark.slow
 def test_two_thousand_games_show_most_of_the_claim() -> None:
     # Medians of repeated runs are 5.8 and 2.3 of 7.05; below these is a chance under 1e-4.
     plan = Plan(ft.Mechanism(ft.Rounds(1.0, 100, ft.Poisson(0.1))), 2_000, 1e-5)

@@ -106,6 +106,7 @@ def half_noise() -> Any:
     return replaced((GaussianNoise, "add_to", broken))
 
 
+@pytest.mark.slow
 def test_a_run_of_ones_own_model_comes_near_its_claim_and_not_beyond() -> None:
     """Runs of 2,000 canaries show 2.4 to 3.5 of 4.38; below 1.2 is a chance under 1e-6."""
     own, rounds = model(), []

@@ -197,7 +197,7 @@ class Asks(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["chain", "lanes", "parted"])
-@pytest.mark.parametrize("sizes", [(48, 64), (16,), (4,)])
+@pytest.mark.parametrize("sizes", [(48, 64), (16,), pytest.param((4,), marks=pytest.mark.slow)])
 def test_a_record_has_the_same_numbers_whoever_else_is_there(
     kind: str, sizes: tuple[int, ...]
 ) -> None:

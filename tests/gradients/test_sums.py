@@ -389,6 +389,7 @@ def neighbours() -> tuple[Tensor, Tensor]:
     return whole, other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [1, 57])
 @pytest.mark.parametrize("name", MODELS)
 def test_crafted_neighbours_move_the_sum_by_at_most_c(name: str, parts: int) -> None:

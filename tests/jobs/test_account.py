@@ -798,6 +798,7 @@ def forgeries(copy: Path) -> Iterator[tuple[str, str, bytes]]:
         yield f"statement.json follows: {what}", "statement.json", made.to_json().encode()
 
 
+@pytest.mark.slow
 def test_no_forgery_of_one_value_of_any_file_is_accepted(honest: Path, tmp_path: Path) -> None:
     copy = beside(honest, tmp_path / "run")
     forged = (one for one in forgeries(copy) if "follows" not in one[0])

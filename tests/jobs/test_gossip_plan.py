@@ -51,6 +51,7 @@ def test_a_tenth_more_rounds_costs_two_to_two_eleven() -> None:
     assert whole == pytest.approx(2.11, abs=0.005)
 
 
+@pytest.mark.slow
 def test_costs_and_time_of_the_whole_gossip() -> None:
     times = Times(slow_ones(4, 1, 10.0), Way(0.01, 1e4))
     found = predict(gossip(cap=200), [ft.Budget(3.0, 1e-5)] * 4, times)

@@ -80,6 +80,7 @@ def test_a_client_talks_to_its_own_server_only(members: dict[str, Keys], roster:
     assert [asyncio.run(scenario(name)) for name in ("stranger", "b")] == ["UNAVAILABLE"] * 2
 
 
+@pytest.mark.slow
 def test_grpc_that_was_loaded_too_early_is_noticed(tmp_path: Path) -> None:
     """It would have read another list of ciphers, and would speak TLS 1.2."""
     program = """

@@ -110,6 +110,7 @@ def test_a_neighbour_that_lies_about_who_it_is_is_refused(two):
     assert "forged, or changed on its way" in two.came[1][1].text
 
 
+@pytest.mark.slow
 def test_a_stranger_does_not_get_in(two, tmp_path):
     # The same name and place, but keys of its own.
     own = Keys.make(tmp_path / "other", "w1")

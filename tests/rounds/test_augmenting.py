@@ -135,6 +135,7 @@ def test_a_persons_rows_are_altered_each_by_itself() -> None:
     torch.testing.assert_close(total.release().vector, expected, rtol=0.02, atol=1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10**6), st.floats(1e-3, 1e6), st.sampled_from([None, 2, 7]))
 def test_one_record_moves_the_sum_by_at_most_the_clip_norm(seed, scale, micro_batch):

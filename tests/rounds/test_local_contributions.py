@@ -281,6 +281,7 @@ def careless(model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
     return {name: p.detach() - start[name] for name, p in model.named_parameters()}
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 2**31),

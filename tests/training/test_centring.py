@@ -64,6 +64,7 @@ def weights(trained: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in trained.parameters()])
 
 
+@pytest.mark.slow
 def test_the_model_takes_features_as_they_are_and_the_statement_names_the_means() -> None:
     plan, trained = planned(), model()
     run = ft.train(trained, corner(), plan, seed=1, noise_seed=2, log_every=plan.rounds)

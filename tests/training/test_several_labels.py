@@ -76,6 +76,7 @@ def test_from_init_to_predictions(tmp_path):
     assert written["prediction"].to_list() == ["; ".join(names[row == 1]) for row in found]
 
 
+@pytest.mark.slow
 def test_persons_have_several_labels_too(tmp_path):
     path = table(tmp_path / "t.csv")
     text = job(path, 'person = "patient"', "records_per_person = 3")

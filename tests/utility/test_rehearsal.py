@@ -151,6 +151,7 @@ def test_the_interval_holds_as_often_as_it_says() -> None:
     assert 0.87 <= held / 2_000 <= 0.93
 
 
+@pytest.mark.slow
 def test_the_prediction_holds_for_a_run_on_data_of_the_same_kind() -> None:
     """The achieved accuracy of eight runs, against an interval meant for 99 % of them."""
     whole, plan = clusters(1_100, 5, 3, seed=1), small_plan()

@@ -40,6 +40,7 @@ def test_the_numbers_are_those_of_the_plan():
     assert found["noise"] < 3 * near
 
 
+@pytest.mark.slow
 def test_persons_are_planned_for():
     found = shown(Settings(records=3000, persons=1000, records_per_person=4))
     assert (found["unit"], found["examples"], found["together"]) == ("persons", 1000, 1)

@@ -631,6 +631,7 @@ def test_state(attack: Attack) -> None:
     withstand(attack)
 
 
+@pytest.mark.slow
 def test_more_objects_than_can_be_noted_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def make() -> Any:
         forward = remembers(
