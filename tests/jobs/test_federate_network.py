@@ -398,6 +398,53 @@ def test_the_readme_as_a_newcomer_runs_it(tmp_path: Path) -> None:
         assert statement.guarantee <= 4.0 and len(statement.mechanism) == 40
 
 
+# A client of which somebody changed the noise: a fifth of it is missing.
+LESS_NOISE = """
+import torch
+from forethought.cli import main
+from forethought.rounds.noise import GaussianNoise
+whole = GaussianNoise.add_to
+GaussianNoise.add_to = lambda self, vector, std, source: whole(self, vector, 0.8 * std, source)
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sound", [True, False], ids=["sound", "less noise"])
+def test_a_client_replays_its_rounds_in_its_own_process(
+    job: Path, keys: Path, tmp_path: Path, sound: bool
+) -> None:
+    address, results = f"127.0.0.1:{free_port()}", dict[str, Any]()
+    request = from_file(job)
+    threads = [
+        in_thread(
+            lambda: jobs.serve_job(request, keys / "server", tmp_path / "server", address=address),
+            results,
+            "server",
+        ),
+        in_thread(
+            lambda: jobs.take_part_in_job(
+                request, keys / "a", tmp_path / "a", address=address, witness=tmp_path
+            ),
+            results,
+            "a",
+        ),
+    ]
+    words = ["federate", "client", str(job), "--keys", str(keys / "b"), "--address", address]
+    words += ["--out", str(tmp_path / "b"), "--witness", str(tmp_path), "--replay", "3"]
+    program = ["-m", "forethought"] if sound else ["-c", LESS_NOISE]
+    ended = subprocess.run(
+        [sys.executable, *program, *words], capture_output=True, text=True, timeout=PATIENCE
+    )
+    for thread in threads:
+        thread.join(PATIENCE)
+    found = json.loads((tmp_path / "b" / "audit.json").read_text())
+    assert ended.returncode == (0 if sound else 1), ended.stderr
+    assert "3 releases were replayed" in found["notes"]
+    assert found["refuted"] is not sound
+    assert sound or "noise" in ended.stderr
+
+
 @pytest.mark.slow
 def test_a_client_that_leaves_for_good_is_not_waited_for(
     job: Path, keys: Path, tmp_path: Path

@@ -320,3 +320,35 @@ def test_launched_workers_with_jobs_that_differ_are_told_before_they_compute(
     text, _ = processes.running["b"].communicate(timeout=PATIENCE)
     assert "has another gossip than the first one: plans, rounds differ" in text
     assert processes.running["b"].returncode and not (tmp_path / "out" / "b" / LEDGER).exists()
+
+
+# A worker of which somebody changed the noise: a fifth of it is missing.
+LESS_NOISE = """
+from forethought.cli import main
+from forethought.rounds.noise import GaussianNoise
+whole = GaussianNoise.add_to
+GaussianNoise.add_to = lambda self, vector, std, source: whole(self, vector, 0.8 * std, source)
+main()
+"""
+
+
+@pytest.mark.slow
+def test_workers_replay_their_rounds_in_their_own_processes(
+    tmp_path: Path, processes: Processes
+) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(job_text(rounds=6))
+    jobs.make_everybody(from_file(job), tmp_path / "keys")
+    for name, program in (
+        ("a", ["-m", "forethought"]),
+        ("b", ["-m", "forethought"]),
+        ("c", ["-c", LESS_NOISE]),
+    ):
+        own = ["--keys", str(tmp_path / "keys" / name), "--out", str(tmp_path / name)]
+        replay = [] if name == "a" else ["--replay", "4"]
+        processes.start(name, [*program, "gossip", "peer", str(job), *own, "--quiet", *replay])
+    said = {name: processes.running[name].communicate(timeout=PATIENCE)[0] for name in "abc"}
+    found = {n: json.loads((tmp_path / n / "audit.json").read_text()) for n in "bc"}
+    assert [processes.running[name].returncode for name in "abc"] == [0, 0, 1], said
+    assert not found["b"]["refuted"] and found["c"]["refuted"] and "noise" in said["c"]
+    assert all(any("replayed" in note for note in one["notes"]) for one in found.values())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +17,13 @@ from forethought.commands.options import (
     fail,
     print_json,
 )
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from forethought.auditing.replay import Replay
+    from forethought.auditing.verdict import Audit
+    from forethought.plans import Plan
 
 EPILOG = "Example: forethought audit job.toml --quick"
 
@@ -119,3 +127,34 @@ def audit(
             console.print(f"[bold]Figure[/bold]   {figure}")
     if audited.audit.refuted:
         raise typer.Exit(fail(f"refuted: {audited.audit.reason}", 1))
+
+
+def watching(replay: int | None, rounds: int) -> AbstractContextManager[Replay | None]:
+    """The replay of so many of a run's ``rounds``, evenly spread, the last among them."""
+    if replay is None:
+        return nullcontext()
+    from forethought.auditing.replay import replaying
+
+    last, parts = rounds - 1, max(1, replay - 1)
+    return replaying({last - round(place * last / parts) for place in range(replay)})
+
+
+def saved(seen: Replay | None, plan: Plan, folder: Path, seconds: float) -> Audit | None:
+    """What was replayed, as audit.json in the run folder."""
+    if seen is None:
+        return None
+    from forethought.jobs.audit import of_replay, save
+
+    found = of_replay(seen, plan, folder, seconds)
+    save(found)
+    return found.audit
+
+
+def judge(console: Console, found: Audit | None) -> None:
+    """Print what was replayed, and end the command where it refutes the run."""
+    from forethought.report.audit import show_audit
+
+    if found is not None:
+        show_audit(console, found)
+        if found.refuted:
+            raise typer.Exit(fail(f"refuted: {found.reason}", 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forethought.accounting.interval import at_most
+from forethought.commands.audit import judge, saved, watching
 from forethought.commands.options import (
     DataDir,
     Json,
     Quiet,
+    ReplayRounds,
     UsageError,
     console_for,
     fail,
@@ -52,7 +55,34 @@ def keys(
     data_dir: DataDir = None,
 ) -> None:
     """Make keys, certificates and the roster of a federation."""
+    from forethought.jobs import federate_network as jobs
+
+    def everybody(roster: Any) -> list[str]:
+        return ["server", *(identity.name for identity in roster.clients)]
+
+    make_keys(
+        jobs, everybody, "roster.json and federation.json", job_file, out, member, join, data_dir
+    )
+
+
+def make_keys(
+    jobs: Any,
+    everybody: Callable[[Any], list[str]],
+    shared: str,
+    job_file: Path | None,
+    out: Path,
+    member: str | None,
+    join: list[Path] | None,
+    data_dir: Path | None,
+) -> None:
+    """One member's own keys, a roster of those that were handed over, or all in one place.
+
+    Args:
+        jobs: module with ``join`` and ``make_everybody``. everybody: names in a roster.
+        shared: files that every member needs.
+    """
     from forethought.exchange.keys import IDENTITY, Keys
+    from forethought.jobs.request import from_file
 
     if member is not None:
         if job_file is not None or join:
@@ -62,19 +92,13 @@ def keys(
         return
     if job_file is None:
         raise UsageError("give a job file, or --member NAME")
-    from forethought.jobs import federate_network as jobs
-    from forethought.jobs.request import from_file
-
     request = from_file(job_file)
     if join:
         roster = jobs.join(request, join, out, data_dir)
-        typer.echo(
-            f"{out}/roster.json and federation.json: every member puts both beside its own keys"
-        )
+        typer.echo(f"{out}/{shared}: every member puts them beside its own keys")
     else:
         roster = jobs.make_everybody(request, out, data_dir)
-        names = ", ".join(identity.name for identity in roster.clients)
-        typer.echo(f"keys of server, {names} in {out}")
+        typer.echo(f"keys of {', '.join(everybody(roster))} in {out}")
         typer.echo(
             "made in one place, for a trial: for real, every member makes its own (--member)"
         )
@@ -155,12 +179,13 @@ def client(
         Path | None,
         typer.Option(help="Folder that counts releases, to tell a restored ledger. Default: keys."),
     ] = None,
+    replay: ReplayRounds = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Take part in a federation; Ctrl-C pauses, the same command goes on."""
-    from forethought.exchange.keys import ROSTER, Keys, Roster
+    from forethought.exchange.keys import Keys
     from forethought.jobs import federate_network as jobs
     from forethought.jobs.request import from_file
 
@@ -168,20 +193,27 @@ def client(
     name = Keys.load(key_folder).identity.name
     folder = out or Path("runs") / f"{request.name}-{name}"
     console = console_for(quiet or as_json)
-    roster = Roster.load(key_folder / ROSTER)
+    member = jobs.Membership.load(key_folder)
+    roster = member.roster
     console.print(f"{name}: ledger and secrets in {folder} (keep it; it is yours alone)")
     console.print(f"roster {roster.fingerprint} (compare it with the others)")
-    took = jobs.take_part_in_job(
-        request,
-        key_folder,
-        folder,
-        policy=_policy(epsilon, delta),
-        address=address,
-        data_dir=data_dir,
-        leave=leave,
-        witness=witness,
-        look=_progress(console),
-    )
+    plan = member.federation.plan(roster.place(name))
+    start = time.perf_counter()
+    with watching(replay, plan.rounds) as seen:
+        took = jobs.take_part_in_job(
+            request,
+            key_folder,
+            folder,
+            policy=_policy(epsilon, delta),
+            address=address,
+            data_dir=data_dir,
+            leave=leave,
+            witness=witness,
+            look=_progress(console),
+        )
+    found = None
+    if took.over:
+        found = saved(seen, plan, folder, time.perf_counter() - start)
     for raised in took.alarms:
         console.print(f"[yellow]alarm[/yellow] {raised.code}: {raised.text}", highlight=False)
     if took.statement is not None:
@@ -204,6 +236,7 @@ def client(
         raise typer.Exit(fail("paused; the same command goes on where it was", 130))
     if not took.over:
         raise typer.Exit(fail(took.reason, 1))
+    judge(console, found)
 
 
 def _policy(epsilon: float | None, delta: float | None) -> Policy | None:

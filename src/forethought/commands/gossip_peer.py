@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,11 +10,13 @@ from typing import Annotated, Any
 import typer
 
 from forethought.accounting.interval import at_most
+from forethought.commands.audit import judge, saved, watching
+from forethought.commands.federate_network import make_keys
 from forethought.commands.options import (
     DataDir,
     Json,
     Quiet,
-    UsageError,
+    ReplayRounds,
     console_for,
     fail,
     print_json,
@@ -40,34 +43,13 @@ def keys(
     data_dir: DataDir = None,
 ) -> None:
     """Make keys, certificates, the roster and the first weights of a gossip between sites."""
-    from forethought.exchange.keys import IDENTITY, Keys
-
-    if member is not None:
-        if job_file is not None or join:
-            raise UsageError("--member makes one worker's keys: drop the job file and --join")
-        Keys.make(out, member)
-        typer.echo(f"keys of {member} in {out} (keep them); hand over {out / IDENTITY}")
-        return
-    if job_file is None:
-        raise UsageError("give a job file, or --member NAME")
     from forethought.jobs import gossip_peer as jobs
-    from forethought.jobs.request import from_file
 
-    request = from_file(job_file)
-    if join:
-        roster = jobs.join(request, join, out, data_dir)
-        typer.echo(
-            f"{out}/{jobs.ROSTER}, {jobs.GOSSIP} and {jobs.FIRST}: every worker puts them beside "
-            "its own keys"
-        )
-    else:
-        roster = jobs.make_everybody(request, out, data_dir)
-        names = ", ".join(identity.name for identity in roster.workers)
-        typer.echo(f"keys of {names} in {out}")
-        typer.echo(
-            "made in one place, for a trial: for real, every worker makes its own (--member)"
-        )
-    typer.echo(f"fingerprint of the roster, to compare with the others: {roster.fingerprint}")
+    def everybody(roster: Any) -> list[str]:
+        return [identity.name for identity in roster.workers]
+
+    shared = f"{jobs.ROSTER}, {jobs.GOSSIP} and {jobs.FIRST}"
+    make_keys(jobs, everybody, shared, job_file, out, member, join, data_dir)
 
 
 def peer(
@@ -89,6 +71,7 @@ def peer(
         Path | None,
         typer.Option(help="Folder for the count that tells a restored ledger. Default: --keys."),
     ] = None,
+    replay: ReplayRounds = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -97,27 +80,31 @@ def peer(
     from forethought.exchange.keys import Keys
     from forethought.jobs import gossip_peer as jobs
     from forethought.jobs.request import from_file
-    from forethought.peers.roster import PeerRoster
 
     request = from_file(job_file)
     name = Keys.load(key_folder).identity.name
     folder = out or Path("runs") / f"{request.name}-{name}"
     console = console_for(quiet or as_json)
-    roster = PeerRoster.load(key_folder / jobs.ROSTER)
+    member = jobs.Membership.load(key_folder)
     console.print(f"{name}: ledger and secrets in {folder} (keep it; it is yours alone)")
-    console.print(f"roster {roster.fingerprint} (compare it with the others)")
-    done = jobs.site_worker(
-        request,
-        key_folder,
-        folder,
-        listen=listen,
-        epsilon=epsilon,
-        delta=delta,
-        data_dir=data_dir,
-        look=_progress(console),
-        witness=witness,
-    )
-    took = done.took
+    console.print(f"roster {member.roster.fingerprint} (compare it with the others)")
+    plan = member.gossip.plan(member.roster.place(member.keys))
+    start = time.perf_counter()
+    with watching(replay, plan.rounds) as seen:
+        done = jobs.site_worker(
+            request,
+            key_folder,
+            folder,
+            listen=listen,
+            epsilon=epsilon,
+            delta=delta,
+            data_dir=data_dir,
+            look=_progress(console),
+            witness=witness,
+        )
+    took, found = done.took, None
+    if took.over:
+        found = saved(seen, plan, folder, time.perf_counter() - start)
     for code, text in took.drove.alarms:
         console.print(f"[yellow]alarm[/yellow] {code}: {text}", highlight=False)
     if took.statement is not None and took.outsider is not None:
@@ -138,6 +125,7 @@ def peer(
         raise typer.Exit(fail("paused; the same command goes on where it was", 130))
     if took.drove.reason == "ledger set back":
         raise typer.Exit(fail("the ledger was set back: restore the newest one", 1))
+    judge(console, found)
 
 
 def _progress(console: Any) -> Callable[[Any], None]:

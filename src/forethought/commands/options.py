@@ -48,6 +48,14 @@ AdjacencyName = Annotated[
     str | None,
     typer.Option(help="add-or-remove, zero-out or replace-one.", rich_help_panel=_PANEL),
 ]
+ReplayRounds = Annotated[
+    int | None,
+    typer.Option(
+        "--replay",
+        min=1,
+        help="Replay so many rounds, from first to last, against a slow reference.",
+    ),
+]
 Figures = Annotated[Path | None, typer.Option(help="Draw the figures into this folder.")]
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from forethought.commands.audit import judge, saved, watching
 from forethought.commands.options import (
     BatchSize,
     DataDir,
@@ -20,6 +20,7 @@ from forethought.commands.options import (
     Json,
     NoiseMultiplier,
     Quiet,
+    ReplayRounds,
     RoundCount,
     UsageError,
     console_for,
@@ -28,13 +29,6 @@ from forethought.commands.options import (
     show_overrides,
     show_settled,
 )
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from forethought.auditing.replay import Replay
-    from forethought.auditing.verdict import Audit
-    from forethought.plans import Plan
 
 EPILOG = "Example: forethought train job.toml --out runs/mnist"
 
@@ -57,12 +51,7 @@ def train(
     max_epsilon: Annotated[
         float | None, typer.Option(help="Limit on ε of all phases. Default: the job's budget.")
     ] = None,
-    replay: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Replay so many rounds, from first to last, against a slow reference."
-        ),
-    ] = None,
+    replay: ReplayRounds = None,
     epsilon: Epsilon = None,
     delta: Delta = None,
     epochs: Epochs = None,
@@ -124,7 +113,7 @@ def train(
     try:
         with (
             launched(),
-            _shown(replay, prepared.plan.rounds) as seen,
+            watching(replay, prepared.plan.rounds) as seen,
             terminal.progress_bar(console, prepared.plan.rounds) as progress,
         ):
             run = jobs.run(
@@ -136,7 +125,7 @@ def train(
     seconds = time.perf_counter() - start
     if not leads():
         return
-    found = _saved(seen, prepared.plan, folder, seconds)
+    found = saved(seen, prepared.plan, folder, seconds)
     summary = RunSummary.load(folder)
     draw_run(summary, folder / "figures")
     write_pages(summary)
@@ -151,35 +140,4 @@ def train(
                 "statement": json.loads(run.statement.to_json()),
             }
         )
-    _judge(console, found)
-
-
-def _shown(replay: int | None, rounds: int) -> AbstractContextManager[Replay | None]:
-    """The replay of so many rounds, evenly spread, the last among them."""
-    if replay is None:
-        return nullcontext()
-    from forethought.auditing.replay import replaying
-
-    last, parts = rounds - 1, max(1, replay - 1)
-    return replaying({last - round(place * last / parts) for place in range(replay)})
-
-
-def _saved(seen: Replay | None, plan: Plan, folder: Path, seconds: float) -> Audit | None:
-    """What was replayed, as audit.json in the run folder."""
-    if seen is None:
-        return None
-    from forethought.jobs.audit import of_replay, save
-
-    found = of_replay(seen, plan, folder, seconds)
-    save(found)
-    return found.audit
-
-
-def _judge(console: Console, found: Audit | None) -> None:
-    """Print what was replayed, and end the command where it refutes the run."""
-    from forethought.report.audit import show_audit
-
-    if found is not None:
-        show_audit(console, found)
-        if found.refuted:
-            raise typer.Exit(fail(f"refuted: {found.reason}", 1))
+    judge(console, found)

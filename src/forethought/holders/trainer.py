@@ -12,13 +12,16 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import load, save
 
+from forethought.accounting.assumptions import Randomness
 from forethought.contributions import Persons
+from forethought.exchange.ledger import LEDGER
 from forethought.exchange.messages import Vector
 from forethought.holders.work import HolderError, Result
 from forethought.mechanism import Correlated
@@ -27,13 +30,13 @@ from forethought.rounds.augmenting import require_images
 from forethought.rounds.flat import Layout
 from forethought.rounds.losses import Loss
 from forethought.rounds.private_sum import NoisedSum, PrivateRounds, PrivateSum
-from forethought.rounds.randomness import Secrets
+from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import Records, blank
 from forethought.rounds.together import add_together
 from forethought.rounds.transcript import Transcript
 from forethought.training.descent import descent_of
 from forethought.training.fit import warn_of_another_model
-from forethought.training.folder import optimizer_state, restore_optimizer
+from forethought.training.folder import KEYS, Keys, optimizer_state, restore_optimizer, wipe
 from forethought.training.step_sizes import step_sizes
 
 # Name of the JSON in a state's tensors.
@@ -280,3 +283,39 @@ def released(state: bytes) -> Transcript:
     if not state:
         return Transcript()
     return Transcript.from_values(values_of(state)["transcript"])
+
+
+def own_secrets(folder: Path, seeds: Seeds, refusal: type[ValueError]) -> Keys:
+    """The secrets of a holder's part in ``folder``: drawn at its beginning, and kept until its end.
+
+    Raises:
+        ValueError: of the kind ``refusal``: the part has ended.
+    """
+    if (folder / KEYS).exists():
+        return Keys.read(folder)
+    if (folder / LEDGER).exists():
+        raise refusal(
+            f"{folder} holds a part that has ended: its secrets are wiped, its statement is there. "
+            "What it released counts; for another run take another folder"
+        )
+    own = Keys.draw(seeds)
+    own.write(folder)
+    return own
+
+
+def end(folder: Path) -> None:
+    """Wipe the secrets of a part that is over; its results must have been saved before.
+
+    Raises:
+        OSError: cannot be overwritten.
+    """
+    wipe(folder / KEYS)
+
+
+def randomness_of(own: Keys, plan: Plan) -> Randomness:
+    """Where a holder's random numbers come from, for its statement."""
+    return Randomness(
+        seeded_noise=own.secrets.seeded_noise,
+        seeded_sampling=own.secrets.seeded_sampling,
+        grid=plan.noise == "grid",
+    )

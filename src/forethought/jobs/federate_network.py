@@ -213,8 +213,8 @@ def take_part_in_job(
         witness: folder for the count that a restored ledger is told by; the keys' by default.
         options: of :func:`forethought.network.client.over_grpc`.
     """
-    from forethought.holders.trainer import SharedModel
-    from forethought.network.client import Share, end, take_part
+    from forethought.holders.trainer import SharedModel, end
+    from forethought.network.client import Share, take_part
     from forethought.network.client import over_grpc as grpc_client
     from forethought.rounds.losses import default_loss
     from forethought.rounds.randomness import Seeds

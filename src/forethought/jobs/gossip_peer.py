@@ -318,7 +318,8 @@ def _take_part(
     witness: Path | None = None,
     **options: Any,
 ) -> PeerResult:
-    from forethought.peers.taking_part import Share, end, take_part
+    from forethought.holders.trainer import end
+    from forethought.peers.taking_part import Share, take_part
     from forethought.rounds.losses import default_loss
     from forethought.rounds.randomness import Seeds
     from forethought.rounds.records import as_records, blank

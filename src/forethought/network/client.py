@@ -16,13 +16,12 @@ import grpc
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from forethought.accounting.assumptions import Randomness
 from forethought.accounting.statement import Statement
 from forethought.exchange.events import Compute, Computed
 from forethought.exchange.frame import Endpoint
 from forethought.exchange.keys import POLICY, POLICY_SCHEMA, ROSTER, Roster
 from forethought.exchange.keys import Keys as MemberKeys
-from forethought.exchange.ledger import LEDGER, ClientLedger, Witness
+from forethought.exchange.ledger import ClientLedger, Witness
 from forethought.exchange.messages import SERVER, Vector
 from forethought.exchange.storage import FolderStorage, LedgerState
 from forethought.federated.client import ClientMachine
@@ -31,7 +30,14 @@ from forethought.federated.secure_aggregation.client import SecureClient
 from forethought.federated.secure_aggregation.ring import Ring, to_ring
 from forethought.federated.secure_aggregation.settings import SecureAggregation
 from forethought.federated.statements import Policy, View, client_statement
-from forethought.holders.trainer import ClientTrainer, Holder, SharedModel, released
+from forethought.holders.trainer import (
+    ClientTrainer,
+    Holder,
+    SharedModel,
+    own_secrets,
+    randomness_of,
+    released,
+)
 from forethought.network.driving import (
     ClientDriver,
     Guarded,
@@ -48,7 +54,7 @@ from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import Records
 from forethought.rounds.transcript import TRANSCRIPT
 from forethought.serialisation import canonical, plain
-from forethought.training.folder import KEYS, PLAN, Keys, locked, wipe
+from forethought.training.folder import PLAN, locked
 
 # A client over gRPC: connects, comes back after every loss, computes beside the connection.
 
@@ -305,7 +311,7 @@ def take_part(
     share.policy.require(federation, me)
     with locked(folder):
         storage = FolderStorage(folder)
-        own = _secrets(folder, share.seeds)
+        own = own_secrets(folder, share.seeds, FederationError)
         server = {SERVER: bytes.fromhex(roster.server.public_key)}
         endpoint = Endpoint(federation.run_id, me, keys.signing, server, federation.parameters)
         ledger = ClientLedger(storage, endpoint, share.records.digest(own.identity))
@@ -344,11 +350,7 @@ def take_part(
         )
         state = ledger.read()
         transcript = released(state.state)
-        randomness = Randomness(
-            seeded_noise=own.secrets.seeded_noise,
-            seeded_sampling=own.secrets.seeded_sampling,
-            grid=plan.noise == "grid",
-        )
+        randomness = randomness_of(own, plan)
         statement = None
         if len(transcript):
             view: View = "server" if federation.secure is None else "secure-server"
@@ -435,28 +437,6 @@ def _behind_masks(
         sign=keys.signing.sign,
         verify=verify,
     )
-
-
-def end(folder: Path) -> None:
-    """Wipe the secrets of a part that is over; its results must have been saved before.
-
-    Raises:
-        OSError: cannot be overwritten.
-    """
-    wipe(folder / KEYS)
-
-
-def _secrets(folder: Path, seeds: Seeds) -> Keys:
-    if (folder / KEYS).exists():
-        return Keys.read(folder)
-    if (folder / LEDGER).exists():
-        raise FederationError(
-            f"{folder} holds a part that has ended: its secrets are wiped, its statement is there. "
-            "What it released counts; for another run take another folder"
-        )
-    own = Keys.draw(seeds)
-    own.write(folder)
-    return own
 
 
 async def _until_done(

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from forethought.accounting.assumptions import Randomness
 from forethought.accounting.interval import at_most
 from forethought.accounting.statement import Statement
 from forethought.exchange.frame import Endpoint
@@ -24,7 +23,14 @@ from forethought.exchange.storage import FolderStorage
 from forethought.gossip.gossip import GOSSIP, Gossip, GossipError
 from forethought.gossip.machines import worker
 from forethought.gossip.statements import worker_statement
-from forethought.holders.trainer import ClientTrainer, Holder, SharedModel, released
+from forethought.holders.trainer import (
+    ClientTrainer,
+    Holder,
+    SharedModel,
+    own_secrets,
+    randomness_of,
+    released,
+)
 from forethought.peers.driving import Drove, Pace, Stop, WorkerDriver
 from forethought.peers.links import Links
 from forethought.rounds.losses import Loss
@@ -32,7 +38,7 @@ from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import Records
 from forethought.rounds.transcript import TRANSCRIPT
 from forethought.serialisation import canonical
-from forethought.training.folder import KEYS, PLAN, Keys, locked, wipe
+from forethought.training.folder import PLAN, locked
 
 # Folder of the statement against somebody who sees one final model.
 OUTSIDER = "outsider"
@@ -141,7 +147,7 @@ def take_part(
     gossip.require(shared.architecture, first)
     share.require(gossip, me)
     with locked(folder):
-        own = _secrets(folder, share.seeds)
+        own = own_secrets(folder, share.seeds, GossipError)
         if keys is None:
             keys = own_keys(folder / "member", f"worker-{me}")
         storage = FolderStorage(folder)
@@ -176,11 +182,7 @@ def take_part(
         drove = driver.run(stop, look)
         state = ledger.read()
         transcript = released(state.state)
-        randomness = Randomness(
-            seeded_noise=own.secrets.seeded_noise,
-            seeded_sampling=own.secrets.seeded_sampling,
-            grid=gossip.plan(me).noise == "grid",
-        )
+        randomness = randomness_of(own, gossip.plan(me))
         if not len(transcript):
             return TookPart(drove, state.updates, None, None, machine.weights)
         statement, outsider = (
@@ -200,28 +202,6 @@ def take_part(
         (folder / OUTSIDER).mkdir(exist_ok=True)
         outsider = outsider.save(folder / OUTSIDER, files)
         return TookPart(drove, state.updates, statement, outsider, machine.weights)
-
-
-def end(folder: Path) -> None:
-    """Wipe the secrets of a part that is over; its results must have been saved before.
-
-    Raises:
-        OSError: cannot be overwritten.
-    """
-    wipe(folder / KEYS)
-
-
-def _secrets(folder: Path, seeds: Seeds) -> Keys:
-    if (folder / KEYS).exists():
-        return Keys.read(folder)
-    if (folder / LEDGER).exists():
-        raise GossipError(
-            f"{folder} holds a part that has ended: its secrets are wiped, its statement is there. "
-            "What it released counts; for another run take another folder"
-        )
-    own = Keys.draw(seeds)
-    own.write(folder)
-    return own
 
 
 def own_keys(folder: Path, name: str) -> MemberKeys:
