@@ -22,11 +22,13 @@ class Kind:
             data outside the guarantee. ``"choice"``: how the plan's numbers were chosen.
         sentence: what a person reads, without a full stop; ``{detail}`` stands for the detail.
         reason: why it matters, or the theorem or source behind it.
+        earlier: the sentence in statements before schema 4, where it was another.
     """
 
     role: Role
     sentence: str
     reason: str
+    earlier: str = ""
 
     @property
     def detailed(self) -> bool:
@@ -152,9 +154,13 @@ KINDS: dict[str, Kind] = {
     "separate-records": Kind(
         "assumption",
         "each contribution is computed from its own records alone: by construction, given that "
+        "torch's batching rules and derivatives are right; that a record's numbers have the same "
+        "bits at every place in a block of fixed size is tried on made-up records before the first "
+        "round",
+        "docs/gradients.md proves the rest and names the trusted base",
+        "each contribution is computed from its own records alone: by construction, given that "
         "torch's batching rules and derivatives are right and that a row of a product does not "
         "depend on how many other rows there are",
-        "docs/gradients.md proves the rest and names the trusted base",
     ),
     "other-runs": Kind(
         "assumption",

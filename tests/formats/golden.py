@@ -237,6 +237,7 @@ def statement() -> ft.Statement:
 
 def write_signed(folder: Path) -> None:
     """The statement, and beside it what signs it."""
+    (folder / NEXT_ENVELOPE).unlink(missing_ok=True)  # it signs what was there
     (folder / NEXT_STATEMENT).write_text(statement().to_json() + "\n", encoding="utf-8")
     with tempfile.TemporaryDirectory() as made:
         pem = Path(made) / "key.pem"

@@ -89,8 +89,8 @@ class Accountant:
 
     def unknown(self, mechanism: Mechanism) -> str:
         """What the attacker does not know, in a few words."""
-        hidden = self.hidden(mechanism)
-        return f"the noise and {hidden}" if hidden else "the noise"
+        *first, last = "the noise", *filter(None, self.hidden(mechanism).split(", nor "))
+        return f"{', '.join(first)} and {last}" if first else last
 
     def adjacency(self, mechanism: Mechanism) -> Adjacency:
         """The difference between neighbouring data sets that ε is about."""

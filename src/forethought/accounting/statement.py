@@ -229,12 +229,16 @@ class Statement:
             "caveats": plain(self.caveats),
             "breaks": list(map(str, self.breaks)),
             "facts": list(map(str, self.facts)),
-            "assumptions": list(map(str, self.assumptions)),
+            "assumptions": list(map(self._worded, self.assumptions)),
             "not_covered": list(map(str, self.not_covered)),
             "theorems": list(self.theorems),
             **({} if self.about is None else {"about": self.about.to_dict()}),
             **({} if self.schema in UNBOUND_SCHEMAS else {"evidence": plain(self.evidence)}),
         }
+
+    def _worded(self, said: Caveat) -> str:
+        """The sentence of a caveat in statements of this schema."""
+        return (self.schema in UNBOUND_SCHEMAS and said.kind.earlier) or str(said)
 
     def to_json(self) -> str:
         """The statement with a checksum that notices careless edits, as one JSON object."""
