@@ -424,7 +424,7 @@ MUTANTS = [
     Mutant("statement: presence promised with known batches", "batches_known",
            "'zero-out' if mechanism.adjacency == 'add-or-remove' else mechanism.adjacency",
            "mechanism.adjacency", "test_known_batches_leave_one_gaussian"),
-    Mutant("statement: noise of several releases", "accounting/releases.py::_together",
+    Mutant("statement: noise of several releases", "accounting/statement.py::_together",
            "0.0 if min(values) == 0 else 1 / math.sqrt(math.fsum((sigma ** (-2) for sigma in "
            "values)))", "min(values)", "test_rounds_are_recognised_however_they_are_cut"),
     Mutant("signature: of any content", "signing.py::encoded",

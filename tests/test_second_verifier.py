@@ -18,7 +18,7 @@ import pytest
 
 import forethought as ft
 from forethought.accounting import exact
-from forethought.accounting.about import OF_HOLDERS, OF_RUN
+from forethought.accounting.statement import OF_HOLDERS, OF_RUN
 from forethought.mechanism import Mechanism, Rounds
 from forethought.samplings import FullBatch, Poisson
 

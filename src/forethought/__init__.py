@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from forethought import errors as errors
     from forethought import estimators as estimators
     from forethought import gradients as gradients
-    from forethought.accounting.about import About as About
     from forethought.accounting.adaptive import NegativeBinomialTrials as NegativeBinomialTrials
     from forethought.accounting.adaptive import PoissonTrials as PoissonTrials
     from forethought.accounting.calibration import calibrate as calibrate
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from forethought.accounting.exact import delta as delta
     from forethought.accounting.exact import epsilon as epsilon
     from forethought.accounting.interval import Interval as Interval
+    from forethought.accounting.statement import About as About
     from forethought.accounting.statement import Statement as Statement
     from forethought.accounting.statement import account as account
     from forethought.accounting.tradeoff import TradeOff as TradeOff
@@ -110,13 +110,12 @@ _HOME = {
     "Local": "local_updates",
     "Preparation": "preparation",
     **dict.fromkeys(("Prepared", "prepare"), "preparing.prepare"),
-    "About": "accounting.about",
     "Interval": "accounting.interval",
     **dict.fromkeys(("epsilon", "delta"), "accounting.exact"),
     **dict.fromkeys(("calibrate", "noise_multiplier"), "accounting.calibration"),
     **dict.fromkeys(("TradeOff", "tradeoff"), "accounting.tradeoff"),
     **dict.fromkeys(("NegativeBinomialTrials", "PoissonTrials"), "accounting.adaptive"),
-    **dict.fromkeys(("Statement", "account"), "accounting.statement"),
+    **dict.fromkeys(("About", "Statement", "account"), "accounting.statement"),
     "Audit": "auditing.verdict",
     "audit": "auditing.audit",
     "Augmentation": "augmentation",

@@ -8,8 +8,14 @@ from dataclasses import replace
 import jsonschema
 import pytest
 
-from forethought.accounting.about import About, Evidence
-from forethought.accounting.statement import Statement, StatementError, account, json_schema
+from forethought.accounting.statement import (
+    About,
+    Evidence,
+    Statement,
+    StatementError,
+    account,
+    json_schema,
+)
 from forethought.accounting.verification import check
 from forethought.mechanism import Mechanism, Rounds
 from forethought.report.page import statement_page

@@ -10,8 +10,7 @@ from scipy.special import ndtr
 
 import forethought as ft
 from forethought.accounting.accountants import ACCOUNTANTS, batches_known
-from forethought.accounting.assumptions import Randomness, required
-from forethought.accounting.statement import account
+from forethought.accounting.statement import Randomness, account, required
 from forethought.caveat_kinds import KINDS
 from forethought.mechanism import Mechanism, Rounds
 from forethought.samplings import (

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 import forethought as ft
-from forethought.accounting.assumptions import Randomness
 from forethought.accounting.renyi import rdp, zcdp
-from forethought.accounting.statement import account
+from forethought.accounting.statement import Randomness, account
 from forethought.accounting.strong_adversary import KnownHits
 from forethought.accounting.theorems import sensitivity_over_turns, uncorrelated
 from forethought.accounting.verification import verify

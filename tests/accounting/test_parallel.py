@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forethought.accounting.exact import epsilon
-from forethought.accounting.parallel import shared
+from forethought.accounting.statement import shared
 from forethought.mechanism import Mechanism, Rounds
 from forethought.samplings import FullBatch
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import forethought as ft
-from forethought.accounting.releases import SCORE, Release, difference, listed
-from forethought.accounting.statement import account
+from forethought.accounting.statement import SCORE, Release, account, difference, listed
 from forethought.mechanism import Mechanism, Rounds
 from forethought.samplings import Poisson
 

@@ -125,7 +125,7 @@ def test_details_that_make_no_sense_are_refused(details: dict, words: str) -> No
 
 
 def test_seeded_batches_take_over() -> None:
-    from forethought.accounting.assumptions import Randomness
+    from forethought.accounting.statement import Randomness
 
     seeded = account(
         MECHANISM, DELTA, accountant=SECURE, randomness=Randomness(seeded_sampling=True)

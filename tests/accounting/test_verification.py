@@ -18,11 +18,11 @@ from forethought.accounting.adaptive import (
     filter_details,
     selection_details,
 )
-from forethought.accounting.assumptions import Randomness
-from forethought.accounting.releases import Release
 from forethought.accounting.statement import (
     FROZEN_SCHEMA,
     STATEMENT_SCHEMA,
+    Randomness,
+    Release,
     Statement,
     StatementError,
     account,

@@ -11,8 +11,7 @@ from test_decentralised import information
 from workers import gossip, plan
 
 import forethought as ft
-from forethought.accounting.parallel import disjoint
-from forethought.accounting.statement import Statement, StatementError
+from forethought.accounting.statement import Statement, StatementError, disjoint
 from forethought.accounting.verification import verify
 from forethought.gossip import events as on
 from forethought.gossip.clipping import Trust

@@ -26,8 +26,7 @@ from torch import nn
 
 import forethought as ft
 from forethought.accounting.adaptive import NegativeBinomialTrials
-from forethought.accounting.releases import Release
-from forethought.accounting.statement import Statement, StatementError, account
+from forethought.accounting.statement import Release, Statement, StatementError, account
 from forethought.caveats import Caveat
 from forethought.contributions import Persons
 from forethought.federated import simulate as federated

@@ -19,7 +19,7 @@ import pytest
 import forethought as ft
 from forethought import signing
 from forethought.accounting.interval import at_most
-from forethought.accounting.releases import Release
+from forethought.accounting.statement import Release
 from forethought.caveats import Caveat
 from forethought.cli import main
 from forethought.mechanism import Mechanism, Rounds

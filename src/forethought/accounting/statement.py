@@ -7,29 +7,418 @@ statement that does not hold.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cache, reduce
 from importlib import resources
+from itertools import combinations, groupby
+from operator import add
 from pathlib import Path
 from typing import Any, Protocol
 
 from forethought import __version__
-from forethought.accounting.about import About, Evidence
-from forethought.accounting.accountants import ACCOUNTANTS, EXACT, Accountant
-from forethought.accounting.assumptions import SECRET, Randomness, required, suited
+from forethought.accounting.accountants import ACCOUNTANTS, EXACT, Accountant, amplified
 from forethought.accounting.attack_bounds import Attained, attained_of, bounded
 from forethought.accounting.exact import why_wide
 from forethought.accounting.interval import Interval, at_least, at_most
-from forethought.accounting.releases import STOPPED, Release, Released, difference, listed, rows
 from forethought.caveats import Caveat, caveats, choice, of_role
 from forethought.checks import real, whole
 from forethought.mechanism import Adjacency, Correlated, Mechanism, Rounds
-from forethought.samplings import SAMPLINGS, Sampling
-from forethought.serialisation import digest, exact_keys, parse, plain, write_text
+from forethought.preparation import NAMES
+from forethought.samplings import SAMPLINGS, FullBatch, Sampling
+from forethought.serialisation import build, digest, exact_keys, parse, plain, write_text
 from forethought.signing import Signature
+
+# What a Statement is about, as its owner says, and which files it rests on, by hash.
+#
+# Nothing of it follows from a mechanism.
+
+
+# Of one entry: a line on a page.
+LONGEST = 500
+_HASH = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class About:
+    """Which data, what for, who answers for it, and which model file.
+
+    Args:
+        data: what the data are called.
+        date: of the data or of the run, as the owner wants it named.
+        purpose: what the model is for.
+        responsible: who answers for it.
+        model: ``sha256:`` and the hash of the model file; a run with a folder writes it.
+
+    Raises:
+        ValueError, TypeError: no text, several lines, or too long; a hash in another form.
+    """
+
+    data: str | None = None
+    date: str | None = None
+    purpose: str | None = None
+    responsible: str | None = None
+    model: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value is None:
+                continue
+            if not isinstance(value, str):
+                raise TypeError(f"about {name} must be text, not {value!r}")
+            if not value.strip() or len(value) > LONGEST or not value.isprintable():
+                raise ValueError(f"about {name} must be one line of at most {LONGEST} characters")
+        if self.model is not None and not _HASH.fullmatch(self.model):
+            raise ValueError(f"about model must be sha256: and 64 digits, not {self.model!r}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, every entry."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_dict(cls, values: Any) -> About:
+        """The inverse of :meth:`to_dict`."""
+        exact_keys("about", values, {field.name for field in fields(cls)})
+        return cls(**values)
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Pairs (what, as its owner says), of what was given."""
+        words = {
+            "data": "Data",
+            "date": "Date",
+            "purpose": "Purpose",
+            "responsible": "Responsible",
+            "model": "Model file",
+        }
+        return [(word, getattr(self, name)) for name, word in words.items() if getattr(self, name)]
+
+
+# Files that a statement rests on: so many at most, of plain names.
+_MOST_FILES = 20
+# Those that a run on one machine writes, and those of several holders; none is left out.
+OF_RUN = ("plan.json", "transcript.json", "phases.json", "job.toml", "model.json", "prepared.json")
+OF_HOLDERS = ("federation.json", "gossip.json", "policy.json", "roster.json")
+_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,60}\.(json|toml)")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the statement of a run rests on; a copy beside other files is not of their run.
+
+    Args:
+        code: hash of the library's source code (:func:`code_digest`).
+        files: name → ``sha256:`` and the hash of a file beside the statement: plan, transcript,
+            what was declared of the data, what several holders agreed on.
+
+    Raises:
+        ValueError, TypeError: names with a path in them, hashes in another form.
+    """
+
+    code: str
+    files: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.files, Mapping) or len(self.files) > _MOST_FILES:
+            raise TypeError(f"evidence files must be an object of at most {_MOST_FILES} names")
+        for name in self.files:
+            if not isinstance(name, str) or not _FILE.fullmatch(name) or name == "statement.json":
+                raise ValueError(f"evidence must be files beside the statement, not {name!r}")
+        for value in (self.code, *self.files.values()):
+            if not isinstance(value, str) or not _HASH.fullmatch(value):
+                raise ValueError(f"evidence must be sha256: and 64 digits, not {value!r}")
+
+    @classmethod
+    def of(cls, files: Mapping[str, bytes]) -> Evidence:
+        """Of the contents of files, under this code."""
+        return cls(code_digest(), {name: content_hash(data) for name, data in files.items()})
+
+    @classmethod
+    def from_dict(cls, values: Any) -> Evidence:
+        """From a JSON object that has exactly the fields."""
+        exact_keys("evidence", values, {field.name for field in fields(cls)})
+        return cls(**values)
+
+
+def content_hash(content: bytes) -> str:
+    """``sha256:`` and the hash, as statements name files."""
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+@cache
+def code_digest() -> str:
+    """Hash of the names and contents of the library's source files, as they are installed."""
+    root = Path(__file__).parents[1]
+    return digest(
+        {
+            path.relative_to(root).as_posix(): content_hash(path.read_bytes())
+            for path in root.rglob("*.py")
+        }
+    )
+
+
+# What every Statement rests on: it follows from mechanism, accountant and randomness alone.
+#
+# So :func:`required` is recomputed when a statement is verified, and none of it can be left out.
+
+
+@dataclass(frozen=True)
+class Randomness:
+    """Where a run's random numbers come from, as far as the guarantee depends on it.
+
+    Args:
+        seeded_noise: a person chose the seed of the noise: there is no guarantee.
+        seeded_sampling: a person chose the seed of the batches: no amplification is claimed.
+        grid: the noise is a discrete Gaussian added to a sum on a grid, all in whole numbers.
+    """
+
+    seeded_noise: bool = False
+    seeded_sampling: bool = False
+    grid: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("seeded_noise", "seeded_sampling", "grid"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be true or false, not {getattr(self, name)!r}")
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Randomness:
+        """From a JSON object that has exactly the fields. Raises ValueError, TypeError."""
+        return build(cls, values, "randomness")
+
+
+# Everything from the operating system's entropy, noise in floating-point numbers.
+SECRET = Randomness()
+
+
+def suited(accountant: Mapping[str, Any], randomness: Randomness) -> dict[str, Any]:
+    """The accountant that fits the randomness: another one takes over where batches are known."""
+    known = ACCOUNTANTS[accountant["kind"]].batches_known
+    if known is not None and randomness.seeded_sampling and not randomness.seeded_noise:
+        return {"kind": known}
+    return dict(accountant)
+
+
+def required(
+    mechanism: Mechanism, accountant: Mapping[str, Any], randomness: Randomness
+) -> tuple[Caveat, ...]:
+    """Caveats that a statement of this mechanism must have.
+
+    Args:
+        mechanism: what was released.
+        accountant: its kind and details; the kind is a registered one.
+        randomness: where its random numbers came from.
+    """
+    way: Accountant = ACCOUNTANTS[accountant["kind"]]
+    found = list(way.implied(mechanism))
+    if any(isinstance(part, Correlated) for part in mechanism):
+        found.append(Caveat("correlated-noise"))
+    if any(part.noise_multiplier == 0 for part in mechanism):
+        found.append(Caveat("no-noise"))
+    if randomness.seeded_noise:
+        found.append(Caveat("seeded-noise"))
+    elif randomness.seeded_sampling and way.batches_known is None:
+        found.append(Caveat("seeded-search"))
+    always = ("public-size", "pseudo-random", "separate-records", "other-runs")
+    found += [Caveat(code) for code in always]
+    if not randomness.seeded_noise:
+        found.append(Caveat("secret-noise"))
+    if amplified(mechanism) and not randomness.seeded_sampling:
+        found.append(Caveat("secret-batches"))
+    elif any(not isinstance(part.sampling, FullBatch) for part in mechanism):
+        found.append(Caveat("stated-batches"))
+    if not randomness.grid:
+        found.append(Caveat("floating-point-noise"))
+    return tuple(found)
+
+
+# What was literally released: the transcript's rows, as a Statement lists and compares them.
+
+
+# Noise of several releases in one round, joined to one, may differ in the last digits.
+_ROUNDING = 1e-9
+# Names of releases that belong to no round, however often they were made.
+SCORE = "score of the trial"
+OF_NO_ROUND = frozenset({SCORE})
+# Those that come before the rounds of training, each a release of its own.
+OF_PREPARATION = frozenset(NAMES.values())
+
+
+class Released(Protocol):
+    """What is read of a row of a transcript."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def noise_multiplier(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Release:
+    """Equal releases in a row.
+
+    Args:
+        name: what was released.
+        count: how many times.
+        noise_multiplier: standard deviation of the noise over what one contribution can add.
+    """
+
+    name: str
+    count: int
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.strip():
+            raise TypeError(f"a release needs a name, not {self.name!r}")
+        if not self.name.isprintable():
+            raise ValueError(f"the name of a release must be one line, not {self.name!r}")
+        object.__setattr__(self, "count", whole("count", self.count))
+        sigma = real("noise_multiplier", self.noise_multiplier, least=0)
+        object.__setattr__(self, "noise_multiplier", sigma)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Release:
+        """From a JSON object that has exactly the fields. Raises ValueError, TypeError."""
+        exact_keys("release", values, {"name", "count", "noise_multiplier"})
+        return cls(values["name"], values["count"], values["noise_multiplier"])
+
+
+def listed(rows: Iterable[Released]) -> tuple[Release, ...]:
+    """A transcript's rows as a statement holds them; equal ones in a row become one."""
+    found = [Release(row.name, row.count, row.noise_multiplier) for row in rows]
+    merged = groupby(found, key=lambda row: (row.name, row.noise_multiplier))
+    return tuple(
+        Release(name, sum(row.count for row in same), sigma) for (name, sigma), same in merged
+    )
+
+
+def of_the_rounds(releases: Iterable[Release], rounds: int) -> dict[str, list[Release]]:
+    """The rows by name, of the names that are released once in every round."""
+    by_name: dict[str, list[Release]] = {}
+    for row in releases:
+        if row.name not in OF_NO_ROUND:
+            by_name.setdefault(row.name, []).append(row)
+    return {name: rows for name, rows in by_name.items() if sum(r.count for r in rows) == rounds}
+
+
+# Of a run that ended before its last round, with all of them accounted.
+STOPPED = frozenset({"phases-fixed", "stopped-early"})
+
+
+def difference(
+    releases: Iterable[Release],
+    mechanism: Mechanism,
+    *,
+    stopped: bool = False,
+    score_noise: float | None = None,
+) -> str | None:
+    """How the releases differ from what is accounted; None where every row of them is.
+
+    All releases of one round together are one of noise σ⁻² = Σ σ_j⁻² (Andrew et al. 2021,
+    Theorem 1).
+
+    Args:
+        stopped: results decided when the run ended: the first of the rounds are enough.
+        score_noise: of the scores of trials, where a search accounts for them.
+    """
+    releases = tuple(releases)
+    for row in releases:
+        if row.name in OF_NO_ROUND and row.noise_multiplier != score_noise:
+            return f"{row.name!r} with noise {row.noise_multiplier:.6g} is not accounted"
+    before = [row for row in releases if row.name in OF_PREPARATION]
+    if before:
+        left = _after(before, mechanism)
+        if left is None:
+            return "the preparation of the data was released otherwise than it is accounted"
+        mechanism = left
+        releases = tuple(row for row in releases if row.name not in OF_PREPARATION)
+    if stopped:
+        sums = (row for row in releases if row.name not in OF_NO_ROUND)
+        totals: dict[str, int] = {}
+        for row in sums:
+            totals[row.name] = totals.get(row.name, 0) + row.count
+        done_rounds = max(totals.values(), default=0)
+        if 0 < done_rounds < len(mechanism):
+            mechanism = mechanism.first(done_rounds)
+    names = of_the_rounds(releases, len(mechanism))
+    if not names:
+        return f"no release is listed {len(mechanism)} times, once in each round"
+    for row in releases:
+        if row.name not in names and row.name not in OF_NO_ROUND:
+            return f"{row.name!r} was released besides the rounds, and is not accounted"
+    place = 0
+    accounted = _steps([(part.count, part.noise_multiplier) for part in mechanism])
+    done = [_steps([(row.count, row.noise_multiplier) for row in rows]) for rows in names.values()]
+    ends = sorted({end for steps in (accounted, *done) for end, _ in steps})
+    at = [iter(steps) for steps in (accounted, *done)]
+    now = [next(steps) for steps in at]
+    for end in ends:
+        sigma, *parts = (step[1] for step in now)
+        if not math.isclose(_together(parts), sigma, rel_tol=_ROUNDING):
+            return (
+                f"rounds {place + 1:,} to {end:,} were released with noise {_together(parts):.6g}, "
+                f"they are accounted with {sigma:.6g}"
+            )
+        now = [
+            next(steps, step) if step[0] == end else step
+            for steps, step in zip(at, now, strict=True)
+        ]
+        place = end
+    return None
+
+
+def _after(before: list[Release], mechanism: Mechanism) -> Mechanism | None:
+    """What is accounted behind the preparation; None where the first rounds are not these."""
+    count = sum(row.count for row in before)
+    if count >= len(mechanism):
+        return None
+    for row in before:
+        first = mechanism.rounds[0]
+        same = (first.noise_multiplier, first.sampling, first.clipping)
+        if same != (row.noise_multiplier, FullBatch(), "example") or first.count < row.count:
+            return None
+        mechanism = mechanism.after(row.count)
+    return mechanism
+
+
+def _steps(rows: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:
+    """(round after the last, noise) of each row."""
+    end, steps = 0, []
+    for count, sigma in rows:
+        end += count
+        steps.append((end, sigma))
+    return steps
+
+
+def _together(values: list[float]) -> float:
+    if len(values) == 1:
+        return values[0]
+    return 0.0 if min(values) == 0 else 1 / math.sqrt(math.fsum(sigma**-2 for sigma in values))
+
+
+def rows(releases: Iterable[Release]) -> Iterator[tuple[str, int, str]]:
+    """For a table: name, how many times in all, and the noise or its range."""
+    by_name: dict[str, list[Release]] = {}
+    for row in releases:
+        by_name.setdefault(row.name, []).append(row)
+    for name, same in by_name.items():
+        noises = [row.noise_multiplier for row in same]
+        low, high = min(noises), max(noises)
+        noise = f"{low:.6g}" if low == high else f"{low:.6g} to {high:.6g}"
+        yield name, sum(row.count for row in same), noise
+
+
+# The Statement: what was guaranteed, to whom, under which assumptions; anyone can recompute it.
+#
+# A statement holds the :class:`~forethought.mechanism.Mechanism` itself.
+# :func:`~forethought.accounting.verification.verify` recomputes what follows from it and refuses a
+# statement that does not hold.
+
 
 STATEMENT_SCHEMA = "forethought/statement/4"
 # Of version 0.2.0: without what data sets attain, and signed inside.
@@ -236,9 +625,9 @@ class Statement:
             **({} if self.schema in UNBOUND_SCHEMAS else {"evidence": plain(self.evidence)}),
         }
 
-    def _worded(self, said: Caveat) -> str:
+    def _worded(self, one: Caveat) -> str:
         """The sentence of a caveat in statements of this schema."""
-        return (self.schema in UNBOUND_SCHEMAS and said.kind.earlier) or str(said)
+        return (self.schema in UNBOUND_SCHEMAS and one.kind.earlier) or str(one)
 
     def to_json(self) -> str:
         """The statement with a checksum that notices careless edits, as one JSON object."""
@@ -773,3 +1162,99 @@ def _markdown(statement: Statement) -> str:
         *([] if s.evidence is None else ["", f"It rests on {', '.join(s.evidence.files)}."]),
     ]
     return "\n".join([*lines, ""])
+
+
+# Several holders' statements as one: of persons in one holder's data, or in several holders'.
+#
+# A record is in the data of the holders that have it, and the others' releases do not depend on it.
+# One holder: the largest ε of all (parallel composition). Several: their releases compose, since
+# each adds noise of its own.
+
+
+# So many choices of holders that share a person are composed; more are bounded by all of them.
+MOST_CHOICES = 500
+
+
+def disjoint(statements: Mapping[str, Statement]) -> Statement:
+    """The statement of all where no person's records are held by two of them.
+
+    Args:
+        statements: name → its statement; one adjacency, group and kind of accountant.
+
+    Raises:
+        StatementError: statements of different kinds, or none.
+    """
+    kinds = {(one.adjacency, one.group, one.accountant["kind"]) for one in statements.values()}
+    if len(kinds) != 1:
+        raise StatementError(
+            f"statements of one adjacency, group and view have a maximum; these are {kinds or None}"
+        )
+    delta = max(one.delta for one in statements.values())
+    names = ", ".join(sorted(statements)[:20]) + (", …" if len(statements) > 20 else "")
+    distinct = {
+        (one.mechanism, str(one.accountant), one.randomness): one for one in statements.values()
+    }
+    found = [
+        account(
+            one.mechanism,
+            delta,
+            group=one.group,
+            accountant=one.accountant,
+            randomness=one.randomness,
+            not_covered=(
+                *(note for note in one.caveats if note.role == "not-covered"),
+                Caveat("disjoint-holders", names),
+            ),
+        )
+        for one in distinct.values()
+    ]
+    return max(found, key=lambda one: (one.guarantee, one.epsilon.upper))
+
+
+def shared(
+    mechanisms: Sequence[Mechanism],
+    holders: int,
+    delta: float,
+    *,
+    randomness: Randomness | None = None,
+    not_covered: Iterable[Caveat | str] = (),
+) -> Statement:
+    """The statement for persons whose records up to ``holders`` of them hold.
+
+    Args:
+        mechanisms: what each holder released. holders: at least 1; more than there are: all.
+
+    Returns:
+        Of the worst choice of holders.
+
+    Raises:
+        StatementError: different adjacencies, or no mechanism.
+    """
+    adjacencies = {mechanism.adjacency for mechanism in mechanisms}
+    if len(adjacencies) != 1:
+        raise StatementError(
+            f"releases compose under one adjacency; these have {sorted(adjacencies) or 'none'}"
+        )
+    whole("holders", holders)
+    detail = f"up to {holders} of {len(mechanisms)} holders"
+    notes = (Caveat("several-holders", detail), *not_covered)
+    found = [
+        account(reduce(add, choice), delta, not_covered=notes, randomness=randomness)
+        for choice in _choices(mechanisms, min(holders, len(mechanisms)))
+    ]
+    return max(found, key=lambda one: (one.guarantee, one.epsilon.upper))
+
+
+def _choices(mechanisms: Sequence[Mechanism], holders: int) -> list[tuple[Mechanism, ...]]:
+    kinds = {mechanism: place for place, mechanism in enumerate(dict.fromkeys(mechanisms))}
+    if len(kinds) == 1:
+        return [tuple(mechanisms[:holders])]
+    if math.comb(len(mechanisms), holders) > 100 * MOST_CHOICES:
+        return [tuple(mechanisms)]
+    seen: dict[tuple[int, ...], tuple[Mechanism, ...]] = {}
+    for chosen in combinations(mechanisms, holders):
+        seen.setdefault(tuple(sorted(kinds[one] for one in chosen)), chosen)
+        if len(seen) > MOST_CHOICES:
+            # All of them together bound any choice.
+            return [tuple(mechanisms)]
+    return list(seen.values())

@@ -11,21 +11,25 @@ from dataclasses import dataclass, replace
 
 from forethought import __version__, signing
 from forethought.accounting import exact
-from forethought.accounting.about import code_digest
 from forethought.accounting.adaptive import TOLERANCE
-from forethought.accounting.assumptions import required, suited
 from forethought.accounting.attack_bounds import Attack, Attained, attack_of, attained_of, bounded
 from forethought.accounting.interval import Interval, at_least, at_most
-from forethought.accounting.releases import STOPPED, Release, Released, listed
 from forethought.accounting.statement import (
     FROZEN_SCHEMA,
     STATEMENT_SCHEMA,
+    STOPPED,
     UNBOUND_SCHEMAS,
     Accounted,
+    Release,
+    Released,
     Statement,
     StatementError,
+    code_digest,
+    listed,
     plan_digest,
     registered,
+    required,
+    suited,
 )
 from forethought.caveats import Caveat, caveats, choice, of_role
 from forethought.mechanism import UnsupportedMechanismError

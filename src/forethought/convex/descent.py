@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from forethought.accounting.adaptive import GaussianFilter, filter_details
-from forethought.accounting.assumptions import Randomness
 from forethought.accounting.closed_bounds import gaussian_mu
-from forethought.accounting.statement import Statement, account
+from forethought.accounting.statement import Randomness, Statement, account
 from forethought.caveats import Caveat
 from forethought.checks import one_of, real, whole
 from forethought.contributions import LinearExamples

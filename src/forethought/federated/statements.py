@@ -23,10 +23,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from forethought.accounting import parallel
-from forethought.accounting.assumptions import Randomness
+from forethought.accounting import statement
 from forethought.accounting.interval import at_most
-from forethought.accounting.statement import Statement, StatementError, account
+from forethought.accounting.statement import Randomness, Statement, StatementError, account
 from forethought.accounting.summed import AGGREGATE, SECURE_AGGREGATION
 from forethought.caveats import Caveat
 from forethought.checks import one_of, real, whole
@@ -126,7 +125,7 @@ def disjoint(statements: Mapping[str, Statement]) -> Statement:
         FederationError: statements of different kinds, or none.
     """
     try:
-        return parallel.disjoint(statements)
+        return statement.disjoint(statements)
     except StatementError as problem:
         raise FederationError(str(problem)) from None
 
@@ -172,7 +171,9 @@ def shared(
     delta = max(federation.plan(client).delta for client in range(members))
     times = (_arrivals(federation),)
     try:
-        return parallel.shared(mechanisms, holders, delta, randomness=randomness, not_covered=times)
+        return statement.shared(
+            mechanisms, holders, delta, randomness=randomness, not_covered=times
+        )
     except StatementError as problem:
         raise FederationError(str(problem)) from None
 

@@ -19,10 +19,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args
 
 from forethought.accounting import exact
-from forethought.accounting.assumptions import Randomness
 from forethought.accounting.interval import Interval, at_most
-from forethought.accounting.parallel import shared as together
-from forethought.accounting.statement import Statement, account
+from forethought.accounting.statement import Randomness, Statement, account
+from forethought.accounting.statement import shared as together
 from forethought.accounting.summed import AGGREGATE, NETWORK
 from forethought.caveats import Caveat
 from forethought.checks import one_of, whole

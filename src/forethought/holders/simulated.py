@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from forethought.accounting.assumptions import Randomness
-from forethought.accounting.statement import Statement
+from forethought.accounting.statement import Randomness, Statement
 from forethought.exchange.events import Release
 from forethought.exchange.messages import Vector
 from forethought.holders.recorded import RECORD, Recorded, begun

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from safetensors.torch import load, save
 
-from forethought.accounting.assumptions import Randomness
+from forethought.accounting.statement import Randomness
 from forethought.contributions import Persons
 from forethought.exchange.ledger import LEDGER
 from forethought.exchange.messages import Vector

@@ -14,11 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forethought import signing
-from forethought.accounting.about import OF_HOLDERS, OF_RUN, content_hash
 from forethought.accounting.exact import CertificateError
 from forethought.accounting.interval import at_least, at_most
-from forethought.accounting.releases import STOPPED
-from forethought.accounting.statement import Statement, StatementError, account, plan_digest
+from forethought.accounting.statement import (
+    OF_HOLDERS,
+    OF_RUN,
+    STOPPED,
+    Statement,
+    StatementError,
+    account,
+    content_hash,
+    plan_digest,
+)
 from forethought.accounting.summed import AGGREGATE, NETWORK, SECURE_AGGREGATION
 from forethought.accounting.verification import Signer, Verification, check, require_evidence
 from forethought.caveats import one_line

@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from forethought.accounting.about import LONGEST, About
+from forethought.accounting.statement import LONGEST, About
 from forethought.checks import whole
 from forethought.federated.federation import Exchanged, RobustKind, Rule, ServerKind
 from forethought.gossip.graphs import Kind as GraphKind

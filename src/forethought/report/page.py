@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from forethought.accounting.accountants import EXACT, KNOWN_BATCHES
 from forethought.accounting.interval import at_least, at_most
-from forethought.accounting.releases import rows
-from forethought.accounting.statement import Statement, protected, records, truth
+from forethought.accounting.statement import Statement, protected, records, rows, truth
 from forethought.mechanism import Rounds
 from forethought.report import charts
 from forethought.report.terminal import plan_rows

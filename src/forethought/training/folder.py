@@ -31,9 +31,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
 from forethought import __version__
-from forethought.accounting.about import OF_RUN, content_hash
 from forethought.accounting.interval import at_most
-from forethought.accounting.statement import Statement, StatementError
+from forethought.accounting.statement import OF_RUN, Statement, StatementError, content_hash
 from forethought.caveats import Caveat
 from forethought.plans import Plan
 from forethought.rounds.randomness import SECRET_BYTES, Secrets, Seeds

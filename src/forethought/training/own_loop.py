@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from blake3 import blake3
 
-from forethought.accounting.about import About
-from forethought.accounting.statement import Statement, account
+from forethought.accounting.statement import About, Statement, account
 from forethought.caveats import Caveat
 from forethought.contributions import Persons
 from forethought.plans import Plan

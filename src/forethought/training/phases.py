@@ -13,7 +13,6 @@ from typing import Any, Literal, Unpack, get_args
 import torch
 
 from forethought.accounting import exact
-from forethought.accounting.about import About
 from forethought.accounting.adaptive import (
     PHASES_ALONE,
     Filter,
@@ -21,8 +20,7 @@ from forethought.accounting.adaptive import (
     filter_from_state,
     suited_filter,
 )
-from forethought.accounting.assumptions import Randomness
-from forethought.accounting.statement import Statement, account
+from forethought.accounting.statement import About, Randomness, Statement, account
 from forethought.caveats import Caveat
 from forethought.checks import one_of, real
 from forethought.data import Dataset as LoadedData

@@ -11,9 +11,7 @@ from typing import Any, Unpack
 import torch
 
 from forethought import gradients
-from forethought.accounting.about import About
-from forethought.accounting.assumptions import Randomness
-from forethought.accounting.statement import Statement, account
+from forethought.accounting.statement import About, Randomness, Statement, account
 from forethought.assumed import linear_layer
 from forethought.augmentation import Augmentation
 from forethought.caveats import Caveat

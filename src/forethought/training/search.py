@@ -30,9 +30,7 @@ from forethought.accounting.adaptive import (
     matching_score_noise,
     selection_details,
 )
-from forethought.accounting.assumptions import Randomness
-from forethought.accounting.releases import SCORE
-from forethought.accounting.statement import Statement, account
+from forethought.accounting.statement import SCORE, Randomness, Statement, account
 from forethought.caveats import Caveat
 from forethought.checks import one_of, real
 from forethought.contributions import Persons
