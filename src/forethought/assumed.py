@@ -43,7 +43,7 @@ class Assumed:
 
 
 def is_linear(model: Any) -> bool:
-    """Whether a torch module is one linear layer, by the names of its parts: without torch."""
+    """True if a torch module is one linear layer, by the names of its parts: without torch."""
     return linear_layer(model) is not None
 
 

@@ -32,7 +32,7 @@ class Kind:
 
     @property
     def detailed(self) -> bool:
-        """Whether a caveat of this kind must say something of its own."""
+        """True if a caveat of this kind must say something of its own."""
         return "{detail}" in self.sentence
 
 

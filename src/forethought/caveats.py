@@ -80,7 +80,7 @@ class Caveat:
         return self.sentence
 
     def __contains__(self, words: str) -> bool:
-        """Whether these words are in the sentence."""
+        """True if these words are in the sentence."""
         return words in self.sentence
 
     def to_dict(self) -> dict[str, str]:

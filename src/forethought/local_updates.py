@@ -117,7 +117,7 @@ class Local:
 
     @property
     def is_gradient(self) -> bool:
-        """Whether the update is the mean gradient itself: one plain step of size 1."""
+        """True if the update is the mean gradient itself: one plain step of size 1."""
         plain = not {name for name, value in self.options if name != "nesterov" and value}
         return (
             self.function is None

@@ -186,7 +186,7 @@ class Preparation:
 
     @property
     def centres(self) -> bool:
-        """Whether it does nothing but centre the features, which no linear model needs to know."""
+        """True if it does nothing but centre the features, which no linear model needs to know."""
         return self.statistics in (("means",), ("means", "norms"))
 
     @property

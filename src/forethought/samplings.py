@@ -138,7 +138,7 @@ class Sampling(ABC):
 
     @abstractmethod
     def hides(self, rounds: int) -> bool:
-        """Whether ε of so many rounds counts on an attacker who does not know the batches."""
+        """True if ε of so many rounds counts on an attacker who does not know the batches."""
 
     @abstractmethod
     def words(self) -> str:

@@ -50,7 +50,7 @@ class Banded:
 
     @property
     def nonnegative(self) -> bool:
-        """Whether no coefficient is negative."""
+        """True if no coefficient is negative."""
         return min(self.coefficients) >= 0
 
     def words(self) -> str:

@@ -98,7 +98,7 @@ class Accountant:
 
 
 def amplified(mechanism: Mechanism) -> bool:
-    """Whether ε counts on an attacker who does not know the batches."""
+    """True if ε counts on an attacker who does not know the batches."""
     return any(part.sampling.hides(part.count) for part in mechanism)
 
 

@@ -189,7 +189,7 @@ class RenyiFilter:
         )
 
     def would_exceed(self, rounds: Rounds | Mechanism) -> bool:
-        """Whether making these releases would break the budget. Changes nothing.
+        """True if making these releases would break the budget. Changes nothing.
 
         Raises:
             ValueError: a Mechanism under another adjacency.
@@ -329,7 +329,7 @@ class GaussianFilter:
         return self._spent / self._limit
 
     def would_exceed(self, rounds: Rounds | Mechanism) -> bool:
-        """Whether making these releases would break the budget. Changes nothing.
+        """True if making these releases would break the budget. Changes nothing.
 
         Raises:
             ValueError: a Mechanism under another adjacency.

@@ -401,7 +401,7 @@ def _occupied(groups: int, counted: int, records: int) -> list[tuple[float, floa
 
 
 def _filled(part: Rounds, records: int) -> bool:
-    """Whether every group of a batch holds others beside ``records`` that differ."""
+    """True if every group of a batch holds others beside ``records`` that differ."""
     assert isinstance(part.sampling, WithoutReplacement | Shuffled)
     if part.groups is None or part.groups == 1:
         return part.sampling.batch > records

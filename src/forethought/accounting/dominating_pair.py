@@ -53,7 +53,7 @@ class Mixture:
 
     @property
     def empty(self) -> bool:
-        """Whether this side is N(0, 1) alone."""
+        """True if this side is N(0, 1) alone."""
         return not self.shifts.size
 
     def rows(self, chosen: NDArray[np.intp]) -> Mixture:
@@ -164,7 +164,7 @@ class Pair:
 
     @property
     def integrable(self) -> bool:
-        """Whether integrals say more than closed bounds.
+        """True if integrals say more than closed bounds.
 
         They do not where noise is small beside the shifts. And a single hit discloses nearly
         everything where shifts are large: with many components besides, integrals take seconds.

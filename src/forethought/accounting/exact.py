@@ -259,7 +259,7 @@ def of_ratios_below(counts: Mapping[Pair | Epoch | DiscreteRatio, int], delta: f
 
 
 def lawful(counts: Counts) -> bool:
-    """Whether laws can be built of all that need one, and the others be integrated."""
+    """True if laws can be built of all that need one, and the others be integrated."""
 
     def usable(pair: Pair | Epoch | DisclosedCount) -> bool:
         match pair:
@@ -312,7 +312,7 @@ def alternatives(counts: Counts) -> list[Counts]:
 
 
 def _cheaper_disclosed(pair: DisclosedCount, tilt: float) -> bool:
-    """Whether a round's moment at ``tilt`` is about less by the told pair than by half lines."""
+    """True if a round's moment at ``tilt`` is about less by the told pair than by half lines."""
     if not pair.otherwise.integrable:
         return True
     law = disclosed_ratios(pair, 1.0)[1]

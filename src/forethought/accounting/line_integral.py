@@ -459,7 +459,7 @@ class Composition:
         return float(np.logaddexp(value, _log(charge))) + 1e-9 * (1 + tilt * at)
 
     def lesser(self, epsilon: float, delta: float) -> bool:
-        """Whether ε at ``delta`` is certainly at most ``epsilon``, by Chernoff's bound or one line.
+        """True if ε at ``delta`` is certainly at most ``epsilon``, by Chernoff's bound or one line.
 
         The line is as rough as it may be for what the saddle point leaves room for.
         """

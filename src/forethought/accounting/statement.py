@@ -504,7 +504,7 @@ class Statement:
 
     @property
     def private(self) -> bool:
-        """Whether there is a finite guarantee at all."""
+        """True if there is a finite guarantee at all."""
         return math.isfinite(self.epsilon.upper) and not self.breaks
 
     @property

@@ -105,7 +105,7 @@ class Demand(NamedTuple):
     log_error: float
 
     def covers(self, other: Demand) -> bool:
-        """Whether what meets this one meets ``other``."""
+        """True if what meets this one meets ``other``."""
         return (
             self.tilt == other.tilt
             and self.frequency >= other.frequency
@@ -790,7 +790,7 @@ class Rows:
 
 
 def of_one_rate(pairs: Sequence[Pair]) -> bool:
-    """Whether all are one component at the same weight against N(0, 1): one rate, any noise."""
+    """True if all are one component at the same weight against N(0, 1): one rate, any noise."""
     first = pairs[0]
     return all(
         len(p.up) == 1

@@ -60,7 +60,7 @@ def shortened(plan: Plan, rounds: int) -> Plan:
 
 
 def directed(plan: Plan) -> bool:
-    """Whether one training can play one game only."""
+    """True if one training can play one game only."""
     exchanges = any(part.sampling.exchanges for part in plan.mechanism)
     return plan.groups is not None or (exchanges and plan.mechanism.adjacency == "add-or-remove")
 

@@ -169,7 +169,7 @@ def _clipped(plan: Plan, length: float, norm: float) -> float:
 
 
 def proportional(plan: Plan) -> bool:
-    """Whether a group's update lies along the mean of its records' gradients.
+    """True if a group's update lies along the mean of its records' gradients.
 
     So it does where a loss is linear, as the planted one is, and all steps take the whole group.
     """

@@ -98,7 +98,7 @@ class Replay:
 
     @property
     def refuted(self) -> bool:
-        """Whether any comparison failed."""
+        """True if any comparison failed."""
         return any(one.violated for one in self.compared)
 
     def findings(self) -> list[Finding]:

@@ -33,7 +33,7 @@ LAGS = (1, 2, 3, 5, 8)
 def sampling_findings(
     sampling: Sampling, members: Sequence[Indices], examples: int, generator: np.random.Generator
 ) -> list[Finding]:
-    """Whether batches are drawn as claimed.
+    """True if batches are drawn as claimed.
 
     Args:
         members: for each round the records that took part. examples: of how many.

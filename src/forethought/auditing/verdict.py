@@ -126,7 +126,7 @@ class Audit:
 
     @property
     def refuted(self) -> bool:
-        """Whether the run does not do what it claims."""
+        """True if the run does not do what it claims."""
         return bool(self.refuting)
 
     @property

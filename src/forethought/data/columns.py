@@ -78,11 +78,11 @@ class Seen:
 
     @property
     def several(self) -> bool:
-        """Whether there are more different entries than categories should be."""
+        """True if there are more different entries than categories should be."""
         return self.many or len(self.words) > MOST_WORDS
 
     def mostly(self, count: int) -> bool:
-        """Whether so many entries are nearly all that are not missing."""
+        """True if so many entries are nearly all that are not missing."""
         return count >= _ENOUGH * self.present
 
 

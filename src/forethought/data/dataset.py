@@ -88,7 +88,7 @@ class Dataset:
 
     @property
     def multilabel(self) -> bool:
-        """Whether a record has several labels, or none, instead of one class."""
+        """True if a record has several labels, or none, instead of one class."""
         return self.classes is not None and self.train.targets.ndim == 2
 
     @property

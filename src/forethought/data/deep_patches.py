@@ -115,7 +115,7 @@ def deep_patch_features(
 
 
 def suits(shape: tuple[int, ...]) -> bool:
-    """Whether images of this shape, (N, channels, H, W), have deep patch features."""
+    """True if images of this shape, (N, channels, H, W), have deep patch features."""
     return patches.suits(shape) and min(shape[2:]) >= LEAST
 
 

@@ -94,7 +94,7 @@ def patch_features(images: torch.Tensor, *, chunk: int = 8) -> torch.Tensor:
 
 
 def suits(shape: tuple[int, ...]) -> bool:
-    """Whether images of this shape, (N, channels, H, W), have patch features."""
+    """True if images of this shape, (N, channels, H, W), have patch features."""
     images = len(shape) == 4 and shape[1] in (1, 3)
     return images and min(shape[2:]) >= LEAST and max(shape[2:]) <= MOST
 

@@ -225,7 +225,7 @@ def shares(
 
 
 def disjoint(parts: Sequence[Indices]) -> bool:
-    """Whether no record is in two shares: what a statement over disjoint shares assumes."""
+    """True if no record is in two shares: what a statement over disjoint shares assumes."""
     everything = np.concatenate(list(parts))
     return len(np.unique(everything)) == len(everything)
 

@@ -329,7 +329,7 @@ class Found:
 
     @property
     def has_categories(self) -> bool:
-        """Whether a column holds words."""
+        """True if a column holds words."""
         return any(column.words is not None for column in self.columns)
 
     def settle(self) -> None:
@@ -392,7 +392,7 @@ class _Column:
 
     @classmethod
     def of(cls, name: str, entries: pl.Series) -> _Column:
-        """Whether it holds numbers, by evenly spread entries."""
+        """True if it holds numbers, by evenly spread entries."""
         sample = entries.gather_every(max(1, len(entries) // _SAMPLE)).str.strip_chars()
         numbers = sample.cast(pl.Float64, strict=False)
         return cls(name, None if len(numbers) - numbers.null_count() > len(sample) / 2 else {})

@@ -118,7 +118,7 @@ class Asynchronous:
         return np.flatnonzero(~self._gone & (self._done < self._limits)).tolist()
 
     def _holds_up(self, client: int) -> bool:
-        """Whether the next version waits for this client."""
+        """True if the next version waits for this client."""
         done = self._done[client]
         return bool(
             not (self._absent[client] or self._gone[client])

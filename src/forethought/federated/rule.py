@@ -63,7 +63,7 @@ class Rule(Protocol):
         ...
 
     def expects(self, client: int) -> bool:
-        """Whether the newest model is for this client."""
+        """True if the newest model is for this client."""
         ...
 
     def recipients(self) -> Iterable[int]:

@@ -144,7 +144,7 @@ class ServerMachine:
 
     @property
     def finished(self) -> bool:
-        """Whether the last model is there."""
+        """True if the last model is there."""
         return self.rule.finished
 
     @property
@@ -230,7 +230,7 @@ class ServerMachine:
             return float(np.dot(vector, vector))
 
     def _reachable(self, client: int, vector: Vector, square: float) -> bool:
-        """Whether honest noise can reach this far; a NaN or an overflow never does."""
+        """True if honest noise can reach this far; a NaN or an overflow never does."""
         if not math.isfinite(square):
             return False
         start = 0.0
@@ -316,7 +316,7 @@ class ServerMachine:
         self.rule.decided(entry)
 
     def _advance(self) -> bool:
-        """Whether there is a new model, or the end."""
+        """True if there is a new model, or the end."""
         was = self.finished
         moved = False
         while self.rule.advance():
@@ -326,7 +326,7 @@ class ServerMachine:
         return moved or self.finished != was
 
     def _is_here(self, client: int) -> bool:
-        """Whether it was heard of, and may be sent to."""
+        """True if it was heard of, and may be sent to."""
         return client in self._present
 
     def _told(self, client: int) -> on.Send:

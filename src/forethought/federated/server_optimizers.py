@@ -63,5 +63,5 @@ def moved(
 
 
 def is_plain(how: ServerOptimizer) -> bool:
-    """Whether the new weights are the mean itself: then nothing is subtracted and added again."""
+    """True if the new weights are the mean itself: then nothing is subtracted and added again."""
     return how.kind == "avg" and how.rate == 1.0

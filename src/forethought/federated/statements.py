@@ -271,7 +271,7 @@ def secure_details(secure: SecureAggregation, plan: Plan, parameters: int) -> di
 
 
 def _one_sum_a_round(federation: Federation) -> bool:
-    """Whether every global model is a function of the weighted sums of all clients' noised sums.
+    """True if every global model is a function of the weighted sums of all clients' noised sums.
 
     Everybody takes part, one release a round, a plain mean, a fixed clipping norm. Weights after a
     step of the client's own are as good as gradients where that step is linear and the same for

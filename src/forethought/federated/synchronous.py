@@ -54,7 +54,7 @@ class Synchronous:
 
     @property
     def begun(self) -> bool:
-        """Whether some of a round's updates are in, and others are waited for."""
+        """True if some of a round's updates are in, and others are waited for."""
         return bool(self._aggregate.count and self._waiting)
 
     def refuses(self, client: int, update: Update) -> str | None:

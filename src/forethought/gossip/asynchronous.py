@@ -257,7 +257,7 @@ class AsynchronousWorker:
         return True
 
     def _only_averages(self, step: int) -> bool:
-        """Whether exchange ``step`` can only move this worker towards its partner."""
+        """True if exchange ``step`` can only move this worker towards its partner."""
         if self._sent:
             self._forget(step)
         return (

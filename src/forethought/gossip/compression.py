@@ -61,7 +61,7 @@ class Compression:
 
     @property
     def exact(self) -> bool:
-        """Whether the receiver has the very weights."""
+        """True if the receiver has the very weights."""
         return self.kind == "none"
 
     def kept(self, parameters: int) -> int:

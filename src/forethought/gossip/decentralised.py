@@ -38,7 +38,7 @@ class NetworkViewError(ValueError):
 
 
 def averages_exactly(mixing: Mixing, first: int, steps: int) -> bool:
-    """Whether the steps ``first``, …, ``first + steps − 1`` bring all workers to their mean.
+    """True if the steps ``first``, …, ``first + steps − 1`` bring all workers to their mean.
 
     Raises:
         NetworkViewError: too many workers to multiply out.

@@ -97,7 +97,7 @@ class Graph:
         return self.size - 1 if self.listed is None else len(self._adjacent[worker])
 
     def joins(self, one: int, other: int) -> bool:
-        """Whether two different workers are neighbours."""
+        """True if two different workers are neighbours."""
         if self.listed is None:
             return one != other
         return other in self._adjacent[one]

@@ -94,7 +94,7 @@ class Mixing:
 
     @property
     def drawn(self) -> bool:
-        """Whether a step's matrix is drawn, of pairs, and not the next one of a period."""
+        """True if a step's matrix is drawn, of pairs, and not the next one of a period."""
         return self.kind == "matchings"
 
     @property

@@ -273,12 +273,12 @@ def _one_model_a_round(gossip: Gossip) -> bool:
 
 
 def _linear(gossip: Gossip) -> bool:
-    """Whether what is exchanged is linear in all noised sums."""
+    """True if what is exchanged is linear in all noised sums."""
     return gossip.compression.exact and gossip.trust.difference is None
 
 
 def _averages(gossip: Gossip) -> bool:
-    """Whether every round's exchanges after its step average exactly."""
+    """True if every round's exchanges after its step average exactly."""
     mixing, mixes = gossip.mixing, gossip.exchanges - 1
     if mixing.drawn or mixes < 1 or gossip.workers > decentralised.MOST_WORKERS:
         return False

@@ -227,18 +227,18 @@ class Releases:
 
     @property
     def complete(self) -> bool:
-        """Whether all updates that all workers are to make were made, by this worker's number."""
+        """True if all updates that all workers are to make were made, by this worker's number."""
         return self.count * self._workers >= self._enough
 
     def judge(self) -> bool:
-        """Whether nobody can refuse what this worker says now; kept in ``judged``."""
+        """True if nobody can refuse what this worker says now; kept in ``judged``."""
         if not (self._short(self.held) and abs(self.count) <= self._most):
             return False
         self.judged = self.held
         return True
 
     def _short(self, vector: Vector) -> bool:
-        """Whether a vector is surely one that is taken."""
+        """True if a vector is surely one that is taken."""
         # A comparison with NaN is false; whatever is not surely short is judged exactly. Half of
         # the largest square leaves room for the rounding of a few million means of short vectors.
         return (

@@ -104,7 +104,7 @@ DROPOUTS = frozenset({F.dropout, torch.dropout, F.alpha_dropout, F.feature_alpha
 
 
 def own_operator(func: Any) -> bool:
-    """Whether an operator is none of torch's, and may have a batching rule of its own."""
+    """True if an operator is none of torch's, and may have a batching rule of its own."""
     return operator_name(func).partition("::")[0] not in ("aten", "prims", "prim")
 
 
@@ -133,7 +133,7 @@ def opened(function: FunctionType) -> FunctionType:
 
 
 def writes(func: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Whether a function changes its first argument."""
+    """True if a function changes its first argument."""
     name: str = getattr(func, "__name__", "")
     if name.endswith("_") and not name.endswith("__"):
         return name != "requires_grad_"
@@ -147,7 +147,7 @@ def _place_of_inplace(function: FunctionType) -> int:
 
 
 def changes(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call changes its first argument, ``inplace=True`` included."""
+    """True if a call changes its first argument, ``inplace=True`` included."""
     known = _WRITES.get(func)
     if known is None:
         known = _WRITES[func] = writes(func, {})
@@ -242,7 +242,7 @@ def physical(value: Tensor) -> tuple[Tensor, int]:
 
 
 def wrapped(value: Tensor) -> bool:
-    """Whether the value belongs to any transform of torch.func."""
+    """True if the value belongs to any transform of torch.func."""
     return bool(functorch.is_functorch_wrapped_tensor(value))
 
 
@@ -259,19 +259,19 @@ def lane(whole: Tensor, dim: int, level: int) -> Tensor:
 
 
 def hooks_in_force() -> bool:
-    """Whether hooks on saved tensors, or on nodes of the graph, are in force now."""
+    """True if hooks on saved tensors, or on nodes of the graph, are in force now."""
     return autograd._top_saved_tensors_default_hooks(True) is not None or bool(_here.node_hooks)
 
 
 def global_hooks(forwards: bool = True) -> bool:
-    """Whether hooks on all modules are there: backward ones, and forward ones if asked for."""
+    """True if hooks on all modules are there: backward ones, and forward ones if asked for."""
     backward = modules._global_backward_hooks or modules._global_backward_pre_hooks
     forward = modules._global_forward_hooks or modules._global_forward_pre_hooks
     return bool(backward or (forwards and forward))
 
 
 def dispatched() -> bool:
-    """Whether a mode is in force that sees physical tensors below every transform."""
+    """True if a mode is in force that sees physical tensors below every transform."""
     return bool(torch._C._len_torch_dispatch_stack())
 
 
@@ -310,7 +310,7 @@ _KERNEL = re.compile("aten/.*/(CPU|Autograd|AutogradC.*|Composite(Im|Ex)plicitAu
 
 
 def unseen_kernel(name: str) -> bool:
-    """Whether an operator's code is in Python, and not where anybody could look what it keeps."""
+    """True if an operator's code is in Python, and not where anybody could look what it keeps."""
     if name in OPDEFS:
         return False
     space, _, own = name.partition("::")
@@ -319,7 +319,7 @@ def unseen_kernel(name: str) -> bool:
 
 
 def interrupted() -> bool:
-    """Whether anything stands between a torch function and its arithmetic: modes, transforms."""
+    """True if anything stands between a torch function and its arithmetic: modes, transforms."""
     return bool(
         torch._C._len_torch_function_stack()
         or dispatched()
@@ -393,7 +393,7 @@ def _refuse_saving_hooks(message: str | None) -> None:
 
 
 def refused_hooks(error: BaseException) -> bool:
-    """Whether an error says that hooks were to be put in force in the lanes."""
+    """True if an error says that hooks were to be put in force in the lanes."""
     return str(error) == NO_HOOKS
 
 
@@ -488,7 +488,7 @@ except (AttributeError, KeyError, ValueError) as missing:
 
 
 def sets_up_context(kind: Any) -> bool:
-    """Whether an ``autograd.Function`` has its context set up apart from its forward pass."""
+    """True if an ``autograd.Function`` has its context set up apart from its forward pass."""
     return bool(kind.setup_context is not torch.autograd.Function.setup_context)
 
 

@@ -45,7 +45,7 @@ class Remembered:
     probed: list[tuple[weakref.ref[Any], Any, Any]] = field(default_factory=list)
 
     def has_judged(self, loss: Any) -> bool:
-        """Whether the loss was compared with that of a whole batch."""
+        """True if the loss was compared with that of a whole batch."""
         self.judged = [known for known in self.judged if known() is not None]
         return any(known() == loss for known in self.judged)
 
@@ -114,7 +114,7 @@ def separable(slope: Slope | None = None) -> Callable[[Known], Known]:
 
 
 def declared_separable(loss: Any) -> bool:
-    """Whether a loss was declared with :func:`separable`."""
+    """True if a loss was declared with :func:`separable`."""
     try:
         return loss in _SEPARABLE
     except TypeError:  # not hashable
@@ -325,7 +325,7 @@ def _altered(module: nn.Module) -> bool:
 
 
 def _plain(layers: list[nn.Module], inputs: Any) -> bool:
-    """Whether only torch's own arithmetic on plain tensors would run."""
+    """True if only torch's own arithmetic on plain tensors would run."""
     if boundary.global_hooks():
         return False
     if type(inputs) is not Tensor or inputs.dim() < 2 or inputs.layout is not torch.strided:

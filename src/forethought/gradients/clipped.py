@@ -165,7 +165,7 @@ class _unnoticed:  # noqa: N801 - used like a function
 
 
 def _alike(blocks: Blocks, model: nn.Module, data: Any, copies: int, compute: Compute) -> bool:
-    """Whether made-up examples have the same bits in all sizes, at all places."""
+    """True if made-up examples have the same bits in all sizes, at all places."""
     generator = torch.Generator().manual_seed(len(blocks.sizes) + blocks.sizes[-1])
     most = blocks.sizes[-1]
     kinds = iter(_KINDS)
@@ -207,7 +207,7 @@ def _alike(blocks: Blocks, model: nn.Module, data: Any, copies: int, compute: Co
 
 
 def rows_alike(compute: Callable[[Tensor], Tensor], rows: Tensor) -> bool:
-    """Whether ``compute(rows)`` has the same bits for a row at every place of this many rows."""
+    """True if ``compute(rows)`` has the same bits for a row at every place of this many rows."""
     generator = torch.Generator().manual_seed(len(rows))
     expected = compute(rows)
     orders = (torch.randperm(len(rows), generator=generator) for _ in range(4))

@@ -329,7 +329,7 @@ class _Attempt:
             self._known.unshared, self._known.without = settings.unshared, settings.without
 
     def _tried(self) -> bool:
-        """Whether examples ran beside others before, in blocks, with the bits that they have there.
+        """True if examples ran beside others before, in blocks, with the bits that they have there.
 
         Alone they may have others, so one example's failure must not be what the others go by.
         """

@@ -242,7 +242,7 @@ def copied(changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two passes changed the model in the same way; ``other`` is copied."""
+    """True if two passes changed the model in the same way; ``other`` is copied."""
     return _same(one, other)
 
 
@@ -315,7 +315,7 @@ Undo = Callable[[], object]
 
 
 def of_user(module: str | None) -> bool:
-    """Whether a module is the user's own, and not one of Python or of an installed package."""
+    """True if a module is the user's own, and not one of Python or of an installed package."""
     if (module or "").partition(".")[0] in _LIBRARIES:
         return False
     file = getattr(sys.modules.get(module or ""), "__file__", None)
@@ -342,7 +342,7 @@ def _native(kind: type) -> type | None:
 
 
 def _own(value: Any, held: bool) -> bool:
-    """Whether what a value holds is held by the user's code; ``held``: the value itself is."""
+    """True if what a value holds is held by the user's code; ``held``: the value itself is."""
     if isinstance(value, types.FunctionType):
         return of_user(value.__globals__.get("__name__"))
     if isinstance(value, type):
@@ -625,7 +625,7 @@ def _not_understood(value: Any, holder: str) -> str:
 
 
 def _of_a_library(value: Any) -> bool:
-    """Whether it is what a library has under a name of its own, such as a function in C."""
+    """True if it is what a library has under a name of its own, such as a function in C."""
     if any(value is screen for screen in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)):
         return True
     module, name = getattr(value, "__module__", None), getattr(value, "__name__", None)

@@ -401,7 +401,7 @@ class _Certificate:
         return self._held[at].off(length) * self._masses[at] + self._lost(at, length)
 
     def fits(self, blocks: Sequence[int | None]) -> bool:
-        """Whether the error of all sums together is allowed."""
+        """True if the error of all sums together is allowed."""
         error = math.hypot(*(self.one(at, length) for at, length in enumerate(blocks)))
         return error <= self._limits.allowed
 
@@ -725,7 +725,7 @@ def clip_and_sum_parts(
 
 
 def _at_once(ready: Weighed) -> bool:
-    """Whether every sum is formed in one block, of numbers that all are finite."""
+    """True if every sum is formed in one block, of numbers that all are finite."""
     return bool(torch.isfinite(ready.norms).all()) and all(
         term.dtype == torch.float64 if length is None else term.added <= length
         for term, length in zip(ready.held, ready.lengths, strict=True)

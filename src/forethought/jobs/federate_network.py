@@ -261,7 +261,7 @@ def take_part_in_job(
 
 
 def _brings_own(request: Request) -> bool:
-    """Whether every client brings records of its own: their number is in the job then."""
+    """True if every client brings records of its own: their number is in the job then."""
     tables = section_of(request.job).client
     return bool(tables) and all(table.examples is not None for table in tables)
 

@@ -385,7 +385,7 @@ class GossipRehearsal:
 
     @property
     def certain(self) -> bool:
-        """Whether the chosen graph comes within ``WITHIN`` of SYNC at the end even where its
+        """True if the chosen graph comes within ``WITHIN`` of SYNC at the end even where its
         accuracy is two standard errors less than was seen."""
         best, least = self.chosen, self.synchronous.accuracy - WITHIN
         return best is not None and best.accuracy - 2 * best.error >= least

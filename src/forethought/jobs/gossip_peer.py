@@ -386,7 +386,7 @@ def _pace(request: Request, given: Pace | None) -> Pace:
 
 
 def _brings_own(request: Request) -> bool:
-    """Whether every worker brings records of its own: their number is in the job then."""
+    """True if every worker brings records of its own: their number is in the job then."""
     tables = gossip_section(request.job).worker
     return bool(tables) and all(table.examples is not None for table in tables)
 

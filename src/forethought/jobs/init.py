@@ -170,7 +170,7 @@ class _Array:
 
 
 def holds_arrays(path: Path) -> bool:
-    """Whether a file's name says that it holds arrays, or images in the idx format."""
+    """True if a file's name says that it holds arrays, or images in the idx format."""
     name = path.name.lower()
     return path.suffix.lower() in (".npz", ".npy") or any(mark in name for mark in _IDX)
 

@@ -19,7 +19,7 @@ LAYERS: tuple[type[nn.Module], ...] = (
 
 
 def separable(model: nn.Module, loss: Loss) -> bool:
-    """Whether the network and the loss are of parts that are known to keep rows apart."""
+    """True if the network and the loss are of parts that are known to keep rows apart."""
     modules = list(model.named_modules())
     try:
         lanes.hooked(modules)

@@ -31,7 +31,7 @@ _COPIES = 5
 
 
 def side_by_side(model: nn.Module, loss: Loss, local: Local, count: int) -> bool:
-    """Whether groups run side by side; nothing in here depends on the records.
+    """True if groups run side by side; nothing in here depends on the records.
 
     Args:
         count: how many groups the round has.

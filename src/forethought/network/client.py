@@ -262,7 +262,7 @@ class TookPart:
 
     @property
     def over(self) -> bool:
-        """Whether nothing can follow; else folder and secrets are still needed."""
+        """True if nothing can follow; else folder and secrets are still needed."""
         return self.reason in ENDINGS
 
 

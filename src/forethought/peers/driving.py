@@ -192,7 +192,7 @@ class WorkerDriver:
     # ---- time
 
     def _meet(self, stop: Stop) -> bool:
-        """Whether there is anybody to gossip with."""
+        """True if there is anybody to gossip with."""
         begin, there = time.monotonic(), [True]
         until = begin + self._pace.meet
         # The others go on meanwhile: whoever comes back waits for those only that may be living.

@@ -67,7 +67,7 @@ class Links(Protocol):
         ...
 
     def over(self, peer: int) -> bool:
-        """Whether a neighbour has said that it has finished."""
+        """True if a neighbour has said that it has finished."""
         ...
 
     def close(self, seconds: float) -> None:

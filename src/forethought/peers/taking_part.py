@@ -109,7 +109,7 @@ class TookPart:
 
     @property
     def over(self) -> bool:
-        """Whether nothing can follow; else folder and secrets are still needed."""
+        """True if nothing can follow; else folder and secrets are still needed."""
         return self.drove.reason in ENDINGS
 
 

@@ -82,7 +82,7 @@ def length_of(header: Header, most: int) -> int:
 
 
 def halves(header: Header) -> bool:
-    """Whether the vector that follows a header has entries of 16 bits."""
+    """True if the vector that follows a header has entries of 16 bits."""
     return bool(header[3])
 
 

@@ -123,7 +123,7 @@ class Course:
 
     @property
     def varies(self) -> bool:
-        """Whether any round differs from another."""
+        """True if any round differs from another."""
         return self.noise != "constant" or self.sizes != "constant"
 
     def relative_sizes(self, edges: list[int]) -> list[float]:

@@ -259,7 +259,7 @@ def _requests(request: PlanRequest, grid: SearchGrid) -> list[PlanRequest]:
 
 
 def _has_room(point: PlanRequest) -> bool:
-    """Whether the largest sample of a course fits into the data."""
+    """True if the largest sample of a course fits into the data."""
     if point.course.sizes == "constant" or point.batch is None:
         return True
     like = Rounds(1.0, point.length_of(point.batch), point.sampling_of(point.batch))

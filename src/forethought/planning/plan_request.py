@@ -584,7 +584,7 @@ class PlanRequest:
 
     @property
     def by_scores(self) -> bool:
-        """Whether step size and clipping follow from the noise in a linear model's scores."""
+        """True if step size and clipping follow from the noise in a linear model's scores."""
         chosen = self.feature_norm is not None and self.learning_rate is None
         rows = self.persons is None and self.records_per_person == 1
         return chosen and rows and kind_of(self.optimizer).descends and self.clipping == "example"
@@ -596,7 +596,7 @@ class PlanRequest:
 
     @property
     def timed(self) -> bool:
-        """Whether the length is given."""
+        """True if the length is given."""
         return self.rounds is not None or self.epochs is not None
 
     def settled_delta(self) -> float:

@@ -244,7 +244,7 @@ class Condition:
 
     @property
     def holds(self) -> bool:
-        """Whether it is met, up to rounding."""
+        """True if it is met, up to rounding."""
         return self.left <= self.right * (1 + 1e-12)
 
     @property
@@ -266,7 +266,7 @@ class ClosedForm:
 
     @property
     def holds(self) -> bool:
-        """Whether all conditions hold, i.e. the theorem proves (ε, δ)-DP."""
+        """True if all conditions hold, i.e. the theorem proves (ε, δ)-DP."""
         return all(condition.holds for condition in self.conditions)
 
     @property

@@ -67,7 +67,7 @@ class AsynchronousTheorem:
 
     @property
     def holds(self) -> bool:
-        """Whether the theorem applies."""
+        """True if the theorem applies."""
         return all(condition.holds for condition in self.conditions)
 
     @cached_property

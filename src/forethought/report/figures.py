@@ -375,7 +375,7 @@ def edges_of(grid: tuple[float, ...]) -> Any:
 
 
 def _logarithmic(grid: tuple[float, ...]) -> bool:
-    """Whether the points are spread over more than a decade and evener in the logarithm."""
+    """True if the points are spread over more than a decade and evener in the logarithm."""
     if len(grid) < 2 or grid[-1] < 10 * grid[0]:
         return False
     if len(grid) == 2:

@@ -130,7 +130,7 @@ def _write_statement(folder: Path, statement: Statement, title: str) -> Path:
 
 
 def _audited(folder: Path) -> bool | None:
-    """Whether the folder's audit.json says that the run was refuted; None: nothing is known."""
+    """True if the folder's audit.json says that the run was refuted; None: nothing is known."""
     try:
         refuted = parse((folder / "audit.json").read_text(encoding="utf-8"))["refuted"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -175,7 +175,7 @@ def _lead(s: Statement) -> list[str]:
 
 
 def _of_persons(s: Statement) -> bool:
-    """Whether a record is all that one person has in the data."""
+    """True if a record is all that one person has in the data."""
     return any(one.code == "persons" for one in s.caveats)
 
 

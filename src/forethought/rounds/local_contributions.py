@@ -86,7 +86,7 @@ class GroupUpdates:
 
 
 def _plain(records: Records) -> bool:
-    """Whether inputs and targets are one tensor each."""
+    """True if inputs and targets are one tensor each."""
     inputs, targets = records.take(np.zeros(1, dtype=np.int64))
     return isinstance(inputs, torch.Tensor) and isinstance(targets, torch.Tensor)
 

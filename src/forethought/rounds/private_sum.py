@@ -267,7 +267,7 @@ class PrivateRounds:
 
     @property
     def whole_batches(self) -> bool:
-        """Whether a batch is computed by this process alone, at once, in the plain form."""
+        """True if a batch is computed by this process alone, at once, in the plain form."""
         how = self._how
         return how.micro_batch is None and how.batch_dims is None and self.team.size == 1
 

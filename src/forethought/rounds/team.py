@@ -44,7 +44,7 @@ class Team:
 
     @property
     def leads(self) -> bool:
-        """Whether this process keeps the folder and reports."""
+        """True if this process keeps the folder and reports."""
         return self.rank == 0
 
     def first(self, work: Callable[[], _Value]) -> _Value:

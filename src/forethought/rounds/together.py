@@ -74,7 +74,7 @@ def _computed(
 
 
 def _alike(sums: Sequence[PrivateSum], records: Sequence[Records]) -> bool:
-    """Whether one pass gives every holder exactly what it would compute by itself."""
+    """True if one pass gives every holder exactly what it would compute by itself."""
     lead = sums[0].rounds
     return all(
         isinstance(one.round.contribution, Examples)

@@ -26,7 +26,7 @@ class Agenda:
 
     @property
     def alone(self) -> bool:
-        """Whether nothing else is to happen at this very time."""
+        """True if nothing else is to happen at this very time."""
         return not self._entries or self._entries[0][0] > self.now
 
     def add(self, at: float, kind: int, machine: int, what: Any = None) -> None:

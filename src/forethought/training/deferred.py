@@ -163,7 +163,7 @@ _WEIGHTED = frozenset({F.binary_cross_entropy, F.binary_cross_entropy_with_logit
 
 
 def _is_mean(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call is one of torch's losses with the mean over all examples."""
+    """True if a call is one of torch's losses with the mean over all examples."""
     if function not in _MEANS or kwargs.get("reduction") != "mean":
         return False
     return function in _WEIGHTED or kwargs.get("weight") is None
@@ -306,7 +306,7 @@ class Program:
         return of(self._result)
 
     def same_as(self, other: Program) -> bool:
-        """Whether both do the same; objects other than numbers and words must be the same ones."""
+        """True if both do the same; objects other than numbers and words must be the same ones."""
         if len(self.steps) != len(other.steps) or self._result != other._result:
             return False
         return all(_same(one, two) for one, two in zip(self.steps, other.steps, strict=True))

@@ -268,7 +268,7 @@ def make_optimizer(
 
 
 def needs_closure(kind: type[torch.optim.Optimizer]) -> bool:
-    """Whether a step of this optimizer evaluates the loss, which would read the data again."""
+    """True if a step of this optimizer evaluates the loss, which would read the data again."""
     closure = inspect.signature(kind.step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
 

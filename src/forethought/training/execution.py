@@ -175,7 +175,7 @@ def launched() -> Iterator[None]:
 
 
 def leads() -> bool:
-    """Whether this process shows and writes what a person reads."""
+    """True if this process shows and writes what a person reads."""
     return int(os.environ.get("RANK", "0")) == 0
 
 

@@ -159,7 +159,7 @@ def require_fit(
 
 
 def _sums_are_finite(values: torch.Tensor) -> bool:
-    """Whether every number is finite, by sums: single precision cannot overflow in double.
+    """True if every number is finite, by sums: single precision cannot overflow in double.
 
     In pieces, for a sum in double precision makes a copy in it.
     """

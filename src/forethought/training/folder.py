@@ -248,7 +248,7 @@ def _wide_parts(value: Any) -> list[Any]:
 
 
 def _of_user(module: str | None) -> bool:
-    """Whether a module is the user's own, and not an installed or a standard one."""
+    """True if a module is the user's own, and not an installed or a standard one."""
     package = (module or "").partition(".")[0]
     if package == "__main__":
         return True
@@ -258,7 +258,7 @@ def _of_user(module: str | None) -> bool:
 
 
 def _speaks(name: str, part: Any) -> bool:
-    """Whether a class's entry is in its source, and not one that Python adds."""
+    """True if a class's entry is in its source, and not one that Python adds."""
     code = isinstance(part, FunctionType | classmethod | staticmethod | property)
     return code or not name.startswith("__")
 
@@ -781,12 +781,12 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether a run ended here: its results are whole and its keys are gone."""
+        """True if a run ended here: its results are whole and its keys are gone."""
         return (self.path / STATEMENT).is_file() and not (self.checkpoint / KEYS).exists()
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether there is a checkpoint file, readable or not."""
+        """True if there is a checkpoint file, readable or not."""
         return (self.checkpoint / STATE).exists()
 
     @property
@@ -1076,7 +1076,7 @@ class Checkpointer:
 
     @property
     def due(self) -> bool:
-        """Whether it is time for another checkpoint."""
+        """True if it is time for another checkpoint."""
         return time.monotonic() > self._due
 
     def write(self, state: Checkpoint) -> None:

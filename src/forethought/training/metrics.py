@@ -618,7 +618,7 @@ def _confusion(
 
 
 def _weak(task: str, answers: Answers, nothing: Answers) -> bool:
-    """Whether the interval of the task's own figure does not keep clear of no model's."""
+    """True if the interval of the task's own figure does not keep clear of no model's."""
     name = "mean absolute error" if task == "regression" else "accuracy"
     figure, plain = MEASURES[task][name](answers), MEASURES[task][name](nothing)
     assert figure is not None and plain is not None

@@ -549,7 +549,7 @@ def _place(folder: RunFolder, index: int) -> Path:
 
 
 def _begun(path: Path) -> bool:
-    """Whether there is anything of a phase's run to continue."""
+    """True if there is anything of a phase's run to continue."""
     return (path / "checkpoint").is_dir() or (path / STATEMENT).is_file()
 
 

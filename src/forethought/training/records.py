@@ -144,7 +144,7 @@ class CoincidingRecordsError(ValueError):
 
 
 def coincide(records: Records, held_out: Records, name: str = "test") -> bool:
-    """Whether some held-out records are equal to training records, targets included.
+    """True if some held-out records are equal to training records, targets included.
 
     Raises:
         CoincidingRecordsError: they are the same records; or more than half of them are, where the

@@ -43,7 +43,7 @@ class StatedLoss:
         return self._program(outputs, *given)
 
     def same_as(self, other: object) -> bool:
-        """Whether the same lines were written, with the same numbers and objects in them."""
+        """True if the same lines were written, with the same numbers and objects in them."""
         return (
             isinstance(other, StatedLoss)
             and self._places == other._places
@@ -96,7 +96,7 @@ class ArrangedRecords:
         return self._records if as_they_are and isinstance(self._records, TensorRecords) else self
 
     def same_as(self, other: ArrangedRecords) -> bool:
-        """Whether models and losses get the same of every record."""
+        """True if models and losses get the same of every record."""
         return (self._inputs, self._targets) == (other._inputs, other._targets)
 
 

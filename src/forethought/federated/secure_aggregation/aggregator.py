@@ -95,7 +95,7 @@ class Aggregator:
 
     @property
     def done(self) -> bool:
-        """Whether the round was opened or lost."""
+        """True if the round was opened or lost."""
         return self._step >= len(self._steps)
 
     def handle(self, event: Received | Woken) -> list[Effect]:

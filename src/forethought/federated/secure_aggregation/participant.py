@@ -98,7 +98,7 @@ class Participant:
 
     @property
     def opened(self) -> bool:
-        """Whether it revealed shares."""
+        """True if it revealed shares."""
         return self._answered is not None
 
     def _say(self, message: Any) -> list[Effect]:
