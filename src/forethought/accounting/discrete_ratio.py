@@ -239,8 +239,9 @@ class RatioRows:
             raise UnresolvedError(f"{values} x {count} products")
         slip = 4 + np.abs(self._loss)
         points = Nodes(self._loss, self._log_mass, slip, 8 + np.abs(self._log_mass), tilt)
-        fine = max(1, min(64, math.isqrt(count)))
-        chunk = max(fine, _AT_ONCE // values // fine * fine)
+        most = max(2, _AT_ONCE // (4 * values))
+        fine = max(1, min(512, math.isqrt(count), most // 2))
+        chunk = fine * (most - fine)
         total = Line(np.zeros(0), np.zeros(0), np.zeros(0))
         for at in range(first, last, chunk):
             some = min(chunk, last - at)

@@ -345,18 +345,18 @@ class Nodes:
         coarse, fine = grid
         here = _turns(first * self.loss, step * fine * self.loss, coarse)
         there = _turns(np.zeros_like(self.loss), step * self.loss, fine)
-        weighted = np.swapaxes(here * self.tilted[:, :, None], 1, 2)
-        along = np.einsum("ij,ijk->ik", self.tilted, there)
-        total = _product(weighted, there)
-        total += weighted.sum(axis=2)[:, :, None] + along[:, None, :]
-        return np.asarray(total.reshape(self.loss.shape[0], -1) + self.rise.sum(axis=1)[:, None])
+        still = self.rise.sum(axis=1)[:, None] + (here * self.tilted[:, :, None]).sum(axis=1)
+        here += 1
+        here *= self.tilted[:, :, None]
+        total = _product(np.swapaxes(here, 1, 2), there) + still[:, :, None]
+        return np.asarray(total.reshape(self.loss.shape[0], -1))
 
     def turns(self, first: float, step: float, grid: tuple[int, int]) -> Complex:
         """e^{i t loss} - 1 for the one row of losses that all rows share, nodes by frequency."""
         coarse, fine = grid
         here = _turns(first * self.loss[0], step * fine * self.loss[0], coarse)[:, :, None]
         there = _turns(np.zeros_like(self.loss[0]), step * self.loss[0], fine)[:, None, :]
-        return np.asarray((here + there + here * there).reshape(self.loss.shape[1], -1))
+        return np.asarray((here + (1 + here) * there).reshape(self.loss.shape[1], -1))
 
     def sums(self, turns: Complex) -> Complex:
         """The same as :meth:`gaps` from :meth:`turns`."""
@@ -758,7 +758,7 @@ class Rows:
         count = last - first
         used = np.arange(0, self.size, every)
         quadrature = 2 * float(np.exp(errors).sum())
-        fine = max(1, min(64, math.isqrt(count)))
+        fine = max(1, min(512, math.isqrt(count)))
         grid = (-(-count // fine), fine)
         nodes = max(1, points.loss.shape[1])  # none, where all that moves is within the errors
         # Powers of e^(i h l) and the panels themselves cost more than products do.
