@@ -143,7 +143,8 @@ def one_round() -> Entered:
 
     draw = np.random.default_rng(0)
     rows = draw.normal(size=(200, 8)).astype(np.float32)
-    plan = ft.Plan(ft.Mechanism(ft.Rounds(1.0, 4, ft.Poisson(0.2))), 200, 1e-5)
+    # A drawn number of records would now and then fill its block, and pass other functions.
+    plan = ft.Plan(ft.Mechanism(ft.Rounds(1.0, 4, ft.WithoutReplacement(40, 200))), 200, 1e-5)
     network = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
     found = Entered()
 
