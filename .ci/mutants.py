@@ -424,6 +424,9 @@ MUTANTS = [
     Mutant("statement: presence promised with known batches", "batches_known",
            "'zero-out' if mechanism.adjacency == 'add-or-remove' else mechanism.adjacency",
            "mechanism.adjacency", "test_known_batches_leave_one_gaussian"),
+    Mutant("statement: a plan of persons speaks of records", "caveats_of",
+           "getattr(contribution, 'kind', None) == 'persons' and ...", "False",
+           "test_a_plan_of_persons_speaks_of_persons_and_nothing_less"),
     Mutant("statement: noise of several releases", "accounting/statement.py::_together",
            "0.0 if min(values) == 0 else 1 / math.sqrt(math.fsum((sigma ** (-2) for sigma in "
            "values)))", "min(values)", "test_rounds_are_recognised_however_they_are_cut"),

@@ -29,6 +29,7 @@ from forethought.accounting.statement import (
 )
 from forethought.accounting.verification import CHECKS, check, verify
 from forethought.caveats import Caveat
+from forethought.contributions import Persons
 from forethought.mechanism import Budget, Mechanism, Rounds
 from forethought.plans import Plan
 from forethought.samplings import FullBatch, Poisson, Shuffled
@@ -253,6 +254,14 @@ def test_what_the_issue_lists_is_caught() -> None:
     ):
         with pytest.raises(StatementError, match=said):
             check(edited(s, **changes), PLAN)
+
+
+def test_a_plan_of_persons_speaks_of_persons_and_nothing_less() -> None:
+    plan = PLAN.with_(contribution=Persons(3))
+    said = ft.account(plan)
+    assert "for one person" in said.sentences()[0] and check(said, plan)
+    with pytest.raises(StatementError, match="what its plan says"):
+        check(without(said, "persons"), plan)
 
 
 @pytest.mark.parametrize(

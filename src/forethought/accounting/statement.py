@@ -685,6 +685,20 @@ class Statement:
         return made
 
 
+def caveats_of(plan: Accounted) -> tuple[Caveat, ...]:
+    """All that a statement of a plan must say of it: its caveats, and whom a contribution is of."""
+    found = caveats(plan.not_covered)
+    contribution = getattr(plan, "contribution", None)
+    if getattr(contribution, "kind", None) == "persons" and "persons" not in {
+        one.code for one in found
+    }:
+        found = (*found, Caveat("persons", f"at most {contribution.records}"))  # type: ignore[union-attr]
+    augmentation = getattr(plan, "augmentation", None)
+    if augmentation is not None:
+        found = (Caveat("augmented", augmentation.describe()), *found)
+    return found
+
+
 def account(
     plan_or_mechanism: Accounted | Mechanism,
     delta: float | None = None,
@@ -749,10 +763,7 @@ def account(
         clip_norm = plan_or_mechanism.clip_norm
         plan = plan_digest(plan_or_mechanism.to_dict())
         chosen = choice(plan_or_mechanism.hyperparameters)
-        named = (*caveats(plan_or_mechanism.not_covered), *named)
-        augmentation = getattr(plan_or_mechanism, "augmentation", None)
-        if augmentation is not None:
-            named = (Caveat("augmented", augmentation.describe()), *named)
+        named = (*caveats_of(plan_or_mechanism), *named)
         grid = plan_or_mechanism.noise == "grid"
         randomness = replace(randomness or Randomness(seeded_noise=seeded), grid=grid)
     if released is not None:
@@ -949,8 +960,14 @@ _MOST_PARTS = 20
 
 
 def records(statement: Statement) -> str:
-    """Whom ε is about: "one record" or "any 3 records together"."""
-    return "one record" if statement.group == 1 else f"any {statement.group} records together"
+    """Whom ε is about: "one record", "one person" or "any 3 records together"."""
+    unit = "person" if of_persons(statement) else "record"
+    return f"one {unit}" if statement.group == 1 else f"any {statement.group} {unit}s together"
+
+
+def of_persons(statement: Statement) -> bool:
+    """True if a record is all that one person has in the data."""
+    return any(one.code == "persons" for one in statement.caveats)
 
 
 def protected(statement: Statement) -> str:

@@ -24,6 +24,7 @@ from forethought.accounting.statement import (
     Released,
     Statement,
     StatementError,
+    caveats_of,
     code_digest,
     listed,
     plan_digest,
@@ -438,9 +439,10 @@ def _plan(case: _Case) -> str | None:
         raise StatementError(
             "the plan.json beside the statement is not the plan that was run: its hash differs"
         )
+    earlier = s.schema in UNBOUND_SCHEMAS  # did not say of every such plan that it is of persons
     left_out = [
         one
-        for one in caveats(case.plan.not_covered)
+        for one in (caveats(case.plan.not_covered) if earlier else caveats_of(case.plan))
         if one not in s.caveats and (one not in _ANSWERED or s.way.composed is not None)
     ]
     if left_out:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from forethought.accounting.accountants import EXACT, KNOWN_BATCHES
 from forethought.accounting.interval import at_least, at_most
-from forethought.accounting.statement import Statement, protected, records, rows, truth
+from forethought.accounting.statement import Statement, of_persons, protected, records, rows, truth
 from forethought.mechanism import Rounds
 from forethought.report import charts
 from forethought.report.terminal import plan_rows
@@ -61,7 +61,7 @@ def statement_page(
             [
                 f"Protected: {protected(s)}.",
                 "A record is all that one person has in the data."
-                if _of_persons(s)
+                if of_persons(s)
                 else "If one person has several records in the data, ask for the statement for as "
                 "many records together: this one is about "
                 + ("a single record." if s.group == 1 else f"{records(s)}."),
@@ -155,7 +155,7 @@ def _lead(s: Statement) -> list[str]:
     # Upward, as every bound; and at least what guessing finds.
     blind = round(100 * rate)
     found = min(100, max(blind, math.ceil(100 * power - 1e-9)))
-    unit = "persons" if _of_persons(s) else "records"
+    unit = "persons" if of_persons(s) else "records"
     units = unit if s.group == 1 else f"groups of {s.group} {unit}"
     learned = "this model learned from" if s.releases else "such a model would learn from"
     # Where one record stands for another, there is no doubt that there was one.
@@ -172,11 +172,6 @@ def _lead(s: Statement) -> list[str]:
         f"average at most ({found}); with a cross: what blind guessing finds ({blind}). "
         "Rounded up.</figcaption></figure>"
     ]
-
-
-def _of_persons(s: Statement) -> bool:
-    """True if a record is all that one person has in the data."""
-    return any(one.code == "persons" for one in s.caveats)
 
 
 def _checks(s: Statement, audited: bool | None, signed: str | None) -> list[tuple[str, str, str]]:
