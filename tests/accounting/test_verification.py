@@ -260,7 +260,7 @@ def test_a_plan_of_persons_speaks_of_persons_and_nothing_less() -> None:
     plan = PLAN.with_(contribution=Persons(3))
     said = ft.account(plan)
     assert "for one person" in said.sentences()[0] and check(said, plan)
-    with pytest.raises(StatementError, match="what its plan says"):
+    with pytest.raises(StatementError, match="its plan says"):
         check(without(said, "persons"), plan)
 
 
