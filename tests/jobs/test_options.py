@@ -10,14 +10,14 @@ import inspect
 import json
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
 from forethought.jobs.job import Job, JobError
 from forethought.jobs.request import from_numbers
-from forethought.planning.plan_request import PlanRequest
+from forethought.planning.plan_request import PlanKeywords, PlanRequest
 
 KEPT = Path(__file__).with_name("options.json")
 EXAMPLES = 1000
@@ -142,6 +142,29 @@ def test_every_keyword_of_a_plan_takes_what_it_took_and_refuses_in_the_same_word
 
 def test_every_flag_is_written_as_it_was(kept: dict[str, Any]) -> None:
     assert flags() == kept["flags"]
+
+
+def test_a_keyword_and_its_key_under_training_have_one_default_and_the_same_names() -> None:
+    found, section = {field.name: field for field in fields(PlanRequest)}, sections()["training"]
+    kinds = get_type_hints(PlanRequest)
+    # A job gives the fields of these two as keys of their own: decay, averaging_decay, ...
+    shared = (set(found) & set(section.model_fields)) - {"schedule", "averaging"}
+    assert len(shared) == 30
+    for name in shared:
+        assert section.model_fields[name].default == found[name].default, name
+        assert words_of(section.model_fields[name].annotation) == words_of(kinds[name]), name
+
+
+def test_what_an_editor_shows_of_a_keyword_is_what_the_request_takes() -> None:
+    shown, kinds = get_type_hints(PlanKeywords), get_type_hints(PlanRequest)
+    assert {name: shown[name] for name in kinds} == kinds
+
+
+def words_of(kind: object) -> tuple[object, ...]:
+    """The names that a type allows, in order, whatever else it allows."""
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    return tuple(word for part in get_args(kind) for word in words_of(part))
 
 
 @pytest.mark.parametrize("section", ["budget", "training", "run"])

@@ -29,12 +29,18 @@ from forethought.checks import whole
 from forethought.federated.federation import Exchanged, RobustKind, Rule, ServerKind
 from forethought.gossip.graphs import Kind as GraphKind
 from forethought.gossip.mixing import Named as MixingKind
-from forethought.mechanism import Budget
-from forethought.planning.courses import LEAST_DELTA, MOST_STEP_SIZE
+from forethought.mechanism import Adjacency, Budget, Clipping
+from forethought.planning.courses import (
+    LEAST_DELTA,
+    MOST_STEP_SIZE,
+    NoiseScheduleName,
+    SizeScheduleName,
+)
 from forethought.plans import Plan
 from forethought.preparation import Preparation
+from forethought.privacy import ClipRule, NoiseKind
 from forethought.samplings import SamplingName
-from forethought.use import Averaging, Schedule
+from forethought.use import Averaging, AveragingKind, Schedule, ScheduleKind
 
 if TYPE_CHECKING:
     from torch import nn
@@ -512,21 +518,21 @@ class TrainingSection(_Section):
     rounds: _Int | None = Field(default=None, ge=1)
     batch: _Int | None = Field(default=None, ge=1)
     noise_multiplier: _Float | None = Field(default=None, ge=0)
-    noise: Literal["gaussian", "grid", "correlated"] = "gaussian"
-    noise_schedule: Literal["constant", "geometric", "linear", "forgetting"] = "constant"
+    noise: Literal[NoiseKind, "correlated"] = "gaussian"
+    noise_schedule: NoiseScheduleName = "constant"
     noise_fall: _Float | None = Field(default=None, ge=0.01, le=100)
-    size_schedule: Literal["constant", "linear", "geometric", "power"] = "constant"
+    size_schedule: SizeScheduleName = "constant"
     size_growth: _Float | None = Field(default=None, ge=0.001, le=1000)
     size_power: _Float | None = Field(default=None, gt=-1, le=10)
     sampling: SamplingName = "poisson"
     parts: _Int | None = Field(default=None, ge=1)
-    adjacency: Literal["add-or-remove", "zero-out", "replace-one"] | None = None
-    clipping: Literal["example", "group"] = "example"
+    adjacency: Adjacency | None = None
+    clipping: Clipping = "example"
     groups: _Int | None = Field(default=None, ge=1)
     local: str | dict[str, Any] | None = None
     clip_norm: _Float | None = Field(default=None, gt=0)
     final_clip_norm: _Float | None = Field(default=None, gt=0)
-    clip_rule: Literal["flat", "automatic", "per-layer", "quantile"] | None = None
+    clip_rule: ClipRule | None = None
     quantile: _Float | None = Field(default=None, gt=0, lt=1)
     count_noise: _Float | None = Field(default=None, gt=0)
     optimizer: str = "sgd"
@@ -539,11 +545,11 @@ class TrainingSection(_Section):
     augment: str | tuple[str, ...] | dict[str, Any] | None = None
     augmentations: _Int | None = Field(default=None, ge=1)
     gradient_filter: str | dict[str, Any] | None = None
-    schedule: Literal["constant", "inverse", "inverse-sqrt", "cosine", "drops"] | None = None
+    schedule: ScheduleKind | None = None
     decay: _Float | None = Field(default=None, ge=0)
     warmup: _Int | None = Field(default=None, ge=0)
     schedule_unit: Literal["rounds", "examples"] | None = None
-    averaging: Literal["none", "exponential", "tail"] | None = None
+    averaging: AveragingKind | None = None
     averaging_decay: _Float | None = Field(default=None, ge=0, lt=1)
     averaging_fraction: _Float | None = Field(default=None, gt=0, le=1)
 
