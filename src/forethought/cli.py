@@ -18,8 +18,7 @@ from forethought.commands import (
     audit,
     calculator,
     export,
-    federate,
-    gossip,
+    holders,
     init,
     keygen,
     plan,
@@ -56,8 +55,8 @@ for command in (
     (keygen.keygen, keygen.EPILOG),
 ):
     app.command(epilog=command[1])(command[0])
-app.add_typer(federate.app)
-app.add_typer(gossip.app)
+app.add_typer(holders.federate)
+app.add_typer(holders.gossip)
 
 
 def _version(wanted: bool) -> None:
