@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from forethought.accounting.statement import account
 from forethought.cli import app
-from forethought.jobs.federate import agreed, speeds_of, times_of
+from forethought.jobs.federate import agreed, times_of
+from forethought.jobs.holders import speeds_of
 from forethought.jobs.job import FederationSection, Job, JobError
 
 JOB = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,24 +18,17 @@ from forethought.federated.secure_aggregation.settings import (
 from forethought.federated.secure_aggregation.shared_noise import secured
 from forethought.jobs.holders import (
     SYNTHETIC,
+    Dealt,
+    budget_of,
+    deal,
     holder_plan,
-    named_speeds,
-    public_records,
+    public_shares,
     reference_plan,
 )
 from forethought.jobs.job import FederationSection, Job, JobError
-from forethought.jobs.load import (
-    Loaded,
-    arranged_for,
-    count_of,
-    dealt,
-    load_job,
-    module_of,
-    require_possible,
-)
+from forethought.jobs.load import require_possible
 from forethought.jobs.request import Request
 from forethought.mechanism import Budget
-from forethought.planning import defaults
 from forethought.planning.courses import growing
 from forethought.planning.federated import FederatedPlan, predict
 from forethought.plans import Plan
@@ -43,40 +36,25 @@ from forethought.simulation.speeds import Way
 from forethought.simulation.times import Times
 
 if TYPE_CHECKING:
-    from forethought.data import Dataset
     from forethought.federated.simulate import SimulatedRun
-    from forethought.holders.trainer import SharedModel
 
 
 # From a job with a ``[federation]`` to the federation, its shares and a simulation's times.
 
 
 @dataclass(frozen=True)
-class Federated:
+class Federated(Dealt):
     """A job's federation, ready to be simulated.
 
     Args:
-        loaded: the job, its data set and model.
-        shared: the model, its weights as one vector.
         federation: what everybody agrees on.
-        parts: each client's record numbers. budgets: what each client asked for.
-        speeds: records a second, against 1.
+        budgets: what each client asked for.
         times: of a simulation.
     """
 
-    loaded: Loaded
-    shared: SharedModel
     federation: Federation
-    parts: tuple[np.ndarray[Any, np.dtype[np.int64]], ...]
     budgets: tuple[Budget, ...]
-    speeds: tuple[float, ...]
     times: Times
-
-    def share(self, client: int) -> Dataset:
-        """One client's own records."""
-        from forethought.data.synthetic import share_of
-
-        return share_of(self.loaded.dataset, self.parts[client])
 
 
 def federation_of(request: Request, data_dir: Path | None = None) -> Federated:
@@ -86,42 +64,20 @@ def federation_of(request: Request, data_dir: Path | None = None) -> Federated:
         JobError: no ``[federation]``, or one without clients.
         ValueError: what data, planner or federation refuse.
     """
-    from forethought.holders.trainer import SharedModel
-
     section = section_of(request.job)
-    require_possible(request.job)
-    loaded = load_job(request, data_dir)
-    dataset = loaded.dataset
-    clients = section.clients or (len(section.client) or None)
-    how, _, column = section.shares.partition(":")
-    if how == "column" and column and dataset.sites is None:
-        raise JobError(f"shares = {section.shares!r}: the data has no column {column!r}")
-    if clients is None and how != "column":
-        raise JobError("[federation] needs clients = a number, or [[federation.client]] tables")
-    generator = np.random.Generator(np.random.PCG64(section.seed))
-    parts = tuple(dealt(dataset, clients, section.shares, generator))
-    shared = SharedModel(module_of(loaded))
-    speeds = speeds_of(section, len(parts))
+    held = deal(request, section, data_dir)
     federation, budgets = agreed(
         request.job,
-        [count_of(dataset, part) for part in parts],
-        speeds,
-        shared.layout.size,
-        shared.architecture,
-        loaded.noise_borne,
+        held.sizes,
+        held.speeds,
+        held.shared.layout.size,
+        held.shared.architecture,
+        held.loaded.noise_borne,
     )
-    federation = replace(
-        federation, plans=tuple(loaded.with_caveats(plan) for plan in federation.plans)
-    )
-    return Federated(
-        loaded,
-        shared,
-        federation,
-        parts,
-        budgets,
-        speeds,
-        times_of(section, federation, speeds),
-    )
+    plans = tuple(held.loaded.with_caveats(plan) for plan in federation.plans)
+    federation = replace(federation, plans=plans)
+    times = times_of(section, federation, held.speeds)
+    return Federated(**vars(held), federation=federation, budgets=budgets, times=times)
 
 
 def simulate_job(
@@ -139,27 +95,20 @@ def simulate_job(
         every client computes on the same share of its records.
     """
     from forethought.federated.simulate import simulate, synchronous_seconds
-    from forethought.rounds.randomness import Seeds
 
-    job, dataset = federated.loaded.request.job, federated.loaded.dataset
-    test = None if dataset.test is None else (dataset.test.inputs, dataset.test.targets)
-    own = [
-        arranged_for(federated.loaded, federated.share(one), federated.federation.plan(one))
-        for one in _members(federated)
-    ]
+    job, federation = federated.loaded.request.job, federated.federation
+    plans = [federation.plan(client) for client in range(len(federation.members))]
+    shares, options = federated.simulation(plans)
     run = simulate(
         federated.shared.model,
-        [one.data for one in own],
-        federated.federation,
+        shares,
+        federation,
         federated.times,
-        loss=own[0].loss,
-        test=test,
-        seeds=Seeds(job.run.seed, job.run.noise_seed),
         out=out,
         resume=resume,
         workers=workers,
-        micro_batch=job.run.micro_batch,
         progress=progress,
+        **options,
     )
     section = section_of(job)
     if section.rule != "asynchronous":
@@ -171,26 +120,11 @@ def simulate_job(
     return run, synchronous_seconds(federated.federation, replace(federated.times, compute=equal))
 
 
-def _members(federated: Federated) -> range:
-    return range(len(federated.federation.members))
-
-
 def section_of(job: Job) -> FederationSection:
     """A job's ``[federation]``. Raises JobError where there is none."""
     if job.federation is None:
         raise JobError("the job has no [federation]: say at least clients = 10")
     return job.federation
-
-
-def speeds_of(section: FederationSection, clients: int) -> tuple[float, ...]:
-    """Each client's records a second, against 1.
-
-    Raises:
-        JobError: a list of another length, or words that say nothing.
-    """
-    if section.client:
-        return tuple(table.speed for table in section.client)
-    return named_speeds(section.speeds, section.slow, section.slow_factor, clients, section.seed)
 
 
 def agreed(
@@ -208,14 +142,14 @@ def agreed(
 
     Args:
         sizes: records of each client, or persons where the job names them.
-        speeds: see :func:`speeds_of`.
+        speeds: see :func:`forethought.jobs.holders.speeds_of`.
         parameters, architecture: of the model.
         noise_borne: norm of noise that its weights bear, where it could be tried.
     """
     section = section_of(job)
     require_possible(job)
     count = len(sizes)
-    budgets = tuple(_budget(job, section, client, size) for client, size in enumerate(sizes))
+    budgets = tuple(budget_of(job, section, client, size) for client, size in enumerate(sizes))
     weights = section.rule == "synchronous" and section.secure is None
     exchanged = section.exchanged or ("weights" if weights else "gradients")
     typical = int(np.median(sizes))
@@ -302,14 +236,6 @@ def times_of(section: FederationSection, federation: Federation, speeds: Sequenc
     )
 
 
-def _budget(job: Job, section: FederationSection, client: int, size: int) -> Budget:
-    own = section.client[client].epsilon if section.client else None
-    epsilon = own or job.budget.epsilon
-    if epsilon is None:
-        raise JobError("a federation needs a budget: epsilon in [budget], or for each client")
-    return Budget(epsilon, job.budget.delta or defaults.default_delta(size))
-
-
 # What a job's federation would spend, send and take, and a rehearsal of it on a public proxy.
 
 
@@ -363,16 +289,13 @@ def rehearse(
     sizes = [plan.examples for plan in plans]
     accuracies, seconds = [], []
     for repeat in range(repeats):
-        data = public_records(federated.loaded, proxy, sum(sizes), repeat, data_dir)
-        generator = np.random.default_rng(repeat)
-        order = generator.permutation(len(data.train))[: sum(sizes)]
-        parts = np.split(order, np.cumsum(sizes)[:-1])
+        shares, test = public_shares(federated.loaded, proxy, sizes, repeat, data_dir)
         run = simulate(
             job.build_model(private),
-            [(data.train.inputs[part], data.train.targets[part]) for part in parts],
+            shares,
             federated.federation,
             federated.times,
-            test=None if data.test is None else (data.test.inputs, data.test.targets),
+            test=test,
             seeds=Seeds(repeat, repeat),
         )
         accuracies.append(float("nan") if run.accuracy is None else run.accuracy)

@@ -9,14 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forethought.exchange.events import Compute, Computed
-from forethought.exchange.keys import ROSTER, Identity, Keys, Roster
+from forethought.exchange.keys import ROSTER, Keys, Roster
 from forethought.exchange.messages import SERVER, Join
 from forethought.federated.federation import FEDERATION, Federation, FederationError, with_roster
 from forethought.federated.server import ServerMachine
 from forethought.federated.statements import Policy
-from forethought.jobs.federate import agreed, federation_of, section_of, speeds_of
+from forethought.jobs.federate import agreed, federation_of, section_of
+from forethought.jobs.holders import (
+    accuracy_of,
+    identities_of,
+    own_records,
+    prepared_records,
+    save_model,
+    speeds_of,
+)
 from forethought.jobs.job import JobError
-from forethought.jobs.load import Loaded, arranged_for, load_job, module_of
+from forethought.jobs.load import load_job, module_of
 from forethought.jobs.request import Request, from_file
 from forethought.network.client import Begin, Send
 from forethought.network.driving import ClientDriver, Out, ServerDriver
@@ -36,8 +44,6 @@ if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
 
-    from forethought.data.dataset import Dataset
-    from forethought.holders.trainer import SharedModel
     from forethought.network import client
     from forethought.network.client import TookPart
 
@@ -45,7 +51,7 @@ if TYPE_CHECKING:
 # From a job to the processes of its federation: keys and roster, the server, a client.
 
 
-SERVER_NAME, MODEL = "server", "model.safetensors"
+SERVER_NAME = "server"
 DEFAULT_ADDRESS = "127.0.0.1:8750"
 
 
@@ -105,14 +111,8 @@ def join(
         OSError: no such file. JobError: other members than the job's. RosterError: keys twice.
     """
     federation = planned(request, data_dir)
-    found = {one.name: one for one in map(Identity.load, identities)}
-    wanted = [SERVER_NAME, *(member.name for member in federation.members)]
-    if sorted(found) != sorted(wanted) or len(identities) != len(wanted):
-        raise JobError(
-            f"identities of {', '.join(sorted(found))} were given; the job needs exactly those of "
-            f"{', '.join(wanted)}"
-        )
-    roster = Roster.of(found[SERVER_NAME], [found[name] for name in wanted[1:]])
+    found = identities_of(identities, [SERVER_NAME, *(one.name for one in federation.members)])
+    roster = Roster.of(found[0], found[1:])
     out.mkdir(parents=True, exist_ok=True)
     roster.save(out / ROSTER)
     with_roster(federation, roster).save(out / FEDERATION)
@@ -125,12 +125,12 @@ def planned(request: Request, data_dir: Path | None = None) -> Federation:
     Where every client's number of examples is in the job, nothing but the model's shape is taken
     from the data at hand, which may be a public sample; else the data is dealt out.
     """
-    if not _brings_own(request):
+    section = section_of(request.job)
+    if not section.brings_own:
         return federation_of(request, data_dir).federation
     from forethought.holders.trainer import SharedModel
 
-    section = section_of(request.job)
-    sizes = [table.examples or 0 for table in section.client]
+    sizes = [table.examples or 0 for table in section.tables]
     loaded = load_job(request, data_dir)
     shared = SharedModel(module_of(loaded))
     speeds = speeds_of(section, len(sizes))
@@ -186,8 +186,8 @@ def serve_job(
     if not served.finished:
         return served, None
     shared.write(served.weights)
-    _save_model(shared, out)
-    return served, _accuracy(loaded, shared)
+    save_model(shared, out)
+    return served, accuracy_of(loaded, shared)
 
 
 def take_part_in_job(
@@ -216,21 +216,15 @@ def take_part_in_job(
     from forethought.holders.trainer import SharedModel, end
     from forethought.network.client import Share, take_part
     from forethought.network.client import over_grpc as grpc_client
-    from forethought.rounds.losses import default_loss
     from forethought.rounds.randomness import Seeds
-    from forethought.rounds.records import as_records, blank
-    from forethought.training.fit import require_fit
 
     member = Membership.load(folder)
     federation, name = member.federation, member.keys.identity.name
     me = member.roster.place(name)
-    loaded, own = _own_records(request, name, me, data_dir)
+    section = section_of(request.job)
+    loaded, own = own_records(request, section, me, name, data_dir, federation_of)
     shared = SharedModel(module_of(loaded))
-    first = next(iter(shared.parameters.values()))
-    found = arranged_for(loaded, own, federation.plan(me))
-    records = as_records(found.data, first.dtype, first.device)
-    loss = found.loss or default_loss(blank(records)[1])
-    require_fit(shared.model, loss, records)
+    records, loss = prepared_records(loaded, own, shared, federation.plan(me))
     run = request.job.run
     share = Share(
         records,
@@ -254,30 +248,10 @@ def take_part_in_job(
     )
     if took.weights is not None and took.over:
         shared.write(took.weights)
-        _save_model(shared, out)
+        save_model(shared, out)
     if took.over:
         end(out)
     return took
-
-
-def _brings_own(request: Request) -> bool:
-    """True if every client brings records of its own: their number is in the job then."""
-    tables = section_of(request.job).client
-    return bool(tables) and all(table.examples is not None for table in tables)
-
-
-def _own_records(
-    request: Request, name: str, me: int, data_dir: Path | None
-) -> tuple[Loaded, Dataset]:
-    if not _brings_own(request):
-        federated = federation_of(request, data_dir)
-        return federated.loaded, federated.share(me)
-    folder = next(
-        (table.folder for table in section_of(request.job).client if table.name == name), None
-    )
-    own = data_dir or (None if folder is None else (request.folder or Path()) / folder)
-    loaded = load_job(request, own)
-    return loaded, loaded.dataset
 
 
 def _policy(request: Request, federation: Federation, me: int) -> Policy:
@@ -292,28 +266,6 @@ def _policy(request: Request, federation: Federation, me: int) -> Policy:
 
 def _address(request: Request, address: str | None) -> str:
     return address or section_of(request.job).address or DEFAULT_ADDRESS
-
-
-def _accuracy(loaded: Loaded, shared: SharedModel) -> float | None:
-    from forethought.rounds.losses import default_loss
-    from forethought.rounds.records import as_records, blank
-    from forethought.training.metrics import evaluate
-
-    test = loaded.dataset.test
-    if test is None:
-        return None
-    first = next(iter(shared.parameters.values()))
-    records = as_records((test.inputs, test.targets), first.dtype, first.device, "test")
-    loss = default_loss(blank(records)[1])
-    return evaluate(shared.model, dict(shared.parameters), loss, records)[1]
-
-
-def _save_model(shared: SharedModel, out: Path) -> None:
-    from safetensors.torch import save_file
-
-    part = out / f".{MODEL}.part"
-    save_file(shared.model.state_dict(), str(part))
-    part.replace(out / MODEL)
 
 
 # Flower as an engine: the same machines in a ServerApp and a ClientApp, through its Message API.

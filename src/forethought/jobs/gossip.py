@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,66 +18,42 @@ from forethought.gossip.mixing import Mixing, given
 from forethought.gossip.simulator import Pace
 from forethought.jobs.holders import (
     SYNTHETIC,
+    Dealt,
+    budget_of,
+    deal,
     holder_plan,
-    named_speeds,
-    public_records,
+    public_shares,
     reference_plan,
 )
 from forethought.jobs.job import GossipSection, Job, JobError
-from forethought.jobs.load import (
-    Loaded,
-    arranged_for,
-    count_of,
-    dealt,
-    load_job,
-    module_of,
-    require_possible,
-)
 from forethought.jobs.request import Request
 from forethought.mechanism import Budget
-from forethought.planning import defaults
 from forethought.planning.gossip import GossipPlan, mixings, predict, undisturbed
 from forethought.plans import Plan
 from forethought.simulation.speeds import Hiccups, Outage, Way, read_trace
 from forethought.simulation.times import Factors
 
 if TYPE_CHECKING:
-    from forethought.data import Dataset
     from forethought.gossip.simulate import SimulatedGossip
-    from forethought.holders.trainer import SharedModel
 
 
 # From a job with a ``[gossip]`` to the gossip, its shares and a simulation's times.
 
 
 # The paper's cases: how much slower a worker is, and what batch and step size are multiplied by.
-HICCUP, SLOW, LARGE = 2.0, 10.0, 2.0
+HICCUP, LARGE = 2.0, 2.0
 
 
 @dataclass(frozen=True)
-class Gossiping:
+class Gossiping(Dealt):
     """A job's gossip, ready to be simulated or run.
 
     Args:
-        loaded: the job, its data set and model.
-        shared: the model, its weights as one vector.
-        gossip: what everybody agrees on.
-        parts: each worker's record numbers.
-        speeds: records a second, against 1. times: of a simulation.
+        gossip: what everybody agrees on. times: of a simulation.
     """
 
-    loaded: Loaded
-    shared: SharedModel
     gossip: Gossip
-    parts: tuple[np.ndarray[Any, np.dtype[np.int64]], ...]
-    speeds: tuple[float, ...]
     times: Pace
-
-    def share(self, worker: int) -> Dataset:
-        """One worker's own records."""
-        from forethought.data.synthetic import share_of
-
-        return share_of(self.loaded.dataset, self.parts[worker])
 
 
 def gossip_of(request: Request, data_dir: Path | None = None) -> Gossiping:
@@ -87,37 +63,20 @@ def gossip_of(request: Request, data_dir: Path | None = None) -> Gossiping:
         JobError: no ``[gossip]``, or one without workers.
         ValueError: what data, planner, graph or gossip refuse.
     """
-    from forethought.holders.trainer import SharedModel
-
     section = gossip_section(request.job)
-    require_possible(request.job)
-    loaded = load_job(request, data_dir)
-    dataset = loaded.dataset
-    count = section.workers or (len(section.worker) or None)
-    how, _, column = section.shares.partition(":")
-    if how == "column" and column and dataset.sites is None:
-        raise JobError(f"shares = {section.shares!r}: the data has no column {column!r}")
-    if count is None and how != "column":
-        raise JobError("[gossip] needs workers = a number, or [[gossip.worker]] tables")
-    generator = np.random.Generator(np.random.PCG64(section.seed))
-    parts = tuple(dealt(dataset, count, section.shares, generator))
-    shared = SharedModel(module_of(loaded))
-    speeds = worker_speeds(section, len(parts))
+    held = deal(request, section, data_dir)
     gossip = agreed_gossip(
         request.job,
-        [count_of(dataset, part) for part in parts],
-        shared.layout.size,
-        shared.architecture,
+        held.sizes,
+        held.shared.layout.size,
+        held.shared.architecture,
         request.folder,
-        loaded.noise_borne,
+        held.loaded.noise_borne,
     )
-    gossip = replace(
-        gossip,
-        plans=tuple(loaded.with_caveats(plan) for plan in gossip.plans),
-        start=digest_of(shared.read()),
-    )
-    times = times_of(section, gossip, speeds, request.folder)
-    return Gossiping(loaded, shared, gossip, parts, speeds, times)
+    plans = tuple(held.loaded.with_caveats(plan) for plan in gossip.plans)
+    gossip = replace(gossip, plans=plans, start=digest_of(held.shared.read()))
+    times = times_of(section, gossip, held.speeds, request.folder)
+    return Gossiping(**vars(held), gossip=gossip, times=times)
 
 
 def simulate_gossip(
@@ -134,25 +93,19 @@ def simulate_gossip(
         The run, and the virtual seconds that SYNC takes for as many rounds.
     """
     from forethought.gossip.simulate import simulate, synchronous_seconds
-    from forethought.rounds.randomness import Seeds
 
-    loaded, gossip = gossiping.loaded, gossiping.gossip
-    job, dataset = loaded.request.job, loaded.dataset
-    test = None if dataset.test is None else (dataset.test.inputs, dataset.test.targets)
-    own = [arranged_for(loaded, gossiping.share(k), gossip.plan(k)) for k in range(gossip.workers)]
+    gossip = gossiping.gossip
+    shares, options = gossiping.simulation([gossip.plan(k) for k in range(gossip.workers)])
     run = simulate(
         gossiping.shared.model,
-        [one.data for one in own],
+        shares,
         gossip,
         gossiping.times,
-        loss=own[0].loss,
-        test=test,
-        seeds=Seeds(job.run.seed, job.run.noise_seed),
         out=out,
         resume=resume,
         workers=workers,
-        micro_batch=job.run.micro_batch,
         progress=progress,
+        **options,
     )
     return run, synchronous_seconds(gossip, gossiping.times)
 
@@ -162,14 +115,6 @@ def gossip_section(job: Job) -> GossipSection:
     if job.gossip is None:
         raise JobError("the job has no [gossip]: say at least workers = 8")
     return job.gossip
-
-
-def worker_speeds(section: GossipSection, workers: int) -> tuple[float, ...]:
-    """Each worker's records a second, against 1. Raises JobError: a list of another length."""
-    if section.worker:
-        return tuple(table.speed for table in section.worker)
-    slow, factor = (1, SLOW) if section.case == "II" else (section.slow, section.slow_factor)
-    return named_speeds(section.speeds, slow, factor, workers, section.seed)
 
 
 def mixing_of(section: GossipSection, workers: int, folder: Path | None = None) -> Mixing:
@@ -322,15 +267,7 @@ def compression_of(section: GossipSection) -> Compression:
 def budgets_of(job: Job, sizes: Sequence[int]) -> list[Budget]:
     """What every worker may spend. Raises JobError: no budget."""
     section = gossip_section(job)
-    return [_budget(job, section, worker, size) for worker, size in enumerate(sizes)]
-
-
-def _budget(job: Job, section: GossipSection, worker: int, size: int) -> Budget:
-    own = section.worker[worker].epsilon if section.worker else None
-    epsilon = own or job.budget.epsilon
-    if epsilon is None:
-        raise JobError("a gossip needs a budget: epsilon in [budget], or for each worker")
-    return Budget(epsilon, job.budget.delta or defaults.default_delta(size))
+    return [budget_of(job, section, worker, size) for worker, size in enumerate(sizes)]
 
 
 # What a job's gossip would spend, and on which graph it is quickest, tried on a public proxy.
@@ -479,11 +416,7 @@ def _trainer(
     loaded = gossiping.loaded
     job = loaded.request.job
     sizes = [len(part) for part in gossiping.parts]
-    data = public_records(loaded, proxy, sum(sizes), repeat, data_dir)
-    order = np.random.default_rng(repeat).permutation(len(data.train))[: sum(sizes)]
-    parts = np.split(order, np.cumsum(sizes)[:-1])
-    shares = [(data.train.inputs[part], data.train.targets[part]) for part in parts]
-    test = None if data.test is None else (data.test.inputs, data.test.targets)
+    shares, test = public_shares(loaded, proxy, sizes, repeat, data_dir)
 
     def train(gossip: Gossip) -> SimulatedGossip:
         torch.manual_seed(repeat)
@@ -497,7 +430,7 @@ def _trainer(
             micro_batch=job.run.micro_batch,
         )
 
-    return train, 0 if data.test is None else len(data.test)
+    return train, 0 if test is None else len(test[0])
 
 
 def _tried(

@@ -20,8 +20,15 @@ from forethought.jobs.gossip import (
     gossip_section,
     mixing_of,
 )
+from forethought.jobs.holders import (
+    accuracy_of,
+    identities_of,
+    own_records,
+    prepared_records,
+    save_model,
+)
 from forethought.jobs.job import JobError
-from forethought.jobs.load import Loaded, arranged_for, load_job, module_of, require_possible
+from forethought.jobs.load import Loaded, load_job, module_of, require_possible
 from forethought.jobs.request import Request
 from forethought.peers.driving import Drove, Pace
 from forethought.peers.roster import PeerRoster
@@ -32,7 +39,7 @@ if TYPE_CHECKING:
     from forethought.holders.trainer import SharedModel
     from forethought.peers.taking_part import TookPart
 
-FIRST, MODEL, FIRST_PORT = "first.npy", "model.safetensors", 8760
+FIRST, FIRST_PORT = "first.npy", 8760
 Look = Callable[[Drove], None]
 
 
@@ -173,14 +180,8 @@ def join(
         OSError: no such file. JobError: other workers than the job's. RosterError: keys twice.
     """
     gossip, first = planned(request, data_dir)
-    found = {one.name: one for one in map(Identity.load, identities)}
-    wanted = [member.name for member in gossip.members]
-    if sorted(found) != sorted(wanted) or len(identities) != len(wanted):
-        raise JobError(
-            f"identities of {', '.join(sorted(found))} were given; the job needs exactly those of "
-            f"{', '.join(wanted)}"
-        )
-    return _agree(request, gossip, first, [found[name] for name in wanted], (out,))
+    found = identities_of(identities, [member.name for member in gossip.members])
+    return _agree(request, gossip, first, found, (out,))
 
 
 def planned(request: Request, data_dir: Path | None = None) -> tuple[Gossip, Vector]:
@@ -191,18 +192,19 @@ def planned(request: Request, data_dir: Path | None = None) -> tuple[Gossip, Vec
     """
     from forethought.holders.trainer import SharedModel
 
-    if gossip_section(request.job).rule == "allreduce":
+    section = gossip_section(request.job)
+    if section.rule == "allreduce":
         raise JobError(
             "rule = 'allreduce' needs links that can reduce: run it under torchrun, or take "
             "'synchronous' or 'asynchronous' between sites"
         )
-    if not _brings_own(request):
+    if not section.brings_own:
         gossiping = gossip_of(request, data_dir)
         return gossiping.gossip, gossiping.shared.read()
     require_possible(request.job)
     loaded = load_job(request, data_dir)
     shared = SharedModel(module_of(loaded))
-    sizes = [table.examples or 0 for table in gossip_section(request.job).worker]
+    sizes = [table.examples or 0 for table in section.tables]
     gossip = agreed_gossip(
         request.job,
         sizes,
@@ -250,7 +252,9 @@ def site_worker(
             "one place, made together"
         )
     _require_same(request, gossip)
-    loaded, own = _own_records(request, gossip.members[me].name, me, data_dir)
+    require_possible(request.job)
+    section, name = gossip_section(request.job), gossip.members[me].name
+    loaded, own = own_records(request, section, me, name, data_dir, gossip_of)
     shared = SharedModel(module_of(loaded))
     if len(member.first) != shared.layout.size:
         raise GossipError("the job's model is not the gossip's: another number of parameters")
@@ -320,18 +324,11 @@ def _take_part(
 ) -> PeerResult:
     from forethought.holders.trainer import end
     from forethought.peers.taking_part import Share, take_part
-    from forethought.rounds.losses import default_loss
     from forethought.rounds.randomness import Seeds
-    from forethought.rounds.records import as_records, blank
     from forethought.training.execution import InterruptGuard
-    from forethought.training.fit import require_fit
 
     run = loaded.request.job.run
-    first = next(iter(shared.parameters.values()))
-    found = arranged_for(loaded, own, gossip.plan(me))
-    records = as_records(found.data, first.dtype, first.device)
-    loss = found.loss or default_loss(blank(records)[1])
-    require_fit(shared.model, loss, records)
+    records, loss = prepared_records(loaded, own, shared, gossip.plan(me))
     seeds = Seeds(run.seed, run.noise_seed).part(me)
     share = Share(records, loss, *allowed, seeds, run.micro_batch, witness)
     plans = tuple(loaded.with_caveats(plan) for plan in gossip.plans)
@@ -350,9 +347,10 @@ def _take_part(
         )
     shared.write(took.weights)
     if took.over:
-        _save_model(shared, out)
+        save_model(shared, out)
         end(out)
-    return PeerResult(gossip.members[me].name, took, _accuracy(loaded, shared))
+    accuracy = accuracy_of(loaded, shared, loaded.loss)
+    return PeerResult(gossip.members[me].name, took, accuracy)
 
 
 def _agree(
@@ -383,45 +381,3 @@ def _pace(request: Request, given: Pace | None) -> Pace:
         return given
     pace = Pace(deadline=section.deadline)
     return pace if section.exchange is None else replace(pace, exchange=section.exchange)
-
-
-def _brings_own(request: Request) -> bool:
-    """True if every worker brings records of its own: their number is in the job then."""
-    tables = gossip_section(request.job).worker
-    return bool(tables) and all(table.examples is not None for table in tables)
-
-
-def _own_records(
-    request: Request, name: str, me: int, data_dir: Path | None
-) -> tuple[Loaded, Dataset]:
-    if not _brings_own(request):
-        gossiping = gossip_of(request, data_dir)
-        return gossiping.loaded, gossiping.share(me)
-    tables = gossip_section(request.job).worker
-    folder = next((table.folder for table in tables if table.name == name), None)
-    own = data_dir or (None if folder is None else (request.folder or Path()) / folder)
-    require_possible(request.job)
-    loaded = load_job(request, own)
-    return loaded, loaded.dataset
-
-
-def _accuracy(loaded: Loaded, shared: SharedModel) -> float | None:
-    from forethought.rounds.losses import default_loss
-    from forethought.rounds.records import as_records, blank
-    from forethought.training.metrics import evaluate
-
-    test = loaded.dataset.test
-    if test is None:
-        return None
-    first = next(iter(shared.parameters.values()))
-    records = as_records((test.inputs, test.targets), first.dtype, first.device, "test")
-    loss = loaded.loss or default_loss(blank(records)[1])
-    return evaluate(shared.model, dict(shared.parameters), loss, records)[1]
-
-
-def _save_model(shared: SharedModel, out: Path) -> None:
-    from safetensors.torch import save_file
-
-    part = out / f".{MODEL}.part"
-    save_file(shared.model.state_dict(), str(part))
-    part.replace(out / MODEL)

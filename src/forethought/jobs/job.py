@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -55,10 +55,12 @@ if TYPE_CHECKING:
 _Line = Field(default=None, min_length=1, max_length=LONGEST)
 
 
-class AboutSection(BaseModel):
-    """Which data, of which date, what for, and who answers for it. Nobody checks any of it."""
-
+class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class AboutSection(_Section):
+    """Which data, of which date, what for, and who answers for it. Nobody checks any of it."""
 
     data: StrictStr | None = _Line
     date: StrictStr | None = _Line
@@ -158,21 +160,17 @@ def _line_of(text: str, place: list[str]) -> int | None:
     return header_line
 
 
-# The ``[federation]`` table of a job: who takes part, by which rule, how fast everything is.
+# ``[federation]`` and ``[gossip]``: who takes part, by which rule, how fast everything is.
 
 
 _Float = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 _Int = Annotated[int, Field(strict=True)]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class MemberTable(_Section):
+    """One ``[[federation.client]]`` or ``[[gossip.worker]]``: what differs from the others.
 
-
-class ClientTable(_Table):
-    """One ``[[federation.client]]``: what differs from the others.
-
-    ``examples`` and ``folder`` are for a client that brings its own records; ``speed`` is records
+    ``examples`` and ``folder`` are for a member that brings its own records; ``speed`` is records
     a second against the others' 1.
     """
 
@@ -183,7 +181,72 @@ class ClientTable(_Table):
     folder: str | None = None
 
 
-class ServerTable(_Table):
+class WorkerTable(MemberTable):
+    """One ``[[gossip.worker]]``; ``address`` is host:port, where neighbours reach it."""
+
+    address: str | None = None
+
+
+class HoldersSection(_Section):
+    """Everything of several holders that a federation and a gossip have in common.
+
+    ``shares`` says how records are dealt out, ``weights`` whether holders count by public "size"
+    or are "equal". Of simulations: ``speeds`` (records a second against the others' 1, or
+    "lognormal:0.5"), ``slow`` holders of ``slow_factor``, ``record_seconds``, ``latency``,
+    ``bandwidth`` and ``straggling``.
+    """
+
+    kind: ClassVar[str]
+    member: ClassVar[str]
+
+    rounds: _Int | None = Field(default=None, ge=1)
+    shares: str = "iid"
+    weights: Literal["size", "equal"] = "size"
+    deadline: _Float | None = Field(default=None, gt=0)
+    seed: _Int = Field(default=0, ge=0)
+    speeds: tuple[StrictFloat | StrictInt, ...] | str | None = None
+    slow: _Int = Field(default=0, ge=0)
+    slow_factor: _Float = Field(default=10.0, gt=0)
+    record_seconds: _Float = Field(default=0.01, gt=0)
+    latency: _Float = Field(default=0.0, ge=0)
+    bandwidth: _Float | None = Field(default=None, gt=0)
+    straggling: _Float = Field(default=0.0, ge=0)
+
+    @property
+    def tables(self) -> tuple[MemberTable, ...]:
+        """What is said of each member by itself; empty: nothing."""
+        found: tuple[MemberTable, ...] = getattr(self, self.member)
+        return found
+
+    @property
+    def count(self) -> int | None:
+        """How many take part, where the section says."""
+        return getattr(self, f"{self.member}s") or len(self.tables) or None
+
+    @property
+    def brings_own(self) -> bool:
+        """True if every member brings records of its own: their number is in the job then."""
+        return bool(self.tables) and all(table.examples is not None for table in self.tables)
+
+    @property
+    def slowed(self) -> tuple[int, float]:
+        """How many are slow, and how many times as long they take."""
+        return self.slow, self.slow_factor
+
+    @model_validator(mode="after")
+    def _agree_on_members(self) -> Self:
+        count = getattr(self, f"{self.member}s")
+        if self.tables and count not in (None, len(self.tables)):
+            raise ValueError(
+                f"{self.member}s = {count}, and there are {len(self.tables)} "
+                f"[[{self.kind}.{self.member}]]"
+            )
+        if isinstance(self.speeds, tuple) and self.slow:
+            raise ValueError("give speeds, or slow with slow_factor, not both")
+        return self
+
+
+class ServerTable(_Section):
     """``[federation.server]``: what the mean of a round's updates does to the model."""
 
     kind: ServerKind = "avg"
@@ -193,7 +256,7 @@ class ServerTable(_Table):
     tau: _Float = Field(default=1e-3, gt=0)
 
 
-class RobustTable(_Table):
+class RobustTable(_Section):
     """``[federation.robust]``: which mean of a round's updates."""
 
     kind: RobustKind = "mean"
@@ -201,34 +264,31 @@ class RobustTable(_Table):
     bound: _Float | None = Field(default=None, gt=0)
 
 
-class DelayTable(_Table):
+class DelayTable(_Section):
     """``[federation.delay]``: how far a client's round may run ahead of the newest model."""
 
     kind: Literal["constant", "one", "sqrt"] = "one"
     most: _Int = Field(default=1, ge=0)
 
 
-class FederationSection(_Table):
+class FederationSection(HoldersSection):
     """Everything of a federation that is not data, model, budget or training.
 
     ``rounds`` are global rounds (of each client, where updates are asynchronous); ``local_rounds``
     are private rounds (steps) in one of them, ``local_epochs`` the same in passes over the
-    client's own records. ``growth`` is the last sample size over the first. ``speeds`` (records a
-    second against the others' 1, or "lognormal:0.5"), ``slow`` clients of ``slow_factor``,
-    ``record_seconds``, ``latency``, ``bandwidth`` and ``straggling`` are of simulations.
+    client's own records. ``growth`` is the last sample size over the first.
     """
 
+    kind = "federation"
+    member = "client"
+
     clients: _Int | None = Field(default=None, ge=1)
-    client: tuple[ClientTable, ...] = ()
-    rounds: _Int | None = Field(default=None, ge=1)
+    client: tuple[MemberTable, ...] = ()
     local_rounds: _Int | None = Field(default=None, ge=1)
     local_epochs: _Float | None = Field(default=None, gt=0)
     rule: Rule = "synchronous"
     exchanged: Exchanged | None = None
-    shares: str = "iid"
-    weights: Literal["size", "equal"] = "size"
     cohort: _Int | None = Field(default=None, ge=1)
-    deadline: _Float | None = Field(default=None, gt=0)
     absence: _Float | None = Field(default=None, gt=0)
     resend: _Float = Field(default=5.0, gt=0)
     cadence: _Float | None = Field(default=None, gt=0)
@@ -238,47 +298,18 @@ class FederationSection(_Table):
     robust: RobustTable = RobustTable()
     secure: dict[str, Any] | None = None
     address: str | None = None
-    seed: _Int = Field(default=0, ge=0)
-    speeds: tuple[StrictFloat | StrictInt, ...] | str | None = None
-    slow: _Int = Field(default=0, ge=0)
-    slow_factor: _Float = Field(default=10.0, gt=0)
-    record_seconds: _Float = Field(default=0.01, gt=0)
-    latency: _Float = Field(default=0.0, ge=0)
-    bandwidth: _Float | None = Field(default=None, gt=0)
-    straggling: _Float = Field(default=0.0, ge=0)
 
     @model_validator(mode="after")
-    def _agree(self) -> FederationSection:
-        if self.client and self.clients not in (None, len(self.client)):
-            raise ValueError(
-                f"clients = {self.clients}, and there are {len(self.client)} [[federation.client]]"
-            )
+    def _agree(self) -> Self:
         if self.local_rounds is not None and self.local_epochs is not None:
             raise ValueError("give local_rounds (steps) or local_epochs, not both")
-        if isinstance(self.speeds, tuple) and self.slow:
-            raise ValueError("give speeds, or slow with slow_factor, not both")
         return self
 
 
-# The ``[gossip]`` table of a job: who takes part, on which graph, how fast everything is.
+SLOW = 10.0  # times as long, of the one slow worker in the paper's case II
 
 
-class WorkerTable(_Table):
-    """One ``[[gossip.worker]]``: what differs from the others.
-
-    ``examples`` and ``folder`` are for a worker that brings its own records; ``speed`` is records
-    a second against the others' 1; ``address`` is host:port, where neighbours reach it.
-    """
-
-    name: str
-    examples: _Int | None = Field(default=None, ge=1)
-    epsilon: _Float | None = Field(default=None, gt=0)
-    speed: _Float = Field(default=1.0, gt=0)
-    folder: str | None = None
-    address: str | None = None
-
-
-class OutageTable(_Table):
+class OutageTable(_Section):
     """One ``[[gossip.outage]]`` of a simulation: who is away from when to when, in seconds."""
 
     worker: str
@@ -286,37 +317,35 @@ class OutageTable(_Table):
     end: _Float | None = Field(default=None, gt=0)
 
 
-class GossipSection(_Table):
+class GossipSection(HoldersSection):
     """Everything of a gossip that is not data, model, budget or training.
 
     ``rounds`` are R: all together make workers · R updates, and each plans ``headroom`` times R.
-    ``weights`` of the workers' steps are by public "size", or "equal" as in the paper.
+    ``weights`` are those of the workers' steps, "equal" in the paper.
     ``exchanges`` are mixing steps a round, of the synchronous rule. ``edges`` is a file with the
     graph, ``matrix`` one with the mixing. ``compression`` of exchanged weights is "none", "bf16"
     or "top-k:0.1" (the share that is sent). ``largest`` and ``difference`` say what of a
     neighbour's weights is refused and how far one moves a worker. ``point`` says where gradients
     are taken: at the worker's "own" weights, as in the paper, or at its estimate of the "average".
 
-    Of simulations: ``case`` (the paper's "I", "II", "III"), ``speeds`` (records a second against
-    the others' 1, or "lognormal:0.5"), ``slow`` workers of ``slow_factor``, ``hiccup`` (one worker,
-    drawn anew in every round, takes so many times as long), ``trace`` (a file of factors),
-    ``record_seconds``, ``latency``, ``bandwidth``, ``straggling``, ``exchange`` (seconds between
-    exchanges), ``deadline``.
+    Of simulations: ``case`` (the paper's "I", "II", "III"), ``hiccup`` (one worker, drawn anew in
+    every round, takes so many times as long), ``trace`` (a file of factors), ``exchange`` (seconds
+    between exchanges), ``deadline``.
     """
+
+    kind = "gossip"
+    member = "worker"
 
     workers: _Int | None = Field(default=None, ge=2)
     worker: tuple[WorkerTable, ...] = ()
-    rounds: _Int | None = Field(default=None, ge=1)
     headroom: _Float = Field(default=1.1, ge=1, le=10)
     rule: Literal["asynchronous", "synchronous", "allreduce"] = "asynchronous"
-    shares: str = "iid"
     graph: GraphKind = "complete"
     degree: _Int | None = Field(default=None, ge=1)
     edges: str | None = None
     mixing: MixingKind = "matchings"
     matrix: str | None = None
     exchanges: _Int = Field(default=1, ge=1)
-    weights: Literal["size", "equal"] = "size"
     momentum: _Float = Field(default=0.0, ge=0, lt=1)
     tracking: bool = False
     largest: _Float = Field(default=1e6, gt=0)
@@ -326,29 +355,19 @@ class GossipSection(_Table):
     settle: _Int = Field(default=10, ge=0)
     point: Literal["average", "own"] = "average"
     pause: _Int = Field(default=0, ge=0)
-    seed: _Int = Field(default=0, ge=0)
     case: Literal["I", "II", "III"] | None = None
-    speeds: tuple[StrictFloat | StrictInt, ...] | str | None = None
-    slow: _Int = Field(default=0, ge=0)
-    slow_factor: _Float = Field(default=10.0, gt=0)
     hiccup: _Float = Field(default=1.0, ge=1)
     trace: str | None = None
-    record_seconds: _Float = Field(default=0.01, gt=0)
-    latency: _Float = Field(default=0.0, ge=0)
-    bandwidth: _Float | None = Field(default=None, gt=0)
-    straggling: _Float = Field(default=0.0, ge=0)
     exchange: _Float | None = Field(default=None, gt=0)
-    deadline: _Float | None = Field(default=None, gt=0)
     outage: tuple[OutageTable, ...] = ()
 
+    @property
+    def slowed(self) -> tuple[int, float]:
+        """How many are slow, and how many times as long they take."""
+        return (1, SLOW) if self.case == "II" else super().slowed
+
     @model_validator(mode="after")
-    def _agree(self) -> GossipSection:
-        if self.worker and self.workers not in (None, len(self.worker)):
-            raise ValueError(
-                f"workers = {self.workers}, and there are {len(self.worker)} [[gossip.worker]]"
-            )
-        if isinstance(self.speeds, tuple) and self.slow:
-            raise ValueError("give speeds, or slow with slow_factor, not both")
+    def _agree(self) -> Self:
         if self.edges is not None and (self.graph != "complete" or self.degree is not None):
             raise ValueError("edges is a graph of its own: leave graph and degree out")
         if self.case == "II" and (self.slow or self.speeds is not None):
@@ -381,10 +400,6 @@ _Fixed = Literal[
     "scattering", "patches", "deep-patches", "shifted-patches", "handwriting", "deskewed"
 ]
 _Features = _Fixed | Literal["auto", "pixels"]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class DataSection(_Section):
