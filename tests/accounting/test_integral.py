@@ -39,8 +39,8 @@ def integral(
 
 
 def bounds(found: Integral, epsilon: float) -> tuple[float, float]:
-    scale, low, high = found.values(epsilon)
-    return low * math.exp(scale), high * math.exp(scale)
+    (scale, low), (same, high) = found.lower(epsilon), found.upper(epsilon)
+    return low * math.exp(scale), high * math.exp(same)
 
 
 @pytest.mark.parametrize("epsilon", [-1.0, 0.0, 0.5, 2.0, 5.0, 9.0])

@@ -255,23 +255,25 @@ def test_negative_losses_of_the_same_direction_are_caught(monkeypatch):
     assert curves_miss(*CURVES["two kinds"])
 
 
-def test_a_transform_one_percent_off_is_caught(monkeypatch):
-    at = privacy_profile.Charged.at
+@pytest.mark.parametrize("end", ["lower", "upper"])
+def test_a_transform_one_percent_off_is_caught(monkeypatch, end):
+    bound = getattr(privacy_profile.Charged, end)
+    factor = 1.01 if end == "upper" else 0.99
 
     def stretched(self, epsilon):
-        return at(self, 1.01 * epsilon)
+        return bound(self, factor * epsilon)
 
-    monkeypatch.setattr(privacy_profile.Charged, "at", stretched)
+    monkeypatch.setattr(privacy_profile.Charged, end, stretched)
     assert curves_miss(*CURVES["one-sided"])
 
 
 def test_bounds_carried_to_the_wrong_side_are_caught(monkeypatch):
-    bounds = privacy_profile.Profile.bounds
+    bound = privacy_profile.Profile.bound
 
-    def wrong(self, epsilon):
-        low, high = bounds(self, epsilon)
+    def wrong(self, epsilon, end):
+        found = bound(self, epsilon, end)
         after = int(np.searchsorted(self._knots, epsilon, side="left"))
-        return low, min(high, float(self._upper[min(after, self._knots.size - 1)]))
+        return min(found, float(self._upper[min(after, self._knots.size - 1)])) if end else found
 
-    monkeypatch.setattr(privacy_profile.Profile, "bounds", wrong)
+    monkeypatch.setattr(privacy_profile.Profile, "bound", wrong)
     assert curves_miss(*CURVES["one-sided"])

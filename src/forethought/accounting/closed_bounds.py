@@ -180,18 +180,18 @@ def gaussian_epsilon_bounds(distance: float, delta: float) -> Bounds:
             low = half - distance * (float(ndtri(min(1 - 1e-16, delta + 4 / distance))) + 1e-6)
         low = min(low, sys.float_info.max)
         return Bounds(max(0.0, low * (1 - 1e-14)), max(0.0, up * (1 + 1e-14)))
-    return inverted(lambda level: gaussian_delta_bounds(distance, level), delta)
+    return inverted(lambda level, end: gaussian_delta_bounds(distance, level)[end], delta)
 
 
-def inverted(profile: Callable[[float], Bounds], delta: float) -> Bounds:
-    """ε ≥ 0 at ``delta`` from bounds on δ(ε), by bisection of either end."""
+def inverted(profile: Callable[[float, int], float], delta: float) -> Bounds:
+    """ε ≥ 0 at ``delta`` from δ(ε)'s lower end (0) and upper one (1), by bisection of either."""
 
     def smallest(end: int) -> tuple[float, float]:
         # The profile falls with ε, up to rounding: bisection keeps both sides.
         low, high = 0.0, 1.0
-        if profile(0.0)[end] <= delta:
+        if profile(0.0, end) <= delta:
             return 0.0, 0.0
-        while profile(high)[end] > delta:
+        while profile(high, end) > delta:
             low, high = high, 2 * high
             if math.isinf(high):
                 return (low, high)
@@ -199,7 +199,7 @@ def inverted(profile: Callable[[float], Bounds], delta: float) -> Bounds:
             if high - low <= 1e-13 * high:
                 break
             middle = (low + high) / 2
-            if profile(middle)[end] > delta:
+            if profile(middle, end) > delta:
                 low = middle
             else:
                 high = middle

@@ -159,28 +159,24 @@ class Chained:
             self._ways = [(each[0].then(each[-1]), (curves[0], curves[-1]))]
 
     @np.errstate(all="ignore")
-    def bounds(self, epsilon: float) -> Bounds:
-        """Of δ at ``epsilon`` ≥ 0."""
-        low = high = 0.0
+    def bound(self, epsilon: float, end: int) -> float:
+        """δ at ``epsilon`` ≥ 0 is at least this (``end`` 0), or at most (1), by this theorem."""
+        found = 0.0
         for proven, turns in self._ways:
             # Equal levels of all need no lattice.
             level = epsilon / (self._group * len(turns))
-            grown = [
+            each = (
                 math.exp(min(place * self._group * level + log_growth(level, self._group), 700.0))
-                for place in range(len(turns))
-            ]
-            ends = np.exp(proven.between(np.array([epsilon]))[:, 0])
-            for end in (0, 1):
-                each = (
-                    more * pair[end].delta(level) for more, pair in zip(grown, turns, strict=True)
-                )
-                ends[end] = min(ends[end], math.fsum(each))
-            low, high = max(low, float(ends[0])), max(high, float(ends[1]))
-        return Bounds(min(1.0, low * (1 - _CHAIN_ROUNDING)), min(1.0, high * (1 + _CHAIN_ROUNDING)))
+                * pair[end].delta(level)
+                for place, pair in enumerate(turns)
+            )
+            least = math.exp(proven.between(np.array([epsilon]))[end, 0])
+            found = max(found, min(least, math.fsum(each)))
+        return min(1.0, found * (1 + (_CHAIN_ROUNDING if end else -_CHAIN_ROUNDING)))
 
     def epsilons(self, delta: float) -> Bounds:
         """Of the smallest ε ≥ 0 at ``delta``; ∞ where none is proven."""
-        low, high = inverted(self.bounds, delta)
+        low, high = inverted(self.bound, delta)
         return Bounds(min(low, high), high)
 
 
@@ -366,7 +362,7 @@ def _composed(
         assert isinstance(law, DiscreteRatio)
         if epsilon is not None:
             return law.profile(epsilon)
-        return inverted(law.profile, float(delta or 0.0))
+        return inverted(lambda level, end: law.profile(level)[end], float(delta or 0.0))
     most = math.fsum(n * varies(pair) for pair, n in counts.items()) * (1 + 1e-9)
     if delta is not None and most <= delta:
         return Bounds(0.0, 0.0)
@@ -632,7 +628,7 @@ def enclose(
             curves = privacy_loss(chain[0], accuracy=accuracy)
             changes = Chained(curves, group, exchanged=mechanism.adjacency == "replace-one")
             if delta is None:
-                other = changes.bounds(float(epsilon or 0.0))
+                other = Bounds(*(changes.bound(float(epsilon or 0.0), end) for end in (0, 1)))
             else:
                 other = changes.epsilons(delta)
             found = Interval(min(found.lower, other.lower), min(found.upper, other.upper))
@@ -830,13 +826,12 @@ def _noisy(mechanism: Mechanism) -> bool:
 def single_part(pair: Pair, delta: float | None, epsilon: float | None) -> Bounds:
     """One round: its profile is P(loss > ε) - e^ε Q(loss > ε), with no grid at all."""
     forward = Stack([pair])
+    backward = None if pair.two_sided else Stack([pair], swapped=True)
 
-    def profile(level: float) -> Bounds:
-        ends = [forward.direct(level)]
-        if not pair.two_sided:
-            ends.append(Stack([pair], swapped=True).direct(level))
-        return Bounds(max(e[0] for e in ends), max(e[1] for e in ends))
+    def profile(level: float, end: int) -> float:
+        found = forward.direct(level)[end]
+        return found if backward is None else max(found, backward.direct(level)[end])
 
     if delta is None:
-        return profile(float(epsilon or 0.0))
+        return Bounds(*(profile(float(epsilon or 0.0), end) for end in (0, 1)))
     return inverted(profile, delta)

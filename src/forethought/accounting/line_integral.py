@@ -7,7 +7,8 @@ off like a Gaussian:
 - *above*: δ is convex in α = e^ε, so by Jensen E δ(ε + U) ≥ δ(ε) for U ~ N(-τ²/2, τ²), where
   E e^U = 1. The kernel becomes e^(τ²(s²+s)/2) / (s(s+1)).
 - *below*: for any test ψ with values in [0, 1], δ(ε) ≥ E ψ(L)(1 - e^(ε-L)); with
-  ψ(L) = Φ((L - ε)/τ) the kernel is e^(τ²s²/2)/s - e^(τ²(s+1)²/2)/(s+1).
+  ψ(L) = Φ((L - ε - b)/τ) the kernel is e^(τ²s²/2 - bs)/s - e^(τ²(s+1)²/2 - b(s+1))/(s+1). Where τ
+  is above 1, losses far below ε would cost most of it: b is (τ² - 1)/2 there, and else 0.
 
 Both are off by about τ²c(c+1)/2 of δ. The trapezoidal rule with step 2π/W sums the integral's value
 at ε + kW times e^(ckW), all k (Poisson): from above these only add, from below they are bounded by
@@ -81,23 +82,25 @@ class Integral:
         damp = np.exp(tau * tau * (c * c - t * t) / 2)
         common = damp * np.exp(1j * (tau * tau * c) * t) / (s * (s + 1))
         above = common * np.exp(tau * tau * s / 2)
-        below = common * (1 - s * _expm1(tau * tau * (s + 0.5)))
+        moved = max(0.0, (tau * tau - 1) / 2)
+        below = common * np.exp(-moved * s) * (1 - s * _expm1(tau * tau * (s + 0.5) - moved))
         # |M| is at most its value on the real line: what is left out is a Gaussian tail.
         last = step * line.real.size
         square = (tau * last) ** 2
         tail = math.exp(tau * tau * (c * c + c) / 2 - square / 2) / (last - step) / math.pi
-        tail_below = math.exp(tau * tau * (c + 1) ** 2 / 2 - (tau * (last - step)) ** 2 / 2)
+        most = max(tau * tau * x * x / 2 - moved * x for x in (c, c + 1))
+        tail_below = math.exp(most - (tau * (last - step)) ** 2 / 2)
         tail_below *= 2 / ((tau * (last - step)) ** 2 * math.pi)
         # Rounding of the kernels and of the sum, beside the transform's own.
-        units = 32 + t.size + 2 * np.abs(line.phase) + (tau * t) ** 2 + tau * tau * c * t
+        units = 32 + t.size + 2 * np.abs(line.phase) + tau * tau * (t * t + (c + 1) * (c + t))
         wrong = grown + size * (EPS * units)
         peak = math.exp(min(line.doubt[0], 50.0))
         self._wrong = (
-            float((np.abs(above) * wrong).sum()) + tail * peak,
             float((np.abs(below) * wrong).sum()) + tail_below * peak,
+            float((np.abs(above) * wrong).sum()) + tail * peak,
         )
         above, below = above * size, below * size
-        self._moved = (float((np.abs(above) * t).sum()), float((np.abs(below) * t).sum()))
+        self._moved = (float((np.abs(below) * t).sum()), float((np.abs(above) * t).sum()))
         # What is too small to matter is charged and not summed again for every ε.
         weight = np.abs(above) + np.abs(below)
         kept = weight > 1e-17 * float(weight.sum()) / weight.size
@@ -106,18 +109,25 @@ class Integral:
         self._t, self._phase = t[kept], line.phase[kept]
         self._above, self._below = above[kept], below[kept]
 
-    def values(self, epsilon: float) -> tuple[float, float, float]:
-        """log of a scale, and what bounds δ(ε) below and above, as multiples of the scale."""
+    def _sum(self, epsilon: float, end: int) -> tuple[float, float, float, float]:
+        """log of a scale, the line's sum, what it may be off by, and the scale's rounding."""
+        kernel = (self._below, self._above)[end]
         scale = self.base - self.tilt * epsilon
         turn = np.exp(1j * (self._phase - self._t * epsilon))
-        high = float((self._above * turn).real.sum())
-        low = float((self._below * turn).real.sum())
-        slip = EPS * 4 * abs(epsilon)
-        high += self._wrong[0] + slip * self._moved[0]
-        low -= self._wrong[1] + slip * self._moved[1]
-        # The scale's own rounding.
+        off = self._wrong[end] + EPS * 4 * abs(epsilon) * self._moved[end]
         unit = EPS * 4 * (abs(self.base) + abs(self.tilt * epsilon) + 1)
-        high, low = high * (1 + unit), low - abs(low) * unit
+        return scale, float((kernel * turn).real.sum()), off, unit
+
+    def upper(self, epsilon: float) -> tuple[float, float]:
+        """log of a scale, and what bounds δ(ε) above, as a multiple of the scale."""
+        scale, high, off, unit = self._sum(epsilon, 1)
+        return scale, (high + off) * (1 + unit)
+
+    def lower(self, epsilon: float) -> tuple[float, float]:
+        """log of a scale, and what bounds δ(ε) below, as a multiple of the scale."""
+        scale, low, off, unit = self._sum(epsilon, 0)
+        low = low - off
+        low -= abs(low) * unit
         width = 2 * math.pi / self.step
         left = -self.tilt * width
         aliased = math.exp(min(left - math.log(-math.expm1(left)) - scale, 700.0))
@@ -125,7 +135,7 @@ class Integral:
         right = self.log_moment + log_peak(self.beyond) - self.beyond * epsilon
         right += rate - math.log(-math.expm1(rate))
         aliased += math.exp(min(right - scale, 700.0))
-        return scale, low - aliased * (1 + 1e-9), high
+        return scale, low - aliased * (1 + 1e-9)
 
 
 def _expm1(x: Complex) -> Complex:
@@ -159,19 +169,19 @@ class Charged(NamedTuple):
     integral: Integral
     charges: ErrorCharges
 
-    def at(self, epsilon: float) -> tuple[float, float]:
-        """log of a lower and an upper bound on δ(``epsilon``)."""
-        shift, charge, disclosed, undisclosed, lost_below = self.charges
-        scale, low, high = self.integral.values(epsilon - shift)
+    def upper(self, epsilon: float) -> float:
+        """log of an upper bound on δ(``epsilon``); ∞ where none is known."""
+        scale, high = self.integral.upper(epsilon - self.charges.shift)
         # Anything but a positive number is a bound that was lost to the range of a double.
-        upper = scale + math.log(high) + shift if 0 < high < math.inf else math.inf
-        if charge > 0:
-            upper = float(np.logaddexp(upper, math.log(charge)))
-        if shift > 0:
-            scale, low, _ = self.integral.values(epsilon + shift)
-        lower = -math.inf
-        if 0 < low < math.inf:
-            lower = scale + math.log(low) - shift
+        upper = scale + math.log(high) + self.charges.shift if 0 < high < math.inf else math.inf
+        charge = self.charges.above
+        return float(np.logaddexp(upper, math.log(charge))) if charge > 0 else upper
+
+    def lower(self, epsilon: float) -> float:
+        """log of a lower bound on δ(``epsilon``); -∞ where none is known."""
+        shift, _, disclosed, undisclosed, lost_below = self.charges
+        scale, low = self.integral.lower(epsilon + shift)
+        lower = scale + math.log(low) - shift if 0 < low < math.inf else -math.inf
         gain = disclosed * math.exp(-shift)
         gain -= math.exp(min(epsilon + shift, 700.0)) * undisclosed
         if gain > 0:
@@ -180,7 +190,7 @@ class Charged(NamedTuple):
         if lower > -math.inf and lost_below > 0:
             taken = math.log(lost_below) + epsilon - lower
             lower = lower + math.log1p(-math.exp(taken)) if taken < -1e-9 else -math.inf
-        return lower, upper
+        return lower
 
 
 _MOST_POINTS = 2**19
@@ -480,7 +490,7 @@ class Composition:
             line = self.integral(Place(tilt, epsilon, about, 0.0), smoothing, 0.1 * relative)
         except (UnresolvedError, FloatingPointError, OverflowError):
             return False
-        return Charged(line, self.charges).at(epsilon)[1] <= wanted
+        return Charged(line, self.charges).upper(epsilon) <= wanted
 
     def smoothing(self, tilt: float, relative: float) -> float:
         """The τ with which δ is off by about ``relative`` on the line through ``tilt``."""
@@ -735,6 +745,11 @@ class Search:
         low, high = self._epsilons(line, place) if self.delta is not None else self._deltas(line)
         self.lower, self.upper = max(self.lower, low), min(self.upper, high)
         self._blind = self._blind + 1 if self.lower == 0 else 0
+        if self.delta is not None and self._blind and self.upper < math.inf:
+            # The mass of no component costs all of a lower end so far out: no line shows one.
+            self.finished = _log(self.total.lost_below) + self.upper > math.log(self.delta)
+            if self.finished:
+                return
         width = self.upper - self.lower
         if width <= min(accuracy, _ROUGH / 2) * self.upper < math.inf:
             return
@@ -797,13 +812,14 @@ class Search:
         self.place = Place(found.tilt, found.epsilon, log_delta, 0.0)
 
     def _deltas(self, line: Charged) -> tuple[float, float]:
-        low, high = line.at(float(self.epsilon or 0.0))
+        epsilon = float(self.epsilon or 0.0)
+        low, high = line.lower(epsilon), line.upper(epsilon)
         upper = math.exp(min(high, 0.0)) * (1 + 1e-13) if high > _TINY else 5e-324
         return math.exp(min(low, 0.0)) * (1 - 1e-13) if low > -700 else 0.0, min(upper, 1.0)
 
     def _epsilons(self, line: Charged, place: Place) -> tuple[float, float]:
         wanted = math.log(self.delta or 1.0)
-        if line.at(0.0)[1] <= wanted:
+        if line.upper(0.0) <= wanted:
             return 0.0, 0.0
         high = self._crossing(line, place.epsilon, wanted, upper=True)
         start = high if high < math.inf else place.epsilon
@@ -815,9 +831,9 @@ class Search:
         low, high = 0.0, math.inf
         above = below = math.nan  # log of the bound over δ, at low and at high
         at, stride = max(start, 0.0), 0.25
-        tilt = line.integral.tilt
+        tilt, bound = line.integral.tilt, line.upper if upper else line.lower
         for step in range(80):
-            gap = line.at(at)[1 if upper else 0] - wanted
+            gap = bound(at) - wanted
             if gap > 0:
                 low, above = max(low, at), gap
             else:

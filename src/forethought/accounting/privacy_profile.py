@@ -223,7 +223,8 @@ class Profile:
                 self._stack = Stack([first], swapped=swapped)
         self._most = min(1.0, math.fsum(n * varies(p) for p, n in parts.items()))
         self._lines: list[Charged] = []
-        self._knots, self._lower, self._upper = np.zeros(1), np.zeros(1), np.array([self._most])
+        self._knots = self._lower = np.zeros(1)
+        self._upper = np.full(1, self._most)
         if self._distance < 0 and self._stack is None and integrable:
             self._place(Composition(parts, swapped=swapped), accuracy)
 
@@ -231,60 +232,67 @@ class Profile:
         total.work_left = _WORK
         search = Search(total, delta=_TAIL)
         search.refine(max(accuracy, 1e-2))
-        self._lines += search.lines
-        self._knots = search.upper * np.linspace(0.0, 1.0, _KNOTS)
-        if not 0 < search.upper < math.inf:
-            self._knots = np.zeros(1)
+        if 0 < search.upper < math.inf:
+            self._knots = search.upper * np.linspace(0.0, 1.0, _KNOTS)
+        known: list[list[tuple[float, float]]] = []
         tried = np.zeros(self._knots.size, dtype=bool)
-        for _ in range(_MOST_PLACES):
-            found = [self._by_lines(float(x)) for x in self._knots]
-            lower = np.array([x.lower for x in found])
-            upper = np.array([x.upper for x in found])
+        while search.lines:
+            self._lines += search.lines
+            known += [
+                [(x.lower(e), x.upper(e)) for e in self._knots.tolist()] for x in search.lines
+            ]
+            low, high = np.moveaxis(np.array(known), 2, 0)
+            # What is sharpest at a knot is all that is asked near it.
+            self._sharpest = low.argmax(axis=0), high.argmin(axis=0)
             # A profile falls: what holds at one knot holds beyond it, or before it.
+            lower = [self._mass(x, 0) for x in low.max(axis=0)]
+            upper = [self._mass(x, 1) for x in high.min(axis=0)]
             self._lower = np.maximum.accumulate(lower[::-1])[::-1]
-            self._upper = np.minimum.accumulate(np.minimum(upper, self._most))
+            self._upper = np.minimum.accumulate(upper)
             width = np.where(tried, 0.0, (self._upper - self._lower) / self._upper)
             worst = int(np.argmax(width))
-            if not width[worst] > accuracy or total.work_left < 0.1 * _WORK:
+            enough = not width[worst] > accuracy or total.work_left < 0.1 * _WORK
+            if enough or tried.sum() == _MOST_PLACES:
                 break
             tried[worst] = True
             search = Search(total, epsilon=float(self._knots[worst]))
             search.refine(accuracy / 2)
-            self._lines += search.lines
 
-    def _by_lines(self, epsilon: float) -> Bounds:
-        low, high = -math.inf, 0.0
-        for line in self._lines:
-            found = line.at(epsilon)
-            low, high = max(low, found[0]), min(high, found[1])
-        lower = math.exp(low) * (1 - 1e-13) if low > -700 else 0.0
-        return Bounds(lower, min(self._most, math.exp(high) * (1 + 1e-13) + sys.float_info.min))
+    def _mass(self, log: float, end: int) -> float:
+        if end == 0:
+            return math.exp(min(log, 0.0)) * (1 - 1e-13) if log > -700 else 0.0
+        return min(self._most, math.exp(min(log, 0.0)) * (1 + 1e-13) + sys.float_info.min)
 
-    def bounds(self, epsilon: float) -> Bounds:
-        """Of δ at ``epsilon`` ≥ 0."""
+    def bound(self, epsilon: float, end: int) -> float:
+        """δ at ``epsilon`` ≥ 0 is at least this (``end`` 0), or at most (1)."""
         if self._distance >= 0:
-            return gaussian_delta_bounds(self._distance, epsilon)
+            return gaussian_delta_bounds(self._distance, epsilon)[end]
         if self._stack is not None:
-            return Bounds(*self._stack.direct(epsilon))
-        low, high = self._by_lines(epsilon)
+            return self._stack.direct(epsilon)[end]
         after = int(np.searchsorted(self._knots, epsilon, side="left"))
         before = int(np.searchsorted(self._knots, epsilon, side="right")) - 1
-        if after < self._knots.size:
-            low = max(low, float(self._lower[after]))
-        return Bounds(low, min(high, float(self._upper[before])))
+        logs = []
+        if self._lines:
+            near = self._sharpest[end][[before, min(after, self._knots.size - 1)]]
+            lines = [self._lines[at] for at in set(near.tolist())]
+            logs = [line.upper(epsilon) if end else line.lower(epsilon) for line in lines]
+        if end:
+            return min(self._mass(min(logs, default=0.0), 1), float(self._upper[before]))
+        low = self._mass(max(logs, default=-math.inf), 0)
+        return max(low, float(self._lower[after])) if after < self._knots.size else low
 
     def epsilons(self, delta: float) -> Bounds:
         """Of the smallest ε ≥ 0 at ``delta``; the upper end is ∞ where no line reaches so far."""
         if self._distance >= 0:
             return gaussian_epsilon_bounds(self._distance, delta)
-        return inverted(self.bounds, delta)
+        return inverted(self.bound, delta)
 
 
 class Bounded(Protocol):
     """Whatever bounds one direction's δ(ε), ε ≥ 0, and its inverse."""
 
-    def bounds(self, epsilon: float) -> Bounds:
-        """Of δ at ``epsilon`` ≥ 0."""
+    def bound(self, epsilon: float, end: int) -> float:
+        """δ at ``epsilon`` ≥ 0 is at least this (``end`` 0), or at most (1)."""
 
     def epsilons(self, delta: float) -> Bounds:
         """Of the smallest ε ≥ 0 at ``delta``."""
@@ -296,9 +304,9 @@ class Least:
     def __init__(self, profiles: Sequence[Bounded]) -> None:
         self._profiles = profiles
 
-    def bounds(self, epsilon: float) -> Bounds:
-        """Of δ at ``epsilon`` ≥ 0."""
-        return Bounds(*map(min, zip(*(p.bounds(epsilon) for p in self._profiles), strict=True)))
+    def bound(self, epsilon: float, end: int) -> float:
+        """δ at ``epsilon`` ≥ 0 is at least this (``end`` 0), or at most (1)."""
+        return min(profile.bound(epsilon, end) for profile in self._profiles)
 
     def epsilons(self, delta: float) -> Bounds:
         """Of the smallest ε ≥ 0 at ``delta``: that of the profile which is there first."""
@@ -319,10 +327,10 @@ class Curve:
     def delta(self, epsilon: float) -> float:
         """The bound on δ at ``epsilon``, in [0, 1]."""
         if epsilon >= 0:
-            return self._ahead.bounds(epsilon)[self._above]
+            return self._ahead.bound(epsilon, int(self._above))
         # H(α) = 1 - α + α H'(1/α) with the other direction's H'.
         alpha = math.exp(epsilon)
-        value = 1 - alpha * (1 - self._behind.bounds(-epsilon)[self._above])
+        value = 1 - alpha * (1 - self._behind.bound(-epsilon, int(self._above)))
         slip = 4 * EPS if self._above else -4 * EPS
         return min(1.0, max(0.0, value + slip))
 
