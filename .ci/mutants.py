@@ -234,6 +234,8 @@ MUTANTS = [
            "(steps - 1) * level + math.log(math.expm1(-steps * level) / math.expm1(-level))",
            "math.log(math.expm1(-steps * level) / math.expm1(-level))",
            "test_groups_and_exchanged_records_go_change_by_change"),
+    Mutant("theorems: two kinds of rounds by the same one only", "alternatives",
+           "[{pair} for pair in disclosed]", "[]", "test_no_theorem_proves_less_than_is_stated"),
     Mutant("chains: one direction", "Chained.bound", "self._ways", "self._ways[1:]",
            "test_groups_and_exchanged_records_go_change_by_change"),
     Mutant("truth: parts that are tried for nothing", "_by_parts",

@@ -287,13 +287,16 @@ def alternatives(counts: Counts) -> list[Counts]:
     """The rounds by sets of pairs that dominate them, the quickest to compose first.
 
     A round that is told has a pair of half lines as well, and any choice of either is a theorem:
-    half lines for all, told for all, and where there are several, for each what seems to cost less.
+    half lines for all, told for all, of two kinds each with the other's, and of more for each what
+    seems to cost less.
     """
     disclosed = [pair for pair in counts if isinstance(pair, DisclosedCount)]
     if not disclosed:
         return [counts]
     choices = [set(disclosed), set()]
-    if 1 < len(disclosed) <= _MOST_CHOSEN:
+    if len(disclosed) == 2:
+        choices += [{pair} for pair in disclosed]
+    elif 2 < len(disclosed) <= _MOST_CHOSEN:
         tilt = Composition(with_ratios(counts, 1.0, 1)).locate(delta=_TYPICAL, rough=True).tilt
         choices.append({pair for pair in disclosed if not _cheaper_disclosed(pair, tilt)})
     found: list[Counts] = []

@@ -746,8 +746,9 @@ class Search:
         self.lower, self.upper = max(self.lower, low), min(self.upper, high)
         self._blind = self._blind + 1 if self.lower == 0 else 0
         if self.delta is not None and self._blind and self.upper < math.inf:
-            # The mass of no component costs all of a lower end so far out: no line shows one.
-            self.finished = _log(self.total.lost_below) + self.upper > math.log(self.delta)
+            # Mass of no component costs all of a lower end beyond here: none is worth a line.
+            farthest = math.log(self.delta) - _log(self.total.lost_below)
+            self.finished = farthest < 0.1 * self.upper
             if self.finished:
                 return
         width = self.upper - self.lower
