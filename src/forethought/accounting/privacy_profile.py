@@ -189,6 +189,8 @@ def _log_mixture(z: Array, parts: list[tuple[Array, Array]], idle: Array, sign: 
 # Down to here the profile is sharp; below it, only certain.
 _TAIL = 1e-12
 _KNOTS = 25
+# Where lines are compared beyond the last knot, in multiples of it.
+_BEYOND = np.geomspace(1.05, 12.0, 24)
 _MOST_PLACES = 12
 # Products of two numbers that all the lines may take.
 _WORK = 2e8
@@ -234,25 +236,26 @@ class Profile:
         search.refine(max(accuracy, 1e-2))
         if 0 < search.upper < math.inf:
             self._knots = search.upper * np.linspace(0.0, 1.0, _KNOTS)
-        known: list[list[tuple[float, float]]] = []
-        tried = np.zeros(self._knots.size, dtype=bool)
-        while search.lines:
+        knots = self._knots.size
+        self._places = np.concatenate([self._knots, self._knots[-1] * _BEYOND])
+        known = np.empty((0, self._places.size, 2))
+        tried = np.zeros(knots, dtype=bool)
+        for _ in range(_MOST_PLACES + 1):
             self._lines += search.lines
-            known += [
-                [(x.lower(e), x.upper(e)) for e in self._knots.tolist()] for x in search.lines
-            ]
-            low, high = np.moveaxis(np.array(known), 2, 0)
-            # What is sharpest at a knot is all that is asked near it.
-            self._sharpest = low.argmax(axis=0), high.argmin(axis=0)
+            logs = [[(x.lower(e), x.upper(e)) for e in self._places] for x in search.lines]
+            known = np.concatenate([known, np.reshape(logs, (-1, self._places.size, 2))])
+            if not self._lines:
+                break
+            # What is sharpest at a place is all that is asked near it.
+            self._sharpest = known[:, :, 0].argmax(axis=0), known[:, :, 1].argmin(axis=0)
             # A profile falls: what holds at one knot holds beyond it, or before it.
-            lower = [self._mass(x, 0) for x in low.max(axis=0)]
-            upper = [self._mass(x, 1) for x in high.min(axis=0)]
+            lower = [self._mass(x, 0) for x in known[:, :knots, 0].max(axis=0)]
+            upper = [self._mass(x, 1) for x in known[:, :knots, 1].min(axis=0)]
             self._lower = np.maximum.accumulate(lower[::-1])[::-1]
             self._upper = np.minimum.accumulate(upper)
             width = np.where(tried, 0.0, (self._upper - self._lower) / self._upper)
             worst = int(np.argmax(width))
-            enough = not width[worst] > accuracy or total.work_left < 0.1 * _WORK
-            if enough or tried.sum() == _MOST_PLACES:
+            if not width[worst] > accuracy or total.work_left < 0.1 * _WORK:
                 break
             tried[worst] = True
             search = Search(total, epsilon=float(self._knots[worst]))
@@ -273,7 +276,8 @@ class Profile:
         before = int(np.searchsorted(self._knots, epsilon, side="right")) - 1
         logs = []
         if self._lines:
-            near = self._sharpest[end][[before, min(after, self._knots.size - 1)]]
+            place = int(np.searchsorted(self._places, epsilon, side="right"))
+            near = self._sharpest[end][max(place - 1, 0) : place + 1]
             lines = [self._lines[at] for at in set(near.tolist())]
             logs = [line.upper(epsilon) if end else line.lower(epsilon) for line in lines]
         if end:
