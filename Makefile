@@ -59,7 +59,7 @@ matrix:
 instruction-sets: .venv/installed-test
 	$(BIN)/python .ci/instruction_sets.py $(SETS)
 
-# The tests that start processes, or wait for threads, beside two spinning processes a core.
+# The tests that start processes, or wait for threads, beside a spinning process for each core.
 busy: .venv/installed-test
 	.ci/busy env $(PYTEST) -p no:cacheprovider $(BUSY)
 

@@ -126,7 +126,7 @@ def lora_on_gpt2() -> tuple[float, float]:
         optimizer.step()
 
     private, held_out = random_split(
-        Bytes(scikit_learn_text()[:300_000]), [0.9, 0.1], torch.Generator().manual_seed(0)
+        Bytes(scikit_learn_text()[:100_000]), [0.9, 0.1], torch.Generator().manual_seed(0)
     )
     before = nats_per_byte(model, held_out)
     targets = ["c_attn", "c_fc", "c_proj"]

@@ -130,11 +130,13 @@ def told(rounds, adjacency: str, group: int):
         largest, least = max(largest, 2 * r if blanked else r), min(least, r)
 
         def side(c):
+            if c and weights[0] == 0:  # no batch without any of them
+                return Side((c,), (1.0,))
             return Side((0.0, c), (1 - hit, hit)) if c else Side((0.0,), (1.0,))
 
         ahead = (side(2 * r), side(r)) if blanked else (side(r), side(0.0))
         found.append((weights[k] / hit, *ahead, side(r), side(0.0)))
-    if largest > 18 or hit * least < 1e-8 or weights[0] == 0:
+    if largest > 18 or hit * least < 1e-8:
         return None
     return found, turns
 
