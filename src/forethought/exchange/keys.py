@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -141,6 +142,15 @@ class Roster(Stored):
     def identity(self, place: int) -> Identity:
         """Who is at a place; the server's is -1."""
         return self.server if place == SERVER else self.clients[place]
+
+    def signed(self, client: int, content: bytes, signature: bytes) -> bool:
+        """True if the client at a place signed ``content``."""
+        try:
+            key = bytes.fromhex(self.clients[client].public_key)
+            Ed25519PublicKey.from_public_bytes(key).verify(signature, content)
+        except (IndexError, InvalidSignature):
+            return False
+        return True
 
     @property
     def public_keys(self) -> dict[int, bytes]:

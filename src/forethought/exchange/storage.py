@@ -214,7 +214,12 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A synchronous round ended with what had come."""
+    """A synchronous round ended with what had come.
+
+    Args:
+        base: its version; -1 - version where nothing of it can come any more, so that the next
+            round begins on the same model.
+    """
 
     base: int
 

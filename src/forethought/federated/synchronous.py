@@ -79,7 +79,8 @@ class Synchronous:
                 self._gone[entry.client] = True
                 self._waiting.pop(entry.client, None)
             case Closed(base=base):
-                if base == self.version:
+                self._lost = base == -1 - self.version
+                if self._lost or base == self.version:
                     self._waiting.clear()
             case _:
                 pass
@@ -88,8 +89,11 @@ class Synchronous:
         if self.finished or self._waiting:
             return False
         if not self._aggregate.count:
-            self._begin()  # all who were asked left
-            return False
+            # All who were asked left; or the model of the next round is this one.
+            lost = self._lost
+            self.version += lost
+            self._begin()
+            return lost
         came = self._aggregate.result()
         if self._step is not None:
             change = -self._step(self.version) * came.astype(np.float64)
@@ -127,6 +131,7 @@ class Synchronous:
         )
         self._asked = () if self.version >= self._federation.rounds else self._cohort()
         self._waiting = dict.fromkeys(self._asked)
+        self._lost = False
         self.finished = not self._waiting
 
     def _cohort(self) -> tuple[int, ...]:

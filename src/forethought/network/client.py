@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import grpc
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from forethought.accounting.statement import Statement
 from forethought.exchange.events import Compute, Computed
@@ -408,10 +406,6 @@ def _behind_masks(
 ) -> ClientMachine:
     """A machine whose updates leave masked, with keys that the roster's owners sign."""
     bits = SecureAggregation.from_dict(federation.secure or {}).bits
-    public = {
-        client: Ed25519PublicKey.from_public_bytes(key)
-        for client, key in roster.public_keys.items()
-    }
 
     def elements(number: int) -> Ring:
         noised = trainer.noised
@@ -421,13 +415,6 @@ def _behind_masks(
         step, _ = grid(one.noise_std, one.clip_norm, federation.parameters)
         return to_ring(noised.vector.cpu().numpy(), step, bits)
 
-    def verify(client: int, content: bytes, signature: bytes) -> bool:
-        try:
-            public[client].verify(signature, content)
-        except (KeyError, InvalidSignature):
-            return False
-        return True
-
     return SecureClient(
         federation,
         me,
@@ -435,7 +422,7 @@ def _behind_masks(
         share.policy,
         elements=elements,
         sign=keys.signing.sign,
-        verify=verify,
+        verify=roster.signed,
     )
 
 

@@ -386,6 +386,8 @@ def serve(
         own = None if average is None else average(start)
         kind = ServerMachine if federation.secure is None else SecureServer
         machine = kind.restored(federation, start, *journal.read(), own)
+        if isinstance(machine, SecureServer):
+            machine.verify = roster.signed
         endpoint = Endpoint(
             federation.run_id, SERVER, keys.signing, roster.public_keys, federation.parameters
         )

@@ -13,8 +13,16 @@ from forethought.exchange import events as on
 from forethought.exchange.messages import SERVER, Join, Update
 from forethought.exchange.storage import LedgerState
 from forethought.federated.federation import Federation, FederationError, Member
+from forethought.federated.secure_aggregation.aggregator import Aggregator
 from forethought.federated.secure_aggregation.client import SecureClient
-from forethought.federated.secure_aggregation.messages import MaskedSum, MaskRequest, Unmasking
+from forethought.federated.secure_aggregation.messages import (
+    MaskedSum,
+    MaskKeys,
+    MaskRequest,
+    Unmasking,
+    takes_no_part,
+)
+from forethought.federated.secure_aggregation.participant import Participant
 from forethought.federated.secure_aggregation.ring import to_ring
 from forethought.federated.secure_aggregation.server import SecureServer
 from forethought.federated.secure_aggregation.settings import (
@@ -235,10 +243,8 @@ def test_crashes_and_losses_never_clear_a_single_sum(seed: int, cohorts: bool) -
             world.crash_server()
         else:
             world.restart(world.random.randrange(CLIENTS))
-    for _ in range(3000):
-        if world.server.finished or all(c.updates >= ROUNDS for c in world.clients.values()):
-            break
-        world.step_once()
+    world.run()  # no crash stops it for good
+    assert world.server.version == ROUNDS
     assert not any(isinstance(message, Update) for _, message in world.seen)
     opened: dict[int, set[int]] = {}
     for entry in world.entries:
@@ -293,9 +299,103 @@ def test_updates_in_the_clear_and_second_unmaskings_are_refused() -> None:
     assert [effect.code for effect in found] == ["secure-clear"]
     world.run()
     again = world.clients[0].handle(on.Received(SERVER, MaskRequest(0, ROUNDS - 1, 7), 0.0))
-    assert [effect.code for effect in again] == ["secure-again"]
+    assert again[0].code == "secure-again"
+    assert [effect.message.keys for effect in again[1:]] == [b""]  # nothing else leaves
     wrong = world.clients[0].handle(on.Received(SERVER, Join(0, 0), 0.0))
     assert [effect.code for effect in wrong] == ["kind"]
+
+
+def reached(world: World, done) -> None:
+    """Go on until something is true."""
+    for _ in range(5000):
+        if done():
+            return
+        world.step_once()
+    raise AssertionError(world.alarms[-5:])
+
+
+def masked_by(world: World, client: int) -> list[MaskedSum]:
+    return [m for who, m in world.seen if who == client and isinstance(m, MaskedSum)]
+
+
+def test_a_sum_is_masked_with_one_roster_or_a_part_of_it() -> None:
+    """A server that lies asks for a sum once more, each time with other clients.
+
+    Each opened sum would have fresh noise of the others' and the same of this client's.
+    """
+    federation = in_cohorts()
+    world = World(5, federation)
+    asked = world.server.rule.asked
+    victim, outsider = asked[0], next(c for c in range(CLIENTS) if c not in asked)
+    reached(world, lambda: masked_by(world, victim))
+    first = masked_by(world, victim)[0]
+
+    def attempt(number: int, clients: tuple[int, ...]) -> list:
+        """What the victim answers to another attempt of this version with these clients."""
+        aggregator = Aggregator(
+            world.server.settings, federation.run_id, 0, clients, SIZE, attempt=number
+        )
+        aggregator.begin(0.0)
+        said: list = []
+        waiting = {}
+        for client in clients:
+            if client == victim:
+                machine = world.clients[victim]
+                effects = machine.handle(on.Received(SERVER, MaskRequest(0, 0, number), 0.0))
+            else:  # the server plays the others
+                other = Participant(
+                    world.server.settings, federation.run_id, 0, client, attempt=number,
+                    entropy=world.random.randbytes,
+                )  # fmt: skip
+                other.contribute(np.zeros(SIZE, np.uint64))
+                machine, effects = other, other.begin()
+            waiting[client] = machine
+            for effect in effects:
+                if isinstance(effect, on.Send):
+                    said.append((client, effect.message))
+        heard = []
+        while said:
+            client, message = said.pop(0)
+            if client == victim:
+                heard.append(message)
+            for effect in aggregator.handle(on.Received(client, message, 0.0)):
+                if isinstance(effect, on.Send):
+                    for answer in waiting[effect.to].handle(
+                        on.Received(SERVER, effect.message, 0.0)
+                    ):
+                        if isinstance(answer, on.Send):
+                            said.append((effect.to, answer.message))
+        return ["no part" if takes_no_part(one) else type(one) for one in heard]
+
+    others = tuple(sorted({*asked[:3], outsider}))
+    assert attempt(71, others) == [MaskKeys, "no part"]
+    assert attempt(72, tuple(sorted({*asked[:2], outsider}))) == [MaskKeys, "no part"]
+    # With some of the first ones, as after drop-outs, it goes on, and is opened once.
+    assert MaskedSum in attempt(73, asked[:3])
+    assert attempt(74, asked[:3]) == ["no part"]
+    assert first.base == 0
+
+
+def test_a_round_that_can_not_be_opened_any_more_is_lost_and_no_other() -> None:
+    """Everybody has revealed what it holds when the server dies: nobody masks that sum again."""
+    world = World(6)
+    reached(world, lambda: sum(isinstance(m, Unmasking) for _, m in world.seen) == 3)
+    world.crash_server()
+    world.run()
+    assert world.alarms.count("secure-round-lost") == 1
+    bases = {entry.base for entry in world.entries if hasattr(entry, "vector")}
+    assert bases == set(range(1, ROUNDS)) and world.server.version == ROUNDS
+    restored = ServerMachine.restored(world.federation, world.start, None, world.entries)
+    assert np.array_equal(restored.reported, world.server.reported)
+
+
+def test_one_client_with_false_keys_costs_itself_only() -> None:
+    world = World(7)
+    world.server.verify = lambda client, _content, signature: client != 1
+    world.run()
+    assert "secure-unsigned" in world.alarms and "secure-round-lost" not in world.alarms
+    clients = {entry.client for entry in world.entries if hasattr(entry, "client")}
+    assert clients == {0, 2, 3, 4}
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -27,8 +27,10 @@ from forethought.federated.secure_aggregation.messages import (
     Unmasking,
     attempted,
     pieces,
+    signed,
+    takes_no_part,
 )
-from forethought.federated.secure_aggregation.participant import about
+from forethought.federated.secure_aggregation.participant import Verify, about
 from forethought.federated.secure_aggregation.ring import Ring, mask, unpack_words
 from forethought.federated.secure_aggregation.settings import (
     SecureAggregation,
@@ -48,12 +50,15 @@ class Aggregator:
         clients: the cohort, places in the roster; those that are missing have dropped out.
         size: length of the summed vector.
         attempt: at this round; another one has other keys.
+        verify: of the roster's signatures; None: clients look at them alone.
 
     Attributes:
         total: the survivors' sum in the ring, once the machine is done.
         survivors: who is in it, ascending.
         numbers: client → number of the own update that it masked.
         gone: clients that are not waited for. asked: the cohort, ascending.
+        refused: clients that said they take no part.
+        roster: whose keys everybody was told, from then on.
     """
 
     def __init__(
@@ -64,9 +69,10 @@ class Aggregator:
         clients: Sequence[int],
         size: int,
         attempt: int = 0,
+        verify: Verify | None = None,
     ) -> None:
         self.settings, self.round, self.size = settings, round, size
-        self.attempt = attempt
+        self.attempt, self._verify = attempt, verify
         self.total: Ring | None = None
         self.survivors: tuple[int, ...] = ()
         self._run_id = attempted(run_id, attempt)
@@ -78,6 +84,8 @@ class Aggregator:
             )
         self.numbers: dict[int, int] = {}
         self.gone: frozenset[int] = frozenset()
+        self.refused: set[int] = set()
+        self.roster: tuple[int, ...] = ()
         self._told: dict[int, Any] = {}
         self._due = 0.0
         self._steps: list[tuple[type, Callable[[float], list[Effect]]]] = [
@@ -104,33 +112,50 @@ class Aggregator:
             return []
         kind, advance = self._steps[self._step]
         answers, due = self._answers[kind], self._expected()
+        alarms: list[Effect] = []
         if isinstance(event, Woken):
             if event.now < self._due:
                 return [Wake(self._due)]
         else:
             message, sender = event.message, event.sender
             of = (getattr(message, "base", None), getattr(message, "attempt", None))
-            mine = type(message) is kind and of == (self.round, self.attempt)
-            if not mine or sender not in due or sender in answers:
+            if of != (self.round, self.attempt) or sender not in due or sender in answers:
                 return []  # late, doubled or of another round: nothing to learn from it
-            try:
-                answers[sender] = self._checked(message)
-            except ValueError as error:
-                return [Alarm("secure-malformed", f"client {sender}: {error}")]
-            self.numbers[sender] = message.round
-            if len(answers) < len(due):
+            if takes_no_part(message):
+                self.refused.add(sender)
+            elif type(message) is kind:
+                try:
+                    answers[sender] = self._checked(message)
+                except ValueError as error:
+                    return [Alarm("secure-malformed", f"client {sender}: {error}")]
+                self.numbers[sender] = message.round
+                if isinstance(message, MaskKeys) and not self._signed(sender, message):
+                    del answers[sender]
+                    self.refused.add(sender)
+                    text = f"the keys of client {sender} are not signed by it: it is left out"
+                    alarms.append(Alarm("secure-unsigned", text))
+            else:
                 return []
+            due = self._expected()
+            if len(answers) < len(due):
+                return alarms
         if len(answers) < self.settings.threshold and not self._step:
-            return self._wait(event.now)
+            return [*alarms, *self._wait(event.now)]
         if len(answers) < self.settings.threshold:
-            return self._lose(f"{len(answers)} of {self.settings.threshold} clients needed")
-        return advance(event.now)
+            few = f"{len(answers)} of {self.settings.threshold} clients needed"
+            return [*alarms, *self._lose(few)]
+        return [*alarms, *advance(event.now)]
 
     def _expected(self) -> tuple[int, ...]:
         if self._step == 0:
-            return tuple(client for client in self.asked if client not in self.gone)
-        before = self._steps[self._step - 1][0]
-        return tuple(sorted(self._answers[before]))
+            due = set(self.asked) - self.gone
+        else:
+            due = set(self._answers[self._steps[self._step - 1][0]])
+        return tuple(sorted(due - self.refused))
+
+    def _signed(self, sender: int, message: MaskKeys) -> bool:
+        content = signed(self._run_id, self.round, sender, message.keys)
+        return self._verify is None or self._verify(sender, content, message.signature)
 
     def _checked(self, message: Any) -> Any:
         match message:
@@ -166,6 +191,7 @@ class Aggregator:
 
     def _send_roster(self, now: float) -> list[Effect]:
         keys = dict(sorted(self._answers[MaskKeys].items()))
+        self.roster = tuple(keys)
         roster = MaskRoster(
             0,
             self.round,

@@ -5,6 +5,13 @@ never sent: the noised sum goes to this round's :class:`Participant`, a fresh on
 that the server asks for. Once shares were revealed for a version, its sum is not masked again. A
 client that restarts has lost its sum, and with it has dropped out of the round; its ledger counts
 the release all the same.
+
+A version's sum leaves behind the masks of one roster, or of a part of it. So whatever the server
+says, no two sums with this client in them are opened for one version: to open one takes
+``threshold`` clients' shares, at least threshold − colluders of them from honest clients, who
+reveal once a version; two openings would take 2·(threshold − colluders) of the at most clients −
+colluders honest ones in the first roster, and 2·threshold is above clients + colluders. With other
+rosters for one sum, a server could average away everybody's noise but this client's own.
 """
 
 from __future__ import annotations
@@ -23,6 +30,7 @@ from forethought.federated.secure_aggregation.messages import (
     MaskRequest,
     MaskRoster,
     Survivors,
+    no_part,
 )
 from forethought.federated.secure_aggregation.participant import (
     Entropy,
@@ -73,6 +81,8 @@ class SecureClient(ClientMachine):
         # Of the newest computed update: its number and sum.
         self._masking: tuple[int, int, Ring] | None = None
         self._unmasked = -1
+        # Of a version: the first roster behind whose masks its sum left.
+        self._first: tuple[int, frozenset[int]] | None = None
 
     def handle(self, event: on.Event) -> list[Effect]:
         """What an event leads to."""
@@ -102,7 +112,15 @@ class SecureClient(ClientMachine):
             self._unmasked = current.round
         if asked.base <= self._unmasked:
             text = f"round {asked.base} was unmasked before: its sum is not masked again"
-            return [Alarm("secure-again", text)]
+            none = no_part(0, asked.base, asked.attempt)
+            return [Alarm("secure-again", text), Send(SERVER, none)]
+        held = -1 if self._masking is None else self._masking[1]
+        if held != asked.base <= self._last:
+            # It was released by the process before, which held it in memory.
+            return [Send(SERVER, no_part(0, asked.base, asked.attempt))]
+        before = None if current is None else current.masked_with
+        if current is not None and before and (not self._first or self._first[0] != current.round):
+            self._first = (current.round, before)
         self._request_for = asked
         self._participant = None
         return self._contribute()
@@ -124,6 +142,7 @@ class SecureClient(ClientMachine):
             self._verify,
             number=number,
             attempt=self._request_for.attempt,
+            within=self._first[1] if self._first and self._first[0] == base else None,
         )
         begun = self._participant.begin()
         return [*begun, *self._participant.contribute(elements)]

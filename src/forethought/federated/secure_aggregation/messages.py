@@ -31,6 +31,7 @@ class MaskKeys:
     """A client's fresh public keys of this round: 32 bytes to seal by, 32 to mask by.
 
     Args:
+        keys: empty where the client takes no part in the attempt, so that nobody waits for it.
         signature: by the client's own key over :func:`signed`; empty where nothing is signed.
     """
 
@@ -120,6 +121,16 @@ for _number, _kind in enumerate(
     start=32,
 ):
     register(_number, _kind)
+
+
+def no_part(round: int, base: int, attempt: int) -> MaskKeys:
+    """What a client says that takes no part in an attempt, or no further one."""
+    return MaskKeys(round, base, attempt, b"", b"")
+
+
+def takes_no_part(message: object) -> bool:
+    """True if a client says so."""
+    return isinstance(message, MaskKeys) and not message.keys
 
 
 def signed(run_id: bytes, round: int, client: int, keys: bytes) -> bytes:

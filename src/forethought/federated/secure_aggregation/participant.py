@@ -29,6 +29,7 @@ from forethought.federated.secure_aggregation.messages import (
     Survivors,
     Unmasking,
     attempted,
+    no_part,
     pieces,
     signed,
 )
@@ -45,6 +46,10 @@ Sign = Callable[[bytes], bytes]
 Verify = Callable[[int, bytes, bytes], bool]
 
 
+class NewcomerError(SecureAggregationError):
+    """A roster with a client that the sum was not masked with at first."""
+
+
 class Participant:
     """One round of one client.
 
@@ -56,9 +61,11 @@ class Participant:
         sign, verify: of the roster's signatures. None: keys are taken as the server relays them,
             which an honest server does.
         number: of the client's own update. attempt: at this round.
+        within: a roster with anybody else is refused; None: any will do.
 
     Attributes:
         opened: whether it revealed shares; then the round's sum is not masked again.
+        masked_with: the roster behind whose masks the sum left; None: it did not leave.
     """
 
     def __init__(
@@ -72,9 +79,10 @@ class Participant:
         verify: Verify | None = None,
         number: int = 0,
         attempt: int = 0,
+        within: frozenset[int] | None = None,
     ) -> None:
         self.settings, self.round, self.me = settings, round, me
-        self.number, self.attempt = number, attempt
+        self.number, self.attempt, self._within = number, attempt, within
         self._entropy, self._verify = entropy, verify
         run_id = self._run_id = attempted(run_id, attempt)
         self._sealing, self._masking, self._own = (entropy(masks.KEY_BYTES) for _ in range(3))
@@ -100,6 +108,11 @@ class Participant:
     def opened(self) -> bool:
         """True if it revealed shares."""
         return self._answered is not None
+
+    @property
+    def masked_with(self) -> frozenset[int] | None:
+        """The roster behind whose masks the sum left; None: it did not leave."""
+        return None if self._masked is None else frozenset(self._roster)
 
     def _say(self, message: Any) -> list[Effect]:
         self._last = message
@@ -136,7 +149,10 @@ class Participant:
         try:
             return step(message)
         except ValueError as error:
-            return [Alarm("secure-refused", f"round {self.round}: {error}")]
+            alarm: list[Effect] = [Alarm("secure-refused", f"round {self.round}: {error}")]
+            if not isinstance(error, NewcomerError):
+                return alarm
+            return [*alarm, *self._say(no_part(self.number, self.round, self.attempt))]
 
     def _on_roster(self, message: MaskRoster) -> list[Effect]:
         clients = _clients(message.clients)
@@ -151,6 +167,11 @@ class Participant:
         if len(clients) > self.settings.clients:
             raise SecureAggregationError(
                 f"a roster of {len(clients)} clients, the federation asks {self.settings.clients}"
+            )
+        if self._within is not None and not self._within.issuperset(clients):
+            raise NewcomerError(
+                "its sum left behind the masks of other clients before: with somebody new it could "
+                "be opened twice, and its noise would count once"
             )
         keys = pieces(message.keys, KEYS_BYTES, len(clients))
         roster = dict(zip(clients, keys, strict=True))

@@ -4,6 +4,10 @@ It asks the clients to mask what they compute on each model, opens the sum, and 
 inside accept the mean from every survivor: the mean of equal vectors is that vector. A crash before
 that loses the attempt, and the clients are asked again; a crash in the middle of it leaves some
 survivors' entries in the journal, from which the round is closed with the same mean.
+
+A client masks a version's sum with the clients of one roster only. So a later attempt asks the same
+ones or some of them, and where too few are left of whom a sum is opened, the round is lost: the
+next one begins on the same model.
 """
 
 from __future__ import annotations
@@ -26,7 +30,9 @@ from forethought.federated.secure_aggregation.messages import (
     MaskRequest,
     MaskShares,
     Unmasking,
+    takes_no_part,
 )
+from forethought.federated.secure_aggregation.participant import Verify
 from forethought.federated.secure_aggregation.ring import from_ring
 from forethought.federated.server import Average, ServerMachine
 from forethought.federated.synchronous import Synchronous
@@ -42,6 +48,10 @@ class SecureServer(ServerMachine):
         federation: with ``secure``. weights, average: see :class:`ServerMachine`.
         entropy: n → n bytes, for the numbers of attempts; nothing secret.
 
+    Attributes:
+        verify: of the roster's signatures, so that one client's false keys cost that client alone;
+            None: clients look at them alone.
+
     Raises:
         SecureAggregationError: a federation without secure aggregation, or that it does not fit.
     """
@@ -55,10 +65,14 @@ class SecureServer(ServerMachine):
         entropy: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         super().__init__(federation, weights, average)
+        self.verify: Verify | None = None
         self.settings = settings_of(federation)
         self._entropy = entropy
         self._attempted: Aggregator | None = None
         self._begun = False
+        # Of a version: the clients of the first roster, and who takes no part any more.
+        self._first: tuple[int, tuple[int, ...]] = (-1, ())
+        self._refused: tuple[int, set[int]] = (-1, set())
         chosen = federation.plan(0).round(0)
         self._step, _ = grid(chosen.noise_std, chosen.clip_norm, federation.parameters)
 
@@ -112,30 +126,57 @@ class SecureServer(ServerMachine):
             asked,
             self.federation.parameters,
             attempt=int.from_bytes(self._entropy(7), "big"),
+            verify=self.verify,
         )
         self._attempted.gone = self.left
         return self._attempted.begin(now)
 
     def _asked(self) -> tuple[int, ...]:
-        """The cohort of the present version; everybody where there is none."""
+        """The cohort of the present version, or who of it masks with each other already."""
         rule = self.rule
-        if self.federation.cohort is None or not isinstance(rule, Synchronous):
-            return tuple(range(len(self.federation.members)))
-        return rule.asked
+        asked = tuple(range(len(self.federation.members)))
+        if self.federation.cohort is not None and isinstance(rule, Synchronous):
+            asked = rule.asked
+        version, first = self._first
+        return tuple(client for client in asked if client in first or version != self.version)
+
+    def _stuck(self) -> bool:
+        """True if some will not mask this version again, and too few are left who may."""
+        version, refused = self._refused
+        refused = refused if version == self.version else set()
+        bound = self._first[0] == self.version
+        left = set(self._asked()) - self.left - refused
+        return (bound or bool(refused)) and len(left) < self.settings.threshold
+
+    def _lost(self, now: float) -> list[Effect]:
+        """No sum of this version will be opened: on to the next."""
+        self._attempted = None
+        text = f"round {self.version}: too few clients are left who mask with each other"
+        decided = self._requesting(self._decide(Closed(-1 - self.version), now), now)
+        return [Alarm("secure-round-lost", text), *decided]
 
     def _request(self) -> MaskRequest:
         assert self._attempted is not None
         return MaskRequest(0, self._attempted.round, self._attempted.attempt)
 
     def _joined(self, event: Received) -> list[Effect]:
+        """Somebody is here (again), or left for good."""
+        client, begun = event.sender, list[Effect]()
+        if isinstance(event.message, Join) and self.rule.expects(client):
+            # It may have computed already, so that no model asks it for its masks.
+            begun = self._attempt(event.now)
         current = self._attempted
         if current is None or current.done:
-            return []
+            return begun
         current.gone = self.left
+        if self._stuck():
+            return [*begun, *self._lost(event.now)]
         few = len(set(current.asked) - self.left) < self.settings.threshold
         if few and isinstance(event.message, Leave) and self.federation.cohort is not None:
             return self._drawn_anew(event.now)
-        return current.again(event.sender)
+        asks = isinstance(event.message, Join) and client in current.asked
+        again = [Send(client, self._request())] if asks else []
+        return [*begun, *(current.again(client) or again)]
 
     def _drawn_anew(self, now: float) -> list[Effect]:
         """Too few of a cohort are left for a sum: another one is asked for the same model."""
@@ -149,9 +190,19 @@ class SecureServer(ServerMachine):
         return [*effects, *(self._requesting(told, now) or self._attempt(now))]
 
     def _of_the_round(self, event: Received) -> list[Effect]:
-        if self._attempted is None:
+        current, message = self._attempted, event.message
+        if current is None:
             return []
-        return self._judged(self._attempted.handle(event), event.now)
+        if self._refused[0] != self.version:
+            self._refused = (self.version, set())
+        if takes_no_part(message) and message.attempt == current.attempt:
+            self._refused[1].add(event.sender)
+        effects = self._judged(current.handle(event), event.now)
+        if current.roster and self._first[0] < current.round == self.version:
+            self._first = (current.round, current.roster)
+        if current is self._attempted and not current.roster and self._stuck():
+            effects += self._lost(event.now)
+        return effects
 
     def _judged(self, effects: list[Effect], now: float) -> list[Effect]:
         """The aggregator's effects, and what an opened or a lost sum leads to."""
@@ -163,6 +214,10 @@ class SecureServer(ServerMachine):
         if current.total is None:
             # Nothing was opened: everybody masks anew, or says that it cannot.
             self._attempted = None
+            if current.roster and self._first[0] < current.round == self.version:
+                self._first = (current.round, current.roster)
+            if self._stuck():
+                return [*kept, *self._lost(now)]
             begun = self._attempt(now)
             if self._attempted is None:
                 return [*kept, *begun]
