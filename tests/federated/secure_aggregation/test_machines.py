@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -16,9 +17,11 @@ from forethought.federated.federation import Federation, FederationError, Member
 from forethought.federated.secure_aggregation.aggregator import Aggregator
 from forethought.federated.secure_aggregation.client import SecureClient
 from forethought.federated.secure_aggregation.messages import (
+    SEALED_BYTES,
     MaskedSum,
     MaskKeys,
     MaskRequest,
+    MaskShares,
     Unmasking,
     takes_no_part,
 )
@@ -67,9 +70,12 @@ class World:
         self.entries: list = []
         self.ledgers: dict[int, list] = {c: [] for c in range(CLIENTS)}
         self.alarms: list[str] = []
+        self.texts: list[str] = []
         self.wire: deque = deque()
         self.seen: list = []
         self.done: set[int] = set()
+        # What a client that lies says in place of a message; None: nothing.
+        self.lies: Callable[[int, object], object] = lambda _sender, message: message
         self.now = 0.0
         self.start = np.zeros(SIZE, np.float32)
         self.clients: dict[int, SecureClient] = {}
@@ -128,6 +134,7 @@ class World:
                     self._do(who, self.clients[who].handle(found))
                 case on.Alarm():
                     self.alarms.append(effect.code)
+                    self.texts.append(effect.text)
                 case on.Done():
                     self.done.add(who)
 
@@ -142,6 +149,8 @@ class World:
                         self._do(client, machine.handle(on.Woken(self.now)))
             return
         sender, to, message = self.wire.popleft()
+        if sender != SERVER and (message := self.lies(sender, message)) is None:
+            return
         self.seen.append((sender, message))
         event = on.Received(sender, message, self.now)
         machine = self.server if to == SERVER else self.clients[to]
@@ -396,6 +405,116 @@ def test_one_client_with_false_keys_costs_itself_only() -> None:
     assert "secure-unsigned" in world.alarms and "secure-round-lost" not in world.alarms
     clients = {entry.client for entry in world.entries if hasattr(entry, "client")}
     assert clients == {0, 2, 3, 4}
+
+
+def flipped(content: bytes, at: int) -> bytes:
+    changed = bytearray(content)
+    changed[at] ^= 1
+    return bytes(changed)
+
+
+def to_all(message):
+    sealed = bytearray(message.sealed)
+    for start in range(0, len(sealed) - 32, SEALED_BYTES):
+        sealed[start + 5] ^= 1
+    return replace(message, sealed=bytes(sealed))
+
+
+def without_the_last(message):
+    sealed = message.sealed[: -32 - SEALED_BYTES] + message.sealed[-32:]
+    return replace(message, clients=message.clients[:-1], sealed=sealed)
+
+
+def complaint(message):
+    accused = np.array([0], dtype=np.int64)
+    return MaskShares(message.round, message.base, message.attempt, accused, b"")
+
+
+# What client 1 says in place of a message of some kind: rounds that it may cost.
+LIES = {
+    "shares that open for nobody": (MaskShares, to_all, 0),
+    "shares that do not open for one": (
+        MaskShares, lambda m: replace(m, sealed=flipped(m.sealed, 5)), 0,
+    ),
+    "nothing for one": (MaskShares, without_the_last, 0),
+    "too few bytes": (MaskShares, lambda m: replace(m, sealed=m.sealed[:40]), 0),
+    "another mask than it shared": (
+        MaskShares, lambda m: replace(m, sealed=flipped(m.sealed, -1)), 1,
+    ),
+    "a false complaint": (MaskedSum, complaint, 0),
+    "a false share": (Unmasking, lambda m: replace(m, shares=flipped(m.shares, 70)), 0),
+    "no share of one": (
+        Unmasking, lambda m: replace(m, clients=m.clients[:-1], shares=m.shares[:-32]), 0,
+    ),
+    "keys too short": (MaskKeys, lambda m: replace(m, keys=m.keys[:-1]), 0),
+    "no keys": (MaskKeys, lambda m: None, 0),
+    "no sum": (MaskedSum, lambda m: None, 0),
+    "no shares": (Unmasking, lambda m: None, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_one_liar_of_five_stops_nobody_and_is_named(lie: str) -> None:
+    kind, instead, cost = LIES[lie]
+    world = World(8)
+    world.lies = lambda sender, message: (
+        instead(message) if sender == 1 and isinstance(message, kind) else message
+    )
+    world.run()
+    assert world.server.version == ROUNDS
+    summed: dict[int, list] = {}
+    for entry in world.entries:
+        if hasattr(entry, "vector"):
+            summed.setdefault(entry.base, []).append(entry)
+    assert len(summed) == ROUNDS - cost
+    for entries in summed.values():
+        assert len(entries) >= world.server.settings.threshold
+        sums = [world.sum_of(entry.client, entry.round) for entry in entries]
+        wanted = (sum(sums) / (len(entries) * world.divisor)).astype(np.float32)
+        assert all(np.array_equal(entry.vector, wanted) for entry in entries)
+    if not lie.startswith("no "):
+        assert any("client 1" in text for text in world.texts if "secure" not in text)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_liar_among_crashes_costs_few_rounds(seed: int) -> None:
+    """Client 1 lies at random, in every way; in half of the runs machines die beside it."""
+    crashes = 3 * (seed % 2)
+    world = World(seed)
+    kinds = [LIES[name] for name in sorted(LIES)]
+
+    def lies(sender: int, message):
+        if sender == 1 and world.random.random() < 0.4:
+            ways = [instead for kind, instead, _ in kinds if isinstance(message, kind)]
+            if ways and getattr(message, "sealed", b"x") and getattr(message, "keys", b"x"):
+                return world.random.choice(ways)(message)
+        return message
+
+    world.lies = lies
+    for _ in range(crashes):
+        for _ in range(world.random.randrange(5, 90)):
+            if not world.server.finished:
+                world.step_once()
+        if world.random.random() < 0.5:
+            world.crash_server()
+        else:
+            world.restart(world.random.randrange(CLIENTS))
+    world.run()
+    assert world.server.version == ROUNDS
+    summed: dict[int, list] = {}
+    for entry in world.entries:
+        if hasattr(entry, "vector"):
+            summed.setdefault(entry.base, []).append(entry)
+    # A client that dies beside the liar, or a server in the middle of a round, may cost that round.
+    assert len(summed) >= ROUNDS - 2 - crashes
+    for entries in summed.values():
+        sums = [world.sum_of(entry.client, entry.round) for entry in entries]
+        wanted = (sum(sums) / (len(entries) * world.divisor)).astype(np.float32)
+        assert np.allclose(entries[0].vector, wanted, rtol=1e-6)
+    for client in range(CLIENTS):
+        answered = [m for who, m in world.seen if who == client and isinstance(m, Unmasking)]
+        attempts = {(m.base, m.attempt) for m in answered}
+        assert len(attempts) == len({base for base, _ in attempts})
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -7,7 +7,7 @@ fewer than the threshold the first step waits on, and any other loses the round,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from forethought.federated.secure_aggregation.messages import (
     Survivors,
     Unmasking,
     attempted,
+    committed,
     pieces,
     signed,
     takes_no_part,
@@ -36,7 +37,7 @@ from forethought.federated.secure_aggregation.settings import (
     SecureAggregation,
     SecureAggregationError,
 )
-from forethought.federated.secure_aggregation.shamir import combine
+from forethought.federated.secure_aggregation.shamir import opened
 
 OPENED, LOST = "secure-opened", "secure-lost"
 
@@ -58,6 +59,8 @@ class Aggregator:
         numbers: client → number of the own update that it masked.
         gone: clients that are not waited for. asked: the cohort, ascending.
         refused: clients that said they take no part.
+        liars: clients that certainly did not keep to the protocol. blamed: pairs of clients, of
+            whom one says that the other did not, or whose share of the other's secret is false.
         roster: whose keys everybody was told, from then on.
     """
 
@@ -85,6 +88,9 @@ class Aggregator:
         self.numbers: dict[int, int] = {}
         self.gone: frozenset[int] = frozenset()
         self.refused: set[int] = set()
+        self.liars: set[int] = set()
+        self.blamed: set[frozenset[int]] = set()
+        self._committed: dict[int, bytes] = {}
         self.roster: tuple[int, ...] = ()
         self._told: dict[int, Any] = {}
         self._due = 0.0
@@ -123,6 +129,9 @@ class Aggregator:
                 return []  # late, doubled or of another round: nothing to learn from it
             if takes_no_part(message):
                 self.refused.add(sender)
+            elif kind is MaskedSum and isinstance(message, MaskShares) and not message.sealed:
+                self.refused.add(sender)
+                alarms += self._blame(sender, map(int, message.clients))
             elif type(message) is kind:
                 try:
                     answers[sender] = self._checked(message)
@@ -162,8 +171,9 @@ class Aggregator:
             case MaskKeys():
                 return pieces(message.keys, KEYS_BYTES, 1)[0], message.signature
             case MaskShares():
-                found = pieces(message.sealed, SEALED_BYTES, len(message.clients))
-                return dict(zip(map(int, message.clients), found, strict=True))
+                found = pieces(message.sealed[:-32], SEALED_BYTES, len(message.clients))
+                given = dict(zip(map(int, message.clients), found, strict=True))
+                return given, message.sealed[-32:]
             case MaskedSum():
                 return unpack_words(message.content, self.settings.bits, self.size)
             case _:
@@ -203,17 +213,35 @@ class Aggregator:
         return self._next(now, dict.fromkeys(keys, roster))
 
     def _deliver(self, now: float) -> list[Effect]:
-        shares = self._answers[MaskShares]
+        alarms: list[Effect] = []
+        shares: dict[int, dict[int, bytes]] = {}
+        for client, (given, commitment) in self._answers[MaskShares].items():
+            if set(given) == set(self.roster) - {client}:
+                shares[client], self._committed[client] = given, commitment
+                continue
+            self.liars.add(client)
+            self.refused.add(client)
+            text = f"client {client} left another out of its shares: it is left out"
+            alarms.append(Alarm("secure-liar", text))
+        self._answers[MaskShares] = shares
+        if len(shares) < self.settings.threshold:
+            return [*alarms, *self._lose(f"{len(shares)} clients shared with everybody")]
         deliveries: dict[int, Any] = {}
         for client in sorted(shares):
             senders = [other for other in sorted(shares) if other != client]
-            try:
-                sealed = b"".join(shares[other][client] for other in senders)
-            except KeyError:
-                return self._lose("a client left another out of its shares")
+            sealed = b"".join(shares[other][client] for other in senders)
             clients = _integers(senders)
             deliveries[client] = MaskDelivery(0, self.round, self.attempt, clients, sealed)
-        return self._next(now, deliveries)
+        return [*alarms, *self._next(now, deliveries)]
+
+    def _blame(self, client: int, others: Iterable[int]) -> list[Effect]:
+        """One of two does not keep to the protocol, and it cannot be told which."""
+        alarms: list[Effect] = []
+        for other in others:
+            self.blamed.add(frozenset((client, other)))
+            text = f"client {client} says that the shares of client {other} are no good: one lies"
+            alarms.append(Alarm("secure-blamed", text))
+        return alarms
 
     def _ask_to_unmask(self, now: float) -> list[Effect]:
         self.survivors = tuple(sorted(self._answers[MaskedSum]))
@@ -227,15 +255,38 @@ class Aggregator:
         total = np.zeros(self.size, np.uint64)
         for elements in masked.values():
             total += elements
-        revealed = self._answers[Unmasking]
+        alarms: list[Effect] = []
+        revealed: dict[int, dict[int, bytes]] = {}
+        for client, given in self._answers[Unmasking].items():
+            if set(given) == set(self._answers[MaskShares]):
+                revealed[client] = given
+                continue
+            self.liars.add(client)
+            text = f"client {client} left another out of what it reveals"
+            alarms.append(Alarm("secure-liar", text))
+        if len(revealed) < self.settings.threshold:
+            return [*alarms, *self._lose(f"{len(revealed)} clients revealed all that they hold")]
         for client in sorted(self._answers[MaskShares]):
             shares = {points[who]: given[client] for who, given in revealed.items()}
-            secret = combine(shares, self.settings.threshold)
+
+            def right(secret: bytes, client: int = client) -> bool:
+                if client in masked:
+                    return committed(self._run_id, client, secret) == self._committed[client]
+                return masks.public_key(secret) == keys[client][32:]
+
+            secret, false = opened(shares, self.settings.threshold, right)
+            who = sorted(keys)
+            alarms += [e for point in sorted(false) for e in self._blame(who[point - 1], [client])]
+            if secret is None:
+                what = "mask" if client in masked else "key"
+                if len(revealed) > self.settings.threshold:  # else one false share explains it
+                    others = revealed.keys() - {client}
+                    self.blamed |= {frozenset((client, other)) for other in others}
+                lost = self._lose(f"the shares of client {client}'s {what} do not give its {what}")
+                return [*alarms, *lost]
             if client in masked:
                 masks.add_mask(total, secret, -1, bits)
                 continue
-            if masks.public_key(secret) != keys[client][32:]:
-                return self._lose(f"the shares of client {client}'s key do not give its key")
             for other in masked:  # undo what the others masked with the one that dropped out
                 low, high = min(client, other), max(client, other)
                 purpose = about(self._run_id, self.round, low, high) + b"mask"
@@ -243,7 +294,7 @@ class Aggregator:
                 masks.add_mask(total, key, -1 if other < client else 1, bits)
         self.total = total & mask(bits)
         self._step = len(self._steps)
-        return [Done(OPENED)]
+        return [*alarms, Done(OPENED)]
 
 
 def _integers(clients: Any) -> Any:

@@ -56,7 +56,12 @@ class MaskRoster:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskShares:
-    """A client's sealed shares, one for every other client of the roster."""
+    """A client's sealed shares, one for every other client of the roster.
+
+    Args:
+        clients: whom they are for. sealed: the shares, and behind them :func:`committed`; empty
+            where the client complains instead: what it was sent by ``clients`` does not open.
+    """
 
     round: int
     base: int
@@ -121,6 +126,12 @@ for _number, _kind in enumerate(
     start=32,
 ):
     register(_number, _kind)
+
+
+def committed(run_id: bytes, client: int, own: bytes) -> bytes:
+    """What binds a client to its own mask before anybody opens it: 32 bytes, and no hint of it."""
+    head = b"forethought own mask\n" + run_id
+    return sha256(head + client.to_bytes(8, "big") + own).digest()
 
 
 def no_part(round: int, base: int, attempt: int) -> MaskKeys:

@@ -29,6 +29,7 @@ from forethought.federated.secure_aggregation.messages import (
     Survivors,
     Unmasking,
     attempted,
+    committed,
     no_part,
     pieces,
     signed,
@@ -48,6 +49,14 @@ Verify = Callable[[int, bytes, bytes], bool]
 
 class NewcomerError(SecureAggregationError):
     """A roster with a client that the sum was not masked with at first."""
+
+
+class SealError(SecureAggregationError):
+    """Shares that do not open: their sender, or whoever says so, does not keep to the protocol."""
+
+    def __init__(self, sender: int, error: ValueError) -> None:
+        super().__init__(f"the shares of client {sender}: {error}")
+        self.sender = sender
 
 
 class Participant:
@@ -150,6 +159,12 @@ class Participant:
             return step(message)
         except ValueError as error:
             alarm: list[Effect] = [Alarm("secure-refused", f"round {self.round}: {error}")]
+            if isinstance(error, SealError):
+                accused = _integers([error.sender])
+                return [
+                    *alarm,
+                    *self._say(MaskShares(self.number, self.round, self.attempt, accused, b"")),
+                ]
             if not isinstance(error, NewcomerError):
                 return alarm
             return [*alarm, *self._say(no_part(self.number, self.round, self.attempt))]
@@ -198,7 +213,8 @@ class Participant:
             sealed.append(masks.seal(key, b"".join(shares), about))
             others.append(client)
         self._roster = roster
-        clients, content = _integers(others), b"".join(sealed)
+        commitment = committed(self._run_id, self.me, self._own)
+        clients, content = _integers(others), b"".join([*sealed, commitment])
         return self._say(MaskShares(self.number, self.round, self.attempt, clients, content))
 
     def _on_delivery(self, message: MaskDelivery) -> list[Effect]:
@@ -217,7 +233,10 @@ class Participant:
             senders, pieces(message.sealed, SEALED_BYTES, len(senders)), strict=True
         ):
             key = self._agreed(self._sealing, self._roster[client][:32], client, self.me, b"seal")
-            content = masks.unseal(key, sealed, self._about(client, self.me))
+            try:
+                content = masks.unseal(key, sealed, self._about(client, self.me))
+            except ValueError as error:
+                raise SealError(client, error) from None
             held[client] = (content[:SHARE_BYTES], content[SHARE_BYTES:])
         self._held = held
         return self._mask_if_ready()

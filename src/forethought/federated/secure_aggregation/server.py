@@ -13,6 +13,7 @@ next one begins on the same model.
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -73,6 +74,9 @@ class SecureServer(ServerMachine):
         # Of a version: the clients of the first roster, and who takes no part any more.
         self._first: tuple[int, tuple[int, ...]] = (-1, ())
         self._refused: tuple[int, set[int]] = (-1, set())
+        # Who does not keep to the protocol, and pairs of whom one does not.
+        self._liars: set[int] = set()
+        self._blamed: set[frozenset[int]] = set()
         chosen = federation.plan(0).round(0)
         self._step, _ = grid(chosen.noise_std, chosen.clip_norm, federation.parameters)
 
@@ -128,7 +132,7 @@ class SecureServer(ServerMachine):
             attempt=int.from_bytes(self._entropy(7), "big"),
             verify=self.verify,
         )
-        self._attempted.gone = self.left
+        self._attempted.gone = self._gone()
         return self._attempted.begin(now)
 
     def _asked(self) -> tuple[int, ...]:
@@ -140,13 +144,27 @@ class SecureServer(ServerMachine):
         version, first = self._first
         return tuple(client for client in asked if client in first or version != self.version)
 
+    def _excluded(self) -> set[int]:
+        """Clients that are not asked any more: more blame them than may collude, and two at least.
+
+        One who says alone that another lies may lie itself: it drops out of that attempt.
+        """
+        counted = Counter(client for pair in self._blamed for client in pair)
+        least = max(1, self.settings.colluders)
+        return self._liars | {client for client, times in counted.items() if times > least}
+
+    def _gone(self) -> frozenset[int]:
+        return self.left | self._excluded()
+
     def _stuck(self) -> bool:
         """True if some will not mask this version again, and too few are left who may."""
         version, refused = self._refused
         refused = refused if version == self.version else set()
         bound = self._first[0] == self.version
-        left = set(self._asked()) - self.left - refused
-        return (bound or bool(refused)) and len(left) < self.settings.threshold
+        left = set(self._asked()) - self._gone() - refused
+        return (bound or bool(refused) or bool(self._excluded())) and len(
+            left
+        ) < self.settings.threshold
 
     def _lost(self, now: float) -> list[Effect]:
         """No sum of this version will be opened: on to the next."""
@@ -168,7 +186,7 @@ class SecureServer(ServerMachine):
         current = self._attempted
         if current is None or current.done:
             return begun
-        current.gone = self.left
+        current.gone = self._gone()
         if self._stuck():
             return [*begun, *self._lost(event.now)]
         few = len(set(current.asked) - self.left) < self.settings.threshold
@@ -208,6 +226,8 @@ class SecureServer(ServerMachine):
         """The aggregator's effects, and what an opened or a lost sum leads to."""
         current = self._attempted
         assert current is not None
+        self._liars |= current.liars
+        self._blamed |= current.blamed
         kept: list[Effect] = [effect for effect in effects if not isinstance(effect, on.Done)]
         if len(kept) == len(effects):
             return kept

@@ -8,12 +8,15 @@ each side runs on its owner's machine, and no attacker of the threat model measu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
 # The points 1 … 255 of the field.
 MOST_SHARES = 255
+# So many false shares of one secret are found out.
+_MOST_FALSE = 2
 
 _Bytes = NDArray[np.uint8]
 
@@ -86,3 +89,31 @@ def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
                 exponent += int(_LOGARITHMS[other]) - int(_LOGARITHMS[other ^ point])
         secret ^= _times(np.frombuffer(share, np.uint8), np.full(1, _POWERS[exponent % 255]))
     return secret.tobytes()
+
+
+def opened(
+    shares: Mapping[int, bytes], threshold: int, right: Callable[[bytes], bool]
+) -> tuple[bytes | None, set[int]]:
+    """The secret in spite of a false share or two, and which do not go with it; None: not found.
+
+    Args:
+        right: whether a secret is the one that was shared.
+
+    Raises:
+        ValueError: as :func:`combine`.
+    """
+    spare = min(len(shares) - threshold, _MOST_FALSE)
+    for count in range(max(spare, 0) + 1):
+        for left_out in combinations(sorted(shares), count):
+            rest = {point: share for point, share in shares.items() if point not in left_out}
+            secret = combine(rest, threshold)
+            if not right(secret):
+                continue
+            good = dict(sorted(rest.items())[: threshold - 1])
+            others = set(shares) - set(good)
+            return secret, {
+                point
+                for point in others
+                if combine({**good, point: shares[point]}, threshold) != secret
+            }
+    return None, set()
