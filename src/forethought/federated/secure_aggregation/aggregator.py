@@ -137,7 +137,7 @@ class Aggregator:
                     answers[sender] = self._checked(message)
                 except ValueError as error:
                     return [Alarm("secure-malformed", f"client {sender}: {error}")]
-                self.numbers[sender] = message.round
+                self.numbers[sender] = int(getattr(message, "round", 0))
                 if isinstance(message, MaskKeys) and not self._signed(sender, message):
                     del answers[sender]
                     self.refused.add(sender)
@@ -164,7 +164,7 @@ class Aggregator:
 
     def _signed(self, sender: int, message: MaskKeys) -> bool:
         content = signed(self._run_id, self.round, sender, message.keys)
-        return self._verify is None or self._verify(sender, content, message.signature)
+        return self._verify is None or bool(self._verify(sender, content, message.signature))
 
     def _checked(self, message: Any) -> Any:
         match message:
@@ -272,7 +272,7 @@ class Aggregator:
             def right(secret: bytes, client: int = client) -> bool:
                 if client in masked:
                     return committed(self._run_id, client, secret) == self._committed[client]
-                return masks.public_key(secret) == keys[client][32:]
+                return bool(masks.public_key(secret) == keys[client][32:])
 
             secret, false = opened(shares, self.settings.threshold, right)
             who = sorted(keys)

@@ -47,11 +47,11 @@ Sign = Callable[[bytes], bytes]
 Verify = Callable[[int, bytes, bytes], bool]
 
 
-class NewcomerError(SecureAggregationError):
+class _NewcomerError(SecureAggregationError):
     """A roster with a client that the sum was not masked with at first."""
 
 
-class SealError(SecureAggregationError):
+class _SealError(SecureAggregationError):
     """Shares that do not open: their sender, or whoever says so, does not keep to the protocol."""
 
     def __init__(self, sender: int, error: ValueError) -> None:
@@ -159,13 +159,13 @@ class Participant:
             return step(message)
         except ValueError as error:
             alarm: list[Effect] = [Alarm("secure-refused", f"round {self.round}: {error}")]
-            if isinstance(error, SealError):
+            if isinstance(error, _SealError):
                 accused = _integers([error.sender])
                 return [
                     *alarm,
                     *self._say(MaskShares(self.number, self.round, self.attempt, accused, b"")),
                 ]
-            if not isinstance(error, NewcomerError):
+            if not isinstance(error, _NewcomerError):
                 return alarm
             return [*alarm, *self._say(no_part(self.number, self.round, self.attempt))]
 
@@ -184,7 +184,7 @@ class Participant:
                 f"a roster of {len(clients)} clients, the federation asks {self.settings.clients}"
             )
         if self._within is not None and not self._within.issuperset(clients):
-            raise NewcomerError(
+            raise _NewcomerError(
                 "its sum left behind the masks of other clients before: with somebody new it could "
                 "be opened twice, and its noise would count once"
             )
@@ -236,7 +236,7 @@ class Participant:
             try:
                 content = masks.unseal(key, sealed, self._about(client, self.me))
             except ValueError as error:
-                raise SealError(client, error) from None
+                raise _SealError(client, error) from None
             held[client] = (content[:SHARE_BYTES], content[SHARE_BYTES:])
         self._held = held
         return self._mask_if_ready()

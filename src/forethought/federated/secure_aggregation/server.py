@@ -73,7 +73,7 @@ class SecureServer(ServerMachine):
         self._begun = False
         # Of a version: the clients of the first roster, and who takes no part any more.
         self._first: tuple[int, tuple[int, ...]] = (-1, ())
-        self._refused: tuple[int, set[int]] = (-1, set())
+        self._unwilling: tuple[int, set[int]] = (-1, set())
         # Who does not keep to the protocol, and pairs of whom one does not.
         self._liars: set[int] = set()
         self._blamed: set[frozenset[int]] = set()
@@ -158,7 +158,7 @@ class SecureServer(ServerMachine):
 
     def _stuck(self) -> bool:
         """True if some will not mask this version again, and too few are left who may."""
-        version, refused = self._refused
+        version, refused = self._unwilling
         refused = refused if version == self.version else set()
         bound = self._first[0] == self.version
         left = set(self._asked()) - self._gone() - refused
@@ -211,10 +211,10 @@ class SecureServer(ServerMachine):
         current, message = self._attempted, event.message
         if current is None:
             return []
-        if self._refused[0] != self.version:
-            self._refused = (self.version, set())
+        if self._unwilling[0] != self.version:
+            self._unwilling = (self.version, set())
         if takes_no_part(message) and message.attempt == current.attempt:
-            self._refused[1].add(event.sender)
+            self._unwilling[1].add(event.sender)
         effects = self._judged(current.handle(event), event.now)
         if current.roster and self._first[0] < current.round == self.version:
             self._first = (current.round, current.roster)
