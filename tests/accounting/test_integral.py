@@ -39,7 +39,7 @@ def integral(
 
 
 def bounds(found: Integral, epsilon: float) -> tuple[float, float]:
-    (scale, low), (same, high) = found.lower(epsilon), found.upper(epsilon)
+    (scale, low), (same, high) = found.bound(epsilon, 0), found.bound(epsilon, 1)
     return low * math.exp(scale), high * math.exp(same)
 
 

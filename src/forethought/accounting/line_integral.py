@@ -109,25 +109,19 @@ class Integral:
         self._t, self._phase = t[kept], line.phase[kept]
         self._above, self._below = above[kept], below[kept]
 
-    def _sum(self, epsilon: float, end: int) -> tuple[float, float, float, float]:
-        """log of a scale, the line's sum, what it may be off by, and the scale's rounding."""
+    def bound(self, epsilon: float, end: int) -> tuple[float, float]:
+        """log of a scale, and what bounds δ(ε) below (``end`` 0) or above (1), times that scale."""
         kernel = (self._below, self._above)[end]
         scale = self.base - self.tilt * epsilon
         turn = np.exp(1j * (self._phase - self._t * epsilon))
+        value = float((kernel * turn).real.sum())
         off = self._wrong[end] + EPS * 4 * abs(epsilon) * self._moved[end]
+        # The scale's own rounding.
         unit = EPS * 4 * (abs(self.base) + abs(self.tilt * epsilon) + 1)
-        return scale, float((kernel * turn).real.sum()), off, unit
-
-    def upper(self, epsilon: float) -> tuple[float, float]:
-        """log of a scale, and what bounds δ(ε) above, as a multiple of the scale."""
-        scale, high, off, unit = self._sum(epsilon, 1)
-        return scale, (high + off) * (1 + unit)
-
-    def lower(self, epsilon: float) -> tuple[float, float]:
-        """log of a scale, and what bounds δ(ε) below, as a multiple of the scale."""
-        scale, low, off, unit = self._sum(epsilon, 0)
-        low = low - off
-        low -= abs(low) * unit
+        if end:
+            return scale, (value + off) * (1 + unit)
+        value -= off
+        value -= abs(value) * unit
         width = 2 * math.pi / self.step
         left = -self.tilt * width
         aliased = math.exp(min(left - math.log(-math.expm1(left)) - scale, 700.0))
@@ -135,7 +129,7 @@ class Integral:
         right = self.log_moment + log_peak(self.beyond) - self.beyond * epsilon
         right += rate - math.log(-math.expm1(rate))
         aliased += math.exp(min(right - scale, 700.0))
-        return scale, low - aliased * (1 + 1e-9)
+        return scale, value - aliased * (1 + 1e-9)
 
 
 def _expm1(x: Complex) -> Complex:
@@ -171,7 +165,7 @@ class Charged(NamedTuple):
 
     def upper(self, epsilon: float) -> float:
         """log of an upper bound on δ(``epsilon``); ∞ where none is known."""
-        scale, high = self.integral.upper(epsilon - self.charges.shift)
+        scale, high = self.integral.bound(epsilon - self.charges.shift, 1)
         # Anything but a positive number is a bound that was lost to the range of a double.
         upper = scale + math.log(high) + self.charges.shift if 0 < high < math.inf else math.inf
         charge = self.charges.above
@@ -180,7 +174,7 @@ class Charged(NamedTuple):
     def lower(self, epsilon: float) -> float:
         """log of a lower bound on δ(``epsilon``); -∞ where none is known."""
         shift, _, disclosed, undisclosed, lost_below = self.charges
-        scale, low = self.integral.lower(epsilon + shift)
+        scale, low = self.integral.bound(epsilon + shift, 0)
         lower = scale + math.log(low) - shift if 0 < low < math.inf else -math.inf
         gain = disclosed * math.exp(-shift)
         gain -= math.exp(min(epsilon + shift, 700.0)) * undisclosed
@@ -284,6 +278,7 @@ class Composition:
         self.work_left = _MOST_WORK
         self.many = sum(rows.size for rows in self.rows) > 8
         self.count = math.fsum(n for p, n in parts.items() if not p.gaussian)
+        self._tight = -math.log(self.count + 1) - 3  # of a moment's error, beside the moment
         # What the weights' relative errors may move ε by, and the mass that no component holds.
         self.shift = math.fsum(2 * n * p.doubt for p, n in parts.items())
         lost = [(n * p.lost, n * p.lost_rest) for p, n in parts.items()]
@@ -503,10 +498,6 @@ class Composition:
         second = log_delta - epsilon - 16.0
         self.truncate(first, second if second > _TINY + 45 else -math.inf)
         return first
-
-    @property
-    def _tight(self) -> float:
-        return -math.log(self.count + 1) - 3
 
     def _moment_above(self, tilt: float) -> float:
         bound = tilt * (tilt + 1) * self.distance**2 / 2 * (1 + 8 * EPS)
