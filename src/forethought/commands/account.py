@@ -1,50 +1,41 @@
-"""`forethought account`."""
+"""`forethought account`, and `forethought keygen` for the keys that it signs with."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from forethought.commands.options import (
-    AdjacencyName,
-    BatchSize,
-    ClippingName,
-    Delta,
-    Epochs,
     Figures,
     Json,
-    NoiseMultiplier,
     Quiet,
     RecordCount,
-    RoundCount,
-    SamplingKind,
     UsageError,
     console_for,
     print_json,
+    takes,
 )
 
 EPILOG = (
     "Example: forethought account --examples 60000 --batch 256 --epochs 20 "
     "--noise-multiplier 1.1 --delta 1e-5"
 )
+KEYGEN_EPILOG = "Example: forethought keygen signing.pem"
 
 
+@takes(
+    *("batch", "epochs", "rounds", "noise_multiplier", "delta"),
+    *("sampling", "clipping", "adjacency"),
+    before="group",
+)
 def account(
     path: Annotated[
         Path | None, typer.Argument(help="Plan, statement or run folder.", show_default=False)
     ] = None,
     examples: RecordCount = None,
-    batch: BatchSize = None,
-    epochs: Epochs = None,
-    rounds: RoundCount = None,
-    noise_multiplier: NoiseMultiplier = None,
-    delta: Delta = None,
-    sampling: SamplingKind = None,
-    clipping: ClippingName = None,
-    adjacency: AdjacencyName = None,
     group: Annotated[
         int | None,
         typer.Option(
@@ -72,6 +63,7 @@ def account(
     figure: Figures = None,
     as_json: Json = False,
     quiet: Quiet = False,
+    **flags: Any,
 ) -> None:
     """Say exactly how private something is: from numbers, a plan, a run or a statement."""
     from forethought.jobs.account import account_for, again, compared, statement_of, verified
@@ -82,22 +74,12 @@ def account(
 
     console = console_for(quiet or as_json)
     verification = None
-    numbers = without_none(
-        {
-            "--examples": examples,
-            "--batch": batch,
-            "--epochs": epochs,
-            "--rounds": rounds,
-            "--noise-multiplier": noise_multiplier,
-            "--sampling": sampling,
-            "--clipping": clipping,
-            "--adjacency": adjacency,
-        }
-    )
+    delta = flags.pop("delta")
+    numbers = list(without_none({"examples": examples, **flags}))
     if path is not None and numbers:
         raise UsageError(
-            f"{path} says what was done: drop {', '.join(numbers)} (--group and --delta may be "
-            "asked of it)"
+            f"{path} says what was done: drop {', '.join(map(_flag, numbers))} "
+            "(--group and --delta may be asked of it)"
         )
     if path is not None:
         if sign is not None:
@@ -115,21 +97,11 @@ def account(
     elif verify or sign is not None or public_key is not None:
         raise UsageError("--verify, --sign and --public-key need the path of a statement")
     else:
-        if examples is None or noise_multiplier is None or batch is None:
+        if examples is None or flags["noise_multiplier"] is None or flags["batch"] is None:
             raise UsageError(
                 "give a path, or --examples, --batch, --noise-multiplier and --epochs or --rounds"
             )
-        request = from_numbers(
-            delta=delta,
-            epochs=epochs,
-            rounds=rounds,
-            batch=batch,
-            noise_multiplier=noise_multiplier,
-            sampling=sampling,
-            clipping=clipping,
-            adjacency=adjacency,
-        )
-        statement = account_for(request, examples, group)
+        statement = account_for(from_numbers(delta=delta, **flags), examples, group)
     rows = compared(statement) if compare else []
     if as_json:
         more: dict[str, object] = {}
@@ -147,3 +119,18 @@ def account(
     if figure is not None:
         for drawn in draw_statement(statement, figure):
             console.print(f"figure  {drawn}")
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def keygen(
+    path: Annotated[Path, typer.Argument(help="File of the private key; .pub is put beside it.")],
+) -> None:
+    """Make a key to sign statements with: forethought account RUN --sign FILE."""
+    from forethought import signing
+
+    public, fingerprint = signing.generate(path)
+    typer.echo(f"private key  {path} (keep it to yourself)")
+    typer.echo(f"public key   {public} (give it to those who verify), fingerprint {fingerprint}")

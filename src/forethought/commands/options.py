@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -21,32 +22,10 @@ DataDir = Annotated[
     Path | None,
     typer.Option("--data-dir", envvar="FORETHOUGHT_DATA", help="Folder with the data sets."),
 ]
-_PANEL = "In place of the job's own"
 RecordCount = Annotated[int | None, typer.Option(help="Records to train on.")]
 RecordsPerPerson = Annotated[
     int | None,
     typer.Option(help="Records that may be one person's: the promise is about all of them."),
-]
-Epsilon = Annotated[float | None, typer.Option(help="Budget.", rich_help_panel=_PANEL)]
-Delta = Annotated[
-    float | None, typer.Option(help="Default: 1/(10 · examples).", rich_help_panel=_PANEL)
-]
-Epochs = Annotated[float | None, typer.Option(help="Passes over the data.", rich_help_panel=_PANEL)]
-RoundCount = Annotated[int | None, typer.Option(help="Releases.", rich_help_panel=_PANEL)]
-BatchSize = Annotated[int | None, typer.Option(help="Expected batch size.", rich_help_panel=_PANEL)]
-NoiseMultiplier = Annotated[float | None, typer.Option(help="σ.", rich_help_panel=_PANEL)]
-SamplingKind = Annotated[
-    str | None,
-    typer.Option(
-        help="poisson, without-replacement, shuffled, random-allocation, cyclic-poisson or "
-        "full-batch.",
-        rich_help_panel=_PANEL,
-    ),
-]
-ClippingName = Annotated[str | None, typer.Option(help="example or group.", rich_help_panel=_PANEL)]
-AdjacencyName = Annotated[
-    str | None,
-    typer.Option(help="add-or-remove, zero-out or replace-one.", rich_help_panel=_PANEL),
 ]
 ReplayRounds = Annotated[
     int | None,
@@ -57,12 +36,56 @@ ReplayRounds = Annotated[
     ),
 ]
 Figures = Annotated[Path | None, typer.Option(help="Draw the figures into this folder.")]
-
-
 PublicProxy = Annotated[
     str | None,
     typer.Option(help="Public data set in place of the job's own, or 'synthetic'."),
 ]
+
+# Keys of [budget] and [training] that a command line may give in place of the job's own.
+_FLAGS: dict[str, tuple[type, str]] = {
+    "epsilon": (float, "Budget."),
+    "delta": (float, "Default: 1/(10 · examples)."),
+    "epochs": (float, "Passes over the data."),
+    "rounds": (int, "Releases."),
+    "batch": (int, "Expected batch size."),
+    "noise_multiplier": (float, "σ."),
+    "sampling": (
+        str,
+        "poisson, without-replacement, shuffled, random-allocation, cyclic-poisson or full-batch.",
+    ),
+    "clipping": (str, "example or group."),
+    "adjacency": (str, "add-or-remove, zero-out or replace-one."),
+}
+LENGTH_AND_NOISE = ("epsilon", "delta", "epochs", "rounds", "batch", "noise_multiplier")
+_Command = TypeVar("_Command", bound=Callable[..., None])
+
+
+def takes(*names: str, before: str) -> Callable[[_Command], _Command]:
+    """A command whose ``**flags`` are these rows of the table; None is one that was not given.
+
+    Args:
+        before: the command's own option that they stand before in its help.
+    """
+
+    def made(command: _Command) -> _Command:
+        own, given_as = inspect.signature(command, eval_str=True), inspect.Parameter.KEYWORD_ONLY
+        found = [
+            given.replace(kind=given_as)
+            for given in own.parameters.values()
+            if given.kind is not given.VAR_KEYWORD
+        ]
+        place = [given.name for given in found].index(before)
+        for name in reversed(names):
+            kind, words = _FLAGS[name]
+            row = typer.Option(help=words, rich_help_panel="In place of the job's own")
+            kind_or_none = Annotated[kind | None, row]  # type: ignore[valid-type]
+            flag = inspect.Parameter(name, given_as, default=None, annotation=kind_or_none)
+            found.insert(place, flag)
+        command.__signature__ = own.replace(parameters=found)  # type: ignore[attr-defined]
+        command.__annotations__ = {given.name: given.annotation for given in found}
+        return command
+
+    return made
 
 
 class UsageError(ValueError):

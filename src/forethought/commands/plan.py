@@ -8,46 +8,31 @@ from typing import Annotated, Any
 import typer
 
 from forethought.commands.options import (
-    AdjacencyName,
-    BatchSize,
-    ClippingName,
+    LENGTH_AND_NOISE,
     DataDir,
-    Delta,
-    Epochs,
-    Epsilon,
     Figures,
     JobFile,
     Json,
-    NoiseMultiplier,
     PublicProxy,
     Quiet,
     RecordCount,
     RecordsPerPerson,
-    RoundCount,
-    SamplingKind,
     UsageError,
     console_for,
     print_json,
     show_advice,
     show_overrides,
     show_settled,
+    takes,
 )
 
 EPILOG = "Example: forethought plan --examples 60000 --epsilon 1 --epochs 20"
 
 
+@takes(*LENGTH_AND_NOISE, "sampling", "clipping", "adjacency", before="parameters")
 def plan(  # noqa: C901, PLR0915
     job_file: JobFile = None,
     examples: RecordCount = None,
-    epsilon: Epsilon = None,
-    delta: Delta = None,
-    epochs: Epochs = None,
-    rounds: RoundCount = None,
-    batch: BatchSize = None,
-    noise_multiplier: NoiseMultiplier = None,
-    sampling: SamplingKind = None,
-    clipping: ClippingName = None,
-    adjacency: AdjacencyName = None,
     parameters: Annotated[int | None, typer.Option(help="Numbers the model trains.")] = None,
     records_per_person: RecordsPerPerson = None,
     persons: Annotated[
@@ -90,6 +75,7 @@ def plan(  # noqa: C901, PLR0915
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
+    **flags: Any,
 ) -> None:
     """Choose everything before touching private data."""
     from forethought.jobs import train as jobs
@@ -113,17 +99,6 @@ def plan(  # noqa: C901, PLR0915
     if (job_file is None) == (examples is None):
         raise UsageError("give a job file, or --examples and what is known (see --help)")
     console = console_for(quiet or as_json)
-    flags: dict[str, Any] = {
-        "epsilon": epsilon,
-        "delta": delta,
-        "epochs": epochs,
-        "rounds": rounds,
-        "batch": batch,
-        "noise_multiplier": noise_multiplier,
-        "sampling": sampling,
-        "clipping": clipping,
-        "adjacency": adjacency,
-    }
     if job_file is None:
         request = from_numbers(records_per_person=records_per_person, **flags)
     else:

@@ -1,4 +1,4 @@
-"""`forethought train`."""
+"""`forethought train` and `forethought tune`."""
 
 from __future__ import annotations
 
@@ -11,28 +11,26 @@ import typer
 
 from forethought.commands.audit import judge, saved, watching
 from forethought.commands.options import (
-    BatchSize,
+    LENGTH_AND_NOISE,
     DataDir,
-    Delta,
-    Epochs,
-    Epsilon,
     JobFile,
     Json,
-    NoiseMultiplier,
     Quiet,
     ReplayRounds,
-    RoundCount,
     UsageError,
     console_for,
     fail,
     print_json,
     show_overrides,
     show_settled,
+    takes,
 )
 
 EPILOG = "Example: forethought train job.toml --out runs/mnist"
+TUNE_EPILOG = "Example: forethought tune job.toml --learning-rate 0.1 --learning-rate 1 --trials 8"
 
 
+@takes(*LENGTH_AND_NOISE, before="data_dir")
 def train(
     job_file: JobFile = None,
     plan_file: Annotated[
@@ -52,15 +50,10 @@ def train(
         float | None, typer.Option(help="Limit on ε of all phases. Default: the job's budget.")
     ] = None,
     replay: ReplayRounds = None,
-    epsilon: Epsilon = None,
-    delta: Delta = None,
-    epochs: Epochs = None,
-    rounds: RoundCount = None,
-    batch: BatchSize = None,
-    noise_multiplier: NoiseMultiplier = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
+    **flags: Any,
 ) -> None:
     """Plan and train a model privately; leave it with a statement of what was guaranteed."""
     from forethought.jobs import train as jobs
@@ -72,14 +65,6 @@ def train(
     from forethought.training.execution import launched, leads
     from forethought.training.summary import RunSummary
 
-    flags: dict[str, Any] = {
-        "epsilon": epsilon,
-        "delta": delta,
-        "epochs": epochs,
-        "rounds": rounds,
-        "batch": batch,
-        "noise_multiplier": noise_multiplier,
-    }
     if (job_file is not None) + demo + (resume is not None) != 1:
         raise UsageError("give exactly one of: a job file, --demo, --resume RUN_FOLDER")
     if resume is not None:
@@ -141,3 +126,56 @@ def train(
             }
         )
     judge(console, found)
+
+
+@takes(*LENGTH_AND_NOISE, before="data_dir")
+def tune(
+    job_file: JobFile,
+    learning_rate: Annotated[
+        list[float] | None, typer.Option(help="Step size to try; repeatable.")
+    ] = None,
+    trials: Annotated[float, typer.Option(help="Mean number of trials.")] = 8,
+    distribution: Annotated[
+        str, typer.Option(help="Of the number of trials: negative-binomial or poisson.")
+    ] = "negative-binomial",
+    scoring: Annotated[
+        str, typer.Option(help="Held-out records: noised, public or unprotected.")
+    ] = "noised",
+    out: Annotated[Path | None, typer.Option(help="Run folder of the best trial.")] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace an existing run folder.")] = False,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    **flags: Any,
+) -> None:
+    """Search for the best step size privately: one budget pays for the whole search."""
+    from forethought.jobs.request import from_file, overridden
+    from forethought.jobs.train import trials_of, tune_job
+    from forethought.report import terminal
+
+    if not learning_rate:
+        raise UsageError("give the step sizes to try: --learning-rate 0.1 --learning-rate 1")
+    request = overridden(from_file(job_file or Path()), flags)
+    folder = out or Path("runs") / request.name
+    console = console_for(quiet or as_json)
+    show_overrides(console, request.overrides)
+    found = tune_job(
+        request,
+        folder,
+        learning_rate,
+        trials_of(distribution, trials),
+        scoring=scoring,
+        overwrite=overwrite,
+        data_dir=data_dir,
+    )
+    if as_json:
+        print_json(
+            {
+                "folder": str(folder),
+                "plan": found.plan.to_dict(),
+                "statement": json.loads(found.statement.to_json()),
+            }
+        )
+    else:
+        terminal.show_plan(console, found.plan)
+        terminal.show_result(console, found.statement, None, None, folder)
