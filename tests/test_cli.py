@@ -248,13 +248,14 @@ def test_help_shows_an_example(forethought: Command, command: str) -> None:
     assert "Example" in out or not command
 
 
-def test_import_and_help_do_not_load_torch() -> None:
+def test_import_and_help_load_neither_torch_nor_tables() -> None:
     code = (
         "import sys, forethought, forethought.cli, forethought.accounting.statement,"
         "forethought.planning.solve\n"
         "assert 'torch' not in sys.modules, 'torch was imported'\n"
         "import forethought as ft; ft.epsilon; ft.plan; ft.Plan\n"
-        "assert 'torch' not in sys.modules, 'torch was imported'"
+        "assert 'torch' not in sys.modules, 'torch was imported'\n"
+        "assert 'polars' not in sys.modules, 'polars was imported'"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

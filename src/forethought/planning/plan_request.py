@@ -18,7 +18,6 @@ from forethought.assumed import Assumed, is_linear, linear_layer, module_of, tra
 from forethought.augmentation import Augmentation
 from forethought.caveats import Caveat
 from forethought.checks import one_of, real, whole
-from forethought.data import synthetic
 from forethought.local_updates import Local
 from forethought.mechanism import Adjacency, Budget, Clipping, Correlated, Mechanism, Rounds
 from forethought.optimizers import kind_of
@@ -86,6 +85,8 @@ def noise_borne(model: Any, shape: tuple[int, ...], radius: float | None = None)
         radius: how far a table's records usually lie from their mean, see :func:`table_radius`;
             images are pixels in [0, 1], whatever it is. None: unknown, features are of order one.
     """
+    from forethought.data import synthetic  # brings polars along, which numbers do without
+
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if len(shape) not in (1, 3) or not 0 < trained <= MOST_PARAMETERS:
         return None
