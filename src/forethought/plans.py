@@ -326,3 +326,20 @@ class Plan(Stored):
             values["reasons"],
         )
         return plan
+
+
+def promised(plan: Plan) -> dict[str, Any]:
+    """What a plan's guarantee is about and rests on, but for the figures that decide ε.
+
+    Noise, rates and rounds are not in it: their ε is computed and held against a budget.
+    """
+    found: dict[str, Any] = plain(plan.privacy)
+    found.pop("budget", None)
+    found["clip"].pop("norm", None)  # the noise goes with it
+    mechanism = plan.mechanism
+    found["mechanism"] = [
+        {"sampling": type(part.sampling).__name__, "kind": type(part).__name__}
+        | {"clipping": part.clipping, "groups": part.groups}
+        for part in mechanism
+    ][:1]
+    return {"adjacency": mechanism.adjacency, **found}

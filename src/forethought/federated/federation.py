@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from forethought.checks import one_of, real, whole
 from forethought.federated.delay import Delay, Permissible
-from forethought.plans import Plan
+from forethought.plans import Plan, promised
 from forethought.serialisation import Stored, build, canonical
 from forethought.training.step_sizes import step_sizes
 from forethought.use import Averaging
@@ -286,6 +286,37 @@ _PARTS: dict[str, type[Any]] = {
     "robust": Robust,
     "averaging": Averaging,
 }
+
+
+# Of a federation's rules, those that a client's own job says and no server may change.
+_AGREED = ("rule", "exchanged", "cohort", "cadence", "secure", "parameters")
+
+
+def require_contract(federation: Federation, own: Federation, client: int) -> None:
+    """Refuse a federation whose terms are not those of a client's own job.
+
+    How much noise, how many rounds and what sampling rate a plan has is not compared: their ε is
+    computed and held against the client's policy.
+
+    Args:
+        own: what the client's own job comes to.
+
+    Raises:
+        FederationError: names the first term that differs, in the file and in the job.
+    """
+    here, there = promised(own.plan(client)), promised(federation.plan(client))
+    for name in _AGREED:
+        here[name], there[name] = getattr(own, name), getattr(federation, name)
+    here["members"], there["members"] = (
+        [member.name for member in one.members] for one in (own, federation)
+    )
+    for name, value in here.items():
+        if there[name] != value:
+            raise FederationError(
+                f"{FEDERATION} has {name.replace('_', ' ')} {there[name]!r}, this client's own job "
+                f"{value!r}: its guarantee rests on that. Take the {FEDERATION} that was made from "
+                "this job, or the job that it was made from"
+            )
 
 
 def with_roster(federation: Federation, roster: Roster) -> Federation:

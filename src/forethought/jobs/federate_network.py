@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 from forethought.exchange.events import Compute, Computed
 from forethought.exchange.keys import ROSTER, Keys, Roster
 from forethought.exchange.messages import SERVER, Join
-from forethought.federated.federation import FEDERATION, Federation, FederationError, with_roster
+from forethought.federated.federation import (
+    FEDERATION,
+    Federation,
+    FederationError,
+    require_contract,
+    with_roster,
+)
 from forethought.federated.server import ServerMachine
 from forethought.federated.statements import Policy
 from forethought.jobs.federate import agreed, federation_of, section_of
@@ -224,6 +230,14 @@ def take_part_in_job(
     section = section_of(request.job)
     loaded, own = own_records(request, section, me, name, data_dir, federation_of)
     shared = SharedModel(module_of(loaded))
+    sizes = [plan.examples for plan in map(federation.plan, range(len(federation.members)))]
+    if section.tables and len(section.tables) != len(sizes):
+        raise FederationError(
+            f"the federation has {len(sizes)} members, this client's job {len(section.tables)}"
+        )
+    speeds, size = speeds_of(section, len(sizes)), shared.layout.size
+    terms = agreed(request.job, sizes, speeds, size, shared.architecture, loaded.noise_borne)[0]
+    require_contract(federation, terms, me)
     records, loss = prepared_records(loaded, own, shared, federation.plan(me))
     run = request.job.run
     share = Share(

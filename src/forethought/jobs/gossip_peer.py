@@ -32,6 +32,7 @@ from forethought.jobs.load import Loaded, load_job, module_of, require_possible
 from forethought.jobs.request import Request
 from forethought.peers.driving import Drove, Pace
 from forethought.peers.roster import PeerRoster
+from forethought.plans import promised
 
 if TYPE_CHECKING:
     from forethought.data import Dataset
@@ -258,6 +259,7 @@ def site_worker(
     shared = SharedModel(module_of(loaded))
     if len(member.first) != shared.layout.size:
         raise GossipError("the job's model is not the gossip's: another number of parameters")
+    _require_promise(request, gossip, me, loaded, shared)
     shared.write(member.first)
     budget = request.job.budget
     return _take_part(
@@ -274,6 +276,29 @@ def site_worker(
         look=look,
         witness=witness or folder,
     )
+
+
+def _require_promise(
+    request: Request, gossip: Gossip, me: int, loaded: Loaded, shared: SharedModel
+) -> None:
+    """Refuse a plan whose guarantee is about something else than the worker's own job says.
+
+    Its noise, rates and rounds are not compared: their ε is held against the budget.
+
+    Raises:
+        GossipError: names the first term that differs.
+    """
+    sizes = [gossip.plan(worker).examples for worker in range(gossip.workers)]
+    parts = (shared.layout.size, shared.architecture, request.folder, loaded.noise_borne)
+    own = promised(agreed_gossip(request.job, sizes, *parts).plan(me))
+    given = promised(gossip.plan(me))
+    for name, value in own.items():
+        if given[name] != value:
+            raise GossipError(
+                f"{GOSSIP} has {name.replace('_', ' ')} {given[name]!r}, this worker's own job "
+                f"{value!r}: its guarantee rests on that. Take the {GOSSIP} that was made from "
+                "this job, or the job that it was made from"
+            )
 
 
 def _require_same(request: Request, gossip: Gossip) -> None:
