@@ -55,6 +55,19 @@ def test_names_say_what_things_are() -> None:
     assert not {path.stem for path in FILES} & {"base", "common", "misc"}
 
 
+def test_docstrings_begin_with_the_thing() -> None:
+    """A noun or a verb tells a reader at once what is there; a question word makes them wait."""
+    questions = {"What", "How", "Where", "Which", "Who", "Whose", "When", "Why", "Whether"}
+    found = [
+        f"{path.relative_to(SOURCE)}: {text.splitlines()[0]}"
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if (text := ast.get_docstring(node)) and text.split(maxsplit=1)[0] in questions
+    ]
+    assert found == []
+
+
 def test_the_picture_shows_every_room() -> None:
     """docs/architecture.md names all rooms, and in the order that the contract holds."""
     drawn = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("```")[1]

@@ -1,4 +1,4 @@
-"""What the planner took for the model of a run, and what another one costs.
+"""The planner's assumptions about the model of a run, and the cost of another one.
 
 Step size and batch follow from how many weights share the noise and, for a linear model, from the
 norm of its features (docs/defaults.md). A plan keeps both, so that whoever trains a model with it
@@ -73,7 +73,7 @@ def module_of(model: Any) -> Any:
 
 
 def trained_parameters(model: Any) -> int:
-    """How many numbers a torch module trains, one that several layers share once.
+    """The count of numbers that a torch module trains, one that several layers share once.
 
     Raises:
         ValueError: layers whose sizes are not known yet, or nothing to train.
@@ -93,7 +93,8 @@ def trained_parameters(model: Any) -> int:
 def differences(
     assumed: Assumed, parameters: int, linear: bool, feature_norm: float | None
 ) -> tuple[str, ...]:
-    """Where a plan was made for another model, what that costs and what mends it; a sentence each.
+    """The ways in which the model is not the one that a plan was made for, their cost and remedy; a
+    sentence each.
 
     Args:
         parameters: trained weights of the model that there is. linear: whether it is a linear one.
@@ -153,7 +154,7 @@ def _unused(assumed: Assumed, feature_norm: float, chosen: str) -> str:
 
 
 def _off(factor: float) -> str:
-    """How wrong steps are whose right length is 1/``factor`` times theirs."""
+    """Steps that are ``factor`` times as long as is right, and their cost, in words."""
     if factor > 1:
         return f"{factor:.2g} times too long, and leave as much more noise in the model as is meant"
     return f"{1 / factor:.2g} times too short, and the model gets only as far in as many rounds"

@@ -19,7 +19,8 @@ MOST_COPIES = 1024
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How many copies of an image enter, and how each is altered, independently at random.
+    """The altered copies of an image: how many enter, and how each is altered, independently at
+    random.
 
     Args:
         copies: K, the copies of a record whose mean gradient is its contribution.
@@ -60,7 +61,8 @@ class Augmentation:
 
     @classmethod
     def of(cls, asked: object, copies: int | None = None) -> Augmentation | None:
-        """What a user asks for: one of these, names of kinds, or the fields by name; and K.
+        """An augmentation from one of these, from names of kinds, or from the fields by name; and
+        K.
 
         Raises:
             ValueError, TypeError: none of these, or K twice.

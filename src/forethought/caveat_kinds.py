@@ -14,7 +14,7 @@ ROLES: tuple[Role, ...] = get_args(Role)
 
 @dataclass(frozen=True)
 class Kind:
-    """What is said wherever a caveat has this code.
+    """The words and the role of every caveat with this code.
 
     Args:
         role: ``"breaks"``: there is no guarantee at all. ``"fact"``: the accounting already took

@@ -1,4 +1,4 @@
-"""What a guarantee rests on and what it does not reach: typed values, one registry of their words.
+"""The assumptions and the limits of a guarantee: typed values, one registry of their words.
 
 A :class:`Caveat` is a code and a detail. Code compares codes; what a person reads is the sentence
 that the registry :data:`KINDS` holds for the code, and why it is said. A Plan and a Dataset carry
@@ -67,12 +67,12 @@ class Caveat:
 
     @property
     def role(self) -> Role:
-        """What it does to the guarantee; see :class:`Kind`."""
+        """The caveat's effect on the guarantee; see :class:`Kind`."""
         return self.kind.role
 
     @property
     def sentence(self) -> str:
-        """What a person reads, without a full stop."""
+        """The words for a person, without a full stop."""
         # Not str.format: a detail may hold braces, and a sentence has no other place to fill.
         return self.kind.sentence.replace("{detail}", self.detail)
 
@@ -126,7 +126,7 @@ def caveats(values: Iterable[Caveat | str]) -> tuple[Caveat, ...]:
 
 
 def choice(value: Caveat | str) -> Caveat:
-    """How a plan's numbers were chosen: a caveat of that role, or the user's words for it.
+    """The choice of a plan's numbers: a caveat of that role, or the user's words for it.
 
     Raises:
         TypeError, ValueError: neither, or a caveat of another role.

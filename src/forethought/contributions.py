@@ -1,4 +1,4 @@
-"""What is clipped in a round: kinds of contribution, as values that a plan holds."""
+"""The units that are clipped in a round: kinds of contribution, as values that a plan holds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GRADIENTS = "sums of clipped contributions"
 
 @runtime_checkable
 class Contribution(Protocol):
-    """What is clipped: one value says what one contribution to a round's sum is.
+    """The unit that is clipped: one value says what one contribution to a round's sum is.
 
     A kind is a frozen dataclass of JSON-ready fields, listed in
     :data:`forethought.privacy.CONTRIBUTIONS`; how it is
@@ -32,7 +32,7 @@ class Contribution(Protocol):
 
     @property
     def groups(self) -> int | None:
-        """How many groups a batch is dealt into; None: each record is for itself."""
+        """The number of groups that a batch is dealt into; None: each record is for itself."""
         ...
 
     @property
@@ -41,7 +41,7 @@ class Contribution(Protocol):
         ...
 
     def expected(self, batch: float) -> float:
-        """How many contributions a round is expected to have, at this expected batch size."""
+        """The expected number of contributions to a round, at this expected batch size."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What a local update is: an optimization algorithm that runs inside one contribution, as a value.
+"""Local updates: an optimization algorithm that runs inside one contribution, as a value.
 
 The general framework of van Dijk et al. (2022, Algorithm 1): a round draws m groups, runs *any*
 algorithm on each from the current weights, and clips each group's weight change as one vector.

@@ -1,4 +1,4 @@
-"""What happened, as far as privacy depends on it: plain frozen values, no arithmetic of privacy.
+"""The facts of a run that privacy depends on: plain frozen values, no arithmetic of privacy.
 
 A :class:`Mechanism` is the whole input of the accountant. It holds no data, no model and no
 tensor, and it is the only description of a run from which a guarantee is ever computed.
@@ -142,12 +142,12 @@ class Correlated(Rounds):
 
 
 def releases(rounds: Rounds) -> int:
-    """How many releases can hold the same record: every round, or one in every epoch."""
+    """The number of releases that can hold the same record: every round, or one in every epoch."""
     return -(-rounds.count // rounds.sampling.rounds_per_epoch)
 
 
 def sensitivity(rounds: Rounds, adjacency: Adjacency) -> float:
-    """How far one record can move a round's sum, in units of the clipping norm.
+    """The distance that one record can move a round's sum, in units of the clipping norm.
 
     It follows from clipping, sampling and adjacency and is never an argument: as often as the
     record can be in a batch, times :func:`per_hit`.
@@ -160,7 +160,7 @@ def sensitivity(rounds: Rounds, adjacency: Adjacency) -> float:
 
 
 def per_hit(rounds: Rounds, adjacency: Adjacency) -> float:
-    """How far a record moves a round's sum by being in the batch once, in clipping norms.
+    """The distance that a record moves a round's sum by being in the batch once, in clipping norms.
 
     Group clipping, and samplings that exchange records: 2, since one more record changes a whole
     clipped update, or takes another record's place. Otherwise 1 when a record comes or goes, 2 when
@@ -185,7 +185,7 @@ def per_hit(rounds: Rounds, adjacency: Adjacency) -> float:
 
 
 def reach(rounds: Rounds, adjacency: Adjacency, hits: int) -> float:
-    """How far records that are in batches ``hits`` times move the sums of one epoch, in norms.
+    """The distance that records in batches ``hits`` times move the sums of one epoch, in norms.
 
     An epoch is one round, but where records take turns: there they may be in several rounds, and
     this is the norm of all that moves. Hit by hit at most :func:`per_hit`. But k hits of a batch

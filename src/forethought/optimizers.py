@@ -1,4 +1,4 @@
-"""What the planner, a federation and a gossip know of an optimizer, without torch.
+"""The facts of an optimizer that planner, federation and gossip know, without torch.
 
 A row of :data:`OPTIMIZERS` says all that follows from an optimizer's name besides its steps, which
 are a class of torch.optim or of ours. Any other optimizer may step as well, torch's own by name or
@@ -21,7 +21,7 @@ _POINTS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerKind:
-    """What follows from an optimizer's name; each has to be said.
+    """The consequences of an optimizer's name; each has to be said.
 
     Args:
         home: ``"module:Class"``, imported where it steps.
@@ -177,7 +177,7 @@ UNKNOWN = OptimizerKind(
 
 
 def kind_of(name: str) -> OptimizerKind:
-    """What is known of an optimizer by its name."""
+    """The facts of an optimizer, by its name."""
     return OPTIMIZERS.get(name.lower(), UNKNOWN)
 
 

@@ -147,7 +147,7 @@ class Plan(Stored):
 
     @property
     def preparation(self) -> Preparation | None:
-        """What is released of the data before training, to prepare inputs with."""
+        """The release of the data before training, to prepare inputs with."""
         return self.privacy.preparation
 
     @property
@@ -162,37 +162,37 @@ class Plan(Stored):
 
     @property
     def clip(self) -> Clip:
-        """How one contribution is bounded."""
+        """The bound on one contribution."""
         return self.privacy.clip
 
     @property
     def contribution(self) -> Contribution:
-        """What is clipped."""
+        """The unit that is clipped."""
         return self.privacy.contribution
 
     @property
     def records_per_person(self) -> int:
-        """How many of the examples may be one person's, protected together."""
+        """The number of examples that may be one person's, protected together."""
         return self.privacy.records_per_person
 
     @property
     def augmentation(self) -> Augmentation | None:
-        """Which altered copies of a record its contribution is the mean over; None: none."""
+        """The altered copies of a record that its contribution is the mean over; None: none."""
         return self.privacy.augmentation
 
     @property
     def groups(self) -> int | None:
-        """How many groups a batch is dealt into; None where examples are clipped."""
+        """The number of groups that a batch is dealt into; None where examples are clipped."""
         return self.contribution.groups
 
     @property
     def local(self) -> Local | None:
-        """What runs inside a group; None where gradients are clipped."""
+        """The algorithm inside a group; None where gradients are clipped."""
         return self.contribution.local if isinstance(self.contribution, LocalUpdates) else None
 
     @property
     def noise(self) -> NoiseKind:
-        """Which noise."""
+        """The kind of noise."""
         return self.privacy.noise
 
     @property
@@ -202,7 +202,7 @@ class Plan(Stored):
 
     @property
     def optimizer(self) -> Optimizer:
-        """What steps along a noised mean."""
+        """The optimizer that steps along a noised mean."""
         return self.use.optimizer
 
     @property
@@ -212,7 +212,7 @@ class Plan(Stored):
 
     @property
     def averaging(self) -> Averaging:
-        """Which average of the iterates is reported."""
+        """The average of the iterates that is reported."""
         return self.use.averaging
 
     @property
@@ -222,12 +222,12 @@ class Plan(Stored):
 
     @property
     def gradient_filter(self) -> GradientFilter | None:
-        """What noised means go through before the optimizer; None: nothing."""
+        """The filter of noised means before the optimizer; None: none."""
         return self.use.gradient_filter
 
     @property
     def rounds(self) -> int:
-        """How many noised sums are released."""
+        """The number of noised sums that are released."""
         return self.privacy.rounds
 
     def round(self, index: int, clip_norm: float | None = None) -> Round:
@@ -249,7 +249,7 @@ class Plan(Stored):
 
     @property
     def sampling(self) -> Sampling:
-        """How batches are drawn, when all rounds share one way (ValueError otherwise)."""
+        """The sampling of batches, when all rounds share one way (ValueError otherwise)."""
         sampling: Sampling = self._only("sampling")
         return sampling
 
@@ -282,7 +282,7 @@ class Plan(Stored):
         return self.privacy.part(index)[0]
 
     def explain(self) -> str:
-        """Why each number is what it is, a sentence each; as the planner wrote it down."""
+        """The reason for each number, a sentence each; as the planner wrote it down."""
         if not self.reasons:
             return "This plan was written by hand: every number was given."
         return "\n".join(f"{what}: {why}" for what, why in self.reasons)
@@ -329,7 +329,7 @@ class Plan(Stored):
 
 
 def promised(plan: Plan) -> dict[str, Any]:
-    """What a plan's guarantee is about and rests on, but for the figures that decide ε.
+    """The terms that a plan's guarantee is about and rests on, but for the figures that decide ε.
 
     Noise, rates and rounds are not in it: their ε is computed and held against a budget.
     """

@@ -66,7 +66,7 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Preparation:
-    """What is released of the training data before training, to prepare inputs with.
+    """The release of the training data before training, to prepare inputs with.
 
     Args:
         statistics: ``"moments"``: mean and variance of every feature, for standardised inputs.
@@ -191,7 +191,8 @@ class Preparation:
 
     @property
     def releases(self) -> float:
-        """How many releases with ``noise_multiplier`` cost as much, in μ², as these together."""
+        """The number of releases with ``noise_multiplier`` that cost as much, in μ², as these
+        together."""
         return math.fsum(self._relative(name) ** -2 for name in self.statistics)
 
     def sigma(self, statistic: Statistic) -> float:

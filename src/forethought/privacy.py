@@ -1,4 +1,5 @@
-"""What privacy needs of a plan, and the one place where a round's numbers are derived from it.
+"""The part of a plan that privacy needs, and the one place where a round's numbers are derived from
+it.
 
 :class:`Privacy` says which noised sums are released; :meth:`Privacy.round` derives sampling, clip
 norm, noise and divisor of each. Nothing else in the library computes any of these.
@@ -33,7 +34,7 @@ NOISES: tuple[NoiseKind, ...] = get_args(NoiseKind)
 
 @dataclass(frozen=True)
 class Clip:
-    """How one contribution is bounded in L2 norm by ``norm``.
+    """The bound on one contribution in L2 norm, ``norm``.
 
     Args:
         norm: the clipping norm C. Under ``"quantile"`` it is only the first round's norm.
@@ -293,7 +294,7 @@ class Privacy:
 
     @property
     def rounds(self) -> int:
-        """How many noised sums training releases."""
+        """The number of noised sums that training releases."""
         return self._ends[-1]
 
     @cached_property

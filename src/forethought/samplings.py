@@ -1,4 +1,4 @@
-"""How a round's batch is drawn: plain frozen values, each with its kind's name in files.
+"""The sampling of a round's batch: plain frozen values, each with its kind's name in files.
 
 A kind says itself everything that follows from it (:class:`Sampling`): what is not said is refused
 where the class is defined, and nothing is inherited from another kind. How it is drawn stands in
@@ -38,7 +38,7 @@ class Binomial(NamedTuple):
 
 
 class Hypergeometric(NamedTuple):
-    """How many of ``marked`` are among ``drawn`` different ones of ``examples``."""
+    """The number of ``marked`` among ``drawn`` different ones of ``examples``."""
 
     marked: int
     drawn: int
@@ -50,7 +50,7 @@ Law = Binomial | Hypergeometric
 
 @dataclass(frozen=True)
 class Sampling(ABC):
-    """How a round's batch is drawn, and all that follows for privacy, planning and audits.
+    """The sampling of a round's batch, and its consequences for privacy, planning and audits.
 
     A record *has its turn* in one round of every epoch (in every round, where an epoch is one); in
     its turn it is in the batch so many times as :meth:`hits` says, independently of other turns.
@@ -108,7 +108,7 @@ class Sampling(ABC):
 
     @abstractmethod
     def pool(self, examples: int) -> float:
-        """How many of ``examples`` records one batch is drawn from, on average."""
+        """The number of ``examples`` records that one batch is drawn from, on average."""
 
     @abstractmethod
     def expected_batch(self, examples: int) -> float:
@@ -130,11 +130,12 @@ class Sampling(ABC):
 
     @abstractmethod
     def hits(self, records: int) -> Law:
-        """How often so many records together are in the batch of a round that is their turn."""
+        """The law of how often so many records together are in the batch of a round that is
+        their turn."""
 
     @abstractmethod
     def most(self, records: int) -> int:
-        """How often so many records together are in one batch at most."""
+        """The largest number of times that so many records together are in one batch."""
 
     @abstractmethod
     def hides(self, rounds: int) -> bool:

@@ -83,7 +83,7 @@ class Signature:
 
 @dataclass(frozen=True)
 class Attested:
-    """What a signed envelope says.
+    """The content of a signed envelope.
 
     Args:
         subjects: name → SHA-256 in hexadecimal of each file. predicate: the privacy statement.
@@ -133,7 +133,7 @@ def attest(files: Mapping[str, str], predicate: Mapping[str, Any], key: Path) ->
 
 
 def attested(envelope: str, key: Path | None = None) -> Attested:
-    """What an envelope says, once its signature fits.
+    """The content of an envelope, once its signature fits.
 
     Args:
         key: PEM file of the public key that must have signed; None: the one that the envelope
@@ -179,7 +179,7 @@ def attested(envelope: str, key: Path | None = None) -> Attested:
 
 
 def encoded(kind: str, payload: bytes) -> bytes:
-    """What a DSSE signature is of: PAE(UTF8(payload type), payload)."""
+    """The bytes under a DSSE signature: PAE(UTF8(payload type), payload)."""
     name = kind.encode()
     return b"DSSEv1 %d %b %d %b" % (len(name), name, len(payload), payload)
 

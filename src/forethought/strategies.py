@@ -1,4 +1,4 @@
-"""How noise is correlated over rounds: strategy matrices C, plain frozen values.
+"""The correlation of noise over rounds: strategy matrices C, plain frozen values.
 
 Round t's noise is σ·C_norm·(C⁻¹z)_t with z independent standard normal. C is lower triangular and
 Toeplitz, so its first column says all, the noise needs what the rounds before it drew, and a run's
@@ -45,7 +45,7 @@ class Banded:
 
     @property
     def bands(self) -> int:
-        """How many diagonals are not 0."""
+        """The number of diagonals that are not 0."""
         return len(self.coefficients)
 
     @property
@@ -54,7 +54,7 @@ class Banded:
         return min(self.coefficients) >= 0
 
     def words(self) -> str:
-        """What is kept of earlier rounds' noise, in words."""
+        """The part of earlier rounds' noise that is kept, in words."""
         return f"{self.bands:,} bands"
 
     def column(self, count: int) -> Array:
@@ -105,7 +105,7 @@ class BufferedToeplitz:
         return True
 
     def words(self) -> str:
-        """What is kept of earlier rounds' noise, in words."""
+        """The part of earlier rounds' noise that is kept, in words."""
         count = len(self.weights)
         return f"{count} {'buffer' if count == 1 else 'buffers'}"
 

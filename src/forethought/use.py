@@ -1,4 +1,4 @@
-"""How a noised sum is used: optimizer, step sizes, averaging. Post-processing, hence free.
+"""The use of a noised sum: optimizer, step sizes, averaging. Post-processing, hence free.
 
 Nothing in here can change a guarantee; what privacy depends on is in :mod:`forethought.privacy`.
 """
@@ -48,7 +48,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Averaging:
-    """Which average of the iterates is the reported model: free post-processing.
+    """The average of the iterates that is the reported model: free post-processing.
 
     ``exponential`` weights by ``decay`` a round (with warm-up of the weight); ``tail`` averages
     the last ``fraction`` of the rounds evenly; ``none`` reports the last iterate.
@@ -87,7 +87,7 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class GradientFilter:
-    """How noised means are filtered before the optimizer steps along them: post-processing.
+    """The filter of noised means before the optimizer steps along them: post-processing.
 
     What noise there is in each round is independent of that in the others, and the gradient is
     not, so later rounds tell of earlier ones. Each kind lags behind by ``delay`` rounds.
@@ -123,7 +123,7 @@ class GradientFilter:
 
     @classmethod
     def of(cls, asked: object) -> GradientFilter | None:
-        """What a user asks for: one of these, a kind, or the fields by name.
+        """A filter from one of these, from a kind, or from the fields by name.
 
         Raises:
             ValueError, TypeError: none of these.
@@ -164,7 +164,7 @@ class GradientFilter:
 
 @dataclass(frozen=True)
 class Use:
-    """What happens to the noised means of a run.
+    """The use of the noised means of a run.
 
     Args:
         optimizer: steps along a noised mean. schedule: its step sizes.

@@ -82,13 +82,13 @@ class Accountant:
     batches_known: str | None = None
 
     def adversary(self, mechanism: Mechanism) -> str:
-        """What the attacker is assumed to see, to know and not to know; follows "The attacker"."""
+        """The attacker's assumed sight and knowledge; follows "The attacker"."""
         hidden = self.hidden(mechanism)
         missing = f"knows neither the noise nor {hidden}" if hidden else "does not know the noise"
         return f"{self.sees}, and {missing}"
 
     def unknown(self, mechanism: Mechanism) -> str:
-        """What the attacker does not know, in a few words."""
+        """The attacker's gaps of knowledge, in a few words."""
         *first, last = "the noise", *filter(None, self.hidden(mechanism).split(", nor "))
         return f"{', '.join(first)} and {last}" if first else last
 
@@ -103,8 +103,8 @@ def amplified(mechanism: Mechanism) -> bool:
 
 
 def batches_known(mechanism: Mechanism) -> Mechanism:
-    """What is left when the attacker knows every batch: a record is in every round that may hold
-    it, at the same noise.
+    """The mechanism that is left when the attacker knows every batch: a record is in every round
+    that may hold it, at the same noise.
 
     A batch is then a fixed list of positions. A record that is blanked or replaced moves the sums
     it is in, each by as many clipping norms as it can be in the batch, so full participation bounds

@@ -215,7 +215,7 @@ class RenyiFilter:
         self._spent = total
 
     def affordable(self, rounds: Rounds) -> int:
-        """How many more rounds like ``rounds`` fit now; its own count is ignored.
+        """The number of further rounds like ``rounds`` that fit now; its own count is ignored.
 
         Rounds that cost nothing measurable are capped at 10⁹.
         """
@@ -355,7 +355,7 @@ class GaussianFilter:
         self._spent = total
 
     def affordable(self, rounds: Rounds) -> int:
-        """How many more rounds like ``rounds`` fit now; its own count is ignored.
+        """The number of further rounds like ``rounds`` that fit now; its own count is ignored.
 
         Rounds that cost nothing measurable are capped at 10⁹, rounds of correlated noise, which
         cost what all of them together do, at 2²⁰.
@@ -552,7 +552,7 @@ def selection_epsilon(mechanism: Mechanism, trials: Trials, delta: float) -> flo
 
 
 def draw(trials: Trials, generator: np.random.Generator) -> int:
-    """How many trials to run, drawn once before the first and never looked at again.
+    """Draw the number of trials to run, once before the first; it is never looked at again.
 
     Inverts the distribution function term by term, so a resumed generator draws the same.
     """
@@ -623,7 +623,7 @@ def trials_from_dict(values: Mapping[str, Any]) -> Trials:
 
 
 def count_mechanism(score_noise: float, mechanism: Mechanism) -> Mechanism:
-    """What a noised count costs the records it counts, under the adjacency of ``mechanism``.
+    """The cost of a noised count to the records it counts, under the adjacency of ``mechanism``.
 
     One record moves the count by at most 1, also when it is replaced: the sensitivity of 2 that
     is then charged is more than enough.
@@ -713,7 +713,7 @@ def selection_details(
     score_noise: float | None,
     delta: float,
 ) -> dict[str, Any]:
-    """What a Statement has to hold of a search.
+    """The details that a Statement holds of a search.
 
     Args:
         mechanism: of the trial that is shown.
@@ -801,7 +801,7 @@ def filter_from_state(state: Mapping[str, Any]) -> Filter:
 
 
 def filter_details(ledger: Filter) -> dict[str, Any]:
-    """What a Statement has to hold of a filter that a run kept to."""
+    """The details that a Statement holds of a filter that a run kept to."""
     if isinstance(ledger, GaussianFilter):
         return {
             "kind": GAUSSIAN_FILTER,

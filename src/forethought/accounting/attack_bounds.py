@@ -1,4 +1,4 @@
-"""What an attacker can achieve: at most, by ε and δ, and at least, by a named attack.
+"""Bounds on an attacker's success: from above by ε and δ, from below by a named attack.
 
 **ε that data sets attain: a lower bound on the truth, by an attack that the library can name.**
 
@@ -192,7 +192,7 @@ def attained(mechanism: Mechanism, delta: float, group: int = 1) -> Attained:
 def attained_of(
     way: Accountant, mechanism: Mechanism, delta: float, group: int, epsilon: Interval
 ) -> Attained | None:
-    """What a statement says of the truth from below.
+    """The part of a statement about the truth from below.
 
     None where nothing is known to be attained, and where only one (ε, δ) is proven.
     """
@@ -275,7 +275,7 @@ def _composed(
 def _on_a_line(
     part: Rounds, adjacency: Adjacency, group: int, others: str, summed: bool = False
 ) -> Iterator[tuple[Pair | Epoch | DiscreteRatio, int]]:
-    """What one part's sums are on the line, and how often."""
+    """One part's sums as distributions on the line, and how often they occur."""
     if isinstance(part, Correlated):
         if group == 1:
             yield from _turns(part, adjacency)
@@ -325,7 +325,8 @@ def _summed(
 
 
 def _hits(part: Rounds, group: int) -> tuple[int, Array] | None:
-    """How often the records are in a batch, from the first number; None: no attack is known."""
+    """The law of the records' number in a batch, from the first number; None: no attack is
+    known."""
     match part.sampling:
         # Of several parts nobody is told which a record is in: only their sum is attacked.
         case Poisson(rate=rate) | CyclicPoisson(rate=rate, parts=1):
@@ -389,7 +390,7 @@ def _crowded(part: Rounds, adjacency: Adjacency, first: int, hits: Array) -> tup
 
 @lru_cache(maxsize=1024)
 def _occupied(groups: int, counted: int, records: int) -> list[tuple[float, float]]:
-    """How many of ``counted`` of the groups hold one of ``records``, and how likely."""
+    """The law of how many of ``counted`` of the groups hold one of ``records``."""
     chances = np.zeros(counted + 1)
     chances[0] = 1.0
     empty = (counted - np.arange(counted + 1)) / groups
@@ -409,7 +410,7 @@ def _filled(part: Rounds, records: int) -> bool:
 
 
 def _dealt(part: Rounds, records: int) -> list[tuple[float, float]]:
-    """How many contributions ``records`` of one batch are in, and how likely each number is."""
+    """The law of how many contributions hold ``records`` of one batch."""
     if part.clipping == "example" or part.groups is None or records == 0:
         return [(float(records), 1.0)]
     # Each record goes to a group of its own choice.
@@ -436,7 +437,7 @@ def _pair(one: Mix, other: Mix) -> Pair | DiscreteRatio:
 
 
 def _in_cells(one: Mix, other: Mix) -> DiscreteRatio:
-    """What is left when only the cell of a line is seen in which a sum lies: post-processing."""
+    """The law of the cell of a line that holds a sum: post-processing."""
     places = [c for c, _ in (*one, *other)]
     low, high = min(places) - _FAR, max(places) + _FAR
     edges = np.linspace(low, high, math.ceil((high - low) / _STEP) + 1)

@@ -329,7 +329,7 @@ class _Side(NamedTuple):
 
     @property
     def start(self) -> float:
-        """Where the loss is 0."""
+        """The point at which the loss is 0."""
         return (self.first + self.second) / 2
 
     def log_ratio(self, z: Array, shift: float) -> Array:
@@ -571,7 +571,7 @@ def _placed(values: Array, at: int, size: int) -> Array:
 
 
 class _Lattices(NamedTuple):
-    """Which numbers are on which lattice: those around ``centre`` on 2^least, and so on."""
+    """The lattice of each number: those around ``centre`` are on 2^least, and so on."""
 
     centre: int
     least: int

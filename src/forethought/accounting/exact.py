@@ -641,7 +641,7 @@ def enclose(
 def why_wide(
     mechanism: Mechanism, group: int, found: Interval, accuracy: float = 1e-3
 ) -> str | None:
-    """Why the ends of an interval are further apart than ``accuracy``; None: they are not."""
+    """The reason why an interval's ends are further apart than ``accuracy``; None: they are not."""
     if found.upper - found.lower <= accuracy * found.upper or found.upper <= SMALLEST:
         return None
     try:
@@ -787,7 +787,7 @@ def searched(
 
 
 def floor_of(pair: Pair, count: int, delta: float | None, epsilon: float | None) -> float:
-    """What one kind of round proves from below without an integral."""
+    """The lower bound that one kind of round proves without an integral."""
     if pair.gaussian:
         distance = pair.up[0][0] * math.sqrt(count)
         if delta is not None:

@@ -140,7 +140,7 @@ def _expm1(x: Complex) -> Complex:
 
 
 class ErrorCharges(NamedTuple):
-    """What the transform on a line leaves out.
+    """Bounds on the part that the transform on a line leaves out.
 
     Args:
         shift: what the weights' relative errors may move ε by, and log δ.
@@ -394,8 +394,9 @@ class Composition:
         return float(self.cumulant(np.array([tilt]))[0]) + _log(first - second)
 
     def _off_the_pole(self, tilt: float, epsilon: float) -> float:
-        """Where δ is near 1 the best bound's line runs so close to the pole at 0 that it would
-        take very many points; a little further right it loses next to nothing."""
+        """A tilt further from the pole at 0 than the best bound's, where δ is near 1: there the
+        best line would take very many points, and a little further right it loses next to
+        nothing."""
         best = None
         for _ in range(60):
             if tilt * self.spread(tilt) >= _CLEARANCE:
@@ -442,7 +443,7 @@ class Composition:
 
     @property
     def charges(self) -> ErrorCharges:
-        """What is left out as things stand."""
+        """The bounds on what is left out as things stand."""
         above = self.lost + self.cut_off
         return ErrorCharges(self.shift, above, self.disclosed, self.undisclosed, self.lost_below)
 
@@ -819,7 +820,7 @@ class Search:
         return low, high
 
     def _crossing(self, line: Charged, start: float, wanted: float, *, upper: bool) -> float:
-        """Where a bound crosses log δ: the side of it on which the bound certainly holds."""
+        """The ε at which a bound crosses log δ, on the side where the bound certainly holds."""
         low, high = 0.0, math.inf
         above = below = math.nan  # log of the bound over δ, at low and at high
         at, stride = max(start, 0.0), 0.25

@@ -45,7 +45,7 @@ _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class About:
-    """Which data, what for, who answers for it, and which model file.
+    """The data, the purpose, the person who answers for it, and the model file.
 
     Args:
         data: what the data are called.
@@ -107,7 +107,8 @@ _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,60}\.(json|toml)")
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the statement of a run rests on; a copy beside other files is not of their run.
+    """The files that the statement of a run rests on; a copy beside other files is not of their
+    run.
 
     Args:
         code: hash of the library's source code (:func:`code_digest`).
@@ -167,7 +168,7 @@ def code_digest() -> str:
 
 @dataclass(frozen=True)
 class Randomness:
-    """Where a run's random numbers come from, as far as the guarantee depends on it.
+    """The source of a run's random numbers, as far as the guarantee depends on it.
 
     Args:
         seeded_noise: a person chose the seed of the noise: there is no guarantee.
@@ -248,7 +249,7 @@ OF_PREPARATION = frozenset(NAMES.values())
 
 
 class Released(Protocol):
-    """What is read of a row of a transcript."""
+    """The fields that are read of a row of a transcript."""
 
     @property
     def name(self) -> str: ...
@@ -317,7 +318,8 @@ def difference(
     stopped: bool = False,
     score_noise: float | None = None,
 ) -> str | None:
-    """How the releases differ from what is accounted; None where every row of them is.
+    """The difference between releases and accounted rounds; None where every row of them is
+    accounted.
 
     All releases of one round together are one of noise σ⁻² = Σ σ_j⁻² (Andrew et al. 2021,
     Theorem 1).
@@ -373,7 +375,8 @@ def difference(
 
 
 def _after(before: list[Release], mechanism: Mechanism) -> Mechanism | None:
-    """What is accounted behind the preparation; None where the first rounds are not these."""
+    """The rounds that are accounted behind the preparation; None where the first rounds are not
+    these."""
     count = sum(row.count for row in before)
     if count >= len(mechanism):
         return None
@@ -428,7 +431,7 @@ UNBOUND_SCHEMAS = (FROZEN_SCHEMA, "forethought/statement/3")
 
 
 class Accounted(Protocol):
-    """What :func:`account` reads of a plan; `forethought.plans.Plan` has it."""
+    """The fields that :func:`account` reads of a plan; `forethought.plans.Plan` has them."""
 
     @property
     def mechanism(self) -> Mechanism: ...
@@ -514,17 +517,17 @@ class Statement:
 
     @property
     def breaks(self) -> tuple[Caveat, ...]:
-        """Why there is no guarantee, if there is none."""
+        """The reason why there is no guarantee, if there is none."""
         return of_role(self.caveats, "breaks")
 
     @property
     def facts(self) -> tuple[Caveat, ...]:
-        """What the accounting took in and a reader should know."""
+        """The inputs of the accounting that a reader should know."""
         return of_role(self.caveats, "fact")
 
     @property
     def assumptions(self) -> tuple[Caveat, ...]:
-        """What the guarantee rests on."""
+        """The assumptions that the guarantee rests on."""
         return of_role(self.caveats, "assumption")
 
     @property
@@ -534,7 +537,7 @@ class Statement:
 
     @property
     def hyperparameters(self) -> str:
-        """How the plan's numbers were chosen, in words."""
+        """The way in which the plan's numbers were chosen, in words."""
         return "; ".join(map(str, of_role(self.caveats, "choice")))
 
     @property
@@ -549,7 +552,7 @@ class Statement:
 
     @property
     def adversary(self) -> str:
-        """What the attacker is assumed to see and know; follows "The attacker"."""
+        """The attacker's assumed sight and knowledge; follows "The attacker"."""
         return self.way.adversary(self.mechanism)
 
     @property
@@ -570,7 +573,8 @@ class Statement:
         return found
 
     def unaccounted(self) -> str | None:
-        """How the listed releases differ from what is accounted; None: every row of them is."""
+        """The difference between the listed releases and what is accounted; None: every row of
+        them is."""
         return difference(
             self.releases,
             self.mechanism,
@@ -971,7 +975,7 @@ def of_persons(statement: Statement) -> bool:
 
 
 def protected(statement: Statement) -> str:
-    """What the neighbours of the data are that cannot be told apart."""
+    """The neighbours of the data that cannot be told apart, in words."""
     who = "" if statement.group == 1 else f", for {records(statement)}"
     return _PROTECTED[statement.adjacency] + who
 
@@ -1131,7 +1135,7 @@ def _meaning(statement: Statement) -> list[str]:
 
 
 def _as_text(text: str) -> str:
-    """What a person wrote, with nothing in it that a page would take for more than text."""
+    """A person's words, with nothing in them that a page would take for more than text."""
     return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", text)
 
 

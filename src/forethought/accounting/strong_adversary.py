@@ -493,7 +493,8 @@ class StrongAdversary:
 
     @property
     def shift(self) -> float:
-        """How far one hit moves a round's sum, in units of its noise: 1/σ of the paper."""
+        """The distance that one hit moves a round's sum, in units of its noise: 1/σ of the
+        paper."""
         alone = self.group_size == 1 and self.adjacency == "zero-out"
         return (1.0 if alone else 2.0) / self.noise_multiplier
 

@@ -1,4 +1,4 @@
-"""What a client's noised sums cost where nobody sees them singly: only sums with those of others.
+"""The cost of a client's noised sums where they are seen in sums with those of others only.
 
 **How far sums of discrete Gaussians are from real Gaussian noise: certified charges.**
 
@@ -180,7 +180,7 @@ def network_curve(mechanism: Mechanism, details: Mapping[str, Any]) -> Mechanism
 
 
 def network_done(details: Mapping[str, Any]) -> tuple[str, ...]:
-    """What was done, a sentence each."""
+    """The description of the view, a sentence each."""
     least = min(float(gain) for gain, _ in details["gains"])
     observers = whole("observers", details["observers"])
     who = "one other worker" if observers == 1 else f"{observers} other workers together"
@@ -192,7 +192,7 @@ def network_done(details: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def network_caveats(_mechanism: Mechanism) -> tuple[Caveat, ...]:
-    """What every statement of this kind says."""
+    """The caveats of every statement of this kind."""
     return (Caveat("distant-observer"), Caveat("others-noise"))
 
 
@@ -222,7 +222,7 @@ def secure_curve(mechanism: Mechanism, details: Mapping[str, Any]) -> Mechanism 
 
 
 def _behind_masks(mechanism: Mechanism, details: Mapping[str, Any]) -> tuple[Mechanism, float]:
-    """What the server faces, up to a divergence."""
+    """The mechanism that the server faces, up to a divergence."""
     honest, scale = honest_clients(details), real("scale", details["scale"], above=0)
     coordinates = whole("coordinates", details["coordinates"])
     # All honest noise together, less what rounding real noise takes: see discrete_gaussian.
@@ -246,7 +246,7 @@ def honest_clients(details: Mapping[str, Any]) -> int:
 
 
 def aggregate_done(details: Mapping[str, Any]) -> tuple[str, ...]:
-    """What was done, a sentence each."""
+    """The description of the view, a sentence each."""
     return (
         "The attacker sees the clients' noised sums added up, with at least "
         f"{float(details['gain']):.4g} times the standard deviation of this client's own noise. "
@@ -255,7 +255,7 @@ def aggregate_done(details: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def secure_done(details: Mapping[str, Any]) -> tuple[str, ...]:
-    """What was done, a sentence each."""
+    """The description of the view, a sentence each."""
     return (
         f"Rounds summed {details['clients']} clients by secure aggregation. Up to "
         f"{details['dropouts']} may drop out of a round and up to {details['colluders']} may "
@@ -266,12 +266,12 @@ def secure_done(details: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def aggregate_caveats(_mechanism: Mechanism) -> tuple[Caveat, ...]:
-    """What every statement of this kind says."""
+    """The caveats of every statement of this kind."""
     return (Caveat("single-updates-hidden"), Caveat("others-noise"))
 
 
 def secure_caveats(_mechanism: Mechanism) -> tuple[Caveat, ...]:
-    """What every statement of this kind says."""
+    """The caveats of every statement of this kind."""
     return (Caveat("secure-aggregation"), Caveat("others-noise"))
 
 

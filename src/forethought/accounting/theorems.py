@@ -1,4 +1,4 @@
-"""Which pair of distributions dominates a round, by which theorem: the table of supported cells.
+"""The pair of distributions that dominates a round, by theorem: the table of supported cells.
 
 Each cell (sampling × clipping × adjacency) has one entry for a single record and one for groups of
 g records. Shifts are in noise standard deviations; "distance" is in clipping norms.
@@ -155,7 +155,7 @@ def all_uncorrelated(mechanism: Mechanism, group: int = 1) -> Mechanism:
 
 
 def named_theorem(rounds: Rounds, group: int) -> str:
-    """Which of the theorems above covers correlated rounds."""
+    """The theorem above that covers correlated rounds."""
     sampled = rounds.sampling.hides(rounds.count)
     return SAMPLED_TURNS if sampled and group == 1 else TURNS
 

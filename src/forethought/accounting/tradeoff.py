@@ -563,7 +563,7 @@ def lower_envelope(mass: float, mu: float, symmetric: bool = True) -> TradeOff:
     top = float(gaussian_curve(np.array([tail]), size)[0])
 
     def touch(epsilon: Array) -> Array:
-        """Where G_μ has slope −e^ε."""
+        """The point at which G_μ has slope −e^ε."""
         return np.asarray(ndtr(-epsilon / max(size, 1e-300) - size / 2))
 
     def behind(epsilon: Array) -> Array:

@@ -98,7 +98,8 @@ MIRROR = Measure(0.0, -1.0)
 
 
 class Demand(NamedTuple):
-    """Where a transform is wanted: Re s = ``tilt``, |Im s| ≤ ``frequency``; how well (log)."""
+    """A place where a transform is wanted, Re s = ``tilt``, |Im s| ≤ ``frequency``; how well
+    (log)."""
 
     tilt: float
     frequency: float
@@ -207,7 +208,8 @@ class _Cases(NamedTuple):
         return cls(*np.array(every).T[:, :, None, None, None])
 
     def slopes(self, a: Array, d: Array) -> tuple[Array, Array]:
-        """How much faster |f| may grow than the base's density to the right, and to the left.
+        """Bounds on how much faster |f| may grow than the base's density, to the right and to the
+        left.
 
         Where the largest shifts are ``a`` and ``d``.
         """
@@ -691,7 +693,7 @@ class Rows:
         return value + 1e-12 * abs(value) + 1e-300
 
     def swing(self, tilt: float) -> Array:
-        """How fast each round's transform can change along the line: bounds on its derivative.
+        """Bounds on the derivative of each round's transform along the line.
 
         But for a turning factor that is at most √(M E (L - m)² e^(tilt·L)) by Cauchy and Schwarz,
         for any m, and x² is at most (2 sinh(hx/2)/h)².

@@ -64,7 +64,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Verification:
-    """What came out.
+    """The outcome of a verification.
 
     Args:
         statement: as it comes out now. rows: entry by entry.
@@ -86,7 +86,7 @@ class Verification:
 
 @dataclass(frozen=True)
 class Signer:
-    """Whose signature beside a statement fits its folder.
+    """The owner of a signature beside a statement that fits its folder.
 
     Args:
         fingerprint: of the key; None: no key was tried.

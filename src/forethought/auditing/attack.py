@@ -66,7 +66,7 @@ def directed(plan: Plan) -> bool:
 
 
 def contributions(plan: Plan) -> tuple[float, float]:
-    """What the record contributes that is there, and what takes its place."""
+    """The contributions of the record that is there, and of the one that takes its place."""
     return (1.0, -1.0) if plan.mechanism.adjacency == "replace-one" else (1.0, 0.0)
 
 
@@ -158,7 +158,7 @@ def _directed_score(plan: Plan, seen: Array) -> float:
 
 
 def _others(plan: Plan) -> float:
-    """Where the sum lies without the canary: every group, or every record, at −1."""
+    """The sum without the canary: every group, or every record, at −1."""
     if plan.groups is not None:
         return -float(plan.groups)
     part = plan.mechanism.rounds[0]
@@ -249,7 +249,7 @@ def judge(
 def summarise(
     plan: Plan, games: Games, chosen: Tactics, group: int = 1, fdp: float | None = None
 ) -> AttackSummary:
-    """What the games say in terms of ε, beside the claim, and beside what one run says by f-DP."""
+    """The games' result in terms of ε, beside the claim, and beside what one run says by f-DP."""
     delta, count = plan.delta, len(games.outside) + len(games.inside)
     shown, noise = epsilon_interval(
         plan.mechanism, games, chosen.thresholds[0], chosen.slopes[0], delta, group

@@ -1,4 +1,4 @@
-"""How much an audit does: three levels, and what they cost."""
+"""The effort of an audit: three levels, and their cost."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def uniform_hypergeometric(
     drawn: ArrayLike,
     generator: np.random.Generator,
 ) -> Array:
-    """How many of ``drawn`` records (a uniform subset) are ``marked``, as uniform numbers."""
+    """The number of ``marked`` among ``drawn`` records (a uniform subset), as uniform numbers."""
     k = np.asarray(counts)
     below = stats.hypergeom.cdf(k - 1, population, marked, drawn)
     return _uniform(below, stats.hypergeom.pmf(k, population, marked, drawn), generator)
@@ -58,7 +58,7 @@ def uniform_hypergeometric(
 def uniform_pairs(
     counts: Sequence[int], pairs: int, drawn: Sequence[int], generator: np.random.Generator
 ) -> Array:
-    """How many of ``pairs`` couples are wholly in a uniform subset of ``drawn`` of their members.
+    """The number of ``pairs`` couples wholly in a uniform subset of ``drawn`` of their members.
 
     P(k) = C(pairs, k)·C(pairs − k, drawn − 2k)·2^(drawn − 2k) / C(2·pairs, drawn).
     """

@@ -92,7 +92,7 @@ def scaled_noise(mechanism: Mechanism, factor: float) -> Mechanism:
 
 
 def critical_noise(refuted: Callable[[Mechanism], bool], mechanism: Mechanism) -> float:
-    """Where, in multiples of its noise, a mechanism begins to be refuted; rounded up.
+    """The multiple of its noise at which a mechanism begins to be refuted; rounded up.
 
     Returns:
         A factor; infinite when no noise is refuted, :data:`LEAST` when that is, too.

@@ -1,4 +1,4 @@
-"""What a module holds besides its parameters, so that a change of it is seen."""
+"""The state that a module holds besides its parameters, so that a change of it is seen."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def noise_findings(numbers: Sequence[Array], grid: bool = False) -> list[Finding
 
 
 def _repeated(together: Array, grid: bool) -> tuple[int, float]:
-    """How many numbers occur again, and how many would in a sound run, at most, on average.
+    """The number of repeated values, and the most that a sound run would have on average.
 
     On a grid, stretches of so many successive numbers are compared, by a random linear hash.
     """

@@ -116,7 +116,7 @@ def one_run(
     seed: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Audit:
-    """How close to the claim does a strong attack on one run come? A rehearsal: nothing is kept.
+    """Attack one rehearsed run and say how close to the claim the attack comes; nothing is kept.
 
     Args:
         plan: what is claimed; the whole of it is run.

@@ -36,7 +36,7 @@ SMALL, LARGE = 1, 1_000
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a run without noise showed.
+    """The observations of a run without noise.
 
     Args:
         plan: what was run: the mechanism of the claim, without noise.

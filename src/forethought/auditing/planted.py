@@ -65,7 +65,7 @@ def recorded_plan(plan: Plan) -> Plan:
 
 
 def divisors(plan: Plan) -> Iterator[float]:
-    """What the sum of each round is divided by, from the mechanism alone: it is public."""
+    """The divisor of each round's sum, from the mechanism alone: it is public."""
     for part in plan.mechanism:
         for _ in range(part.count):
             yield float(plan.groups or part.sampling.expected_batch(plan.examples))

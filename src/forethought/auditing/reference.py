@@ -85,7 +85,7 @@ class Reference:
         self.size = sum(math.prod(shape) for shape in self.shapes)
 
     def round(self, index: int, clip_norm: float) -> Round:
-        """What the plan says of a round.
+        """The plan's terms of a round.
 
         Args:
             clip_norm: what the quantile rule has led to; any other rule says its own.
@@ -132,7 +132,7 @@ class Reference:
         )
 
     def batch(self, one: Round) -> Indices:
-        """Which records the sampler's law draws from the stream, in their order."""
+        """The records that the sampler's law draws from the stream, in their order."""
         sampling, count = one.sampling, one.examples
         here = self._at("sampling", one.index << 64)
         epoch, turn = divmod(one.index - one.origin, sampling.rounds_per_epoch)
@@ -256,7 +256,7 @@ def plain(value: Any) -> str:
 
 
 def inputs_of(model: nn.Module) -> bytes:
-    """What names the model that contributions were computed at."""
+    """The name of the model that contributions were computed at."""
     state = b""
     for parameter in model.parameters():
         state += _content(parameter) if parameter.requires_grad else b""

@@ -79,7 +79,7 @@ class Compared:
 
 @dataclass
 class Replay:
-    """What came of replaying.
+    """The outcome of replaying.
 
     Args:
         rounds: numbers of the rounds to replay; None: all.
@@ -357,7 +357,7 @@ class _Witness:
 
 
 def apart(total: Array, found: Sum, clip_norm: float) -> float:
-    """How far a sum is from the reference's, in units of what is allowed in that direction.
+    """The distance of a sum from the reference's, in units of what is allowed in that direction.
 
     Along every coordinate, along the sum itself, and along every contribution: half of the charge
     r·C for the sum's own rounding (docs/gradients.md), what rounding can do to the contributions,

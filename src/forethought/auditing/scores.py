@@ -141,7 +141,8 @@ def simulate(
     contribution: float,
     generator: np.random.Generator,
 ) -> Array:
-    """What a sound run would show of a record with this contribution: (rounds, games)."""
+    """The scores that a sound run would show of a record with this contribution: (rounds,
+    games)."""
     seen = np.empty((len(noise), games))
     first = 0
     for part in mechanism:
@@ -154,7 +155,7 @@ def simulate(
 
 
 def _participation(part: Rounds, games: int, generator: np.random.Generator) -> Array:
-    """How often a record is in each round's batch: (rounds, games)."""
+    """The count of a record in each round's batch: (rounds, games)."""
     sampling, found = part.sampling, np.zeros((part.count, games))
     mine = np.zeros(games, dtype=np.int64)
     if not sampling.redealt and sampling.rounds_per_epoch > 1:

@@ -43,7 +43,7 @@ FEATURES, CLASSES, RECORDS = 12, 4, 400
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one fault.
+    """The outcome of one fault.
 
     Args:
         name: of the fault.

@@ -1,4 +1,4 @@
-"""How far does one record move a sum? Neighbouring batches, planted ones and the user's own.
+"""The distance that one record moves a sum: neighbouring batches, planted ones and the user's own.
 
 The planted neighbours are the worst that are known for each way of clipping; the accountant's own
 claim bounds them. Through the user's model and loss, whole batches that differ in one record are
@@ -63,7 +63,8 @@ def full_batch(plan: Plan, examples: int, clip: Clip | None = None, rounds: int 
 
 
 def claimed_distance(plan: Plan) -> float:
-    """How far one record moves a full batch's sum by the accountant's own word, in units of C.
+    """The distance that one record moves a full batch's sum by the accountant's own word, in units
+    of C.
 
     At noise multiplier 1 the trade-off function of one full batch is that of N(0, 1) against
     N(distance, 1).
@@ -75,7 +76,8 @@ def claimed_distance(plan: Plan) -> float:
 
 
 def planted_distance(plan: Plan) -> float:
-    """How far the last record moves the sum of a batch in which all others point against it."""
+    """The distance that the last record moves the sum of a batch in which all others point
+    against it."""
     adjacency, examples = plan.mechanism.adjacency, 12
     clip = plan.clip if plan.clip.rule in ("flat", "automatic") else Clip(plan.clip.norm)
     weight = np.full(examples, -1, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""How to attack, decided before the attack: on simulated games that never saw the run.
+"""The tactics of an attack, decided before it: on simulated games that never saw the run.
 
 What is chosen here moves no error rate that is claimed later, since it does not depend on the games
 that are counted; it only makes them say more.
@@ -31,7 +31,7 @@ FACTORS = np.geomspace(1.01, 4.0, 12)
 
 @dataclass(frozen=True)
 class Tactics:
-    """How to attack.
+    """The tactics of an attack.
 
     Args:
         thresholds: on the score, the best for a sound run first.
@@ -123,7 +123,7 @@ def _thresholds(
 
 
 def _crossing(gaps: NDArray[np.float64]) -> float:
-    """Where on the factors' scale a point comes to lie below the curve, interpolated."""
+    """The place on the factors' scale where a point comes to lie below the curve, interpolated."""
     if gaps[0] > 0:
         return float(-gaps[0])
     if gaps[-1] <= 0:
@@ -133,7 +133,7 @@ def _crossing(gaps: NDArray[np.float64]) -> float:
 
 
 def _guesses(simulated: Games, canaries: int, delta: float) -> int:
-    """How many of ``canaries`` to guess on, judged on simulated scores alone."""
+    """The number of ``canaries`` to guess on, judged on simulated scores alone."""
     scores = np.concatenate([simulated.outside, simulated.inside])
     inside = np.concatenate([np.zeros(len(simulated.outside)), np.ones(len(simulated.inside))])
     order = np.argsort(scores, kind="stable")

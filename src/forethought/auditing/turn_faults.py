@@ -52,7 +52,7 @@ def _dealt_anew() -> AbstractContextManager[None]:
 
 
 def _uncorrelated() -> AbstractContextManager[None]:
-    """What is drawn is the independent numbers, of the size that is accounted for cancelling."""
+    """A fault: the independent numbers are drawn, of the size that is accounted for cancelling."""
 
     def passed(_self: Any, _present: Any) -> None:
         return None

@@ -1,4 +1,5 @@
-"""What an audit found: one row a check, and whether any of them refutes. Plain values, no torch."""
+"""The findings of an audit: one row a check, and whether any of them refutes. Plain values, no
+torch."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ class Finding:
     violated: bool = False
 
     def refutes(self, level: float) -> bool:
-        """Whether this finding alone refutes, each statistical one at ``level``."""
+        """True if this finding alone refutes, each statistical one at ``level``."""
         return self.violated if self.p_value is None else self.p_value < level
 
 
@@ -63,7 +64,7 @@ class AttackPoint:
 
 @dataclass(frozen=True)
 class AttackSummary:
-    """What the membership games say about the claim.
+    """The result of the membership games about the claim.
 
     Args:
         games: how many were played. rounds: releases that the attacker saw.
@@ -131,7 +132,7 @@ class Audit:
 
     @property
     def reason(self) -> str:
-        """Why it is refuted, in one sentence; empty when it is not.
+        """The reason of a refutation, in one sentence; empty when there is none.
 
         What holds with certainty goes before what is improbable, causes before consequences: noise
         and participation before the attack that they make possible.

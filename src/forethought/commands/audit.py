@@ -140,7 +140,7 @@ def watching(replay: int | None, rounds: int) -> AbstractContextManager[Replay |
 
 
 def saved(seen: Replay | None, plan: Plan, folder: Path, seconds: float) -> Audit | None:
-    """What was replayed, as audit.json in the run folder."""
+    """The result of a replay, as audit.json in the run folder."""
     if seen is None:
         return None
     from forethought.jobs.audit import of_replay, save

@@ -228,7 +228,7 @@ def federate_plan(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """What every client would spend, send and take, before anybody trains."""
+    """Show what every client would spend, send and take, before anybody trains."""
     from forethought.jobs import federate as jobs
     from forethought.jobs.request import from_file
     from forethought.report.federated_plan import show
@@ -512,7 +512,7 @@ def gossip_plan(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """What every worker would spend, what headroom costs, and which graph is quickest."""
+    """Show what every worker would spend, what headroom costs, and which graph is quickest."""
     from forethought.jobs import gossip as jobs
     from forethought.jobs.request import from_file
     from forethought.report import gossip_plan as report

@@ -1,4 +1,4 @@
-"""What every command shares: options, the console, JSON output, one-line errors."""
+"""Parts that every command shares: options, the console, JSON output, one-line errors."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class UsageError(ValueError):
 
 
 def console_for(quiet: bool) -> Console:
-    """Where a command prints; nowhere when quiet."""
+    """The console that a command prints to; none when quiet."""
     return Console(quiet=quiet, highlight=False, soft_wrap=not sys.stdout.isatty())
 
 
@@ -121,7 +121,7 @@ def print_json(values: Any) -> None:
 
 
 def of_the_system(error: OSError) -> str:
-    """What the operating system refused, by the file's own name and with a remedy if there is one.
+    """The operating system's refusal, by the file's own name and with a remedy if there is one.
 
     Files are written under a name of their own first; what is told is the name they would get.
     """

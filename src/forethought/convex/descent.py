@@ -305,7 +305,7 @@ class Path:
         self._l2, self._radius, self._accelerated, self._apart = l2, radius, accelerated, apart
 
     def place(self, t: int) -> Tensor:
-        """Where the gradient of iteration t = 1, 2, … is taken."""
+        """The point at which the gradient of iteration t = 1, 2, … is taken."""
         if not self._accelerated:
             return self.weights
         return self.weights + (t - 1) / (t + 2) * (self.weights - self._before)
@@ -430,7 +430,7 @@ def _statement(
 
 
 def uses_of_data(own_loss: bool) -> list[Caveat]:
-    """What the statement of any descent names besides its plan's."""
+    """The uses of the data that the statement of any descent names besides its plan's."""
     caveats = [Caveat("time-and-memory"), Caveat("clipped-counts")]
     return [*caveats, Caveat("declared-slope")] if own_loss else caveats
 
@@ -507,7 +507,7 @@ class _Run:
         return noised
 
     def plan(self, steps: list[float], chosen: Caveat, budget: Budget | None) -> DescentPlan:
-        """What was run, as a plan."""
+        """The plan of what was run."""
         parts = tuple(self.transcript.mechanism(self.adjacency))
         columns = self.records.records.features.shape[1] - bool(self.problem.intercept)
         return DescentPlan(

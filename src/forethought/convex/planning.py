@@ -61,7 +61,7 @@ CONSTANTS = Constants()
 
 @dataclass(frozen=True)
 class Recipe:
-    """What the default schedule consists of.
+    """The parts of the default schedule.
 
     Attributes:
         clip_norm: C. shape: σ_t up to a factor, which the budget decides. step: η.
@@ -211,7 +211,7 @@ class DescentPlan(Stored):
 
     @property
     def preparation(self) -> Preparation | None:
-        """What is released first to prepare the features with."""
+        """The release that the features are prepared with, first of all."""
         return self.privacy.preparation
 
     @property
@@ -231,7 +231,7 @@ class DescentPlan(Stored):
 
     @property
     def noise(self) -> NoiseKind:
-        """Which noise."""
+        """The kind of noise."""
         return self.privacy.noise
 
     @property
@@ -273,7 +273,7 @@ class DescentPlan(Stored):
         return found.noise_std / found.divisor, self.steps[t - 1]
 
     def explain(self) -> str:
-        """Why each number is what it is, a sentence each."""
+        """The reason for each number, a sentence each."""
         return "\n".join(f"{what}: {why}" for what, why in self.reasons)
 
     def _values(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from forethought.serialisation import build, plain
 
 
 class Problem(Protocol):
-    """What a plan has to know of a loss; all of it public.
+    """The facts of a loss that a plan needs; all of them public.
 
     Attributes:
         kind: its name in files.
@@ -65,7 +65,7 @@ class Problem(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Linear:
-    """What all losses here have in common; see :class:`Problem`.
+    """The common part of all losses here; see :class:`Problem`.
 
     Args:
         feature_bound: Z > 0. Longer rows are scaled to it, or refused.

@@ -31,7 +31,7 @@ MOST_ROUNDS = 1_000_000
 
 @dataclass(frozen=True)
 class Horizon:
-    """How far a budget goes with a schedule.
+    """The reach of a budget with a schedule.
 
     Attributes:
         sigmas, steps: σ_t and η_t of the rounds that fit.

@@ -29,7 +29,7 @@ _ENOUGH = 0.95
 
 @dataclass
 class Seen:
-    """What one column holds, gathered piece by piece."""
+    """The content of one column, gathered piece by piece."""
 
     rows: int = 0
     missing: int = 0
@@ -73,7 +73,7 @@ class Seen:
 
     @property
     def present(self) -> int:
-        """How many entries are not missing."""
+        """The number of entries that are not missing."""
         return self.rows - self.missing
 
     @property
@@ -204,11 +204,12 @@ class Column(ABC):
     @classmethod
     @abstractmethod
     def proposed(cls, name: str, seen: Seen) -> tuple[Any, str] | None:
-        """What ``forethought init`` writes for a column, and why; None: it is of another kind."""
+        """The words that ``forethought init`` writes for a column, and their reason; None: it is
+        of another kind."""
 
     @abstractmethod
     def describe(self) -> str:
-        """What an entry is, in words."""
+        """A description of an entry, in words."""
 
     def titles(self, name: str) -> tuple[str, ...]:
         """Names of the features it becomes."""
@@ -226,7 +227,7 @@ class Column(ABC):
         """Mean square norm of its features, entries spread evenly over what is declared."""
 
     def absent(self, entries: pl.Series) -> pl.Series:
-        """Whether each entry counts as missing."""
+        """True for each entry that counts as missing."""
         return _absent(entries, self.codes)
 
     @abstractmethod
@@ -397,7 +398,7 @@ class Number(Column):
 
     @property
     def scale(self) -> tuple[float, float]:
-        """What is subtracted from the number, or from its logarithm, and what it is divided by."""
+        """The numbers that the number, or its logarithm, is shifted and divided by."""
         if self.log:
             half = math.log1p(self.high - self.low) / 2
             return half, half
@@ -869,7 +870,7 @@ def _day(value: Any) -> date:
 
 
 def proposal(name: str, seen: Seen) -> tuple[Any, str]:
-    """What a job file may say of a column, from a look at it, and why.
+    """The words for a job file about a column, from a look at it, and their reason.
 
     The kinds are asked one after the other, the one that was registered last first.
     """

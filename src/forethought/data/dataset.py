@@ -1,4 +1,4 @@
-"""What a loader returns: arrays with notes."""
+"""The result of a loader: arrays with notes."""
 
 from __future__ import annotations
 
@@ -140,13 +140,13 @@ def split_off(
 def held_out(
     whole: Split, holdout: float | None, identities: Iterable[bytes] | None = None
 ) -> NDArray[np.bool_]:
-    """Whether each record falls into the test part, (N,); see :func:`split_off`."""
+    """True for each record that falls into the test part, (N,); see :func:`split_off`."""
     own = row_contents(whole.inputs, whole.targets) if identities is None else identities
     return below(fractions(own), holdout)
 
 
 def below(places: NDArray[np.float64], holdout: float | None) -> NDArray[np.bool_]:
-    """Which of the :func:`fractions` fall into the test part.
+    """True for each of the :func:`fractions` that falls into the test part.
 
     Raises:
         ValueError: a share outside (0, 1). DataError: a part would be empty.
@@ -175,7 +175,7 @@ def share_held_out(holdout: float | None) -> float:
 
 
 def falls_out(identities: Iterable[bytes], share: float, count: int) -> NDArray[np.bool_]:
-    """Whether each of ``count`` records is held out, from its identity alone, (count,)."""
+    """True for each of ``count`` records that is held out, from its identity alone, (count,)."""
     uniform = fractions(identities)
     if len(uniform) != count:
         raise ValueError(f"{len(uniform)} identities of {count} records")
@@ -183,7 +183,7 @@ def falls_out(identities: Iterable[bytes], share: float, count: int) -> NDArray[
 
 
 def fractions(identities: Iterable[bytes]) -> NDArray[np.float64]:
-    """Where in [0, 1) each identity falls by its keyed hash; below the share it is held out."""
+    """The place in [0, 1) of each identity by its keyed hash; below the share it is held out."""
     hashes = b"".join(
         [hashlib.blake2b(each, key=_SPLIT_KEY, digest_size=8).digest() for each in identities]
     )

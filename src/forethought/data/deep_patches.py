@@ -43,7 +43,8 @@ _CONTRAST = 0.1  # added to a second patch's mean square
 
 @dataclass(frozen=True)
 class Constants:
-    """What was learnt from synthetic images; the first layer's filters are those of ``patches``."""
+    """The constants learnt from synthetic images; the first layer's filters are those of
+    ``patches``."""
 
     half_filters: Filters
     second_filters: Filters
@@ -183,7 +184,7 @@ def combined(
 
 @lru_cache(maxsize=8)
 def smoothing(waves: tuple[float, ...]) -> torch.Tensor:
-    """What keeps so much of the cosines over four windows, in 1/64; float64, (4, 4)."""
+    """The filter that keeps so much of the cosines over four windows, in 1/64; float64, (4, 4)."""
     at = np.arange(GRID)
     cosines = np.cos(np.pi * (at + 0.5) * at[:, None] / GRID) / np.sqrt(GRID / 2)
     cosines[0] /= np.sqrt(2)

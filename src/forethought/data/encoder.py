@@ -28,7 +28,7 @@ SCHEMA = "forethought/encoder/1"
 
 @dataclass(frozen=True)
 class TableSchema:
-    """What the owner of a table declares of it, so that no record decides how it is read.
+    """The owner's declaration of a table, so that no record decides how it is read.
 
     Args:
         columns: column → what it is, in the forms of a job file's ``[data.columns]``.
@@ -78,7 +78,7 @@ class TableSchema:
 
 @dataclass(frozen=True)
 class Encoder:
-    """How a table becomes features, and what a model's outputs stand for.
+    """The way from a table to features, and the meaning of a model's outputs.
 
     Args:
         columns: names and kinds of the columns that become features, in their order.

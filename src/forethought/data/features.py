@@ -172,7 +172,7 @@ EXTRACTORS = {
 
 
 def best_features(shape: Shape) -> str | None:
-    """Which features ``"auto"`` takes for images of this shape; None: the data stay as they are.
+    """The features that ``"auto"`` takes for images of this shape; None: the data stay as they are.
 
     Nothing but the shape decides, so no record does. On held-out training images patches won by far
     in colour, and deep ones, which want at least 20 pixels a side, over those; in grey patches lost
@@ -190,7 +190,8 @@ def best_features(shape: Shape) -> str | None:
 
 
 def reason_for(name: str) -> str:
-    """Why ``"auto"`` takes these features, in a line for whoever reads a job or a plan."""
+    """The reason why ``"auto"`` takes these features, in a line for whoever reads a job or a
+    plan."""
     model = "a linear model on fixed features learns more through the noise than one on pixels"
     if name == "patches":
         return f"{model}; of those measured the best for colour images so small"
@@ -315,7 +316,8 @@ def _widened(halves: NDArray[np.uint16]) -> NDArray[np.float32]:
 
 
 def _path_of(images: NDArray[np.float32], extractor: Extractor) -> Path | None:
-    """Where the features of these images are kept; None without a folder to keep them in."""
+    """The path at which the features of these images are kept; None without a folder to keep
+    them in."""
     folder = cache_folder()
     key = None if folder is None else _cache_key(folder / PRIVATE)
     if folder is None or key is None:

@@ -112,7 +112,7 @@ _MARK = b"end\n"
 
 
 def cache_folder() -> Path | None:
-    """Where features are kept: FORETHOUGHT_CACHE, or the user's cache folder of the platform.
+    """The folder of kept features: FORETHOUGHT_CACHE, or the user's cache folder of the platform.
 
     None when FORETHOUGHT_CACHE is ``off``.
     """
@@ -133,7 +133,8 @@ def cache_folder() -> Path | None:
 def kept_array(
     path: Path, dtype: type[Any], shape: tuple[int, ...] | None = None
 ) -> NDArray[Any] | None:
-    """What :func:`keep_array` wrote; None where it is not there, damaged or something else."""
+    """The array that :func:`keep_array` wrote; None where it is not there, damaged or something
+    else."""
     try:
         with path.open("rb") as file:
             found = np.lib.format.read_array(file, allow_pickle=False)

@@ -1,4 +1,4 @@
-"""What a column of labels means: classes from 0, or values to regress on."""
+"""The meaning of a column of labels: classes from 0, or values to regress on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TASKS: tuple[Task, ...] = get_args(Task)
 
 @dataclass(frozen=True)
 class Declared:
-    """What the user says of the targets and the features, so that no record decides it.
+    """The user's declaration of the targets and the features, so that no record decides it.
 
     Args:
         task: ``"classification"``, ``"regression"``, or ``"multilabel"``: several labels that a
@@ -68,7 +68,7 @@ class Declared:
 
 
 class Labels:
-    """How the labels of the training file are read, so that those of a test file are read alike.
+    """The reading of the training file's labels, so that those of a test file are read alike.
 
     Without a declaration words and whole numbers are classes, numbered from 0 in sorted order;
     other numbers are values to regress on, and so are whole numbers of more than 1,000 kinds.
@@ -124,19 +124,19 @@ class Labels:
 
     @property
     def classes(self) -> int | None:
-        """How many classes there are; None for regression."""
+        """The number of classes; None for regression."""
         return None if self.kinds is None else len(self.kinds)
 
     @property
     def names(self) -> list[str | float] | None:
-        """What the classes are called, class 0 first; None for regression."""
+        """The names of the classes, class 0 first; None for regression."""
         if self._declared.classes is not None:
             return list(self._declared.classes)
         return None if self.kinds is None else self.kinds.tolist()
 
     @property
     def caveats(self) -> tuple[Caveat, ...]:
-        """What was read from the data, for the Statement, and no value of theirs."""
+        """Notes for the Statement on what was read from the data; no value of theirs."""
         if self._declared.classes is not None or self._declared.task == "regression":
             return ()
         found = []
@@ -185,7 +185,7 @@ _HAS, _HAS_NOT = ("1", "1.0", "yes", "true", "y", "t"), ("0", "0.0", "no", "fals
 
 
 def label_column(where: str, name: str, entries: Sequence[str]) -> NDArray[np.float32]:
-    """Which records have a label, float32, (N,), of 0 and 1.
+    """The records that have a label, float32, (N,), of 0 and 1.
 
     Args:
         entries: 1 and 0, yes and no, true and false, in any case.

@@ -42,7 +42,7 @@ _ROOTS, _STANDARD, _FINE = 2.0**12, 2.0**8, 2.0**10  # steps to one, in the stag
 
 @dataclass(frozen=True)
 class Constants:
-    """What was learnt from synthetic images, in whole numbers.
+    """The constants learnt from synthetic images, in whole numbers.
 
     Args:
         filters: int8, (512, channels · 36): filter k counts in 2^−exponents[k].

@@ -71,7 +71,7 @@ def of_persons(
 
 
 def kept(rows: Split, persons: Sequence[str], most: int) -> NDArray[np.bool_]:
-    """Which rows are among the first so many of their person by a hash of each, (N,).
+    """True for rows among the first so many of their person by a hash of each, (N,).
 
     Raises:
         DataError: a row of nobody, or an impossible number of rows.

@@ -39,7 +39,7 @@ _OPENERS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\x00": lzma.open
 
 @dataclass(frozen=True)
 class TableFormat:
-    """How a text is written.
+    """The way in which a text is written.
 
     Args:
         separator: one character between entries. decimal: ``"."`` or ``","``.
@@ -80,7 +80,7 @@ AS_USUAL = TableFormat()
 
 
 def kind_of(path: Path) -> Kind:
-    """What kind of table a file's name says it is; text where it says nothing else."""
+    """The kind of table that a file's name says it is; text where it says nothing else."""
     return _ENDINGS.get(path.suffix.lower(), "csv")
 
 
@@ -275,7 +275,7 @@ class _Shape:
 
 
 def _outside_quotes(text: NDArray[np.uint8]) -> NDArray[np.bool_] | None:
-    """Where a byte stands outside quotes; None: there is no quote."""
+    """True for each byte outside quotes; None: there is no quote."""
     quotes = text == _QUOTE
     if not quotes.any():
         return None

@@ -29,7 +29,7 @@ Grid = tuple[int, int]
 
 
 def channels(scales: int = 2, angles: int = 8) -> int:
-    """How many features one pixel plane gives: 1 + J·L + L²·J(J−1)/2; 81 by default."""
+    """The number of features of one pixel plane: 1 + J·L + L²·J(J−1)/2; 81 by default."""
     return 1 + scales * angles + angles**2 * scales * (scales - 1) // 2
 
 

@@ -119,7 +119,7 @@ def load_records(path: Path) -> NDArray[np.float32]:
 
 
 def shape_read(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, ...]:
-    """Which shape an array has once it is read: that of bytes may have channels to move."""
+    """The shape of an array once it is read: that of bytes may have channels to move."""
     if dtype != np.uint8:
         return shape
     return _channels_first(np.broadcast_to(np.uint8(0), shape)).shape

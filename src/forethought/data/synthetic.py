@@ -172,7 +172,7 @@ def shares(
     generator: np.random.Generator,
     column: Sequence[Any] | NDArray[Any] | None = None,
 ) -> list[Indices]:
-    """Which records each client holds.
+    """The records that each client holds.
 
     Args:
         labels: classes or values, (N,).

@@ -305,7 +305,7 @@ class Opened:
 
 @dataclass
 class Found:
-    """What a file holds: features column by column, labels, and who records belong to."""
+    """The content of a file: features column by column, labels, and whose the records are."""
 
     path: Path
     columns: list[_Column] = field(default_factory=list)
@@ -363,7 +363,7 @@ class Found:
         return found
 
     def encoder(self, label: str, labels: Labels) -> Encoder:
-        """How new rows are read like these."""
+        """The encoder that reads new rows like these."""
         kinds: list[tuple[str, Column]] = [
             (column.name, Plain())
             if column.words is None
@@ -525,7 +525,7 @@ def _is_number(entry: str) -> bool:
 
 
 def _place(path: Path, names: list[str], wanted: str, purpose: str) -> int:
-    """Where a column is that is given by name or by number."""
+    """The place of a column that is given by name or by number."""
     if wanted in names:
         return names.index(wanted)
     try:

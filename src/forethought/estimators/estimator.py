@@ -209,7 +209,7 @@ def _outside() -> int:
 
 
 def circumstances() -> tuple[Caveat, ...]:
-    """What the Statement of a fit that is under way has to say about who called it."""
+    """The circumstances of a fit that is under way, for its Statement: who called it."""
     found = []
     search = next(_running(BaseSearchCV), None)
     if search is not None:
@@ -256,7 +256,7 @@ def budget(epsilon: float, delta: float | None, adjacency: Adjacency, examples: 
 
 
 def above_of(above: str) -> Above:
-    """Whether what exceeds a declared bound is clipped to it or refused."""
+    """The rule for values above a declared bound: clipped to it, or refused."""
     one_of("above", above, get_args(Above))
     return above  # type: ignore[return-value]
 

@@ -70,7 +70,7 @@ LABELS, TARGETS = Ball(0.5, 1 / 2, 1.0), Ball(50.0 ** (-1 / 3), 1 / 3, 0.4)
 
 
 class _PrivateLinear(PrivateEstimator):
-    """What the linear models share: rows within their bound, descent, and margins."""
+    """The common part of the linear models: rows within their bound, descent, and margins."""
 
     _plan_kind = convex.DescentPlan
     _diagnostics = ("features_clipped_", "targets_clipped_")
@@ -97,7 +97,7 @@ class _PrivateLinear(PrivateEstimator):
         return X, y
 
     def _shape(self, X: Any, ball: Ball, outputs: int = 1) -> dict[str, float]:
-        """What every problem takes: the bound, λ, a constant column, and the ball.
+        """The arguments that every problem takes: the bound, λ, a constant column, and the ball.
 
         The column's value is that of a typical coordinate of a row of the bound's length.
         """

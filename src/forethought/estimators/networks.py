@@ -41,7 +41,7 @@ def _seeded(seed: int | None) -> Iterator[None]:
 
 
 class _PrivateNetwork(PrivateEstimator):
-    """What classifier and regressor share: building, training and running a module."""
+    """The common part of classifier and regressor: building, training and running a module."""
 
     _plan_kind = Plan
 

@@ -167,7 +167,7 @@ def encode(value: Any, skip: tuple[str, ...] = ()) -> bytes:
 
 
 def parts_of(value: Any, skip: tuple[str, ...] = ()) -> list[bytes | memoryview]:
-    """What :func:`encode` joins, without a copy of the vectors."""
+    """The parts that :func:`encode` joins, without a copy of the vectors."""
     parts: list[bytes | memoryview] = []
     for name, type_ in _layout_of(value):
         if name in skip:

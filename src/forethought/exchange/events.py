@@ -1,4 +1,4 @@
-"""What happens to a machine, and what it wants done: events in, effects out.
+"""The events that reach a machine, and the effects that it asks for.
 
 A machine has no clock, no socket and no randomness. Its driver calls ``handle(event)`` and executes
 the effects that come back *in order, each whole before the next*: what was committed or appended is
@@ -117,7 +117,7 @@ class Done:
 
 
 class HasVector(Protocol):
-    """What has weights: a model as it was sent, or one with own steps, made when looked at."""
+    """A value with weights: a model as it was sent, or one with own steps, made when looked at."""
 
     @property
     def vector(self) -> Vector:
@@ -141,7 +141,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Release:
-    """What a client's ledger keeps of one update, and what goes out: one atomic write.
+    """The record of one update in a client's ledger, and its outgoing frame: one atomic write.
 
     Args:
         round, base, rounds, input_hash, state: see :class:`Computed`.

@@ -68,7 +68,7 @@ class ForgeryError(FrameError):
 
 @dataclass(frozen=True)
 class Frame:
-    """What a frame says. Made by :func:`open_frame`: its signature has been verified.
+    """The content of a frame. Made by :func:`open_frame`: its signature has been verified.
 
     Args:
         kind: below 256. run: 32 bytes. sender, recipient: places in the roster.
@@ -89,7 +89,7 @@ class Frame:
 
 
 def hashed(payload: bytes | memoryview) -> bytes:
-    """What stands in for a payload in its signature."""
+    """The hash that stands in for a payload in its signature."""
     return blake3(payload).digest()
 
 

@@ -1,4 +1,4 @@
-"""Who takes part: the public roster, and a member's own keys."""
+"""The members of a run: the public roster, and a member's own keys."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RosterError(ValueError):
 
 @dataclass(frozen=True)
 class Identity(Stored):
-    """What a member shows to the others.
+    """The public part of a member.
 
     Args:
         name: small letters, digits, dashes, underscores. The server's is "server".
@@ -140,7 +140,7 @@ class Roster(Stored):
         return names.index(name)
 
     def identity(self, place: int) -> Identity:
-        """Who is at a place; the server's is -1."""
+        """The identity at a place; the server's is -1."""
         return self.server if place == SERVER else self.clients[place]
 
     def signed(self, client: int, content: bytes, signature: bytes) -> bool:

@@ -72,7 +72,7 @@ _RECORDS: tuple[type, ...] = (_Opening, _Released)
 
 
 class ClientLedger:
-    """What a client released, in a storage; see :class:`~forethought.exchange.storage.Ledger`.
+    """A client's releases, in a storage; see :class:`~forethought.exchange.storage.Ledger`.
 
     Args:
         storage: where, under the name "ledger".
@@ -108,7 +108,7 @@ class ClientLedger:
                 raise LedgerError("this ledger has two beginnings: restore it from a copy")
 
     def read(self) -> LedgerState:
-        """Where the client stands."""
+        """The client's state."""
         waiting = sorted(self._unconfirmed)
         return LedgerState(
             updates=len(self._released),
@@ -174,7 +174,7 @@ class ClientLedger:
         self._confirm(round)
 
     def frames(self) -> list[bytes]:
-        """What the server may not have: the same bytes for ever, oldest first."""
+        """The frames that the server may not have: the same bytes for ever, oldest first."""
         return [self._released[round].frame for round in sorted(self._unconfirmed)]
 
     def frame(self, round: int) -> bytes | None:
@@ -261,7 +261,7 @@ class Witness:
         self.path = folder / f"released-{run_id.hex()[:16]}-{member}"
 
     def count(self) -> int:
-        """How many updates have left, as far as was noted.
+        """The number of updates that have left, as far as was noted.
 
         Raises:
             LedgerError: the count is damaged.
@@ -322,7 +322,7 @@ class _JournalOpening:
 
 
 class ServerJournal:
-    """What a server decided; see :class:`~forethought.exchange.storage.Journal`.
+    """A server's decisions; see :class:`~forethought.exchange.storage.Journal`.
 
     Args:
         storage: where, under the name "journal".

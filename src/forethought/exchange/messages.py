@@ -1,4 +1,4 @@
-"""What clients and a server say to each other: frozen values, no behaviour.
+"""The messages between clients and a server: frozen values, no behaviour.
 
 Every message has a ``round`` and a ``base``, which its frame carries in the signed header. Vectors
 are one-dimensional NumPy arrays, contiguous, never written to after the message was made. A class

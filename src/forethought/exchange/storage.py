@@ -1,4 +1,4 @@
-"""What a machine writes so that it survives a crash: logs, files, folders."""
+"""The storage of a machine that survives a crash: logs, files, folders."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class Storage(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LedgerState:
-    """Where a client stands, as its ledger says.
+    """A client's state, as its ledger says.
 
     Args:
         updates: how many were committed. rounds: private rounds of the plan in them.
@@ -179,10 +179,10 @@ class LedgerState:
 
 
 class Ledger(Protocol):
-    """What a client released, for ever."""
+    """A client's releases, for ever."""
 
     def read(self) -> LedgerState:
-        """Where the client stands."""
+        """The client's state."""
         ...
 
     def commit(self, release: Release) -> None:
@@ -264,7 +264,7 @@ class ServerSnapshot:
 
 
 class Journal(Protocol):
-    """What a server decided, in order."""
+    """A server's decisions, in order."""
 
     def read(self) -> tuple[ServerSnapshot | None, Sequence[Entry]]:
         """The last snapshot and the entries since."""

@@ -40,7 +40,7 @@ class Aggregate(Protocol):
         ...
 
     def state(self) -> dict[str, NDArray[np.generic]]:
-        """What has come so far."""
+        """The state of what has come so far."""
         ...
 
     def restore(self, state: Mapping[str, NDArray[np.generic]]) -> None:

@@ -108,7 +108,7 @@ class ClientMachine:
         return None if self._newest is None else self._newest.vector
 
     def handle(self, event: on.Event) -> Effects:
-        """What an event leads to."""
+        """The effects of an event."""
         if self._halted:
             return []
         self._now = event.now
@@ -120,7 +120,8 @@ class ClientMachine:
 
     @property
     def held_until(self) -> float | None:
-        """When an update leaves that is computed and waits for the cadence; None: there is none."""
+        """The time at which an update leaves that is computed and waits for the cadence; None:
+        there is none."""
         return None if self._held is None else self._held[0]
 
     def _handled(self, event: on.Event) -> Effects:

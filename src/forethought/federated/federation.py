@@ -56,7 +56,7 @@ class Member:
 
 @dataclass(frozen=True)
 class ServerOptimizer:
-    """How a mean of updates moves the global model (Reddi et al. 2021, Algorithm 2).
+    """The step of the global model along a mean of updates (Reddi et al. 2021, Algorithm 2).
 
     Args:
         kind: ``"avg"``: FedAvg, by the mean itself; ``"avgm"``: with momentum (Hsu et al. 2019);
@@ -82,7 +82,7 @@ class ServerOptimizer:
 
 @dataclass(frozen=True)
 class Robust:
-    """What one round's updates become one with: a mean, or something hostile clients bend less.
+    """The mean of one round's updates, or something that hostile clients bend less.
 
     Args:
         kind: ``"mean"``; ``"trimmed"``: coordinate by coordinate without the ``share`` highest and

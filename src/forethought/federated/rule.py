@@ -1,4 +1,4 @@
-"""What the synchronous and the asynchronous way have in common, as the server sees them."""
+"""The common part of the synchronous and the asynchronous rule, as the server sees them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Arrays = dict[str, NDArray[np.generic]]
 
 
 class Rule(Protocol):
-    """How accepted updates become models.
+    """The way from accepted updates to models.
 
     Its state changes by :meth:`apply`, :meth:`decided` and :meth:`advance` only, and follows from
     the order of the entries alone.
@@ -35,7 +35,7 @@ class Rule(Protocol):
     def model(self) -> Vector: ...
 
     def refuses(self, client: int, update: Update) -> str | None:
-        """Why an update cannot be applied, if there is a reason."""
+        """The reason why an update cannot be applied, if there is one."""
         ...
 
     def apply(self, client: int, update: Update) -> None:
@@ -51,7 +51,7 @@ class Rule(Protocol):
         ...
 
     def overdue(self, now: float, since: float, heard: NDArray[np.float64]) -> Sequence[Entry]:
-        """What to decide because of time.
+        """The decisions that are due because of time.
 
         Args:
             since: when the present version began. heard: when each client was last heard of.

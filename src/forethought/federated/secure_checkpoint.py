@@ -1,4 +1,4 @@
-"""Where training behind masks stands between two rounds, so that it goes on after an interruption.
+"""The state of training behind masks between two rounds, so that it goes on after an interruption.
 
 A round that was cut off is computed again on the same weights. A client's sum that comes out the
 same has the same noise, so nothing is released twice; another one is one more release, which the
@@ -26,7 +26,7 @@ _MOMENT = "moment/"
 
 @dataclass
 class Standing:
-    """What the next round begins with.
+    """The state that the next round begins with.
 
     Args:
         weights: of the newest model. average: the reported one, where models are averaged.
@@ -60,7 +60,7 @@ class Standing:
 
     @classmethod
     def load(cls, storage: Storage) -> Standing | None:
-        """What was kept; None: nothing."""
+        """The state that was kept; None: nothing."""
         content = storage.read(STATE)
         if content is None:
             return None
@@ -77,7 +77,7 @@ class Standing:
 
 
 class SecureReleases:
-    """What each client may have released, in a list that only grows; see :class:`Standing`."""
+    """The possible releases of each client, in a list that only grows; see :class:`Standing`."""
 
     # Client and round, 8 bytes each, and what the noise is bound to, 32 bytes.
     _ENTRY = 48

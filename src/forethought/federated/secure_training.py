@@ -39,7 +39,7 @@ Lost = Callable[[int, int, Any], bool]
 
 @dataclass(frozen=True)
 class SecurelyTrained:
-    """What came of it.
+    """The outcome of training behind masks.
 
     Args:
         weights: of the reported model, float32, shape (parameters,).
@@ -154,7 +154,8 @@ def train_securely(  # noqa: PLR0915
 
 
 def _continued(storage: Storage, rounds: Sequence[PrivateRounds]) -> Standing | None:
-    """Where it stood; the clients' rounds are brought there, and note their releases from now."""
+    """The state that was kept; the clients' rounds are brought there, and note their releases
+    from now."""
     releases = SecureReleases(storage)
     for client, one in enumerate(rounds):
         one.note = partial(releases.note, client)

@@ -158,7 +158,7 @@ class ServerMachine:
         return self.rule.weights if self.average is None else self.average.weights
 
     def handle(self, event: on.Event) -> Effects:
-        """What an event leads to."""
+        """The effects of an event."""
         if isinstance(event, on.Received):
             return self._received(event)
         if isinstance(event, on.Connected | on.Woken):

@@ -1,4 +1,4 @@
-"""How the mean of a round's updates moves the global model.
+"""The step of the global model along the mean of a round's updates.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar and McMahan 2021 ("Adaptive federated
 optimization"), Algorithm 2: the mean change Δ is a pseudo-gradient. FedAvg: McMahan et al. 2017;

@@ -30,7 +30,7 @@ _TO_SERVER, _TO_CLIENT, _COMPUTED, _WAKE, _WAKE_SERVER, _ON, _OFF = range(7)
 
 @dataclass(frozen=True)
 class Simulated:
-    """What a simulation came to.
+    """The outcome of a simulation.
 
     Args:
         weights: the model that is reported. seconds: virtual, until the last model was there.

@@ -1,4 +1,4 @@
-"""Who sees what of a client, and what each can learn from it: its statements, and everybody's.
+"""The views of a client, and what each can learn from it: its statements, and everybody's.
 
 A client's own statement is about the server, which sees every noised update: it holds whatever the
 server and all other clients do. Others see less:
@@ -50,7 +50,7 @@ def client_statement(
     delta: float | None = None,
     not_covered: Iterable[Caveat | str] = (),
 ) -> Statement:
-    """What a client's releases tell somebody who sees ``view`` of them.
+    """The statement of a client's releases to somebody who sees ``view`` of them.
 
     Args:
         federation: what all agreed on. client: its place in the roster.
@@ -183,7 +183,7 @@ def overview(
     transcripts: Sequence[Transcript] | None = None,
     randomness: Randomness | None = None,
 ) -> str:
-    """Who sees what, as a table in Markdown: a client a row, a view a column, ε in the cells."""
+    """The views and their ε, as a table in Markdown: a client a row, a view a column."""
     views: list[View] = ["server", "client", "outsider"]
     if federation.secure is not None:
         views.insert(1, "secure-server")
@@ -212,21 +212,21 @@ def overview(
 
 
 def notes(federation: Federation) -> tuple[Caveat, ...]:
-    """What the statement of a client must say besides its plan."""
+    """The notes in a client's statement besides its plan's."""
     if federation.cohort is None:
         return (_arrivals(federation),)
     return _arrivals(federation), Caveat("no-client-amplification")
 
 
 def _arrivals(federation: Federation) -> Caveat:
-    """What the times of updates can show."""
+    """The note on what the times of updates can show."""
     if federation.cadence is None:
         return Caveat("arrival-times")
     return Caveat("padded-times", f"{federation.cadence:g} seconds")
 
 
 def accountant_of(federation: Federation, client: int, view: View) -> dict[str, Any] | None:
-    """How a client's releases are accounted against ``view``; None: as they are."""
+    """The accountant of a client's releases against ``view``; None: as they are."""
     if view == "server":
         return None
     if view == "secure-server":
@@ -245,7 +245,7 @@ def accountant_of(federation: Federation, client: int, view: View) -> dict[str, 
 
 
 def _behind_masks(federation: Federation, client: int) -> dict[str, Any]:
-    """How a client is accounted against a server that sees its cohort's sums only."""
+    """The accounting of a client against a server that sees its cohort's sums only."""
     if federation.secure is None:
         raise FederationError(
             "this federation has no secure aggregation: its server sees every update. Give "
@@ -257,7 +257,7 @@ def _behind_masks(federation: Federation, client: int) -> dict[str, Any]:
 
 
 def secure_details(secure: SecureAggregation, plan: Plan, parameters: int) -> dict[str, Any]:
-    """What a statement under secure aggregation has to hold of the settings and the grid."""
+    """The details of the settings and the grid in a statement under secure aggregation."""
     first = plan.round(0)
     _, scale = grid(first.noise_std, first.clip_norm, parameters)
     return {
@@ -318,7 +318,7 @@ def _noise_in_the_mean(federation: Federation, client: int, round: int) -> float
 
 @dataclass(frozen=True)
 class Policy:
-    """What a client allows at most, whatever any server proposes.
+    """The most that a client allows, whatever any server proposes.
 
     Args:
         epsilon: largest ε of its whole plan, at ``delta`` and per record as its plan says.

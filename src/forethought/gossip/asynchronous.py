@@ -25,8 +25,8 @@ from forethought.gossip.worker import Effects, Releases, moved
 
 @dataclass(slots=True)
 class _Sent:
-    """What an exchange compares with: own vector, count and share of the own excess in it; and
-    whose answers are to come."""
+    """The terms of an exchange: own vector, count and share of the own excess in it, and the
+    neighbours whose answers are to come."""
 
     vector: Vector
     count: int
@@ -105,7 +105,7 @@ class AsynchronousWorker:
 
     @property
     def updates(self) -> int:
-        """How many were committed."""
+        """The number of committed updates."""
         return self.own.updates
 
     @property
@@ -114,11 +114,11 @@ class AsynchronousWorker:
         return self.own.weights
 
     def known(self, worker: int) -> int:
-        """How many updates of a neighbour this worker has heard of."""
+        """The number of updates of a neighbour that this worker has heard of."""
         return self._known.get(worker, 0)
 
     def handle(self, event: on.Event) -> Effects:
-        """What an event leads to."""
+        """The effects of an event."""
         if isinstance(event, Received):
             return self._received(event.sender, event.message)
         if self.finished is not None:

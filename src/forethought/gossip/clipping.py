@@ -1,4 +1,4 @@
-"""What a worker takes from a neighbour it does not trust: finite weights, and not far from its own.
+"""The limits on a neighbour's weights where it is not trusted: finite, and not far from one's own.
 
 A neighbour's weights may be anything. Those that are not finite, or longer than any honest model's,
 are refused. Optionally the *difference* from one's own weights is shortened to a bound before it is
@@ -27,7 +27,7 @@ class NeighbourError(ValueError):
 
 @dataclass(frozen=True)
 class Trust:
-    """How far a neighbour's weights may be from one's own.
+    """The largest distance of a neighbour's weights from one's own.
 
     Args:
         difference: bound on the L2 norm of the difference; a longer one is shortened. None: any.

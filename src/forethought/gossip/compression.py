@@ -42,7 +42,7 @@ class PayloadError(ValueError):
 
 @dataclass(frozen=True)
 class Compression:
-    """How exchanged weights are written.
+    """The form in which exchanged weights are written.
 
     Args:
         kind: see the module.
@@ -77,7 +77,7 @@ class Compression:
 
     @property
     def consensus_step(self) -> float:
-        """What the mixing's weights are multiplied by: few changes a message take smaller steps."""
+        """The factor on the mixing's weights: few changes a message take smaller steps."""
         return 1.0 if self.fraction is None else min(1.0, 2 * self.fraction)
 
     def received(self, vector: Vector) -> Vector:
@@ -91,7 +91,7 @@ class Compression:
         return vector if self.kind == "none" else widened(rounded(vector))
 
     def change(self, vector: Vector, replica: Vector) -> Vector:
-        """What a "top-k" message adds to the receiver's replica: mostly zeros."""
+        """The change that a "top-k" message adds to the receiver's replica: mostly zeros."""
         found = np.zeros_like(replica)
         places = _largest(vector - replica, self.kept(len(vector)))
         found[places] = vector[places] - replica[places]

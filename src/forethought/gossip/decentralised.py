@@ -1,4 +1,4 @@
-"""What one worker learns of another's noised sums from the messages that it is sent.
+"""One worker's view of another's noised sums in the messages that it is sent.
 
 Workers that mix several times after a step send each other partial averages, in which the noise
 of many hides a single sum (network differential privacy: Cyffers and Bellet 2022; Muffliato:
@@ -57,7 +57,7 @@ def gain(
     observers: Sequence[int],
     noise: Sequence[float],
 ) -> float:
-    """How much more noise ``observers`` face than the worker's own, as standard deviations.
+    """The noise that ``observers`` face over the worker's own, as standard deviations.
 
     Args:
         mixing: how all average. first: the mixing step before which every worker has stepped once.

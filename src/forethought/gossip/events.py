@@ -1,4 +1,4 @@
-"""What happens to a worker, and what it wants done: events in, effects out.
+"""The events that reach a worker, and the effects that it asks for.
 
 A worker has no clock, no socket and no randomness. Its driver calls ``handle(event)`` and executes
 the effects that come back *in order, each whole before the next*: what was committed is durable

@@ -231,7 +231,7 @@ class Gossip(Stored):
         return self.plans[self.members[worker].plan]
 
     def weight(self, worker: int) -> float:
-        """What a worker's steps are multiplied by; 1 on average over the workers."""
+        """The factor on a worker's steps; 1 on average over the workers."""
         if self.weights == "equal":
             return 1.0
         return self.plan(worker).examples * self.workers / self._examples
@@ -293,7 +293,7 @@ class Gossip(Stored):
 
 
 def digest_of(weights: Vector) -> str:
-    """What the first weights of all workers have in common."""
+    """The digest of the first weights, which all workers have in common."""
     held = np.ascontiguousarray(weights, dtype="<f4")
     return hashlib.sha256(b"weights\n" + held.tobytes()).hexdigest()
 

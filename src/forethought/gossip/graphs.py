@@ -1,4 +1,4 @@
-"""Who may talk to whom: undirected graphs of workers, made by name or read from a file.
+"""Undirected graphs of workers who may talk to each other, made by name or read from a file.
 
 A worker talks to its neighbours only. Every graph here is connected: where it falls apart, no
 mixing makes the parts agree.

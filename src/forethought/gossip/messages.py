@@ -1,4 +1,4 @@
-"""What workers say to each other: frozen values, no behaviour.
+"""The messages between workers: frozen values, no behaviour.
 
 ``round`` is how many updates the sender's ledger holds, ``base`` the exchange step. ``known`` is
 how many updates of the *recipient* the sender has heard of: a ledger that was set back is

@@ -99,7 +99,7 @@ class Mixing:
 
     @property
     def mutual(self) -> bool:
-        """Whether both ends of a link take as much of each other, whatever else a matrix does."""
+        """True if both ends of a link take as much of each other, whatever else a matrix does."""
         match self.kind:
             case "matchings" | "metropolis":
                 return True
@@ -164,7 +164,8 @@ class Mixing:
                 assert_never(self.kind)
 
     def receivers(self, step: int, worker: int, living: Living = None) -> tuple[int, ...]:
-        """Who takes ``worker``'s weights in ``step``, itself not counted: to whom it sends."""
+        """The workers that take ``worker``'s weights in ``step``, itself not counted: to whom it
+        sends."""
         match self.kind:
             case "exponential":
                 near = self._exponential_near(step, worker)

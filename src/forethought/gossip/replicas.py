@@ -1,4 +1,5 @@
-"""What two neighbours have of each other where messages hold changes, and some never arrive.
+"""The copies that two neighbours have of each other where messages hold changes, and some never
+arrive.
 
 Under "top-k" a message takes the receiver's replica of the sender closer to the sender's weights,
 and both ends must have the very same replica, or what one gains is not what the other loses. So a

@@ -58,7 +58,7 @@ class Pace(Times):
 
 @dataclass(frozen=True)
 class Simulated:
-    """What a simulation came to.
+    """The outcome of a simulation.
 
     Args:
         weights: the average of all workers' models. models: each worker's own.
@@ -225,7 +225,8 @@ class Simulator:
         self._agenda.add(self._agenda.now + self.exchange, _MIX, 0)
 
     def _meet(self, step: int) -> set[int]:
-        """Who was done with an exchange at once, where events would come to the very same.
+        """The workers that were done with an exchange at once, where events would come to the very
+        same.
 
         Whoever is away has a partner that was told so, and draws its matchings without it.
         """

@@ -1,4 +1,4 @@
-"""How fast a graph mixes: eigenvalues of Laplacians and of averaging matrices.
+"""The speed of mixing on a graph: eigenvalues of Laplacians and of averaging matrices.
 
 Closed forms where the graph has one, dense eigenvalues of small graphs, Lanczos of large ones.
 Floating point: for planning and for tables, never for a guarantee.
@@ -65,7 +65,7 @@ def second_singular(size: int, row: Callable[[int], Mapping[int, Fraction]]) -> 
 
 
 def exponential_factors(size: int, steps: int) -> NDArray[np.float64]:
-    """What is left of each frequency of a disagreement after ``steps`` of exponential mixing.
+    """The rest of each frequency of a disagreement after ``steps`` of exponential mixing.
 
     Each step halves and shifts, I/2 + P/2: its eigenvalue at frequency f is (1 + ω^(f·stride))/2.
     Frequencies 1 … size − 1, absolute values.

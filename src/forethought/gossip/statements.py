@@ -1,4 +1,4 @@
-"""Who sees what of a worker, and what each can learn from it.
+"""The views of a worker, and what each can learn from it.
 
 - ``"neighbours"`` see every message of the worker, hence who stepped, and every noised sum: its
   own rounds count, at its own rate, as many as its ledger has.
@@ -49,7 +49,7 @@ def worker_statement(
     delta: float | None = None,
     not_covered: Iterable[Caveat | str] = (),
 ) -> Statement:
-    """What a worker's releases tell somebody who sees ``view`` of them.
+    """The statement of a worker's releases to somebody who sees ``view`` of them.
 
     Args:
         gossip: what all agreed on. worker: its place in the members.
@@ -115,7 +115,7 @@ def outsider_gain(gossip: Gossip, worker: int) -> float:
 def network_gains(
     gossip: Gossip, worker: int, observers: Sequence[int], rounds: int
 ) -> list[tuple[float, int]]:
-    """What ``observers`` face instead of the worker's own noise: (gain, in how many rounds).
+    """The noise that ``observers`` face over the worker's own: (gain, in how many rounds).
 
     Args:
         rounds: that the worker has released.
@@ -237,7 +237,7 @@ def overview(
     transcripts: Sequence[Transcript] | None = None,
     randomness: Randomness | None = None,
 ) -> str:
-    """Who sees what, as a table in Markdown: a worker a row, a view a column, ε in the cells."""
+    """The views and their ε, as a table in Markdown: a worker a row, a view a column."""
     lines = [
         "| worker | rounds | ε, neighbours | ε, outsider | as in the paper (not claimed) | δ |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -265,7 +265,7 @@ def overview(
 
 
 def _one_model_a_round(gossip: Gossip) -> bool:
-    """Whether everybody begins each round with one model, the average of all."""
+    """True if everybody begins each round with one model, the average of all."""
     if gossip.rule == "allreduce":
         return True
     plain = gossip.rule == "synchronous" and _linear(gossip) and not gossip.tracking

@@ -1,4 +1,4 @@
-"""How a worker steps along its own noised means: post-processing, torch-free.
+"""A worker's steps along its own noised means: post-processing, torch-free.
 
 ``"sgd"`` steps along the mean, or along a momentum of it. Gradient tracking (Nedić, Olshevsky and
 Shi 2017; DSGT) exchanges y besides w: y += u_new − u_old with every own update u, and w steps along
@@ -32,7 +32,7 @@ class Steps:
         self._last: Vector | None = None
 
     def step(self, held: Vector, round: int, mean: Vector) -> Vector:
-        """What the worker holds after an update; ``held`` is left as it is.
+        """The weights that the worker holds after an update; ``held`` is left as it is.
 
         Args:
             held: float32, shape (coordinates,). round: of the update.

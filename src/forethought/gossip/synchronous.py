@@ -94,7 +94,7 @@ class SynchronousWorker:
 
     @property
     def updates(self) -> int:
-        """How many were committed."""
+        """The number of committed updates."""
         return self.own.updates
 
     @property
@@ -103,7 +103,7 @@ class SynchronousWorker:
         return self.own.weights
 
     def handle(self, event: on.Event) -> Effects:
-        """What an event leads to."""
+        """The effects of an event."""
         if isinstance(event, Received):
             return self._received(event.sender, event.message)
         if self.finished is not None:
@@ -149,7 +149,7 @@ class SynchronousWorker:
         return [Send(one, hello) for one in sorted(asked)]
 
     def _answer(self, sender: int, hello: Hello) -> Effects:
-        """What is known of a neighbour, and whatever it missed."""
+        """The messages of a neighbour that are known, and whatever it missed."""
         known = self._known.get(sender, 0)
         self._known[sender] = max(known, hello.round)
         kept = self._kept.get(sender, {})
@@ -174,7 +174,8 @@ class SynchronousWorker:
         return self._resumed()
 
     def _resumed(self) -> Effects:
-        """Where the last release was: what was said there is said again, the step was taken."""
+        """The effects of going on after the last release: what was said there is said again, the
+        step was taken."""
         if not self.own.sent:
             return self._begin()
         for step, sent in self.own.sent.items():
@@ -310,11 +311,11 @@ class _Replicas:
         self.theirs: dict[int, Vector] = {}
 
     def there(self, other: int) -> Vector:
-        """What ``other`` has of this worker."""
+        """The copy that ``other`` has of this worker."""
         return self.mine.get(other, self._start)
 
     def here(self, other: int) -> Vector:
-        """What this worker has of ``other``."""
+        """The copy that this worker has of ``other``."""
         return self.theirs.get(other, self._start)
 
 
@@ -333,7 +334,7 @@ class AllReduceWorker:
 
     @property
     def updates(self) -> int:
-        """How many were committed."""
+        """The number of committed updates."""
         return self.own.updates
 
     @property
@@ -342,7 +343,7 @@ class AllReduceWorker:
         return self.own.weights
 
     def handle(self, event: on.Event) -> Effects:
-        """What an event leads to."""
+        """The effects of an event."""
         if self.finished is not None:
             return []
         if isinstance(event, on.Started):

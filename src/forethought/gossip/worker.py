@@ -1,4 +1,4 @@
-"""What all workers have in common: releases that their ledger counts, and frames that they refuse.
+"""The common part of all workers: releases that their ledger counts, and frames that they refuse.
 
 **Formal guarantee.** Whatever neighbours send, a worker asks its trainer for round i of its own
 plan exactly once and in order (i = 0, 1, 2, … from its ledger), never beyond its plan; every
@@ -35,7 +35,7 @@ UNIT = 1 << 20
 
 
 def moved(own: int, other: int, weight: float) -> int:
-    """How far ``own`` moves towards ``other``; exactly the negative for the other side."""
+    """The change of ``own`` towards ``other``; exactly the negative for the other side."""
     return round(weight * (other - own))
 
 
@@ -48,16 +48,16 @@ class Machine(Protocol):
 
     @property
     def updates(self) -> int:
-        """How many were committed."""
+        """The number of committed updates."""
         ...
 
     @property
     def finished(self) -> str | None:
-        """Why it ended; None: it has not."""
+        """The reason of the end; None: it has not ended."""
         ...
 
     def handle(self, event: on.Event) -> Effects:
-        """What an event leads to."""
+        """The effects of an event."""
         ...
 
     @property
@@ -156,7 +156,8 @@ class Releases:
 
     @property
     def point(self) -> Vector:
-        """Where a gradient is taken, float32, shape (parameters,): see ``Gossip.point``."""
+        """The point at which a gradient is taken, float32, shape (parameters,): see
+        ``Gossip.point``."""
         if self._fresh is None:
             return self.weights
         rest: Vector = self._fresh * np.float32(-self.share)
@@ -248,7 +249,7 @@ class Releases:
         )
 
     def refusal(self, sender: int, message: Weights) -> str | None:
-        """Why a neighbour's weights are refused, in words; None: they are not."""
+        """The reason why a neighbour's weights are refused, in words; None: they are not."""
         if not self._short(message.vector):
             if message.vector.dtype != np.float32:
                 return f"worker {sender} sent {message.vector.dtype}, not float32"
@@ -264,7 +265,7 @@ class Releases:
     def message(
         self, step: int, known: int, left: int = -1, vector: Vector | None = None
     ) -> Weights:
-        """What the worker says in an exchange; see :class:`Weights`.
+        """The worker's message in an exchange; see :class:`Weights`.
 
         Args:
             vector: what stands for the weights, compressed; None: the weights themselves.

@@ -52,7 +52,8 @@ class Blocks:
             yield start, end, self.fit(end - start)
 
     def others(self) -> Iterator[Blocks]:
-        """What to try where a record's bits depend on the size or on the place, cheapest first."""
+        """The block lengths to try where a record's bits depend on the size or on the place,
+        cheapest first."""
         most = self.sizes[-1]
         tried: list[tuple[int, ...]] = [(few,) for few in (2 * UNIT, UNIT, 4, 1) if few < most]
         if len(self.sizes) > 1:  # one size is as much as may be held
@@ -177,14 +178,14 @@ class Batch:
 
     @property
     def lanes(self) -> int:
-        """How many lanes there are."""
+        """The number of lanes."""
         if self.members is not None:
             return len(self.members)
         return trees.batch_size(self.inputs, self.targets)
 
     @property
     def count(self) -> int:
-        """How many of the lanes are not there to fill up."""
+        """The number of lanes that are not there to fill up."""
         return self.lanes if self.real is None else self.real
 
     @property
@@ -194,7 +195,7 @@ class Batch:
 
     @property
     def mixing(self) -> bool:
-        """Whether the examples of a lane may see each other."""
+        """True if the examples of a lane may see each other."""
         return self.members is not None and not self.copies
 
     def some(self, index: Tensor | None) -> tuple[Any, Any]:
@@ -223,7 +224,7 @@ class Batch:
 
 
 def group_numbers(groups: Tensor, size: int, group_count: int | None) -> int:
-    """How many groups there are.
+    """The number of groups.
 
     Raises:
         TypeError: not one integer an example. ValueError: numbers out of range.

@@ -181,7 +181,7 @@ TRIED = ("2.8", "2.15")  # the oldest and the newest torch; pyproject.toml allow
 
 
 def untried(what: str) -> str:
-    """What is said where torch is not as it was in the versions that were tried."""
+    """The warning where torch is not as it was in the versions that were tried."""
     return (
         f"forethought was not tried with torch {torch.__version__}, where {what}: install a torch "
         f"from {TRIED[0]} to {TRIED[1]}"
@@ -334,7 +334,7 @@ def interrupted() -> bool:
 
 @dataclass(frozen=True)
 class Answers:
-    """What user code in lanes gets instead of what torch would do with physical tensors.
+    """The answers to user code in lanes in place of what torch would do with physical tensors.
 
     Attributes:
         function: ``function(kind, args, own)`` is ``kind.apply(*args)`` of an autograd.Function;
@@ -574,7 +574,7 @@ class _Seen(TorchFunctionMode):
 
 
 def _answered(run: Callable[[Tensor], Any]) -> list[Any]:
-    """What lanes are asked while ``run`` has one of their tensors."""
+    """Answer what lanes are asked while ``run`` has one of their tensors."""
     asked: list[Any] = []
 
     def function(kind: Any, args: tuple[Any, ...], own: Any) -> Any:

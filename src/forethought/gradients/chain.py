@@ -31,7 +31,7 @@ from forethought.gradients.trees import Loss
 
 @dataclass
 class Remembered:
-    """What only speed depends on, kept between passes of a model.
+    """The memory between passes of a model on which only speed depends.
 
     Attributes:
         unshared: what lanes write to is made for each. without: names of rules that failed. asks:
@@ -54,7 +54,7 @@ class Remembered:
         self.judged.append(_weak(loss))
 
     def found(self, loss: Any, key: Any) -> Any:
-        """What :meth:`note` was told of the loss under this key; None: nothing."""
+        """The answer that :meth:`note` kept of the loss under this key; None: nothing."""
         self.probed = [known for known in self.probed if known[0]() is not None]
         for kept, named, value in self.probed:
             if named == key and kept() == loss:
@@ -74,7 +74,7 @@ _REMEMBERED: WeakKeyDictionary[nn.Module, Remembered] = WeakKeyDictionary()
 
 
 def memory_of(model: nn.Module) -> Remembered:
-    """What is known of the model so far."""
+    """The memory of the model so far."""
     return _REMEMBERED.setdefault(model, Remembered())
 
 

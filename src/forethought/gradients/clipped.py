@@ -332,7 +332,7 @@ Dims = int | tuple["Dims", ...] | Mapping[str, "Dims"]
 
 @dataclass(frozen=True)
 class BatchDims:
-    """Where a model has its examples, as declared by its owner.
+    """The dimensions in which a model has its examples, as declared by its owner.
 
     Attributes:
         inputs: the dimension of the examples in every input, one number for all, or a tuple or
@@ -345,7 +345,7 @@ class BatchDims:
 
     @property
     def assumption(self) -> str:
-        """What a statement has to say of it."""
+        """The words of a statement about it."""
         return (
             "as declared by the model's owner, examples do not affect each other inside the model "
             f"(batch dimensions: inputs {self.inputs}, outputs {self.outputs}); one random example "
@@ -379,7 +379,7 @@ def placed(inputs: Any, dims: BatchDims | None) -> Any:
 
 
 def outputs_in_front(outputs: Any, dims: BatchDims | None) -> Any:
-    """What the model returned, with the examples in dimension 0; None leaves it."""
+    """The model's outputs with the examples in dimension 0; None leaves them."""
     return outputs if dims is None else _moved(outputs, dims.outputs, True)
 
 
@@ -603,7 +603,8 @@ def numbers_behind(
     blocks: Blocks | None = None,
     of: int | None = None,
 ) -> list[Tensor]:
-    """What :func:`clipped_sum` computes of every example, one row each, to compare bit for bit.
+    """The numbers that :func:`clipped_sum` computes of every example, one row each, to compare bit
+    for bit.
 
     A record's rows must be the same whatever else is in the batch, wherever it stands, and however
     the batch is cut: the sum's bound rests on that. Nothing is returned of a model that goes one

@@ -199,7 +199,7 @@ class Masks:
 
 
 class Draws:
-    """What lanes that are elsewhere leave to those that are here.
+    """The random numbers that lanes which are elsewhere leave to those that are here.
 
     Args:
         masks: of the whole batch. mine: which of its lanes are here, in their order, and then some
@@ -321,7 +321,7 @@ Place = Slot | Derived | LookedUp
 
 
 class Places:
-    """Which parameter, or what of the parameters, a tensor is.
+    """The parameter, or the part of the parameters, that a tensor is.
 
     Args:
         trained: the trained parameters by name.
@@ -461,7 +461,7 @@ class Site:
     size: int
 
     def use(self, gradient: Tensor, saved: tuple[Tensor, ...]) -> Use:
-        """What the rule sees: the examples in front everywhere."""
+        """The use that the rule sees: the examples in front everywhere."""
         out, *dims = self.dims
         assert out is not None  # an output without examples is never tapped
         values = {
@@ -554,7 +554,7 @@ OPEN: set[Any] = {F.multi_head_attention_forward}
 
 @dataclass(frozen=True)
 class Settings:
-    """How a pass is run; a pass that stops may be run again with others.
+    """The settings of a pass; a pass that stops may be run again with others.
 
     Attributes:
         unshared: tensors that the model makes are made for each lane, and inputs are copied,
@@ -1125,7 +1125,7 @@ def _inside(lanes: Lanes) -> Iterator[int]:
 
 
 class _Notes:
-    """What a Function keeps for its backward pass: the ``ctx`` that user code sees."""
+    """The notes that a Function keeps for its backward pass: the ``ctx`` that user code sees."""
 
     def __init__(self, needs: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs

@@ -83,7 +83,7 @@ class _UntoldError(Exception):
 
 
 def of_lanes(outputs: Any) -> Any:
-    """What a model answered in lanes, as one batch.
+    """The model's outputs in lanes, as one batch.
 
     Raises:
         _UntoldError: nobody knows how.
@@ -112,7 +112,7 @@ def of_one(outputs: Any) -> Any:
 
 
 def of_all(outputs: Sequence[Any]) -> Any:
-    """What a model answered to one example after the other, as one batch.
+    """The model's outputs for one example after the other, as one batch.
 
     Raises:
         _UntoldError: nobody knows how.
@@ -605,7 +605,8 @@ def _normalised_alone(given: Mapping[str, Any]) -> Tensor:
 
 
 def _storage(value: Tensor) -> int:
-    """Where a tensor's memory is; 0 for one that has none of its own (sparse, or of torch.func)."""
+    """The place of a tensor's memory; 0 for one that has none of its own (sparse, or of
+    torch.func)."""
     if value.layout is not torch.strided or wrapped(value):
         return 0
     return value.untyped_storage().data_ptr()

@@ -1,4 +1,4 @@
-"""What a model keeps between passes, and what Python can remember outside of it."""
+"""The state that a model keeps between passes, and that Python can remember outside of it."""
 
 from __future__ import annotations
 
@@ -202,7 +202,8 @@ class State:
         ]
 
     def changes(self) -> dict[str, Any]:
-        """Where the model differs from the snapshot: ``module.attribute`` → what is there now."""
+        """The differences of the model from the snapshot: ``module.attribute`` → what is there
+        now."""
         found = {}
         for kept in self._kept:
             names = [*kept.differing(), *(name for name, *_ in kept.rewritten())]
@@ -765,7 +766,7 @@ _Way = Callable[[Surroundings, Any], Iterable[Any]]
 
 
 def _noted(kind: type) -> _Way | None:
-    """How an object of a class written in C is noted; it answers what can be reached from it."""
+    """The note of an object of a class written in C; it answers what can be reached from it."""
     if issubclass(kind, Tensor):
         return Surroundings._tensor
     if issubclass(kind, types.FunctionType):

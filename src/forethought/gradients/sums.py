@@ -300,7 +300,7 @@ def even(found: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class Limits:
-    """What the sum must keep to.
+    """The limits that the sum must keep to.
 
     Attributes:
         clip_norm: at least the norm of every contribution. allowed: bound on the sum's error.
@@ -316,7 +316,7 @@ class Limits:
 def block_lengths(
     held: Sequence[BoundedTerm], factors: Tensor, measured: Measured, limits: Limits
 ) -> list[int | None]:
-    """How long float32 blocks may be, for each term; None adds in float64.
+    """The possible length of float32 blocks, for each term; None adds in float64.
 
     Raises:
         ValueError: not even float64 keeps the error within ``limits.allowed``.
@@ -563,7 +563,7 @@ def clip_and_sum(
 
 @dataclass(frozen=True)
 class Weighed:
-    """What a clipped sum is formed from.
+    """The parts that a clipped sum is formed from.
 
     Attributes:
         names: of the parameters. held: their terms.

@@ -365,7 +365,7 @@ LOOSE = 2.0**-6
 
 
 class Bounds(NamedTuple):
-    """What is proven of a term, float64, shape (B,) each; not finite where the gradient is not.
+    """The proven bounds of a term, float64, shape (B,) each; not finite where the gradient is not.
 
     Attributes:
         norms: at least the norm ‖Σ_t l_t ⊗ r_t‖ of the exact gradient.
@@ -407,7 +407,7 @@ class Term(Protocol):
         """The form that is cheapest to keep until the factors are known."""
 
     def way(self) -> str:
-        """How the norm is taken, in a word or two."""
+        """The way in which the norm is taken, in a word or two."""
 
 
 class BoundedTerm(Term, Protocol):
@@ -415,14 +415,15 @@ class BoundedTerm(Term, Protocol):
 
     @property
     def added(self) -> int:
-        """How many products are added up in one entry of the weighted sum."""
+        """The number of products that are added up in one entry of the weighted sum."""
 
     @property
     def breadth(self) -> int:
-        """How many products one example's gradient consists of, at most, for underflow."""
+        """The number of products that one example's gradient consists of, at most, for
+        underflow."""
 
     def off(self, length: int | None) -> float:
-        """How far :meth:`summed` may be off, in units of Σ_b factors[b]·masses[b]."""
+        """A bound on the error of :meth:`summed`, in units of Σ_b factors[b]·masses[b]."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -883,7 +884,7 @@ class Placed(Moved):
 
 
 class _Several:
-    """What terms of parts say together."""
+    """The common answers of the terms of parts."""
 
     def _all(self) -> Sequence[BoundedTerm]:
         raise NotImplementedError
@@ -1206,7 +1207,7 @@ def _always(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> bool
 
 @dataclass(frozen=True)
 class Rule:
-    """How one function's parameters get their gradients.
+    """The way in which one function's parameters get their gradients.
 
     Attributes:
         name: what ``explain`` prints.

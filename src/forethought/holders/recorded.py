@@ -149,7 +149,7 @@ class Recorded:
             self.trainers.begin(work)
 
     def result(self, client: int) -> Result:
-        """What came of it, recorded."""
+        """The outcome, recorded."""
         work = self._works.pop(client)
         known = self._known.pop((client, work.round), None)
         if known is not None:

@@ -96,12 +96,12 @@ class Simulation:
 
     @property
     def transcripts(self) -> tuple[Transcript, ...]:
-        """What each holder released."""
+        """The releases of each holder."""
         return tuple(released(self._states.get(k, b"")) for k in range(len(self.holders)))
 
     @property
     def randomness(self) -> Randomness:
-        """Which of it is seeded."""
+        """The randomness of it that is seeded."""
         return Randomness(
             seeded_sampling=self.secrets.seeded_sampling, seeded_noise=self.secrets.seeded_noise
         )

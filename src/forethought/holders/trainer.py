@@ -91,7 +91,7 @@ class SharedModel:
 
 @dataclass(frozen=True)
 class Holder:
-    """What one client brings: its plan, records and secrets.
+    """The contribution of one client: its plan, records and secrets.
 
     Args:
         plan: its own. records: exactly as many as its plan says. secrets: of sampling and noise.
@@ -175,7 +175,7 @@ class ClientTrainer:
 
     @property
     def transcript(self) -> Transcript:
-        """What was released, round by round."""
+        """The releases, round by round."""
         return self.private.transcript
 
     def compute(self, round: int, weights: Vector) -> Result:
@@ -206,7 +206,8 @@ class ClientTrainer:
         return Result(vector, first + self.local_rounds, hashed, self.state())
 
     def state(self) -> bytes:
-        """What a later trainer goes on from: transcript, clipping norm, the optimizer's state."""
+        """The state that a later trainer goes on from: transcript, clipping norm, the
+        optimizer's state."""
         tensors, values = optimizer_state(self._descent.optimizer)
         held = {
             "transcript": self.transcript.to_values(),
@@ -229,7 +230,7 @@ class ClientTrainer:
 
 
 def _without_tensors(metadata: dict[str, str]) -> bytes:
-    """What safetensors' ``save`` makes of no tensors, without its many looks at them."""
+    """The bytes that safetensors' ``save`` makes of no tensors, without its many looks at them."""
     header = json.dumps({"__metadata__": metadata, "none": _NONE}).encode()
     header += b" " * (-len(header) % 8)
     return len(header).to_bytes(8, "little") + header + bytes(4)
@@ -279,7 +280,7 @@ def values_of(state: bytes) -> dict[str, Any]:
 
 
 def released(state: bytes) -> Transcript:
-    """What a client released, as its ledger's last state says; b"": nothing."""
+    """The releases of a client, as its ledger's last state says; b"": nothing."""
     if not state:
         return Transcript()
     return Transcript.from_values(values_of(state)["transcript"])
@@ -313,7 +314,7 @@ def end(folder: Path) -> None:
 
 
 def randomness_of(own: Keys, plan: Plan) -> Randomness:
-    """Where a holder's random numbers come from, for its statement."""
+    """The source of a holder's random numbers, for its statement."""
     return Randomness(
         seeded_noise=own.secrets.seeded_noise,
         seeded_sampling=own.secrets.seeded_sampling,

@@ -43,7 +43,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Result:
-    """What came of it; see :class:`forethought.exchange.events.Computed`."""
+    """The outcome of a client's work; see :class:`forethought.exchange.events.Computed`."""
 
     vector: Vector
     rounds: int
@@ -59,11 +59,11 @@ class Trainers(Protocol):
         ...
 
     def result(self, client: int) -> Result:
-        """What came of a client's work; waits until it is done."""
+        """The outcome of a client's work; waits until it is done."""
         ...
 
     def done(self) -> dict[int, Result]:
-        """What else was computed and not asked for yet, by client."""
+        """The other outcomes that were computed and not asked for yet, by client."""
         ...
 
 

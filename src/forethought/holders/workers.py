@@ -91,7 +91,7 @@ class InProcess:
         return self._results.pop(client)
 
     def done(self) -> dict[int, Result]:
-        """What was computed and not asked for yet."""
+        """The outcomes that were computed and not asked for yet."""
         return self._results
 
     def compute(self, group: Sequence[Work]) -> dict[int, Result]:
@@ -200,7 +200,8 @@ class Workers:
         return self._results.pop(client)
 
     def done(self) -> dict[int, Result]:
-        """What was computed and not asked for yet; waits for all that was handed out."""
+        """The outcomes that were computed and not asked for yet; waits for all that was handed
+        out."""
         for future in {id(f): f for f in self._futures.values()}.values():
             self._results |= future.result()
         self._futures.clear()

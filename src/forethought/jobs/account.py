@@ -54,7 +54,7 @@ MOST_OBSERVERS = 2000
 
 
 def compared(statement: Statement) -> list[Row]:
-    """What every analysis says of a statement's mechanism, for as many records."""
+    """The words of every analysis about a statement's mechanism, for as many records."""
     from forethought.published.comparison import compare
 
     return compare(statement.mechanism, statement.delta, statement.examples, statement.group)
@@ -227,7 +227,7 @@ def _envelope_of(found: Path) -> Path:
 def _signer(
     found: Path, text: str, statement: Statement, texts: Mapping[str, str], key: Path | None
 ) -> Signer | None:
-    """Whose signature fits the statement and every file that was signed with it.
+    """The owner of the signature that fits the statement and every file that was signed with it.
 
     Raises:
         ValueError: it fits others, or there is none and a key was given.
@@ -272,7 +272,7 @@ def _transcript(text: str, statement: Statement) -> tuple[Releases, ...]:
 def _agreed_by_others(
     federation: Federation | None, gossip: Gossip | None, statement: Statement
 ) -> str:
-    """Where the accountant's details were found again in what all holders agreed on.
+    """The file of what all holders agreed on in which the accountant's details were found again.
 
     Raises:
         StatementError: nothing beside the statement says that others took part, or not so.

@@ -145,7 +145,7 @@ def replay(
 
 
 def of_replay(found: Replay, plan: Plan, folder: Path, seconds: float) -> Audited:
-    """What a replay found, as an audit of a run in ``folder``.
+    """The findings of a replay, as an audit of a run in ``folder``.
 
     Raises:
         ValueError: nothing was replayed; says why.

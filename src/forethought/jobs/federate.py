@@ -223,7 +223,7 @@ def settings_of(section: FederationSection, clients: int) -> SecureAggregation:
 
 
 def times_of(section: FederationSection, federation: Federation, speeds: Sequence[float]) -> Times:
-    """How long everything takes in a simulation: records over speed, messages by size."""
+    """The duration of everything in a simulation: records over speed, messages by size."""
     seconds = [
         section.record_seconds * federation.local_rounds * plan.epochs * plan.examples / plan.rounds
         for plan in federation.plans

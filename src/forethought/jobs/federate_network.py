@@ -63,7 +63,7 @@ DEFAULT_ADDRESS = "127.0.0.1:8750"
 
 @dataclass(frozen=True)
 class Membership:
-    """What a member's folder holds.
+    """The content of a member's folder.
 
     Args:
         keys: its own. roster, federation: everybody's.

@@ -218,7 +218,7 @@ def agreed_gossip(
 def times_of(
     section: GossipSection, gossip: Gossip, speeds: Sequence[float], folder: Path | None = None
 ) -> Pace:
-    """How long everything takes in a simulation: records over speed, messages by size.
+    """The duration of everything in a simulation: records over speed, messages by size.
 
     Raises:
         JobError: an outage of somebody who is not there.
@@ -253,7 +253,7 @@ def _factors(section: GossipSection, workers: int, folder: Path | None) -> Facto
 
 
 def compression_of(section: GossipSection) -> Compression:
-    """What ``compression`` says. Raises JobError: words that say nothing."""
+    """The compression of a job. Raises JobError: words that say nothing."""
     words = section.compression
     kind, colon, share = words.partition(":")
     try:
@@ -265,7 +265,7 @@ def compression_of(section: GossipSection) -> Compression:
 
 
 def budgets_of(job: Job, sizes: Sequence[int]) -> list[Budget]:
-    """What every worker may spend. Raises JobError: no budget."""
+    """The budget of every worker. Raises JobError: no budget."""
     section = gossip_section(job)
     return [budget_of(job, section, worker, size) for worker, size in enumerate(sizes)]
 
@@ -465,7 +465,8 @@ def standard_error(ours: Sequence[float], theirs: Sequence[float], records: int)
 
 
 def _first(runs: Sequence[SimulatedGossip], target: float) -> float | None:
-    """When the mean of the runs' accuracies, which are taken at the same counts, is the target."""
+    """The time at which the mean of the runs' accuracies, taken at the same counts, is the
+    target."""
     for points in zip(*(run.accuracies for run in runs), strict=False):
         if np.mean([accuracy for _, _, accuracy in points]) >= target:
             return float(np.mean([seconds for seconds, _, _ in points]))

@@ -46,7 +46,7 @@ Look = Callable[[Drove], None]
 
 @dataclass(frozen=True)
 class PeerResult:
-    """What a worker of a job came to.
+    """The outcome of a worker of a job.
 
     Args:
         name: its. took: what became of it.
@@ -127,7 +127,7 @@ def launched_worker(
 
 @dataclass(frozen=True)
 class Membership:
-    """What a worker's folder of keys holds.
+    """The content of a worker's folder of keys.
 
     Args:
         keys: its own. roster, gossip, first: everybody's; the last are the first weights.

@@ -58,7 +58,7 @@ class Dealt:
 
     @property
     def sizes(self) -> list[int]:
-        """How many records, or persons, each holder has."""
+        """The number of records, or persons, of each holder."""
         return [count_of(self.loaded.dataset, part) for part in self.parts]
 
     def share(self, place: int) -> Dataset:
@@ -68,7 +68,7 @@ class Dealt:
         return share_of(self.loaded.dataset, self.parts[place])
 
     def simulation(self, plans: Sequence[Plan]) -> tuple[list[Any], dict[str, Any]]:
-        """What a simulation trains on, a share for each plan, and how."""
+        """The data that a simulation trains on, a share for each plan, and its options."""
         from forethought.rounds.randomness import Seeds
 
         run, test = self.loaded.request.job.run, self.loaded.dataset.test
@@ -130,7 +130,7 @@ def speeds_of(section: HoldersSection, holders: int) -> tuple[float, ...]:
 
 
 def budget_of(job: Job, section: HoldersSection, place: int, size: int) -> Budget:
-    """What a holder of so many records may spend. Raises JobError: no budget."""
+    """The budget of a holder of so many records. Raises JobError: no budget."""
     own = section.tables[place].epsilon if section.tables else None
     epsilon = own or job.budget.epsilon
     if epsilon is None:
@@ -149,7 +149,7 @@ def reference_plan(
     gradients: bool,
     noise_borne: float | None = None,
 ) -> Plan:
-    """What one machine would do whose signal and noise are those of all clients together.
+    """The plan of one machine whose signal and noise are those of all clients together.
 
     Args:
         noise_borne: norm of noise that the model's weights bear, from which step size and batch

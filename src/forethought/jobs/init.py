@@ -111,7 +111,7 @@ def _order(word: str) -> tuple[int, float, str]:
 
 
 def _form(path: Path) -> tuple[Kind, TableFormat]:
-    """Which kind of file it is, and how a text is written."""
+    """The kind of a file, and the way in which a text is written."""
     if not path.is_file():
         raise DataError(f"no file {path}")
     kind = kind_of(path)

@@ -60,7 +60,8 @@ class _Section(BaseModel):
 
 
 class AboutSection(_Section):
-    """Which data, of which date, what for, and who answers for it. Nobody checks any of it."""
+    """The data, their date, the purpose, and the person who answers for it. Nobody checks any of
+    it."""
 
     data: StrictStr | None = _Line
     date: StrictStr | None = _Line
@@ -214,13 +215,13 @@ class HoldersSection(_Section):
 
     @property
     def tables(self) -> tuple[MemberTable, ...]:
-        """What is said of each member by itself; empty: nothing."""
+        """The words on each member by itself; empty: nothing."""
         found: tuple[MemberTable, ...] = getattr(self, self.member)
         return found
 
     @property
     def count(self) -> int | None:
-        """How many take part, where the section says."""
+        """The number of those who take part, where the section says."""
         return getattr(self, f"{self.member}s") or len(self.tables) or None
 
     @property
@@ -230,7 +231,7 @@ class HoldersSection(_Section):
 
     @property
     def slowed(self) -> tuple[int, float]:
-        """How many are slow, and how many times as long they take."""
+        """The number of slow ones, and how many times as long they take."""
         return self.slow, self.slow_factor
 
     @model_validator(mode="after")
@@ -363,7 +364,7 @@ class GossipSection(HoldersSection):
 
     @property
     def slowed(self) -> tuple[int, float]:
-        """How many are slow, and how many times as long they take."""
+        """The number of slow ones, and how many times as long they take."""
         return (1, SLOW) if self.case == "II" else super().slowed
 
     @model_validator(mode="after")
@@ -403,7 +404,7 @@ _Features = _Fixed | Literal["auto", "pixels"]
 
 
 class DataSection(_Section):
-    """Where the training data comes from, and what is declared of it.
+    """The source of the training data, and the declarations of it.
 
     ``features`` is the number of features, or what images are replaced by: ``"scattering"``,
     ``"patches"``, … (:func:`forethought.data.load`); left out, see :attr:`Job.features`.
@@ -427,7 +428,7 @@ class DataSection(_Section):
     bounds: tuple[_Float, _Float] | None = None
 
     def preparation(self, features: int | None) -> Preparation | None:
-        """What is released of the data to standardise it with, and paid for.
+        """The release of the data that standardises it, and is paid for.
 
         Args:
             features: how many features or channels the loaded data have.
@@ -467,13 +468,13 @@ class DataSection(_Section):
 
     @property
     def most_of_one_person(self) -> int:
-        """How many records may be one person's."""
+        """The largest number of records that may be one person's."""
         if self.records_per_person is None:
             return 1 if self.person is None else ROWS_OF_A_PERSON
         return self.records_per_person
 
     def table_schema(self) -> TableSchema | None:
-        """What is declared of the columns; None where nothing is.
+        """The declaration of the columns; None where nothing is declared.
 
         Raises:
             JobError: keys that go with declared columns, without any.
@@ -508,14 +509,14 @@ class DataSection(_Section):
 
 
 class ModelSection(_Section):
-    """Which network: a name of the zoo or ``module:function``; the other keys are its options."""
+    """The network: a name of the zoo or ``module:function``; the other keys are its options."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str = "linear"
 
     @property
     def options(self) -> dict[str, Any]:
-        """What is handed to the model's builder."""
+        """The options that the model's builder is handed."""
         return dict(self.model_extra or {})
 
 
@@ -527,7 +528,7 @@ class BudgetSection(_Section):
 
 
 class TrainingSection(_Section):
-    """How to train. What is left out is chosen by the planner."""
+    """The training. The planner chooses what is left out."""
 
     epochs: _Float | None = Field(default=None, gt=0)
     rounds: _Int | None = Field(default=None, ge=1)
@@ -668,7 +669,7 @@ class Job(_Section):
         features: int | None = None,
         persons: int | None = None,
     ) -> PlanRequest:
-        """What the job asks of the planner.
+        """The job's request to the planner.
 
         Args:
             examples: training records. parameters: how many the model trains, if known.

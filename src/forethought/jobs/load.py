@@ -164,7 +164,7 @@ class Loaded:
 
     @property
     def persons(self) -> int | None:
-        """How many different persons they are of, where the data say."""
+        """The number of different persons that they are of, where the data say."""
         return None if self.dataset.persons is None else len(set(self.dataset.persons.tolist()))
 
     def plan(self, chosen: Mapping[str, Any] | None = None) -> Plan:
@@ -218,7 +218,7 @@ class Loaded:
 
     @property
     def parameters(self) -> int:
-        """How many numbers the model trains."""
+        """The count of numbers that the model trains."""
         return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
 
     @property
@@ -269,7 +269,8 @@ class Loaded:
 
     @property
     def advice(self) -> str | None:
-        """What would do better with these data than what the job names; None: nothing known."""
+        """The model that would do better with these data than the one that the job names; None:
+        nothing known."""
         from forethought.data.features import best_features, reason_for
 
         data, job = self.dataset, self.request.job
@@ -282,7 +283,7 @@ class Loaded:
         )
 
     def card(self) -> ModelCard:
-        """What is needed, besides the weights, to apply the trained model to new records."""
+        """The card that says how to apply the trained model to new records, besides its weights."""
         job, data = self.request.job, self.dataset
         return ModelCard(
             job.model.name,
@@ -355,7 +356,7 @@ def require_possible(job: Job) -> None:
 
 
 def asked_of(job: Job, size: int, parameters: int | None) -> PlanRequest:
-    """What a job asks of the planner for a client of so many records, or persons."""
+    """The job's request to the planner for a client of so many records, or persons."""
     request = job.plan_request(size, parameters)
     return request if job.data.person is None else of_persons(request)
 
@@ -363,7 +364,7 @@ def asked_of(job: Job, size: int, parameters: int | None) -> PlanRequest:
 def dealt(
     dataset: Dataset, clients: int | None, how: str, generator: np.random.Generator
 ) -> list[Indices]:
-    """Which records each client holds, no person at two of them; see :func:`shares`."""
+    """The records that each client holds, no person at two of them; see :func:`shares`."""
     targets, persons = dataset.train.targets, dataset.persons
     if persons is None:
         return shares(targets, clients, how, generator, dataset.sites)
@@ -374,7 +375,7 @@ def dealt(
 
 
 def count_of(dataset: Dataset, part: Indices | None = None) -> int:
-    """How many records, or different persons, a client has."""
+    """The number of records, or different persons, of a client."""
     if dataset.persons is None:
         return len(dataset.train) if part is None else len(part)
     own = dataset.persons if part is None else dataset.persons[part]

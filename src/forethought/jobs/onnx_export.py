@@ -213,7 +213,8 @@ def whole_model(predictor: Predictor, network: ModelProto) -> ModelProto:
 
 
 def before(predictor: Predictor) -> dict[str, str]:
-    """What the file's metadata say has to be done to records before it; empty: nothing."""
+    """The steps that the file's metadata say have to be done to records before it; empty:
+    nothing."""
     card = predictor.card
     if card.features is None:
         return {}
@@ -245,7 +246,7 @@ def _prepared(graph: Graph, features: str, predictor: Predictor) -> str:
 
 
 def _answers(graph: Graph, predictor: Predictor, refused: str | None) -> list[Any]:
-    """What the network's outputs stand for, as named outputs of the graph."""
+    """The meaning of the network's outputs, as named outputs of the graph."""
     from onnx import TensorProto, helper
 
     card, outputs = predictor.card, "outputs"

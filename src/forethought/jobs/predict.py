@@ -49,7 +49,7 @@ class Predictor:
 
     @property
     def classes(self) -> tuple[Any, ...] | None:
-        """What the classes are called, class 0 first; None for a regression."""
+        """The names of the classes, class 0 first; None for a regression."""
         if self.card.classes is None:
             return None
         encoder = self.card.encoder
@@ -204,7 +204,7 @@ class Predictor:
             first += len(frame)
 
     def outputs(self, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
-        """What the network gives for encoded inputs (N, …), before they are prepared."""
+        """The network's outputs for encoded inputs (N, …), before they are prepared."""
         if not len(inputs):
             return np.empty((0, self.card.classes or 1), np.float32)
         return outputs_of(self.model, self.constants.apply(inputs))

@@ -117,7 +117,7 @@ def _slope(parameter: Tensor) -> Tensor:
 
 
 def steps(size: int, local: Local, seed: int) -> Iterator[Tensor | None]:
-    """Which of a group's records each inner step takes, in the order of a fresh draw a pass.
+    """The records of a group that each inner step takes, in the order of a fresh draw a pass.
 
     None: all of them, in their own order.
     """

@@ -1,4 +1,5 @@
-"""Where one group's algorithm runs: on the model itself, and afterwards nothing of it is left.
+"""The place in which one group's algorithm runs: the model itself, and afterwards nothing of it is
+left.
 
 A group's update may follow from the round's weights, its own records and its own random numbers.
 So before each group everything that Python can reach from model, loss and algorithm is as it was

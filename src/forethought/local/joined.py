@@ -27,7 +27,7 @@ class Joined:
         return [torch.cat([tensor.flatten() for tensor in tensors])]
 
     def part(self, joined: Sequence[Tensor]) -> list[Tensor]:
-        """What :meth:`join` laid together, in the parameters' shapes, sharing memory."""
+        """The parts that :meth:`join` laid together, in the parameters' shapes, sharing memory."""
         if not self._together:
             return list(joined)
         pieces = torch.split(joined[0], self._sizes)

@@ -17,7 +17,7 @@ from forethought.local_updates import INNER, Local
 
 
 class Displacement:
-    """Where an inner optimizer has moved the weights.
+    """The displacement of the weights by an inner optimizer.
 
     Args:
         local: the algorithm. start: the weights before the first step, in any shapes.

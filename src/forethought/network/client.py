@@ -225,7 +225,7 @@ Carry: TypeAlias = Callable[
 
 @dataclass(frozen=True)
 class Share:
-    """What a client brings along.
+    """The data and options that a client brings along.
 
     Args:
         records: its own. loss: one value per example. policy: the most that it allows.
@@ -242,7 +242,7 @@ class Share:
 
 @dataclass(frozen=True)
 class TookPart:
-    """What came of taking part.
+    """The outcome of taking part.
 
     Args:
         reason: why it ended; None: it was paused, and can go on.

@@ -93,7 +93,7 @@ def _require_ciphers() -> None:
 
 
 def place_of(context: grpc.aio.ServicerContext[bytes, bytes], roster: Roster) -> int | None:
-    """Who is at the other end of a connection; None: nobody who may be.
+    """The member at the other end of a connection; None: nobody who may be.
 
     Also None below TLS 1.3.
     """
@@ -211,7 +211,7 @@ _KEPT_ALARMS = 50
 
 
 class Machine(Protocol):
-    """What both machines have."""
+    """The common part of both machines."""
 
     def handle(self, event: on.Event) -> list[on.Effect]:
         """Events in, effects out."""
@@ -228,7 +228,7 @@ class Raised:
 
 
 class Driver:
-    """What client and server have in common; use :class:`ClientDriver`, :class:`ServerDriver`.
+    """The common part of client and server; use :class:`ClientDriver`, :class:`ServerDriver`.
 
     Attributes:
         wake_at: when to call :meth:`woken`, in seconds of the clock; None: not at all.

@@ -172,7 +172,7 @@ class StatusPage:
 
 
 class Heard:
-    """When every client was last heard of, and whether it is connected."""
+    """The time at which every client was last heard of, and whether it is connected."""
 
     def __init__(self, clients: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._at: list[float | None] = [None] * clients
@@ -341,7 +341,7 @@ Carry: TypeAlias = Callable[[ServerMachine, Callable[[Out], ServerDriver]], Stat
 
 @dataclass(frozen=True)
 class Served:
-    """What came of serving.
+    """The outcome of serving.
 
     Args:
         finished: whether the last model is there; else the server was stopped and can go on.
@@ -464,7 +464,7 @@ async def _watched(
 
 
 def status_of(machine: ServerMachine, driver: ServerDriver, heard: Heard, seconds: float) -> Status:
-    """What a server shows of itself."""
+    """The status that a server shows."""
     federation = machine.federation
     clients = tuple(
         ClientStatus(

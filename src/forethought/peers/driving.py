@@ -39,7 +39,7 @@ class PeersError(ConnectionError):
 
 @dataclass(frozen=True)
 class Pace:
-    """When things happen, in seconds of this process; no guarantee depends on them.
+    """The times of a worker, in seconds of this process; no guarantee depends on them.
 
     Args:
         exchange: from one exchange to the next, at least; None: half as long as the worker's last
@@ -72,7 +72,7 @@ class Pace:
 
 @dataclass
 class Drove:
-    """What became of a worker.
+    """The outcome of a worker.
 
     Args:
         reason: why it ended; None: it was stopped from outside and can go on from its ledger.

@@ -29,7 +29,7 @@ from forethought.serialisation import canonical
 
 @dataclass(frozen=True)
 class Launched:
-    """Which of the workers this process is.
+    """The worker that this process is.
 
     Args:
         rank, size: place and number. host, port: of the store.
@@ -66,7 +66,8 @@ class Launched:
 
     @contextmanager
     def meeting(self, workers: int) -> Iterator[Meeting]:
-        """Where the workers meet; while it is open, the store is served where this one serves it.
+        """The place where the workers meet; while it is open, the store is served where this one
+        serves it.
 
         Raises:
             PeersError: the port is taken, or there are other workers than processes.

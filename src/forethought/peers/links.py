@@ -56,7 +56,7 @@ class Links(Protocol):
         ...
 
     def heard(self, peer: int) -> float | None:
-        """When something came from a neighbour last, of ``time.monotonic``.
+        """The time at which something last came from a neighbour, of ``time.monotonic``.
 
         None: it has no connection; it may have had one.
         """
@@ -76,7 +76,7 @@ class Links(Protocol):
 
 
 class Liveness:
-    """Which neighbours are lost: a function of when they were heard, and of nothing else.
+    """The lost neighbours: a function of when they were heard, and of nothing else.
 
     Args:
         peers: the neighbours. now: of the start; all but the lost ones count as heard then.

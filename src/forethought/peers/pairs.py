@@ -49,7 +49,8 @@ class StoreError(ConnectionError):
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where workers find each other: a store of torch's, which must live as long as any may come.
+    """The place where workers find each other: a store of torch's, which must live as long as any
+    may come.
 
     Args:
         host, port: of the store. run: of the gossip, which others must have as well.
@@ -226,7 +227,7 @@ class _Pair:
             deliver(Refused(self._peer, f"worker {self._peer} cannot be met again: {error}"))
 
     def _lives(self, store: Store) -> tuple[int, int] | None:
-        """How often the pair's lower and higher worker have begun."""
+        """The number of times that the pair's lower and higher worker have begun."""
         key = f"life/{self._peer}"
         if not store.check([key]):
             return None

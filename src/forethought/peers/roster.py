@@ -1,4 +1,4 @@
-"""Which workers gossip between sites: everybody's name, keys and address, as one public file.
+"""The workers that gossip between sites: everybody's name, keys and address, as one public file.
 
 As in a federation (:mod:`forethought.exchange.keys`), every worker makes its own keys, hands over
 its public identity, and trusts a certificate because it is in here; there is no server.
@@ -60,7 +60,7 @@ class PeerRoster(Stored):
         return hashlib.sha256(canonical(self.to_dict()).encode()).hexdigest()[:32]
 
     def place(self, keys: Keys) -> int:
-        """Whose place these keys are for.
+        """The place that these keys are for.
 
         Raises:
             RosterError: nobody's.
@@ -93,7 +93,7 @@ class PeerRoster(Stored):
         return replace(gossip, members=members, nonce=self.nonce)
 
     def one_way(self, to: int, connecting: Sequence[int]) -> Roster:
-        """Who may connect to a worker, in the form that connections are judged by."""
+        """The members that may connect to a worker, in the form that connections are judged by."""
         return Roster(self.workers[to], tuple(self.workers[one] for one in connecting), self.nonce)
 
     def _values(self) -> dict[str, Any]:

@@ -48,7 +48,7 @@ ENDINGS = ("counted", "neighbour", "rounds", "stopped", "ledger set back")
 
 @dataclass(frozen=True)
 class Share:
-    """What a worker brings along.
+    """The data and options that a worker brings along.
 
     Args:
         records: its own, exactly as many as its plan says. loss: one value per example.
@@ -92,7 +92,7 @@ class Share:
 
 @dataclass(frozen=True)
 class TookPart:
-    """What came of taking part.
+    """The outcome of taking part.
 
     Args:
         drove: how it went. updates: in the ledger.

@@ -1,4 +1,5 @@
-"""How sizes and noise change over a run, within limits, and the least noise that keeps a budget."""
+"""The change of sizes and noise over a run, within limits, and the least noise that keeps a
+budget."""
 
 from __future__ import annotations
 
@@ -105,7 +106,7 @@ GROWTH, POWER = 4.0, 0.5
 
 @dataclass(frozen=True)
 class Course:
-    """How the rounds of a run differ from equal ones; with its defaults not at all.
+    """The difference of a run's rounds from equal ones; with its defaults none.
 
     Args:
         noise, fall: shape of the noise and its first value over its last, below 1 where it grows.
@@ -151,7 +152,7 @@ class Course:
         return [size / mean for size in sizes]
 
     def edges(self, rounds: Rounds) -> list[int]:
-        """Where stages end, from 0; between epochs where records take turns.
+        """The ends of stages, from 0; between epochs where records take turns.
 
         Raises:
             PlanError: rounds that are one epoch, or not even that.

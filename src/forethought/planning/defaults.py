@@ -1,4 +1,4 @@
-"""What the planner chooses when the user leaves a number out, and why."""
+"""The planner's choices where the user leaves a number out, and their reasons."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def _through_buffers(work: Array, strategy: BufferedToeplitz) -> Array:
 
 
 def _weights(count: int) -> Array:
-    """How often each entry of a Toeplitz matrix's first column occurs, over n."""
+    """The count of each entry of a Toeplitz matrix's first column, over n."""
     return np.asarray(1 - np.arange(count) / count)
 
 
@@ -219,7 +219,7 @@ def _of_a_round(plan: Plan, part: Rounds, momentum: float) -> float:
 
 
 def _cancelled(part: Rounds, momentum: float) -> float:
-    """What correlation leaves of the noise in the weights."""
+    """The rest of the noise in the weights under correlation."""
     return gain(part.strategy, part.count, momentum) if isinstance(part, Correlated) else 1.0
 
 
@@ -332,7 +332,7 @@ LEAST_CENTRE = math.sqrt(3.0)
 
 @dataclass(frozen=True)
 class Centring:
-    """How a linear model's features are centred.
+    """The centring of a linear model's features.
 
     Args:
         error: of the means, in units of the declared norm: better is not worth paying for.
@@ -361,7 +361,7 @@ PARAMETERS = 10_000
 
 
 def groups_for(batch: float) -> int:
-    """How many groups of :data:`GROUP` records a batch is dealt into, at least one."""
+    """The number of groups of :data:`GROUP` records that a batch is dealt into, at least one."""
     return max(1, round(batch / GROUP))
 
 
@@ -417,7 +417,7 @@ def centring(images: bool) -> Centring:
 
 @dataclass(frozen=True)
 class ScoreRule:
-    """What follows for a linear model from the noise that its scores may carry.
+    """The consequences for a linear model of the noise that its scores may carry.
 
     Args:
         noise: deviation in each score. clip: clip norm in units of a record's usual norm.
@@ -573,7 +573,7 @@ def path_length(
     feature_norm: float | None = None,
     scores: float = SCORE_NOISE,
 ) -> float:
-    """How far, in all, the data's part of the steps may carry the weights.
+    """The distance, in all, that the data's part of the steps may carry the weights.
 
     As far as leaves noise of norm :data:`NOISE` in them, but at most :data:`STEP` a round; with a
     linear model's ``feature_norm``, as far as leaves ``scores`` in each score.

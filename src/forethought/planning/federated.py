@@ -1,4 +1,4 @@
-"""What a federation will spend, send and take, before anybody trains: a row a client.
+"""The cost and traffic of a federation, before anybody trains: a row a client.
 
 ε is certified for each client's own plan. Seconds come from the simulator, driven through virtual
 time without data. How often to talk is a choice between communication and accuracy: with the same
@@ -31,7 +31,7 @@ _FEWEST_ROUNDS = 10
 
 @dataclass(frozen=True)
 class ClientCost:
-    """What one client does and spends.
+    """The work and the spending of one client.
 
     Args:
         name: of the client. examples: its records n. budget: what it asked for.
@@ -80,7 +80,7 @@ class Split:
 
 @dataclass(frozen=True)
 class FederatedPlan:
-    """What :func:`predict` finds. ``to_dict`` is JSON-ready."""
+    """The findings of :func:`predict`. ``to_dict`` is JSON-ready."""
 
     federation: Federation
     clients: tuple[ClientCost, ...]

@@ -1,4 +1,4 @@
-"""What a gossip will spend, send and take, before anybody trains: a row a worker, a row a graph.
+"""The cost and traffic of a gossip, before anybody trains: a row a worker, a row a graph.
 
 Fast workers do what slow ones leave, so each plans *headroom*: more rounds than the R that all make
 on average, at the noise that its budget has room for with all of them. What the headroom costs is
@@ -45,7 +45,7 @@ _DEGREE = 4
 
 @dataclass(frozen=True)
 class WorkerCost:
-    """What one worker does and spends.
+    """The work and the spending of one worker.
 
     Args:
         name: of the worker. examples: its records. budget: what it asked for.
@@ -98,7 +98,7 @@ class Route:
 
 @dataclass(frozen=True)
 class GossipPlan:
-    """What :func:`predict` finds. ``to_dict`` is JSON-ready."""
+    """The findings of :func:`predict`. ``to_dict`` is JSON-ready."""
 
     gossip: Gossip
     workers: tuple[WorkerCost, ...]

@@ -106,7 +106,8 @@ class Front:
 
 @dataclass(frozen=True)
 class SearchGrid:
-    """What a front is searched over; ten of each, evenly spaced in the logarithm, by default.
+    """The values that a front is searched over; ten of each, evenly spaced in the logarithm, by
+    default.
 
     Args:
         batches, rounds, noise_multipliers: the values to try.
@@ -331,7 +332,7 @@ def _spread_out(rows: Sequence[Candidate], most: int) -> list[Candidate]:
 
 
 def non_dominated(costs: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which rows no other row beats: at most as costly in every column and cheaper in one.
+    """True for each row that no other beats: at most as costly everywhere and cheaper somewhere.
 
     Args:
         costs: shape (plans, objectives), less is better.

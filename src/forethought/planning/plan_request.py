@@ -104,7 +104,7 @@ def noise_borne(model: Any, shape: tuple[int, ...], radius: float | None = None)
 
 
 def table_radius(feature_norm: float | None) -> float | None:
-    """How far records usually lie from their mean: :data:`RADIUS` of the norm that is declared.
+    """The usual distance of records from their mean: :data:`RADIUS` of the norm that is declared.
 
     Args:
         feature_norm: usual norm of a record's features, declared; None: unknown.
@@ -339,7 +339,7 @@ def local_of(given: Local | str | Mapping[str, Any] | None) -> Local | None:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """What is known and wanted of a private run. What is None the planner chooses.
+    """The known facts and the wishes for a private run. The planner chooses what is None.
 
     The fields are those of :func:`forethought.plan`, which says what each means.
 
@@ -592,7 +592,7 @@ class PlanRequest:
 
     @property
     def protected(self) -> int:
-        """How many of the examples the budget is for together."""
+        """The number of examples that the budget is for together."""
         return 1 if self.person_as == "contribution" else self.records_per_person
 
     @property
@@ -616,7 +616,7 @@ class PlanRequest:
         return delta
 
     def chosen_by(self) -> Caveat | str:
-        """Who chose the plan's numbers, for the Statement.
+        """The chooser of the plan's numbers, for the Statement.
 
         The planner looks at no data. What the user gives is "as declared": whether the private
         data were looked at, nobody but the user knows.
@@ -636,14 +636,14 @@ class PlanRequest:
         return Caveat("declared-as", f"{named}; the planner chose the rest from no data")
 
     def sampling_of(self, batch: int) -> Sampling:
-        """How batches of an expected size are drawn."""
+        """The sampling of batches of an expected size."""
         try:
             return SAMPLINGS[self.sampling].sized(batch, self.examples, self.parts)
         except ValueError as error:
             raise PlanError(str(error)) from None
 
     def length_of(self, batch: int) -> int:
-        """How many rounds the given length is with batches of this size.
+        """The number of rounds in the given length with batches of this size.
 
         Raises:
             PlanError: no length is given, or one shorter than a batch.
@@ -668,7 +668,7 @@ class PlanRequest:
 
     @property
     def course(self) -> Course:
-        """How sample size and noise change over the run."""
+        """The change of sample size and noise over the run."""
         return course_of(
             self.noise_schedule,
             self.noise_fall,
@@ -688,7 +688,7 @@ class PlanRequest:
         return float(given.get("momentum", 0.0))
 
     def strategy(self, batch: int, rounds: int) -> Strategy | None:
-        """How the noise of so many rounds is correlated best; None: not at all."""
+        """The best correlation of the noise of so many rounds; None: none."""
         sampling = self.sampling_of(batch)
         if self.noise != CORRELATED or not isinstance(sampling, CyclicPoisson):
             return None

@@ -58,7 +58,8 @@ WON, LOST, TOO_LONG = 0.05, 0.16, 0.013
 
 
 def groups_of(request: PlanRequest, mechanism: Mechanism, why: dict[str, str]) -> int | None:
-    """How many groups a batch is dealt into, as given or by rule; None: examples are clipped.
+    """The number of groups that a batch is dealt into, as given or by rule; None: examples are
+    clipped.
 
     Raises:
         PlanError: more groups than a batch has records.
@@ -134,7 +135,7 @@ PERSONS = "persons"
 
 
 def caveat(request: PlanRequest) -> tuple[Caveat, ...]:
-    """What a Statement says of persons; nothing where every record is somebody else's."""
+    """The note on persons for a Statement; nothing where every record is somebody else's."""
     if request.person_as == "contribution":
         return (Caveat("persons", f"at most {request.records_per_person}"),)
     if request.records_per_person > 1:
@@ -159,7 +160,7 @@ def of_persons(request: PlanRequest) -> PlanRequest:
 
 
 def contribution(request: PlanRequest) -> Persons | None:
-    """What is clipped where a person is one contribution."""
+    """The unit that is clipped where a person is one contribution."""
     own = request.person_as == "contribution"
     return Persons(request.records_per_person) if own else None
 
@@ -294,7 +295,7 @@ def with_preparation(request: PlanRequest, why: dict[str, str]) -> PlanRequest:
 
 
 def roughly(request: PlanRequest, budget: Budget) -> Budget:
-    """What the rules of choice take for the budget of one record, where it is for several."""
+    """The budget of one record that the rules of choice assume, where the budget is for several."""
     return Budget(budget.epsilon / request.protected, budget.delta)
 
 
@@ -613,7 +614,7 @@ def _compared(
     sigma: float,
     strategy: Strategy,
 ) -> str:
-    """What correlation is worth: noise in the weights, beside independent noise at the same ε."""
+    """The worth of correlation: noise in the weights, beside independent noise at the same ε."""
     mine = sigma * gain(strategy, length, request.momentum)
     arguments = length, request.clipping, request.neighbouring, None, request.protected
     in_turns = least_multiplier(budget, request.sampling_of(batch), *arguments)

@@ -126,7 +126,8 @@ SPREAD = 0.2
 
 @dataclass(frozen=True)
 class Constants:
-    """What inputs are prepared with: (x − shift)/scale, clipped to [low, high] where these are.
+    """The constants that inputs are prepared with: (x − shift)/scale, clipped to [low, high] where
+    these are.
 
     Args:
         shift, scale: one number a feature; empty where features stay as they are.
@@ -232,7 +233,7 @@ def shares(means: Tensor) -> tuple[float, ...]:
 
 
 class Paying(Protocol):
-    """What is read of a plan that pays for a preparation."""
+    """The fields that are read of a plan that pays for a preparation."""
 
     @property
     def preparation(self) -> Preparation | None: ...
@@ -248,7 +249,7 @@ class Paying(Protocol):
 
 @dataclass(frozen=True)
 class Prepared(Stored):
-    """What was released to prepare inputs with: public from now on, and made once.
+    """The release that prepares inputs: public from now on, and made once.
 
     Args:
         preparation: what was asked for. examples: of how many records.
@@ -300,7 +301,7 @@ class Prepared(Stored):
 
     @classmethod
     def load(cls, path: str | Path) -> Prepared:
-        """What was saved; a continued run must not release its statistics again."""
+        """The release that was saved; a continued run must not release its statistics again."""
         return super().load(path)
 
 

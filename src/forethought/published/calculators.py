@@ -144,7 +144,7 @@ def rounds_calculator(
 
 @dataclass(frozen=True)
 class Phase:
-    """What the calculator of Appendix E.1 settles for one phase, together with those before it."""
+    """The result of the calculator of Appendix E.1 for one phase, together with those before it."""
 
     size: int
     rounds: int
@@ -319,7 +319,7 @@ class Calculated:
 
     @property
     def less_noise(self) -> float:
-        """How many times less noise the exact σ is: above 1 wherever the theorem holds."""
+        """The factor by which the exact σ has less noise: above 1 wherever the theorem holds."""
         return self.result.sigma / self.exact_noise_multiplier
 
     def to_dict(self) -> dict[str, Any]:

@@ -228,7 +228,7 @@ class SampleSizes:
         return self.moment(1) ** 2 / self.moment(2)
 
     def mechanism(self, sigma: float) -> Mechanism:
-        """What is run: Poisson rounds at rates s_i/N under add-or-remove."""
+        """The mechanism of the run: Poisson rounds at rates s_i/N under add-or-remove."""
         return Mechanism(
             *(Rounds(sigma, count, Poisson(size / self.examples)) for size, count in self)
         )
@@ -255,7 +255,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class ClosedForm:
-    """What a theorem says of a run: (ε, δ)-DP if every condition holds."""
+    """The claim of a theorem about a run: (ε, δ)-DP if every condition holds."""
 
     theorem: str
     epsilon: float

@@ -24,7 +24,7 @@ from forethought.samplings import Poisson
 
 @dataclass(frozen=True)
 class Row:
-    """What one analysis says of ε.
+    """The ε of one analysis.
 
     Args:
         name: the analysis.
@@ -58,7 +58,7 @@ class _Answer(NamedTuple):
 
 
 class _DoesNotApplyError(ValueError):
-    """Why an analysis says nothing about a mechanism."""
+    """The reason why an analysis says nothing about a mechanism."""
 
 
 def compare(

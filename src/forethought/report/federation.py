@@ -22,7 +22,7 @@ SHOWN = 20
 
 
 def show_federation(console: Console, federation: Federation) -> None:
-    """Who takes part, with which plan."""
+    """Show the clients, and the plan of each."""
     rows = f"{len(federation.members)} clients, {federation.rule}, {federation.rounds} rounds"
     if federation.local_rounds > 1:
         rows += f" of {federation.local_rounds} local rounds"
@@ -53,7 +53,7 @@ def _batch(plan: Plan) -> str:
 
 
 def show_simulated(console: Console, summary: Mapping[str, Any]) -> None:
-    """What a simulation came to."""
+    """Show the outcome of a simulation."""
     table = Table("client", "rounds", "ε spent", "of a budget of", "busy, virtual s")
     for row in summary["clients"][:SHOWN]:
         spent, budget = row["epsilon"], row["budget"]
@@ -77,14 +77,15 @@ def show_simulated(console: Console, summary: Mapping[str, Any]) -> None:
 
 
 def draw_timeline(summary: Mapping[str, Any], path: Path) -> Path:
-    """Who computed when: a line a client, a bar an update, in virtual seconds."""
+    """Draw the computations of each client: a line a client, a bar an update, in virtual
+    seconds."""
     return draw_bars(summary, summary["clients"], "client", path)
 
 
 def draw_bars(
     summary: Mapping[str, Any], holders: Sequence[Mapping[str, Any]], what: str, path: Path
 ) -> Path:
-    """Who computed when: a line a holder (with "name" and "busy"), a bar a computation."""
+    """Draw the computations: a line a holder (with "name" and "busy"), a bar a computation."""
     figure, axes = new_axes("Who computed when", "virtual seconds", what)
     rows: dict[int, list[tuple[float, float]]] = {}
     for client, begin, end in summary["timeline"]:

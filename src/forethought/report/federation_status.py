@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def status_table(status: Status) -> Group:
-    """Where the run is, who is there, and the newest alarms."""
+    """A table of the run's progress, its members, and the newest alarms."""
     head = f"federation {status.run}, {status.rule}: model {status.version} of {status.rounds}"
     table = Table(box=None)
     for name in ("client", "state", "updates", "heard of"):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def show_gossip(console: Console, gossip: Gossip) -> None:
-    """Who takes part, with which plan, on which graph."""
+    """Show the workers, the plan of each, and the graph."""
     mixing = gossip.mixing
     title = (
         f"{gossip.workers} workers, {gossip.rule}, {mixing.graph.kind} graph, {mixing.kind}; "
@@ -43,7 +43,7 @@ def show_gossip(console: Console, gossip: Gossip) -> None:
 
 
 def show_simulated(console: Console, summary: Mapping[str, Any]) -> None:
-    """What a simulation came to."""
+    """Show the outcome of a simulation."""
     table = Table("worker", "rounds", "ε spent", "of a budget of", "accuracy", "busy, virtual s")
     for row in summary["workers"][:SHOWN]:
         spent, budget, accuracy = row["epsilon"], row["budget"], row["accuracy"]
@@ -72,7 +72,7 @@ def show_simulated(console: Console, summary: Mapping[str, Any]) -> None:
 
 
 def draw_simulation(summary: Mapping[str, Any], folder: Path) -> None:
-    """Who computed when, and accuracy against virtual seconds."""
+    """Draw the computations of each worker, and accuracy against virtual seconds."""
     draw_bars(summary, summary["workers"], "worker", folder / "timeline.png")
     draw_accuracies(
         [(seconds, accuracy) for seconds, _, accuracy in summary["accuracies"]],

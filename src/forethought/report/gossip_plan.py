@@ -72,7 +72,7 @@ def show(console: Console, plan: GossipPlan) -> None:
 
 
 def show_rehearsal(console: Console, rehearsal: GossipRehearsal) -> None:
-    """Which graph comes within 0.01 of SYNC in the least time."""
+    """Show the graph that comes within 0.01 of SYNC in the least time."""
     table = Table(title=f"rehearsed on {rehearsal.source} data")
     for name in (
         "graph",

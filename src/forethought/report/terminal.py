@@ -1,4 +1,4 @@
-"""What a person sees in the terminal: plan table, progress, result, statement."""
+"""The words and tables of the terminal: plan, progress, result, statement."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ def sizes_text(sizes: SampleSizes) -> str:
 
 
 def correlation_text(plan: Plan) -> str:
-    """How the noise of a plan of equal rounds is correlated; nothing where it is not."""
+    """The correlation of the noise of a plan of equal rounds, in words; nothing where there is
+    none."""
     strategy = getattr(plan.mechanism.rounds[0], "strategy", None)
     return "" if strategy is None else f", correlated over rounds ({strategy.kind})"
 
@@ -213,7 +214,7 @@ def counting(console: Console, what: str, total: int) -> Iterator[Callable[[int,
 
 
 def facts(event: Any) -> str:
-    """What is known at a round, in a few words."""
+    """The known facts at a round, in a few words."""
     parts = []
     if event.loss is not None:
         parts.append(f"loss {event.loss:.3f}")

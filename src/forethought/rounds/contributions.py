@@ -1,4 +1,4 @@
-"""How gradients of examples and of groups add to a round's sum.
+"""The sum of a round from gradients of examples and of groups.
 
 A kind of contribution is a value of :data:`forethought.privacy.CONTRIBUTIONS`; a new one is a
 frozen dataclass there and a :class:`Contributor`, registered in
@@ -62,7 +62,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Gradients:
-    """How gradients are computed: for whom the guarantee makes no difference.
+    """The computation of gradients: for whom the guarantee makes no difference.
 
     Args:
         loss: one value per example. rule: turns norms into factors.
@@ -78,7 +78,8 @@ class Gradients:
     processes: int = 1
 
     def blocks(self, chosen: Round) -> Blocks:
-        """How many rows passes of the round may have: the plan says so, not what was drawn."""
+        """The number of rows that passes of the round may have: the plan says so, not what was
+        drawn."""
         drawn = chosen.sampling.expected_batch(chosen.examples) / self.processes
         fixed = isinstance(chosen.sampling, FullBatch | WithoutReplacement | Shuffled)
         most = None if self.micro_batch is None else _at_once(self.micro_batch, chosen)

@@ -8,7 +8,7 @@ import torch
 
 
 class Layout:
-    """Where each parameter lies in the flat vector.
+    """The place of each parameter in the flat vector.
 
     Args:
         parameters: name → trainable parameter, in the order of the vector.

@@ -117,7 +117,7 @@ def bernoulli_exp(
 
 
 def _geometric(size: int, generator: np.random.Generator) -> Whole:
-    """How often in a row a coin of chance 1/e comes up."""
+    """The number of times in a row that a coin of chance 1/e comes up."""
     counts = np.zeros(size, dtype=np.int64)
     active = np.arange(size)
     while len(active):

@@ -1,4 +1,4 @@
-"""How fine the grid is on which noise is drawn in whole numbers (:mod:`forethought.rounds.grid`).
+"""The step of the grid on which noise is drawn in whole numbers (:mod:`forethought.rounds.grid`).
 
 Apart from it because planning and statements need these two numbers, and no tensors.
 """

@@ -68,7 +68,8 @@ def default_loss(targets: Any) -> Loss:
 
 
 def correct(outputs: Any, targets: Any) -> int | None:
-    """How many labels were hit, or None where outputs and targets are no classification."""
+    """The number of labels that were hit, or None where outputs and targets are no
+    classification."""
     if (
         not isinstance(outputs, torch.Tensor)
         or not isinstance(targets, torch.Tensor)

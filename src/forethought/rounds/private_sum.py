@@ -50,7 +50,7 @@ class RoundError(RuntimeError):
 
 
 class NoisedSum:
-    """What a round released: its noised sum. Made by :meth:`PrivateSum.release` only.
+    """The release of a round: its noised sum. Made by :meth:`PrivateSum.release` only.
 
     Attributes:
         round: the round. layout: which parameter lies where.
@@ -253,16 +253,16 @@ class PrivateRounds:
 
     @property
     def batch_dims(self) -> BatchDims | None:
-        """Where the models have their examples, as their owner declares it."""
+        """The dimensions in which the models have their examples, as their owner declares it."""
         return self._how.batch_dims
 
     @property
     def rule(self) -> ClippingRule:
-        """What turns norms into factors."""
+        """The rule that turns norms into factors."""
         return self._how.rule
 
     def blocks(self, chosen: Round) -> Blocks:
-        """How many rows passes of the round may have."""
+        """The number of rows that passes of the round may have."""
         return self._how.blocks(chosen)
 
     @property
@@ -318,7 +318,7 @@ class PrivateRounds:
         return self._written[1]
 
     def _releases(self, index: int, bound: bytes) -> int:
-        """How many releases of this round there are with this one; on disk before its noise is."""
+        """The number of releases of this round with this one; on disk before its noise is."""
         if os.getpid() != self._process:
             self._process, self._copies = os.getpid(), self._copies + 1
         return self._copies + (1 if self.note is None else self.note(index, bound))
@@ -453,7 +453,7 @@ class PrivateSum:
             self.input_hash, self._inputs = hashed, self._inputs + hashed
 
     def _took(self, sums: Mapping[str, torch.Tensor], norms: torch.Tensor) -> None:
-        """What came of :meth:`_taken`: the clipped sum of exactly these records, and the norms.
+        """The result of :meth:`_taken`: the clipped sum of exactly these records, and the norms.
 
         Only :func:`forethought.rounds.together.add_together` calls it.
         """

@@ -20,7 +20,7 @@ LABELS = ("labels", "label", "targets", "target")
 
 
 class Records(Protocol):
-    """What training needs of data: its size, any batch, and a digest to recognise it by."""
+    """The needs of training from data: its size, any batch, and a digest to recognise it by."""
 
     def __len__(self) -> int: ...
 

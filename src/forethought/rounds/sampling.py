@@ -1,4 +1,4 @@
-"""Which records are in a round's batch: Poisson, without replacement, dealt out, in turns, full.
+"""The records in a round's batch: Poisson, without replacement, dealt out, in turns, full.
 
 Each sampler is a function from a round to record numbers. The distributions are exact: given
 perfect random bits no floating-point rounding enters, which matters at rates near 1e-8, where a
@@ -55,7 +55,7 @@ def poisson_count(examples: int, rate: float, generator: np.random.Generator) ->
 
 
 def _survivors(examples: int, halvings: int, generator: np.random.Generator) -> int:
-    """How many of some records come up heads in each of ``halvings`` fair flips."""
+    """The number of some records that come up heads in each of ``halvings`` fair flips."""
     words, rest = divmod(examples, 64)
     raw = generator.bit_generator.random_raw((words + 1) * halvings)
     if halvings > 1:
@@ -70,7 +70,7 @@ def uniform_subset(examples: int, size: int, generator: np.random.Generator) -> 
 
 
 def sampler(sampling: Sampling, examples: int, stream: Stream, first: int = 0) -> Sampler:
-    """How one part of a mechanism draws its batches.
+    """The sampler of one part of a mechanism.
 
     Args:
         sampling: the kind, with its rate or batch.

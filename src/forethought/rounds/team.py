@@ -48,7 +48,8 @@ class Team:
         return self.rank == 0
 
     def first(self, work: Callable[[], _Value]) -> _Value:
-        """What ``work`` gives in the first process, or the error that it raises there, for all."""
+        """The result of ``work`` in the first process, or the error that it raises there, for
+        all."""
         return work()
 
     def add_up(self, tensor: torch.Tensor) -> None:
@@ -131,7 +132,7 @@ class ProcessGroup(Team):
 
 
 def _device() -> str:
-    """Where the process group's messages have to be."""
+    """The device on which the process group's messages have to be."""
     return "cuda" if distributed.get_backend() == "nccl" else "cpu"
 
 

@@ -27,7 +27,7 @@ ROUNDING = 1e-12
 
 
 class TranscriptError(RuntimeError):
-    """What was released is not what was accounted; there is no statement for it."""
+    """The releases are not what was accounted; there is no statement for them."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Agenda:
-    """What is to happen, in virtual seconds.
+    """The events to come, in virtual seconds.
 
     Attributes:
         now: the time of the last thing that happened.

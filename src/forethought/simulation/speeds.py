@@ -1,4 +1,4 @@
-"""How long things take: seconds of computing and of a message's way, drawn from public seeds.
+"""Durations: seconds of computing and of a message's way, drawn from public seeds.
 
 Straggling is lognormal (as measured in data centres and among phones) or a constant factor; a way
 is a latency and a bandwidth. Numbers are drawn in blocks, in the order in which they are asked
@@ -40,7 +40,7 @@ class Way:
             real("bandwidth", self.bandwidth, above=0)
 
     def seconds(self, size: float) -> float:
-        """What a message of ``size`` bytes takes, without the jitter."""
+        """The duration of a message of ``size`` bytes, without the jitter."""
         return self.latency + (size / self.bandwidth if self.bandwidth else 0.0)
 
 
@@ -110,7 +110,7 @@ class Hiccups:
     seed: int = 0
 
     def __call__(self, machine: int, round: int) -> float:
-        """What a machine's seconds are multiplied by in its round."""
+        """The factor on a machine's seconds in its round."""
         digest = hashlib.blake2b(f"hiccup {self.seed} {round}".encode(), digest_size=8).digest()
         slow = int.from_bytes(digest, "little") % self.machines
         return self.factor if machine == slow else 1.0
@@ -138,7 +138,7 @@ class Trace:
                 real("a factor of a trace", factor, above=0)
 
     def __call__(self, machine: int, round: int) -> float:
-        """What a machine's seconds are multiplied by in its round."""
+        """The factor on a machine's seconds in its round."""
         row = self.rows[machine % len(self.rows)]
         return row[round % len(row)]
 

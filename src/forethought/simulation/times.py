@@ -1,4 +1,4 @@
-"""How long everything takes in a simulation of several machines."""
+"""The durations in a simulation of several machines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SimulationError(RuntimeError):
 
 @dataclass(frozen=True)
 class Times:
-    """How long everything takes.
+    """The durations in a simulation.
 
     Args:
         compute: each machine's seconds for one update; for the mean one, where sample sizes change.

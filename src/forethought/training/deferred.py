@@ -252,7 +252,7 @@ def leaves(value: Deferred) -> Iterator[Leaf]:
 
 @dataclass(frozen=True)
 class Earlier:
-    """What an earlier step of a program gave, by its number."""
+    """The result of an earlier step of a program, by its number."""
 
     number: int
 
@@ -267,7 +267,7 @@ class Step:
 
 
 class Program:
-    """How a value is computed from others, as plain data: nothing of a batch or a loop is in it.
+    """A computation of a value from others, as plain data: nothing of a batch or a loop is in it.
 
     Args:
         value: the value. known: what is given when it is computed, leaves or calls.
@@ -363,7 +363,7 @@ class Gate:
 
 
 def model_call(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """What stands for a model's call in an expression; the round knows its value."""
+    """The stand-in for a model's call in an expression; the round knows its value."""
     return model(*args, **kwargs)
 
 

@@ -76,7 +76,7 @@ class IterateAverage:
         return self._average or {name: p.detach() for name, p in self._parameters.items()}
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint has to hold."""
+        """The state that a checkpoint has to hold."""
         return self._average
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -310,7 +310,8 @@ class MeanFilter(Protocol):
     """Filters the noised means of a run, in order."""
 
     def ahead(self, variance: float) -> float:
-        """How many of the last step's lengths ahead of the weights the next gradient is taken.
+        """The number of the last step's lengths ahead of the weights at which the next gradient is
+        taken.
 
         Args:
             variance: of the noise on its mean.
@@ -322,7 +323,7 @@ class MeanFilter(Protocol):
         ...
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:
-        """What a continued run needs: tensors, and JSON-ready values."""
+        """The state that a continued run needs: tensors, and JSON-ready values."""
         ...
 
     def restore(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
@@ -552,7 +553,7 @@ class Descent:
                     parameter.copy_(here[name])
 
     def filter_state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """What the filter needs to go on: tensors, and JSON-ready values."""
+        """The state that the filter needs to go on: tensors, and JSON-ready values."""
         if self._filter is None:
             return {}, {}
         tensors, values = self._filter.state()
@@ -591,7 +592,7 @@ def descent_of(
     parameters: Mapping[str, torch.nn.Parameter],
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Descent:
-    """What steps along a plan's noised sums.
+    """The descent along a plan's noised sums.
 
     Args:
         optimizer: in place of the plan's own.

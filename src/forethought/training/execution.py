@@ -1,4 +1,4 @@
-"""Where and how a run computes: no choice here can change a guarantee."""
+"""The place and the way of a run's computation: no choice here can change a guarantee."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def same_start(model: torch.nn.Module, team: Team) -> None:
 
 @dataclass(frozen=True)
 class Execution:
-    """How a plan is executed. Sampling and the laws of noise and results stay the same.
+    """The execution of a plan. Sampling and the laws of noise and results stay the same.
 
     A sum that is rounded otherwise, by a last bit, has another draw of the noise.
 

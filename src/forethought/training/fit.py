@@ -1,4 +1,4 @@
-"""Whether model, loss, records and plan go together, said before anything is spent."""
+"""The fit of model, loss, records and plan, said before anything is spent."""
 
 from __future__ import annotations
 

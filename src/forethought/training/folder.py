@@ -75,7 +75,7 @@ def identity(
 def environment(
     model: torch.nn.Module, micro_batch: int | None, processes: int = 1
 ) -> dict[str, str]:
-    """What can move a result by rounding, or change the stream of random numbers."""
+    """The facts that can move a result by rounding, or change the stream of random numbers."""
     device = next(model.parameters()).device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {
@@ -126,7 +126,7 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 
 def _instructions() -> list[str]:
-    """What the numerical libraries choose their code paths by."""
+    """The facts by which the numerical libraries choose their code paths."""
     found = [torch.backends.cpu.get_cpu_capability()]
     found += [os.environ.get(name, "") for name in ("MKL_CBWR", "ONEDNN_MAX_CPU_ISA")]
     with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as file:
@@ -183,7 +183,8 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def fingerprint(value: Any, *, wide: bool = False) -> bytes:
-    """What a function does, as bytes: its code, and the values that it closes over or is bound to.
+    """The work of a function, as bytes: its code, and the values that it closes over or is bound
+    to.
 
     Followed are partials, closures, defaults, bound objects, callable objects, modules with their
     tensors, and the plain values and functions of its own module that it names.
@@ -278,7 +279,7 @@ def _named(function: FunctionType) -> dict[str, Any]:
 
 
 def _parts(value: Any) -> list[Any]:
-    """What something consists of, its kind first."""
+    """The parts of something, its kind first."""
     if isinstance(value, functools.partial):
         return ["partial", value.func, list(value.args), dict(value.keywords)]
     if isinstance(value, Mapping):
@@ -569,7 +570,7 @@ class ReleasedRounds:
         return len(self._bound[index])
 
     def mark(self) -> list[int | str]:
-        """How many entries there are, and their hash, once they are on the disk."""
+        """The number of entries, and their hash, once they are on the disk."""
         os.fsync(self._file.fileno())
         return [self._entries, self._hash.hexdigest()]
 
@@ -769,7 +770,7 @@ class RunFolderExistsError(ValueError):
 
 
 class RunFolder:
-    """Where a run leaves its results.
+    """The folder in which a run leaves its results.
 
     Args:
         path: the folder; made when missing.
@@ -1037,7 +1038,8 @@ class Checkpointer:
 
     @property
     def context(self) -> bytes:
-        """What noise is bound to besides its round and sum: the last that was seen to change."""
+        """The context that noise is bound to besides its round and sum: the last that was seen
+        to change."""
         return bytes.fromhex(self._fixed["context"])
 
     def resume(self, saved: Checkpoint) -> None:
@@ -1093,7 +1095,7 @@ class Checkpointer:
 
 
 def continued(folder: RunFolder, plan: Plan | None) -> tuple[Plan, Checkpoint, Keys] | None:
-    """What there is to continue in a run folder; plan.json is the plan.
+    """The run that there is to continue in a folder; plan.json is the plan.
 
     Args:
         plan: that of the caller, which must be the same; None takes the folder's.
@@ -1129,7 +1131,7 @@ def continued(folder: RunFolder, plan: Plan | None) -> tuple[Plan, Checkpoint, K
 
 
 def threads_of(folder: RunFolder) -> int | None:
-    """How many threads the run in a folder began with, where it can be continued."""
+    """The number of threads that the run in a folder began with, where it can be continued."""
     if not (folder.checkpoint / STATE).is_file():
         return None
     found = Checkpoint.read(folder.checkpoint).values.get("environment", {}).get("threads")
@@ -1162,7 +1164,7 @@ _weights: dict[bytes, str] = {}
 
 
 def trained_before(model: torch.nn.Module, folder: Path | None) -> tuple[Caveat, ...]:
-    """What is known of an earlier training of the model as it is, for the Statement.
+    """The known facts of an earlier training of the model as it is, for the Statement.
 
     Args:
         folder: the run folder that is about to be made; those beside it are looked at.

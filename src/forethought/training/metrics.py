@@ -109,7 +109,7 @@ class Figure:
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """What was to be said of held-out records, and what a model said.
+    """The right answers for held-out records, and a model's.
 
     Args:
         targets: classes (N,), values (N,), or labels (N, K) of 0 and 1.
@@ -354,7 +354,7 @@ PUBLIC = tuple(field.name for field in fields(Metrics) if field.name not in PRIV
 
 @dataclass(frozen=True)
 class Event:
-    """What a progress display needs, after every round: the values last measured.
+    """The facts that a progress display needs, after every round: the values last measured.
 
     ``loss``, ``clipped`` and ``non_finite`` come from private batches: show them, do not publish.
     """
@@ -602,7 +602,8 @@ def measured(
 def _confusion(
     answers: Answers, count: int
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[float | None, ...]]:
-    """What was taken for what, and the share of each class or label that was found."""
+    """The counts of each class taken for each, and the share of each class or label that was
+    found."""
     if answers.scores.ndim == 1:
         return (), ()
     if answers.targets.ndim == 2:

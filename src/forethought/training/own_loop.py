@@ -44,7 +44,7 @@ FINISHED = "the run is finished"
 
 
 class OwnLoop(NamedTuple):
-    """What :func:`private` returns."""
+    """The result of :func:`private`."""
 
     loader: PrivateLoader
     optimizer: PrivateOptimizer
@@ -203,7 +203,7 @@ class _Rounds:
         self._left = self._standing()
 
     def _standing(self) -> dict[str, bytes]:
-        """What rounds start from, and only rounds may change, as a hash each."""
+        """The state that rounds start from, and only rounds may change, as a hash each."""
         return {
             "the model (weights, buffers, or which are trained)": _hash(self.model),
             "tensors among the model's attributes": _of_attributes(self.model),
@@ -307,7 +307,7 @@ class PrivateLoader:
 
     @property
     def epochs(self) -> int:
-        """How many times it can be gone through; the last time may be shorter."""
+        """The number of times it can be gone through; the last time may be shorter."""
         return len(self._ends)
 
     def __len__(self) -> int:

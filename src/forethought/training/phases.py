@@ -79,14 +79,14 @@ STEERED, PUBLIC_TEST = Caveat("steered-by-held-out"), Caveat("public-test")
 
 
 class Ending(Enum):
-    """Why there was no further phase."""
+    """The reason why there was no further phase."""
 
     REACHED = "reached"
     USED_UP = "used-up"
 
     @property
     def words(self) -> str:
-        """What a person reads."""
+        """The words for a person."""
         return {
             Ending.REACHED: "the wanted accuracy was reached",
             Ending.USED_UP: "the budget was used up",
@@ -126,7 +126,7 @@ class Phase:
 
 
 class PhaseState:
-    """Which phases were begun, and what came of them."""
+    """The phases that were begun, and their outcomes."""
 
     def __init__(
         self, plan: Plan, wanted: float, decide_on: str, adaptive: bool, caveats: Sequence[Caveat]
@@ -199,7 +199,7 @@ class PhaseState:
 
     @property
     def mechanism(self) -> Mechanism:
-        """What was released."""
+        """The mechanism of what was released."""
         return Mechanism(*(p.rounds for p in self.phases), adjacency=self.plan.mechanism.adjacency)
 
     @property
@@ -263,7 +263,7 @@ class PhaseState:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What must be the same when a run is resumed."""
+        """The settings that must be the same when a run is resumed."""
         return {
             "accuracy": self.wanted,
             "decide_on": self.decide_on,

@@ -1,4 +1,4 @@
-"""What a rule that chooses the next phase gets to see. No torch in here: planners write rules."""
+"""The view of a rule that chooses the next phase. No torch in here: planners write rules."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def usual_loss(data: object) -> Loss | None:
 
 
 def declared(plan: Plan, held_out: object | None) -> tuple[Caveat, ...]:
-    """What the Statement must say of an algorithm of the user's own, and of steps that follow
+    """The notes of the Statement on an algorithm of the user's own, and on steps that follow
     accuracy on held-out records.
 
     Raises:
@@ -277,7 +277,7 @@ def _mean_over_rows(values: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Arranged:
-    """What a plan is trained on: records as it counts them, with a model and a loss of these.
+    """The records that a plan is trained on, as it counts them, with a model and a loss of these.
 
     Args:
         data: records. loss: one value a record; None: the usual one.

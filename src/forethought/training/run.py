@@ -417,7 +417,8 @@ def _begun(task: Task) -> tuple[Keys, Checkpoint | None, dict[str, Any]]:
 def _kept(
     task: Task, loop: Loop, keys: Keys, saved: Checkpoint | None, settings: Mapping[str, Any]
 ) -> Checkpointer | None:
-    """What keeps the run in its folder, in the process that does; the others agree with it."""
+    """The object that keeps the run in its folder, in the process that does; the others agree
+    with it."""
     team, folder = task.team, task.folder
     if folder is None and team.size == 1:
         return None
@@ -447,13 +448,13 @@ def _kept(
 
 
 def randomness(plan: Plan, secrets: Secrets, prepared: Prepared | None = None) -> Randomness:
-    """What the Statement has to know of where the random numbers come from."""
+    """The source of the random numbers, for the Statement."""
     seeded = secrets.seeded_noise or (prepared is not None and prepared.seeded)
     return Randomness(seeded, secrets.seeded_sampling, plan.noise == "grid")
 
 
 def _settings(task: Task) -> dict[str, Any]:
-    """What a continued run keeps, whatever it is continued with."""
+    """The settings that a continued run keeps, whatever it is continued with."""
     return {
         "log_every": task.execution.log_every or max(1, round(task.plan.rounds / ROWS)),
         "diagnostics": task.diagnostics,

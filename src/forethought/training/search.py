@@ -285,7 +285,7 @@ def _best(
     statements: Mapping[Plan, Statement],
     folder: RunFolder | None,
 ) -> Tuned:
-    """What is shown of a search: its best trial, with the statement of the search."""
+    """The result of a search: its best trial, with the statement of the search."""
     if best is None:
         start = Metrics(0, 0.0, first.optimizer.learning_rate, first.clip_norm, 0.0)
         best = (math.nan, _Trial(make_model(), statements[first], (start,), first))

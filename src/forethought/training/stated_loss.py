@@ -53,7 +53,7 @@ class StatedLoss:
 
 @dataclass(frozen=True)
 class Place:
-    """Which of a record's tensors."""
+    """The place of one of a record's tensors."""
 
     number: int
 

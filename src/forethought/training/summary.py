@@ -1,4 +1,4 @@
-"""What a run folder says of its run, as plain values that reports are drawn from."""
+"""The content of a run folder, as plain values that reports are drawn from."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class UnfinishedRun:
 
 
 def _released(plan: Plan, times: Mapping[int, int], rounds: int) -> Mechanism:
-    """What so many rounds of a plan have released, those that were released again included."""
+    """The releases of so many rounds of a plan, those that were released again included."""
     before = len(plan.mechanism) - plan.rounds
     if max(times.values()) == 1:
         return plan.mechanism.first(before + rounds)

@@ -1,1 +1,1 @@
-"""What a plan is worth before it is run: utility graphs, and rehearsals on public data."""
+"""The worth of a plan before it is run: utility graphs, and rehearsals on public data."""

@@ -232,7 +232,7 @@ class UtilityGraph(Stored):
         return float(1 - kept / self.noiseless.max())
 
     def plan_arguments(self, tolerance: float, margin: float = 0.0) -> dict[str, Any]:
-        """What :func:`forethought.plan` takes over from the graph.
+        """The arguments that :func:`forethought.plan` takes over from the graph.
 
         The chosen clip norm and noise multiplier, the optimizer, step size and schedule the models
         were trained with, and how all this was chosen, for the Statement. Give the rest::

@@ -254,7 +254,7 @@ class GraphKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class GraphSettings:
-    """How the models of a utility graph are trained, perturbed and measured.
+    """The training, perturbation and measurement of the models of a utility graph.
 
     Args:
         draws: perturbations per pair.
@@ -350,7 +350,7 @@ def utility_graph(
     progress: Callable[[int, int], None] | None = None,
     **settings: Unpack[GraphKeywords],
 ) -> UtilityGraph:
-    """How much noise a model bears at each clipping norm, on data that costs no privacy.
+    """Measure how much noise a model bears at each clipping norm, on data that costs no privacy.
 
     For every C the model is trained from the same initial weights on the same batches, with
     contributions clipped to C and no noise. The final weights w are perturbed by n = noise_scale ·

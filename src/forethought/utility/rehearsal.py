@@ -68,7 +68,7 @@ _LAYERS: dict[frozenset[str], Network] = {
 
 
 def network_of(model: Any) -> Network | None:
-    """Which kind of network a torch module is, of those that are told apart.
+    """The kind of network that a torch module is, of those that are told apart.
 
     Returns:
         By the layers that have weights: None for a linear model, and for one with other layers than
@@ -90,7 +90,7 @@ def _share(odds: float) -> float:
 
 
 def score(interval: tuple[float, float], achieved: float) -> float:
-    """How far, in log-odds, an accuracy lies outside an interval; negative inside it."""
+    """The distance, in log-odds, of an accuracy from an interval; negative inside it."""
     low, high = map(_odds, interval)
     return max(low - _odds(achieved), _odds(achieved) - high)
 
@@ -280,7 +280,7 @@ _CALLED = {"linear": "linear models", "perceptron": "a small perceptron"}
 
 @dataclass(frozen=True)
 class Rehearsal(Stored):
-    """What a plan achieved on a public proxy, and the accuracy it predicts.
+    """The results of a plan on a public proxy, and the accuracy that it predicts.
 
     Args:
         accuracies: of each repeat on its test records, in [0, 1].
@@ -330,7 +330,7 @@ class Rehearsal(Stored):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Where the private run's accuracy will be, with a chance of at least ``level``.
+        """The interval of the private run's accuracy, with a chance of at least ``level``.
 
         That is so if the private and the public data set stand to each other as those of the pairs
         do that it is calibrated on (:mod:`forethought.utility.rehearsal`): :attr:`run_interval`,
@@ -396,7 +396,7 @@ class Rehearsal(Stored):
         return "\n".join(sentences)
 
     def _promise(self) -> str:
-        """What an interval that is offered is worth."""
+        """The worth of an interval that is offered."""
         if self.relation is None or self._model is None:
             raise RuntimeError("an interval is offered of a relation and a kind of model")
         sets = len(scores_of(self.relation, self._model))

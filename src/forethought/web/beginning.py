@@ -1,4 +1,4 @@
-"""What the page begins with: a job's numbers, or the usual ones."""
+"""The numbers that the page begins with: a job's, or the usual ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from forethought.web.saving import Place
 
 
 def beginning(job_file: Path | None, folder: Path, data_dir: Path | None) -> tuple[Place, Settings]:
-    """Where to save, and where the sliders stand first.
+    """The place to save at, and the first places of the sliders.
 
     Args:
         job_file: its data are counted, nothing else is read of them; None: there is none.

@@ -1,4 +1,4 @@
-"""How accurate a plan might make a linear model: a rehearsal on synthetic clusters, in NumPy.
+"""The accuracy that a plan might give a linear model: a rehearsal on synthetic clusters, in NumPy.
 
 Two clusters of public, synthetic records are learned by logistic regression with the plan's noise
 for its batch. What private data allow nobody knows beforehand; this shows what the noise leaves of
@@ -42,7 +42,7 @@ def _clusters(features: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 def expected_accuracy(plan: Plan, features: int) -> Expected:
-    """What a linear model of so many features reaches under a plan of equal rounds.
+    """The accuracy of a linear model of so many features under a plan of equal rounds.
 
     Args:
         plan: with one contribution a record or person. features: columns of the synthetic records.

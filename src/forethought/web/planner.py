@@ -32,7 +32,7 @@ class SettingError(ValueError):
 
 @dataclass(frozen=True)
 class Settings:
-    """Where the sliders stand.
+    """The places of the sliders.
 
     Args:
         epsilon: budget. delta: None: one tenth of one over the number of records or persons.

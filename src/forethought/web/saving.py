@@ -18,7 +18,7 @@ _TABLE = {"source": "csv:your-table.csv", "label": "your-label"}
 
 @dataclass(frozen=True)
 class Place:
-    """Where files are saved, and the job that they are for.
+    """The place where files are saved, and the job that they are for.
 
     Args:
         folder: that exists. job: the tables of a job file to put the numbers into; None: there is

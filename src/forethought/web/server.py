@@ -57,17 +57,17 @@ class PlannerServer(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """What to open in a browser; it holds the token."""
+        """The address to open in a browser; it holds the token."""
         return f"http://{HOST}:{self.server_address[1]}/#{self.token}"
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """What a Host header may be."""
+        """The names that a Host header may have."""
         port = self.server_address[1]
         return frozenset({f"{HOST}:{port}", f"localhost:{port}"})
 
     def answer(self, path: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What the page is told.
+        """The answer to the page.
 
         Raises:
             ValueError: settings that make no sense or cannot be planned. KeyError: nothing there.
@@ -125,7 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.OK, "application/json", json.dumps(found).encode())
 
     def _refused(self, length: str) -> tuple[HTTPStatus, str] | None:
-        """Why a request gets no answer; None: it gets one."""
+        """The reason why a request gets no answer; None: it gets one."""
         given = self.headers.get("X-Forethought-Token", "")
         origin = self.headers.get("Origin")
         if self.headers.get("Host") not in self.server.names:

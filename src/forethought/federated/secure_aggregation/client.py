@@ -85,7 +85,7 @@ class SecureClient(ClientMachine):
         self._first: tuple[int, frozenset[int]] | None = None
 
     def handle(self, event: on.Event) -> list[Effect]:
-        """What an event leads to."""
+        """The effects of an event."""
         message = event.message if isinstance(event, Received) else None
         if isinstance(message, MaskRequest):
             return self._requested(message)

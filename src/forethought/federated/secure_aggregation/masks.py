@@ -1,4 +1,4 @@
-"""What hides a vector: key agreement, masks from a key, and sealed shares.
+"""The means to hide a vector: key agreement, masks from a key, and sealed shares.
 
 X25519 (RFC 7748) agrees on a secret, HKDF-SHA256 (RFC 5869) derives one key for each purpose, round
 and pair from it, AES-256 in counter mode expands a key to a mask of uniform ring elements, and

@@ -1,4 +1,4 @@
-"""What participants and aggregator of one secure round say to each other.
+"""The messages between participants and aggregator of one secure round.
 
 ``base`` is the version of the model that a round is on, ``attempt`` tells tries at one round apart,
 and ``round`` is the number of the client's own update. Fields of bytes hold pieces of fixed length
@@ -93,7 +93,7 @@ class MaskedSum:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Survivors:
-    """Whose masked sums came: those are summed, the others dropped out."""
+    """The clients whose masked sums came: those are summed, the others dropped out."""
 
     round: int
     base: int
@@ -129,13 +129,14 @@ for _number, _kind in enumerate(
 
 
 def committed(run_id: bytes, client: int, own: bytes) -> bytes:
-    """What binds a client to its own mask before anybody opens it: 32 bytes, and no hint of it."""
+    """The commitment of a client to its own mask before anybody opens it: 32 bytes, and no hint
+    of it."""
     head = b"forethought own mask\n" + run_id
     return sha256(head + client.to_bytes(8, "big") + own).digest()
 
 
 def no_part(round: int, base: int, attempt: int) -> MaskKeys:
-    """What a client says that takes no part in an attempt, or no further one."""
+    """The message of a client that takes no part in an attempt, or no further one."""
     return MaskKeys(round, base, attempt, b"", b"")
 
 
@@ -145,13 +146,13 @@ def takes_no_part(message: object) -> bool:
 
 
 def signed(run_id: bytes, round: int, client: int, keys: bytes) -> bytes:
-    """What a client signs of its keys."""
+    """The bytes that a client signs of its keys."""
     head = b"forethought mask keys\n" + run_id
     return head + round.to_bytes(8, "big") + client.to_bytes(8, "big") + keys
 
 
 def attempted(run_id: bytes, attempt: int) -> bytes:
-    """What keys and seals of one attempt are for, in place of the run: none serves another."""
+    """The name of one attempt for keys and seals, in place of the run: none serves another."""
     return sha256(b"forethought attempt\n" + run_id + attempt.to_bytes(8, "big")).digest()
 
 

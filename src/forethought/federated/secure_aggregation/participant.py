@@ -284,7 +284,7 @@ class Participant:
 
 
 def about(run_id: bytes, round: int, one: int, other: int) -> bytes:
-    """What a key or a seal between two clients is for."""
+    """The purpose of a key or a seal between two clients."""
     return run_id + b"".join(value.to_bytes(8, "big") for value in (round, one, other))
 
 

@@ -81,7 +81,7 @@ class SecureServer(ServerMachine):
         self._step, _ = grid(chosen.noise_std, chosen.clip_norm, federation.parameters)
 
     def handle(self, event: on.Event) -> list[Effect]:
-        """What an event leads to."""
+        """The effects of an event."""
         if isinstance(event, Received):
             if isinstance(event.message, _OF_THE_ROUND):
                 return self._of_the_round(event)

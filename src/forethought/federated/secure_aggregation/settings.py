@@ -1,4 +1,5 @@
-"""What secure aggregation assumes of a cohort, and what follows for noise and thresholds.
+"""The assumptions of secure aggregation about a cohort, and their consequences for noise and
+thresholds.
 
 **Threat model.** The server is honest but curious: it follows the protocol and keeps all it sees.
 Up to ``colluders`` clients tell it all they know, and up to ``dropouts`` vanish at any moment
@@ -87,7 +88,7 @@ class SecureAggregation:
 
     @property
     def noise_share(self) -> float:
-        """What a client's own noise multiplier is of the sum's: 1/√honest."""
+        """The share of a client's own noise multiplier in the sum's: 1/√honest."""
         return float(self.honest**-0.5)
 
     def require(self, federation: Federation) -> None:
