@@ -177,6 +177,32 @@ def test_differences_are_clipped_where_that_was_agreed() -> None:
     assert machine.weights.tolist() == [1, 2, 3.25]
 
 
+def test_one_hostile_neighbour_neither_sets_a_model_nor_ends_a_run() -> None:
+    """Weights that are taken whole elsewhere: the last ones of a neighbour, and an answer."""
+    huge = (1e17, 0, 0)
+    machine = begun(workers=4, trust=Trust(difference=1.0))
+    effects = machine.handle(on.Received(1, said(LAST, *huge, round=0)))
+    assert not of(effects, on.Finished) and machine.weights.tolist() == [1, 2, 3]
+    machine.handle(on.Mix(0))
+    other = partner(machine, 0)
+    machine.handle(on.Received(other, said(0, 1, 2, 3, left=0)))
+    if other != 1:  # two of three neighbours say that it ends
+        assert of(machine.handle(on.Mix(1)), on.Finished)
+    else:
+        assert not of(machine.handle(on.Mix(1)), on.Finished)
+        effects = machine.handle(on.Received(2, said(LAST, *huge, round=0)))
+        assert of(effects, on.Finished)
+        assert float(np.linalg.norm(machine.weights - vector(1, 2, 3))) < 1.001
+    outgoing = (Update(1, 4, vector(7, 7, 7)),)
+    ledger = LedgerState(2, 2, b"", 1, outgoing, 4)
+    terms = gossip(2, trust=Trust(difference=1.0))
+    machine = AsynchronousWorker(terms, 0, vector(1, 2, 3), ledger)
+    machine.handle(on.Started(1))
+    machine.handle(on.Received(1, Known(5, 3, 2, 1)))
+    machine.handle(on.Received(1, said(ANSWER, *huge, known=2)))
+    assert float(np.linalg.norm(machine.weights - vector(7, 7, 7))) < 1.001
+
+
 def test_an_early_answer_waits_and_a_late_one_is_left_out() -> None:
     machine = begun(workers=2)
     machine.handle(on.Received(1, said(1, 5, 2, 3)))

@@ -56,6 +56,7 @@ class AsynchronousWorker:
 
     __slots__ = (
         "_early",
+        "_enders",
         "_known",
         "_left",
         "_links",
@@ -100,8 +101,9 @@ class AsynchronousWorker:
         self._pause = 0
         self._return: _Return | None = None
         self._pending: on.GradientDone | None = None
-        # Exchanges until the end, once the end is known.
+        # Exchanges until the end, once the end is known, and who said so.
         self._left: int | None = None
+        self._enders: set[int] = set()
 
     @property
     def updates(self) -> int:
@@ -356,7 +358,7 @@ class AsynchronousWorker:
         self._known[sender] = max(self._known.get(sender, 0), message.round)
         if message.base < 0 or message.known > self.own.updates:
             effects = self._heard(sender, message)
-            if message.base != LAST or self.finished is not None:
+            if message.base != LAST or self.finished is not None or not self._believed(sender):
                 return effects
             self.own.take(message)
             return self._end("neighbour")
@@ -406,13 +408,21 @@ class AsynchronousWorker:
             received = self.gossip.trust.admit(mine, received)
         own.move(received, mine, part, sent.share)
         own.count += moved(sent.count, message.count, weight)
-        if message.left >= 0:
+        if message.left >= 0 and self._believed(sender):
             self._ends(message.left)
         elif own.complete:
             self._ends(self.gossip.settle)
         return [] if sent.sources else [on.Mixed(message.base)]
 
     # ---- the end
+
+    def _believed(self, sender: int) -> bool:
+        """True if the run may end by a neighbour's word: two say so where one may be hostile."""
+        self._enders.add(sender)
+        if self.gossip.trust.difference is None:
+            return True
+        near = set(self.gossip.mixing.graph.neighbours(self.me)) - self._lost
+        return len(self._enders) >= min(2, len(near))
 
     def _ends(self, steps: int) -> None:
         self._left = steps if self._left is None else min(steps, self._left)

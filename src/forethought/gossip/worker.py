@@ -178,8 +178,8 @@ class Releases:
         self.share = left if left > 0 else 0.0
 
     def take(self, message: Weights) -> None:
-        """Have a neighbour's weights, whole, in place of the own."""
-        self.held, self.count = message.vector, message.count
+        """Have a neighbour's weights in place of the own, as far from them as is trusted."""
+        self.held, self.count = self.gossip.trust.admit(self.held, message.vector), message.count
         self._fresh = None
 
     def begin(self) -> Effects:
