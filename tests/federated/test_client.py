@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import deque
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +13,20 @@ from machines import D, federation, from_server, model, of, plan, sent, vector
 
 import forethought as ft
 from forethought.exchange import events as on
-from forethought.exchange.messages import Acknowledgement, Finished, Join, Leave, Refusal, Update
+from forethought.exchange.messages import (
+    SERVER,
+    Acknowledgement,
+    Finished,
+    Join,
+    Leave,
+    Refusal,
+    Update,
+)
 from forethought.exchange.storage import LedgerState
 from forethought.federated.client import ClientMachine
 from forethought.federated.delay import Delay
 from forethought.federated.federation import FederationError
+from forethought.federated.server import ServerMachine
 from forethought.federated.statements import Policy
 
 
@@ -151,3 +163,64 @@ def test_own_steps_go_down_along_the_gradient() -> None:
     assert machine.weights is not None
     assert machine.weights.tolist() == [1 - size] * D
     assert math.isclose(asked.vector[0], 1.0)  # the received one is as it was
+
+
+def test_a_server_restored_from_a_backup_ends_clients_with_a_line_within_a_minute() -> None:
+    """Its journal ends at model 1; the clients have model 2, which it signed itself."""
+    terms = federation(clients=2, rounds=4)
+    clients = [ClientMachine(terms, place) for place in range(2)]
+    machines = {SERVER: ServerMachine(terms, vector()), **dict(enumerate(clients))}
+    entries: list[Any] = []
+    alarms: list[str] = []
+    updates: set[int] = set()
+    wire: deque[tuple[int, int, object]] = deque()
+    ended: set[int] = set()
+
+    def do(who: int, event: on.Event) -> None:
+        for effect in machines[who].handle(event):
+            match effect:
+                case on.Send():
+                    wire.append((who, effect.to, effect.message))
+                case on.Append():
+                    entries.append(effect.entry)
+                case on.Compute():
+                    near = replace(computed(effect, event.now), vector=vector(*(0.01,) * D))
+                    do(who, near)
+                case on.Alarm():
+                    alarms.append(effect.code)
+                case on.Done():
+                    ended.add(who)
+
+    def deliver(now: float, most: int = 4) -> None:
+        while wire and machines[SERVER].version < most:
+            sender, to, message = wire.popleft()
+            if isinstance(message, Update):
+                updates.add(message.round)
+            do(to, on.Received(sender, message, now))
+
+    for who in machines:
+        do(who, on.Connected(0.0))
+    deliver(0.0, most=2)
+    deliver_models = [item for item in wire if item[0] == SERVER]
+    wire.clear()
+    for _, to, message in deliver_models:
+        do(to, on.Received(SERVER, message, 0.0))
+    wire.clear()
+    assert [client.base for client in clients] == [2, 2]
+    first = [entry for entry in entries if entry.base == 0]
+    machines[SERVER] = ServerMachine.restored(terms, vector(), None, first)
+    assert machines[SERVER].version == 1
+    updates.clear()
+    now = 0.0
+    while len(ended) < 2 and now < 100:
+        now += terms.resend
+        for place in range(2):
+            do(place, on.Woken(now))
+        deliver(now)
+    assert now <= 60 and ended == {0, 1}
+    assert alarms.count("server set back") == 2 and "journal set back" in alarms
+    # What they released last was never answered: it is sent until the newest journal takes it.
+    assert 2 in updates and [client.updates for client in clients] == [3, 3]
+    again = ClientMachine(terms, 0)
+    for base in (2, 1, 1, 1, 1, 1, 1):  # so many within seconds are messages out of order
+        assert not of(again.handle(from_server(model(base), 10.0)), on.Done)

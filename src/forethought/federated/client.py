@@ -42,6 +42,10 @@ from forethought.federated.steps import step_size
 
 Effects = list[on.Effect]
 
+# A server that only sends older models than it sent before, so many of them over so many seconds,
+# is not late: its journal was set back.
+OLDER, OLDER_SECONDS = 6, 45.0
+
 
 class ClientMachine:
     """One client's decisions; see the module.
@@ -70,6 +74,7 @@ class ClientMachine:
         "_limit",
         "_newest",
         "_now",
+        "_older",
         "_outgoing",
         "base",
         "federation",
@@ -100,6 +105,8 @@ class ClientMachine:
         # When the present update was begun, and until when a computed one is held back.
         self._now = self._begun = 0.0
         self._held: tuple[float, Update] | None = None
+        # Older models since the newest one: how many, and when the first came.
+        self._older = (0, 0.0)
         self._asynchronous = federation.rule != "synchronous"
 
     @property
@@ -166,10 +173,26 @@ class ClientMachine:
             return self._rolled_back(model.round)
         if not self._sound(model.vector):
             return [on.Alarm("model", "a model of another shape or precision")]
-        if model.base < self.base or (model.base == self.base and self._asynchronous):
-            return []  # an old model, or the one that is there with own steps on it
+        if model.base < self.base:
+            return self._old(model)
+        self._older = (0, 0.0)
+        if model.base == self.base and self._asynchronous:
+            return []  # the one that is there, with own steps on it
         self.base, self._newest = model.base, model
         return self._next()
+
+    def _old(self, model: Model) -> Effects:
+        count, since = self._older
+        self._older = count + 1, since if count else self._now
+        if count + 1 < OLDER or self._now - self._older[1] < OLDER_SECONDS:
+            return []
+        self._halted = True
+        text = (
+            f"the server sends model {model.base} and sent model {self.base} before: its journal "
+            "was set back. Restore the server's newest journal, and start this client again; its "
+            "own ledger is whole"
+        )
+        return [on.Alarm("server set back", text), on.Done("server set back")]
 
     def _sound(self, vector: Vector) -> bool:
         # Whether it is finite was judged where its frame was opened; a contribution that comes of
@@ -192,6 +215,10 @@ class ClientMachine:
             return []
         if isinstance(answer, Refusal) and answer.reason == "conflict":
             return self._rolled_back(answer.round + 1)
+        if isinstance(answer, Refusal) and answer.reason == "future":
+            return []  # no answer: a server whose journal was set back knows no such model
+        if isinstance(answer, Acknowledgement) and answer.base >= self.base:
+            self._older = (0, 0.0)
         if not self._outgoing or self._outgoing.pop(answer.round, None) is None:
             return []
         effects: Effects = [Acknowledged(answer.round)]

@@ -112,6 +112,7 @@ class ServerMachine:
         # Not of the journal: who is connected, and when it was last heard of.
         self._present: dict[int, None] = {}
         self._heard = np.full(members, np.inf)
+        self._ahead: set[int] = set()
         self._since: float | None = None
 
     @classmethod
@@ -192,6 +193,15 @@ class ServerMachine:
             case Join():
                 # A heartbeat of a client that has the newest model does not cost another one.
                 news = message.base != self.version
+                if message.base > self.version and client not in self._ahead:
+                    self._ahead.add(client)
+                    name = self.federation.members[client].name
+                    text = (
+                        f"{name} says it has model {message.base}, this journal is at "
+                        f"{self.version}: if it was restored from a backup, stop this server and "
+                        "restore the newest one"
+                    )
+                    effects.append(on.Alarm("journal set back", text))
                 if self.finished or (news and self.rule.expects(client)):
                     effects.append(self._told(client))
             case Leave():
