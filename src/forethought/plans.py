@@ -8,7 +8,7 @@ It has two parts: what privacy needs (:mod:`forethought.privacy`) and how the no
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, TypedDict, Unpack
 
@@ -343,3 +343,15 @@ def promised(plan: Plan) -> dict[str, Any]:
         for part in mechanism
     ][:1]
     return {"adjacency": mechanism.adjacency, **found}
+
+
+def other_terms(own: Mapping[str, Any], given: Mapping[str, Any], file: str) -> str | None:
+    """The first of one's own terms that a file has otherwise, in words; None: all are the same."""
+    for name, value in own.items():
+        if given[name] != value:
+            return (
+                f"{file} has {name.replace('_', ' ')} {given[name]!r}, the job here {value!r}: "
+                f"the guarantee rests on that. Take the {file} that was made from this job, or "
+                "the job that it was made from"
+            )
+    return None

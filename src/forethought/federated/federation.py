@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from forethought.checks import one_of, real, whole
 from forethought.federated.delay import Delay, Permissible
-from forethought.plans import Plan, promised
+from forethought.plans import Plan, other_terms, promised
 from forethought.serialisation import Stored, build, canonical
 from forethought.training.step_sizes import step_sizes
 from forethought.use import Averaging
@@ -310,13 +310,8 @@ def require_contract(federation: Federation, own: Federation, client: int) -> No
     here["members"], there["members"] = (
         [member.name for member in one.members] for one in (own, federation)
     )
-    for name, value in here.items():
-        if there[name] != value:
-            raise FederationError(
-                f"{FEDERATION} has {name.replace('_', ' ')} {there[name]!r}, this client's own job "
-                f"{value!r}: its guarantee rests on that. Take the {FEDERATION} that was made from "
-                "this job, or the job that it was made from"
-            )
+    if (problem := other_terms(here, there, FEDERATION)) is not None:
+        raise FederationError(problem)
 
 
 def with_roster(federation: Federation, roster: Roster) -> Federation:

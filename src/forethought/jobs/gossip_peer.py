@@ -32,7 +32,7 @@ from forethought.jobs.load import Loaded, load_job, module_of, require_possible
 from forethought.jobs.request import Request
 from forethought.peers.driving import Drove, Pace
 from forethought.peers.roster import PeerRoster
-from forethought.plans import promised
+from forethought.plans import other_terms, promised
 
 if TYPE_CHECKING:
     from forethought.data import Dataset
@@ -292,13 +292,8 @@ def _require_promise(
     parts = (shared.layout.size, shared.architecture, request.folder, loaded.noise_borne)
     own = promised(agreed_gossip(request.job, sizes, *parts).plan(me))
     given = promised(gossip.plan(me))
-    for name, value in own.items():
-        if given[name] != value:
-            raise GossipError(
-                f"{GOSSIP} has {name.replace('_', ' ')} {given[name]!r}, this worker's own job "
-                f"{value!r}: its guarantee rests on that. Take the {GOSSIP} that was made from "
-                "this job, or the job that it was made from"
-            )
+    if (problem := other_terms(own, given, GOSSIP)) is not None:
+        raise GossipError(problem)
 
 
 def _require_same(request: Request, gossip: Gossip) -> None:

@@ -164,6 +164,15 @@ class World:
         raise AssertionError(f"stuck at version {self.server.version}: {self.alarms[-5:]}")
 
 
+def sums_of(world: World) -> dict[int, list]:
+    """The entries of every version whose sum was opened."""
+    found: dict[int, list] = {}
+    for entry in world.entries:
+        if hasattr(entry, "vector"):
+            found.setdefault(entry.base, []).append(entry)
+    return found
+
+
 def expected(world: World) -> np.ndarray:
     """The model from the journal's means; every mean is checked against the ledgers' sums."""
     weights, sizes = np.zeros(SIZE, np.float32), world.federation.plan(0)
@@ -462,10 +471,7 @@ def test_one_liar_of_five_stops_nobody_and_is_named(lie: str) -> None:
     )
     world.run()
     assert world.server.version == ROUNDS
-    summed: dict[int, list] = {}
-    for entry in world.entries:
-        if hasattr(entry, "vector"):
-            summed.setdefault(entry.base, []).append(entry)
+    summed = sums_of(world)
     assert len(summed) == ROUNDS - cost
     for entries in summed.values():
         assert len(entries) >= world.server.settings.threshold
@@ -501,10 +507,7 @@ def test_a_liar_among_crashes_costs_few_rounds(seed: int) -> None:
             world.restart(world.random.randrange(CLIENTS))
     world.run()
     assert world.server.version == ROUNDS
-    summed: dict[int, list] = {}
-    for entry in world.entries:
-        if hasattr(entry, "vector"):
-            summed.setdefault(entry.base, []).append(entry)
+    summed = sums_of(world)
     # A client that dies beside the liar, or a server in the middle of a round, may cost that round.
     assert len(summed) >= ROUNDS - 2 - crashes
     for entries in summed.values():
