@@ -50,7 +50,7 @@ from trials.processes import (
 from trials.recorded import Recorded, event_of
 
 # Seconds in which all end, once nobody is hindered any more.
-_END = 120.0
+_END = 240.0
 # Updates of everybody for each blow, and for the calm at the end.
 _ROUNDS, _LAST_ROUNDS = 70, 300
 # The same of the rules that wait, in which nobody does the work of those who are away.

@@ -15,7 +15,7 @@ import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, get_args
@@ -63,6 +63,7 @@ _HEAD = struct.Struct("<dqqI32s")
 # Where everybody waits, one who was killed holds up the others until it has started and met them
 # again: on a busy machine that takes longer than one group's making may.
 PACE = Pace(exchange=0.01, answer=0.3, patience=1.5, meet=30.0, quiet=90.0, linger=20.0)
+WAITING = replace(PACE, quiet=200.0)
 Watch = Callable[[Machine], Machine]
 
 
@@ -281,7 +282,7 @@ def live(setting: Setting, me: int, life: int, watch: Watch | None = None) -> No
             folder,
             links,
             keys=keys,
-            pace=PACE,
+            pace=PACE if gossip.rule == "asynchronous" else WAITING,
         )
     except (PeersError, GossipError) as error:
         _leave(folder, {"error": str(error)})
