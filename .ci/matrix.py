@@ -40,7 +40,7 @@ WITHOUT_TORCH = (*ROOMS, *(f"--ignore={path.relative_to(ROOT)}" for path in ON_T
 # What only the rooms with torch, or their tests, need.
 HEAVY = (
     *("torch", "torchvision", "transformers", "peft", "timm"),
-    *("onnx", "tensorboard", "mlflow-skinny"),
+    *("onnx", "tensorboard", "mlflow-skinny", "ray"),
 )
 # What the two ends are of, and the rooms that rest on it.
 HELD = (
@@ -48,7 +48,7 @@ HELD = (
     *("transformers", "peft", "timm"),
 )
 REACHED = ("tests/gradients", "tests/rounds", "tests/data", "tests/training", "tests/estimators")
-UNREACHED = ("playwright", "tensorboard", "mlflow-skinny")
+UNREACHED = ("playwright", "tensorboard", "mlflow-skinny", "ray")
 PYTEST = ("-q", "-m", "not slow", "-n", "auto", "--dist", "worksteal", "-p", "no:cacheprovider")
 
 

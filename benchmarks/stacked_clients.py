@@ -6,7 +6,9 @@
 Processor seconds of one thread for the same number of clipped gradients, side by side: synchronous
 rounds of E = 1 over all clients (machines, private rounds and noise of every client included), and
 rounds of one machine whose batch is all clients' batches together. "Noise alone" is what drawing
-every client's own noise costs of it: no way of stacking goes below that.
+every client's own noise costs of it: no way of stacking goes below that. "Fused" is whole
+simulations with one private sum a cohort (``ft.simulate(..., fused=True)``) over whole runs of
+``ft.train`` of as many rounds, both from the data in memory to the last model.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from torch import nn
 
 import forethought as ft
 from forethought.federated.federation import Federation, Member
+from forethought.federated.simulate import simulate
 from forethought.federated.simulator import Simulator
 from forethought.holders.trainer import ClientTrainer, Holder, SharedModel
 from forethought.holders.work import Work
@@ -46,6 +49,8 @@ def lenet() -> nn.Module:
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {"MLP 784-32-10": mlp, "LeNet-5": lenet}
+# Of whole runs: what begins them is little beside so many.
+ROUNDS = {"MLP 784-32-10": 40, "LeNet-5": 5}
 
 
 def plan(examples: int, rounds: int, batch: int) -> ft.Plan:
@@ -123,6 +128,32 @@ def machine_seconds(
     return median(spent[1:])
 
 
+def fused_ratio(
+    make: Callable[[], nn.Module], data: torch.Tensor, labels: torch.Tensor, batch: int, rounds: int
+) -> float:
+    """A fused simulation's processor seconds over those of one machine: median of three pairs."""
+    count = len(data) // EXAMPLES
+    one, own = plan(len(data), rounds, batch * count), plan(EXAMPLES, rounds, batch)
+    shared = SharedModel(make())
+    agreed = Federation(
+        tuple(Member(str(k)) for k in range(count)),
+        (own,),
+        shared.layout.size,
+        shared.architecture,
+        rounds,
+        exchanged="gradients",
+    )
+    shares = list(zip(data.split(EXAMPLES), labels.split(EXAMPLES), strict=True))
+    ratios = []
+    for _ in range(3):
+        begin = time.process_time()
+        ft.train(make(), (data, labels), one, micro_batch=512)
+        middle = time.process_time()
+        simulate(make(), shares, agreed, Times([1.0] * count), fused=True)
+        ratios.append((time.process_time() - middle) / (middle - begin))
+    return median(ratios)
+
+
 def noise_seconds(parameters: int) -> float:
     """Processor seconds of one client's noise: a stream of its own, and its numbers added."""
     vector, spent = torch.zeros(parameters, dtype=torch.float64), []
@@ -137,28 +168,37 @@ def noise_seconds(parameters: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--smoke", action="store_true")
-    smoke = parser.parse_args().smoke
+    parser.add_argument("--fused", action="store_true", help="only the column 'fused'")
+    given = parser.parse_args()
+    smoke = given.smoke
     torch.set_num_threads(1)
     clients = 256 if smoke else 1000
     torch.manual_seed(0)
     data = torch.randn(clients * EXAMPLES, 1, 28, 28)
     labels = torch.randint(0, 10, (len(data),))
     head = f"{clients:,} clients of {EXAMPLES} examples; times one machine:"
-    columns = f"{'together':>9} {'apart':>9} {'noise alone':>12} {'a client, together':>20}"
+    columns = f"{'fused':>9}"
+    if not given.fused:
+        columns += f" {'together':>9} {'apart':>9} {'noise alone':>12} {'a client, together':>20}"
     print(f"{head:52} {columns}")
     for name, make in MODELS.items():
         for batch in (6, 30):
             torch.manual_seed(1)
+            fused = fused_ratio(make, data, labels, batch, 4 if smoke else ROUNDS[name])
+            words = f"{name}, batch {batch} each"
+            if given.fused:
+                print(f"{words:52} {fused:8.2f}x", flush=True)
+                continue
             one = machine_seconds(make(), data, labels, batch)
             stacked = clients_seconds(InProcess, make(), data, labels, batch)
             apart = clients_seconds(Alone, make(), data, labels, batch)
-            words = f"{name}, batch {batch} each ({one:.3g} s)"
+            words = f"{words} ({one:.3g} s)"
             each = 1e3 * stacked / clients
             parameters = sum(p.numel() for p in make().parameters())
             noise = clients * noise_seconds(parameters) / one
             print(
-                f"{words:52} {stacked / one:8.2f}x {apart / one:8.2f}x {noise:11.2f}x "
-                f"{each:17.2f} ms"
+                f"{words:52} {fused:8.2f}x {stacked / one:8.2f}x {apart / one:8.2f}x "
+                f"{noise:11.2f}x {each:17.2f} ms"
             )
 
 

@@ -2,7 +2,7 @@
 
 python tools/faults.py federation --seeds 100000             # machines under planted faults
 python tools/faults.py gossip --seeds 1000                   # the same of a gossip's workers
-python tools/faults.py gossip --kills 100 --engine torchrun  # real processes, killed and stopped
+python tools/faults.py gossip --kills 100 --engine ray  # real processes, killed and stopped
 
 The status is 1 where something was violated: the line names the seed that shows it again. With
 --json one line of JSON is printed besides.
@@ -84,7 +84,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     real = parser.add_argument_group("real processes of a gossip")
     real.add_argument("--kills", type=int, default=0, help="so often is killed or stopped")
-    real.add_argument("--engine", default="torchrun", help="torchrun (gloo) or sites (gRPC)")
+    real.add_argument("--engine", default="ray", help="ray, sites (gRPC), or torchrun (SYNC)")
     real.add_argument("--rule", default="asynchronous", help="see [gossip] rule in a job")
     real.add_argument("--compression", default="none", help="see [gossip] in a job")
     asked = parser.parse_args(words)

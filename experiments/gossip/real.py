@@ -2,14 +2,14 @@
 
     python experiments/gossip/real.py --data ../shared/data    # some eight minutes, asleep for most
 
-Four processes under torchrun train examples/gossip.toml (MNIST, linear on pixels, ε = 2) on this
-computer. A gradient takes 0.1 s more than it would, asleep, so that few cores do for all. Case I:
-one worker, drawn anew in every round, sleeps twice as long; II: one sleeps ten times as long; III:
-batch, step size and the sleep are doubled at the same ε, with half as many rounds, three times; and
-three times with steps that fall to 0 by a cosine from where they are otherwise equal. Every worker
-notes when it made each update and what it held then, and what it ended with; the average of what
-all had noted by a time is measured afterwards. A case and rule are a line of real.jsonl, and not
-run again; run.py --write draws them.
+Four processes (actors of Ray; under the rule allreduce torchrun's) train examples/gossip.toml
+(MNIST, linear on pixels, ε = 2) on this computer. A gradient takes 0.1 s more than it would,
+asleep, so that few cores do for all. Case I: one worker, drawn anew in every round, sleeps twice as
+long; II: one sleeps ten times as long; III: batch, step size and the sleep are doubled at the same
+ε, with half as many rounds, three times; and three times with steps that fall to 0 by a cosine from
+where they are otherwise equal. Every worker notes when it made each update and what it held then,
+and what it ended with; the average of what all had noted by a time is measured afterwards. A case
+and rule are a line of real.jsonl, and not run again; run.py --write draws them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,13 @@ import numpy as np
 import torch
 
 from forethought.gossip.worker import Effects, Releases
+from forethought.holders.cluster import cluster
 from forethought.holders.trainer import ClientTrainer
 from forethought.jobs.gossip import gossip_of
-from forethought.jobs.gossip_peer import launched_worker
+from forethought.jobs.gossip_peer import cluster_worker, launched_worker
 from forethought.jobs.job import Job
 from forethought.jobs.request import Request, from_file
+from forethought.peers.cluster import Here, run_workers
 from forethought.simulation.speeds import Hiccups
 
 HERE = Path(__file__).parent
@@ -62,9 +65,8 @@ def _changed(request: Request, **tables: dict[str, object]) -> Request:
     return replace(request, job=Job.model_validate(held))
 
 
-def work(case: str, rule: str, seed: int, data: Path, out: Path) -> None:
-    """Be one process, and leave times and weights in ``out``."""
-    rank = int(os.environ["RANK"])
+def slowed(case: str, rank: int) -> list[tuple[float, int, np.ndarray[Any, Any]]]:
+    """Let this process's gradients take as long as a case says; what its worker held after each."""
     hiccups = Hiccups(WORKERS, 2.0, 1)
     compute, release = ClientTrainer.compute, Releases.release
     made: list[tuple[float, int, np.ndarray[Any, Any]]] = []
@@ -80,9 +82,12 @@ def work(case: str, rule: str, seed: int, data: Path, out: Path) -> None:
         return effects
 
     ClientTrainer.compute, Releases.release = slowly, noted  # type: ignore[method-assign]
-    done = launched_worker(request_of(case, rule, seed), out / "runs", data_dir=data)
-    # What it ended with: after the last exchanges, which come without updates.
-    made.append((time.time(), made[-1][1], done.took.weights))
+    return made
+
+
+def left(made: list[Any], weights: np.ndarray[Any, Any], rank: int, out: Path) -> None:
+    """Leave times and weights in ``out``; the last after the last exchanges, without an update."""
+    made.append((time.time(), made[-1][1], weights))
     np.savez(
         out / f"{rank}.npz",
         times=[when for when, _, _ in made],
@@ -91,14 +96,44 @@ def work(case: str, rule: str, seed: int, data: Path, out: Path) -> None:
     )
 
 
+def work(case: str, seed: int, data: Path, out: Path) -> None:
+    """Be one process of SYNC, which torchrun started."""
+    made = slowed(case, rank := int(os.environ["RANK"]))
+    done = launched_worker(request_of(case, "allreduce", seed), out / "runs", data_dir=data)
+    left(made, done.took.weights, rank, out)
+
+
+def act(case: str, seed: int, data: Path, out: Path, planned: Any, me: int, here: Here) -> None:
+    """Be one actor of a cluster."""
+    made = slowed(case, me)
+    request = request_of(case, "asynchronous", seed)
+    options = {"data_dir": data, "pace": None}
+    done = cluster_worker(request, *planned, me, out / "runs", options, here)
+    left(made, done.took.weights, me, out)
+
+
+def run_actors(case: str, seed: int, data: Path, out: Path) -> None:
+    """All workers of a gossip as actors of this machine."""
+    gossiping = gossip_of(request_of(case, "asynchronous", seed), data)
+    planned = gossiping.gossip, gossiping.shared.read()
+    works = [partial(act, case, seed, data, out, planned, me) for me in range(WORKERS)]
+    with cluster(None, WORKERS):
+        for outcome in run_workers(out.name, works):
+            if outcome.error is not None:
+                raise outcome.error
+
+
 def measure(case: str, rule: str, seed: int, data: Path) -> dict[str, Any]:
     """Run the processes, and measure what their average was at a score of times."""
     with tempfile.TemporaryDirectory() as folder:
-        here = [str(Path(__file__).resolve()), "--data", str(data.resolve())]
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += [f"--nproc-per-node={WORKERS}", *here, "--case", case, "--rule", rule]
-        command += ["--seed", str(seed)]
-        subprocess.run([*command, "--out", folder], check=True, timeout=600)
+        if rule == "allreduce":
+            here = [str(Path(__file__).resolve()), "--data", str(data.resolve())]
+            command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+            command += [f"--nproc-per-node={WORKERS}", *here, "--case", case]
+            command += ["--seed", str(seed)]
+            subprocess.run([*command, "--out", folder], check=True, timeout=600)
+        else:
+            run_actors(case, seed, data.resolve(), Path(folder))
         found = [np.load(Path(folder) / f"{rank}.npz") for rank in range(WORKERS)]
         made = [(one["times"], one["weights"], one["updates"]) for one in found]
     gossiping = gossip_of(request_of(case, rule, seed), data)
@@ -143,12 +178,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--case")
-    parser.add_argument("--rule")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     if asked.out is not None:
-        work(asked.case, asked.rule, asked.seed, asked.data, asked.out)
+        work(asked.case, asked.seed, asked.data, asked.out)
         return
     rows = []
     if REAL.exists():

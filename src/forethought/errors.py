@@ -8,6 +8,7 @@ interruption (``KeyboardInterrupt``).
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from forethought.mechanism import UnsupportedMechanismError as UnsupportedMechanismError
     from forethought.network.driving import ConnectionPolicyError as ConnectionPolicyError
     from forethought.peers.driving import PeersError as PeersError
-    from forethought.peers.pairs import StoreError as StoreError
     from forethought.planning.courses import PlanError as PlanError
     from forethought.published.calculators import CalculatorError as CalculatorError
     from forethought.report.pdf import PrintingError as PrintingError
@@ -108,7 +108,6 @@ _HOME = {
     "SimulationError": "simulation.times",
     "SlowGradientsWarning": "gradients.passes",
     "StatementError": "accounting.statement",
-    "StoreError": "peers.pairs",
     "SuspiciousDataWarning": "data.tables",
     "TeamError": "rounds.team",
     "TranscriptError": "rounds.transcript",
@@ -120,6 +119,13 @@ __all__ = sorted(_HOME)  # noqa: PLE0605 (a list of strings)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "StoreError":
+        warnings.warn(
+            "StoreError is no longer raised, since workers need no store: catch PeersError",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        name = "PeersError"
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"forethought.{_HOME[name]}"), name)

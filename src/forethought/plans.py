@@ -337,12 +337,11 @@ def promised(plan: Plan) -> dict[str, Any]:
     found.pop("budget", None)
     found["clip"].pop("norm", None)  # the noise goes with it
     mechanism = plan.mechanism
-    found["mechanism"] = [
-        {"sampling": type(part.sampling).__name__, "kind": type(part).__name__}
-        | {"clipping": part.clipping, "groups": part.groups}
+    kinds = {
+        (type(part).__name__, type(part.sampling).__name__, part.clipping, str(part.groups))
         for part in mechanism
-    ][:1]
-    return {"adjacency": mechanism.adjacency, **found}
+    }
+    return {"adjacency": mechanism.adjacency, **found, "mechanism": sorted(kinds)}
 
 
 def other_terms(own: Mapping[str, Any], given: Mapping[str, Any], file: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from drawn import randn, reseed, stream
 from forethought.federated.federation import Federation, Member
 from forethought.federated.simulate import rehearsed, simulate, synchronous_seconds
 from forethought.holders.trainer import SharedModel
+from forethought.holders.work import HolderError
 from forethought.rounds.randomness import Seeds
 from forethought.simulation.speeds import Outage, Way, slow_ones
 from forethought.simulation.times import SimulationError, Times
@@ -146,3 +148,17 @@ def test_shares_and_members_must_be_as_many() -> None:
         simulate(model(), shares(), federation(), Times([1.0, 1.0]))
     with pytest.raises(ValueError, match="float32"):
         simulate(copy.deepcopy(model()).double(), shares(), federation(), TIMES)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+@pytest.mark.parametrize("fused", [False, True])
+def test_processes_of_a_cluster_compute_the_same_bits(fused: bool) -> None:
+    agreed = federation("synchronous", local_rounds=1)
+    expected = run(agreed, fused=fused)[1]
+    assert np.array_equal(run(agreed, workers=2, engine="ray", fused=fused)[1], expected)
+
+
+def test_another_engine_is_refused() -> None:
+    with pytest.raises(HolderError, match="'processes', 'ray'"):
+        run(federation(), workers=2, engine="spark")

@@ -36,7 +36,6 @@ from forethought.gossip.gossip import Member as Worker
 from forethought.gossip.graphs import make
 from forethought.gossip.mixing import Mixing
 from forethought.jobs.account import sign
-from forethought.peers import wire
 from forethought.rounds.transcript import Transcript
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -176,20 +175,6 @@ def signed_frames() -> bytes:
     return b"".join(endpoint().seal(SERVER, message) for message in messages())
 
 
-def plain(message: Any) -> bool:
-    """Whether a message goes without a signature, between workers of one cluster."""
-    types = [type_ for _, type_ in layout(type(message))]
-    return set(types) <= {"int", "float32", "packed"} and len(types) - types.count("int") <= 1
-
-
-def plain_frames() -> bytes:
-    parts = []
-    for message in filter(plain, messages()):
-        header, held = wire.encode(message)
-        parts += [header.tobytes(), b"" if held is None else held.tobytes()]
-    return b"".join(parts)
-
-
 def release(round: int) -> Release:
     update = Update(round, round + 5, vector(round))
     state = b"state %d" % round
@@ -326,7 +311,6 @@ EXACT: dict[str, Callable[[], bytes]] = {
     "federation.json": lambda: text(federation().to_dict()),
     "gossip.json": lambda: text(gossip().to_dict()),
     "signed-frames.bin": signed_frames,
-    "plain-frames.bin": plain_frames,
     "ledger.bin": ledger,
     "journal.bin": journal,
 }

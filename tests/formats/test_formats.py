@@ -25,7 +25,6 @@ from forethought.exchange.messages import KINDS, SERVER
 from forethought.federated.federation import Federation
 from forethought.gossip.gossip import Gossip
 from forethought.jobs.account import verified
-from forethought.peers import wire
 from forethought.rounds.transcript import Transcript
 from trials.storage import MemoryStorage
 
@@ -87,21 +86,6 @@ def test_signed_frames_are_read() -> None:
         length = length_of(changed[:HEADER_BYTES], dict.fromkeys(KINDS, 1 << 20))
         changed[HEADER_BYTES - 1] ^= 1
         golden.endpoint().reopen(bytes(changed[:length]), SERVER)
-
-
-def test_plain_frames_are_read() -> None:
-    data, found = (GOLDEN / "plain-frames.bin").read_bytes(), []
-    while data:
-        header = np.frombuffer(data[: 8 * wire.HEADER], np.int64)
-        data = data[8 * wire.HEADER :]
-        length = wire.length_of(header, golden.PARAMETERS)
-        kind = np.int16 if wire.halves(header) else np.float32
-        size = length * np.dtype(kind).itemsize
-        held = np.frombuffer(data[:size], kind).copy() if length else None
-        data = data[size:]
-        found.append(wire.decode(header, held, 1e9))
-    expected = list(filter(golden.plain, golden.messages()))
-    assert len(found) == len(expected) and all(map(same, found, expected))
 
 
 def test_a_ledger_goes_on() -> None:

@@ -181,18 +181,16 @@ def test_one_hostile_neighbour_neither_sets_a_model_nor_ends_a_run() -> None:
     """Weights that are taken whole elsewhere: the last ones of a neighbour, and an answer."""
     huge = (1e17, 0, 0)
     machine = begun(workers=4, trust=Trust(difference=1.0))
-    effects = machine.handle(on.Received(1, said(LAST, *huge, round=0)))
-    assert not of(effects, on.Finished) and machine.weights.tolist() == [1, 2, 3]
     machine.handle(on.Mix(0))
-    other = partner(machine, 0)
-    machine.handle(on.Received(other, said(0, 1, 2, 3, left=0)))
-    if other != 1:  # two of three neighbours say that it ends
-        assert of(machine.handle(on.Mix(1)), on.Finished)
-    else:
-        assert not of(machine.handle(on.Mix(1)), on.Finished)
-        effects = machine.handle(on.Received(2, said(LAST, *huge, round=0)))
-        assert of(effects, on.Finished)
-        assert float(np.linalg.norm(machine.weights - vector(1, 2, 3))) < 1.001
+    hostile = partner(machine, 0)
+    second = next(other for other in (1, 2, 3) if other != hostile)
+    machine.handle(on.Received(hostile, said(0, 1, 2, 3, left=0)))
+    assert not of(machine.handle(on.Mix(1)), on.Finished)
+    effects = machine.handle(on.Received(hostile, said(LAST, *huge, round=0)))
+    assert not of(effects, on.Finished) and machine.weights.tolist() == [1, 2, 3]
+    effects = machine.handle(on.Received(second, said(LAST, *huge, round=0)))
+    assert [e.reason for e in of(effects, on.Finished)] == ["neighbour"]
+    assert float(np.linalg.norm(machine.weights - vector(1, 2, 3))) < 1.001
     outgoing = (Update(1, 4, vector(7, 7, 7)),)
     ledger = LedgerState(2, 2, b"", 1, outgoing, 4)
     terms = gossip(2, trust=Trust(difference=1.0))
@@ -201,6 +199,25 @@ def test_one_hostile_neighbour_neither_sets_a_model_nor_ends_a_run() -> None:
     machine.handle(on.Received(1, Known(5, 3, 2, 1)))
     machine.handle(on.Received(1, said(ANSWER, *huge, known=2)))
     assert float(np.linalg.norm(machine.weights - vector(7, 7, 7))) < 1.001
+
+
+def test_a_hostile_count_moves_a_run_by_half_an_update_an_exchange() -> None:
+    machine = begun(workers=4, trust=Trust(difference=1.0))
+    for step in range(4):
+        machine.handle(on.Mix(step))
+        most = 4 * UNIT  # all rounds of everybody
+        machine.handle(on.Received(partner(machine, step), said(step, 1, 2, 3, count=most)))
+        assert machine.own.count == (step + 1) * UNIT // 2
+    assert not machine.own.complete
+    # Of two honest ones what one gains the other loses, however far apart they are.
+    one, other = begun(trust=Trust(difference=1.0)), begun(me=1, trust=Trust(difference=1.0))
+    one.own.count = 3 * UNIT
+    step = next(step for step in range(9) if partner(one, step) == 1)
+    sent = [machine.handle(on.Mix(step)) for machine in (one, other)]
+    for machine, (sender, effects) in zip((other, one), enumerate(sent), strict=True):
+        (told,) = (e.message for e in of(effects, on.Send))
+        machine.handle(on.Received(sender, told))
+    assert (one.own.count, other.own.count) == (5 * UNIT // 2, UNIT // 2)
 
 
 def test_an_early_answer_waits_and_a_late_one_is_left_out() -> None:

@@ -133,6 +133,7 @@ def test_the_command_says_what_it_saw(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_the_command_names_what_is_allowed(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        faults.main(["gossip", "--kills", "1", "--engine", "sites", "--rule", "allreduce"])
-    assert "needs links that can reduce" in capsys.readouterr().err
+    for engine, rule in (("sites", "allreduce"), ("torchrun", "asynchronous")):
+        with pytest.raises(SystemExit):
+            faults.main(["gossip", "--kills", "1", "--engine", engine, "--rule", rule])
+        assert "torchrun carries the rule 'allreduce'" in capsys.readouterr().err

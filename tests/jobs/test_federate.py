@@ -116,6 +116,21 @@ def test_simulating_a_job_leaves_results_and_figures(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_fused_simulation_of_a_job_says_that_it_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    text = JOB.replace("rounds = 12", 'rounds = 3\nnoise = "gaussian"\noptimizer = "sgd"')
+    path.write_text(f"{text}fused = true\n", encoding="utf-8")
+    out = tmp_path / "run"
+    found = CliRunner().invoke(app, ["federate", "simulate", str(path), "--out", str(out)])
+    assert found.exit_code != 0 and "without momentum" in str(found.exception)
+    path.write_text(f'{text}fused = true\nexchanged = "gradients"\n', encoding="utf-8")
+    found = CliRunner().invoke(app, ["federate", "simulate", str(path), "--out", str(out)])
+    assert found.exit_code == 0, found.output
+    assert "global model only" in " ".join(found.output.split())
+    assert (out / "timeline.png").is_file() and not (out / "clients").exists()
+
+
+@pytest.mark.slow
 def test_the_demo_outruns_the_slow_client_within_its_budget() -> None:
     found = CliRunner().invoke(app, ["federate", "simulate", "--demo", "--json"])
     assert found.exit_code == 0, found.output

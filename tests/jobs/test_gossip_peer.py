@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import forethought as ft
 from forethought.accounting.statement import Statement
 from forethought.accounting.verification import verify
 from forethought.cli import app
@@ -26,8 +29,6 @@ from forethought.gossip.gossip import Gossip, GossipError
 from forethought.jobs import gossip_peer as jobs
 from forethought.jobs.job import JobError
 from forethought.jobs.request import from_file
-from forethought.peers.driving import PeersError
-from forethought.peers.launched import Launched
 from forethought.training.folder import KEYS
 
 ROOT = Path(__file__).parents[2]
@@ -52,16 +53,6 @@ SITE = (
     + """
 from forethought.cli import main
 main()
-"""
-)
-LAUNCHED = (
-    PATIENT
-    + """
-import json
-from forethought.jobs.gossip_peer import launched_worker
-from forethought.jobs.request import from_file
-done = launched_worker(from_file(Path(sys.argv[1])), Path(sys.argv[2]))
-print(json.dumps(done.summary()))
 """
 )
 
@@ -160,18 +151,22 @@ def test_a_worker_refuses_what_does_not_belong_to_its_gossip(job: Path, tmp_path
         jobs.site_worker(request, own, tmp_path / "out")
 
 
-def test_a_process_that_torchrun_did_not_start_says_so() -> None:
-    with pytest.raises(PeersError, match=r"RANK.*it with torchrun"):
-        Launched.here({})
-    given = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    here = Launched.here(given)
-    assert (here.rank, here.size, here.serves) == (1, 4, False)
-    assert Launched.here({**given, "RANK": "0"}).serves
-    assert not Launched.here({**given, "RANK": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"}).serves
-    with pytest.raises(PeersError, match="4 processes for"), here.meeting(3):
-        pass
-    with pytest.raises(PeersError, match="at least two"):
-        Launched.here({**given, "WORLD_SIZE": "1"})
+def test_torchrun_carries_sync_alone(job: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "3"), ("MASTER_ADDR", "127.0.0.1")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_PORT", "1")
+    with pytest.raises(JobError, match="forethought gossip train"):
+        jobs.launched_worker(from_file(job), tmp_path / "out")
+    job.write_text(job.read_text().replace("rounds = 30", 'rounds = 30\nrule = "allreduce"'))
+    with pytest.raises(JobError, match="under torchrun"):
+        jobs.cluster_workers(from_file(job), tmp_path / "out")
+    # One that is back is told so before it waits for others that are gone.
+    own = tmp_path / "out" / "a"
+    own.mkdir(parents=True)
+    (own / LEDGER).write_bytes(b"")
+    monkeypatch.setattr(jobs, "counted", lambda storage: [1])
+    with pytest.raises(GossipError, match="cannot come back"):
+        jobs.launched_worker(from_file(job), tmp_path / "out")
 
 
 class Processes:
@@ -195,6 +190,10 @@ class Processes:
 
     def alive(self, name: str) -> bool:
         return self.running[name].poll() is None
+
+    def require(self, name: str) -> bool:
+        assert self.alive(name), self.running[name].communicate()[0]
+        return True
 
     def output(self, name: str) -> str:
         text, _ = self.running[name].communicate(timeout=PATIENCE)
@@ -284,42 +283,68 @@ def test_three_sites_of_which_one_is_killed_and_comes_back(
 
 
 @pytest.mark.slow
-def test_launched_workers_of_which_one_is_killed_and_comes_back(
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+def test_workers_on_a_cluster_of_which_one_is_killed_and_all_are_paused(
     job: Path, tmp_path: Path, processes: Processes
 ) -> None:
-    (port,) = free_ports(1)
+    # Releases a second apart, so that a worker can be killed and come back meanwhile.
+    text = job_text(rounds=16, headroom=3.0).replace("exchange = 0.02", "exchange = 0.3\npause = 3")
+    # Weights that are drawn: whoever goes on must begin with those that were drawn first.
+    job.write_text(text.replace('name = "linear"', 'name = "mlp"'))
     folders = {name: tmp_path / "out" / name for name in "abc"}
-    hurry = tmp_path / "hurry"
+    ledgers = {name: folder / LEDGER for name, folder in folders.items()}
+    command = ["-m", "forethought", "gossip", "train", str(job), "--out", str(tmp_path / "out")]
 
-    def start(name: str) -> None:
-        command = ["-c", LAUNCHED, str(hurry), str(job), str(tmp_path / "out")]
-        processes.start(
-            name,
-            command,
-            RANK=str("abc".index(name)),
-            WORLD_SIZE="3",
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=str(port),
-        )
+    def sizes() -> dict[str, int]:
+        return {name: size_of(path) for name, path in ledgers.items()}
 
-    results = killed_and_back(processes, start, folders, hurry)
-    check_statements(results, folders)
+    processes.start("all", [*command, "--json", "--quiet"])
+    until(lambda: processes.require("all") and size_of(ledgers["b"]) > 8000)  # some releases
+    before = sizes()
+    os.kill(holder_of(folders["b"]), signal.SIGKILL)
+    until(lambda: all(sizes()[name] > before[name] for name in "ac"))
+    until(lambda: size_of(ledgers["b"]) > before["b"])  # Ray started it again
+    # Paused, and begun again by the same command.
+    processes.running["all"].send_signal(signal.SIGINT)
+    text, _ = processes.running["all"].communicate(timeout=PATIENCE)
+    assert processes.running["all"].returncode == 130 and "goes on where it was" in text
+    assert all((folder / KEYS).exists() for folder in folders.values())
+    before = sizes()
+    processes.start("all", [*command, "--json", "--quiet"])
+    until(lambda: all(sizes()[name] > before[name] for name in "abc"))
+    found = last_object(processes.output("all"))["workers"]
+    check_statements({one["name"]: one for one in found}, folders)
 
 
-@pytest.mark.slow
-def test_launched_workers_with_jobs_that_differ_are_told_before_they_compute(
-    job: Path, tmp_path: Path, processes: Processes
-) -> None:
-    (port,) = free_ports(1)
-    other = tmp_path / "other.toml"
-    other.write_text(job.read_text().replace("rounds = 30", "rounds = 31"))
-    for rank, (name, own) in enumerate((("a", job), ("b", other))):
-        command = ["-c", LAUNCHED, str(tmp_path / "hurry"), str(own), str(tmp_path / "out")]
-        places = {"RANK": str(rank), "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1"}
-        processes.start(name, command, **places, MASTER_PORT=str(port))
-    text, _ = processes.running["b"].communicate(timeout=PATIENCE)
-    assert "has another gossip than the first one: plans, rounds differ" in text
-    assert processes.running["b"].returncode and not (tmp_path / "out" / "b" / LEDGER).exists()
+def test_a_folder_goes_on_with_the_job_that_it_was_begun_with(job: Path, tmp_path: Path) -> None:
+    gossip, first = jobs.planned(from_file(job))
+    assert jobs.begun_in(from_file(job), gossip, first, tmp_path / "out") == (gossip, first)
+    # Drawn anew, weights and the step sizes that follow from them may be other ones: the kept hold.
+    plans = [plan.with_(optimizer=ft.Optimizer("sgd", 0.25, ())) for plan in gossip.plans]
+    drawn = replace(gossip, plans=tuple(plans), start="drawn anew")
+    kept, weights = jobs.begun_in(from_file(job), drawn, first + 1, tmp_path / "out")
+    assert kept == gossip and np.array_equal(weights, first)
+    for old, new, what in [
+        ("rounds = 30", "rounds = 31", "rounds differs"),
+        ("epsilon = 8.0", "epsilon = 9.0", "budget"),
+        ('name = "c"', 'name = "d"', "other workers"),
+        ("[budget]", '[training]\nadjacency = "replace-one"\n[budget]', "adjacency"),
+    ]:
+        other = tmp_path / "other.toml"
+        other.write_text(job.read_text().replace(old, new))
+        request = from_file(other)
+        with pytest.raises(ValueError, match=what):
+            jobs.begun_in(request, *jobs.planned(request), tmp_path / "out")
+
+
+def holder_of(folder: Path) -> int:
+    """The process that holds a folder's lock."""
+    own = os.getpid()
+    for there in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if str(there.readlink()).startswith(f"{folder}/") and int(there.parts[2]) != own:
+                return int(there.parts[2])
+    raise AssertionError(f"nobody holds {folder}")
 
 
 # A worker of which somebody changed the noise: a fifth of it is missing.

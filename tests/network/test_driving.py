@@ -160,7 +160,9 @@ def test_a_hostile_frame_changes_nothing_and_is_seen(name: str) -> None:
     assert service.driver.counts == {code: 1} and service.driver.alarms[0].code == code
     answers = service.sent[sent:]
     assert all(isinstance(message, Refusal) and to == 1 for to, message in answers)
-    assert len(answers) == (0 if code.endswith("Error") else 1)
+    # Whoever signed it hears that it was refused, and does not send it for ever.
+    assert len(answers) == (0 if code in ("FrameError", "ForgeryError") else 1)
+    assert all(message.reason == "undecodable" for _, message in answers) or code != "DecodeError"
     service.give(1, update())  # and an honest update is still taken
     assert service.machine.version == 1
 
@@ -170,6 +172,9 @@ def test_another_members_good_frame_over_ones_own_connection_is_refused() -> Non
     before = service.state()
     service.driver.received(GOOD, 0)
     assert service.state() == before and service.driver.counts == {"ForgeryError": 1}
+    sent = len(service.sent)
+    service.driver.received(HOSTILE["NaN"][0], 0)
+    assert service.state() == before and len(service.sent) == sent
 
 
 def test_a_replay_is_acknowledged_again_and_not_applied() -> None:

@@ -445,12 +445,12 @@ def test_rounds_of_every_plan_have_their_own_bytes() -> None:
 
 SOURCE = Path(ft.__file__).parent
 # Purposes of streams that no noise is drawn from.
-PURPOSES = {"sampling", "groups", "augment", "candidates", "number of trials"}
+PURPOSES = {"sampling", "cohort", "groups", "augment", "candidates", "number of trials"}
 # Who turns a generator's numbers into noise on private sums, and who hands them one.
 DRAWING = {"add_grid_noise", "noised_count", "noised_share", "GaussianNoise", "CorrelatedNoise"}
 DRAWERS = {
     *("rounds/private_sum.py", "rounds/clip_norm.py", "rounds/noise.py", "rounds/grid.py"),
-    *("rounds/correlated_noise.py", "training/search.py"),
+    *("rounds/correlated_noise.py", "training/search.py", "federated/fused.py"),
 }
 KEEPERS = {"rounds/randomness.py", "training/folder.py"}
 
@@ -492,6 +492,9 @@ def test_generators_of_noise_come_from_what_was_bound() -> None:
     assert text.count("self._noise.at(") == 1 and "self._noise.at(bound)" in text
     text = (SOURCE / "training/search.py").read_text(encoding="utf-8")
     assert text.count("scores.at(") == 1 and "scores.at(bound)" in text
+    text = (SOURCE / "federated/fused.py").read_text(encoding="utf-8")
+    bound = "generator = self._noise.at(self._noise.bind(about, vector))"
+    assert text.count("self._noise.at(") == 1 and bound in text
 
 
 def test_salted_noise_is_deprecated_since_all_of_it_is_bound() -> None:

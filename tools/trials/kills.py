@@ -35,6 +35,7 @@ from forethought.exchange.storage import FolderStorage
 from forethought.gossip import events as on
 from forethought.gossip.machines import worker
 from trials import ViolationError
+from trials.actors import ActorProcess
 from trials.processes import (
     EVENTS,
     OUTCOME,
@@ -166,9 +167,12 @@ class KillTrial:
     def _start(self, me: int) -> None:
         life, self._lives[me] = self._lives[me], self._lives[me] + 1
         (self.setting.own(me) / OUTCOME).unlink(missing_ok=True)
-        process = self._context.Process(
-            target=live, args=(self.setting, me, life, self._watch), daemon=True
-        )
+        what = (self.setting, me, life, self._watch)
+        process: Any
+        if self.setting.engine == "ray":
+            process = ActorProcess(self.setting.folder.name, me, live, what)
+        else:
+            process = self._context.Process(target=live, args=what, daemon=True)
         process.start()
         self._processes[me] = process
 

@@ -16,13 +16,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import torch
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch import distributed
 
 from forethought.exchange.codec import decode, encode
 from forethought.exchange.keys import Keys
@@ -35,14 +34,15 @@ from forethought.gossip.graphs import make
 from forethought.gossip.machines import worker
 from forethought.gossip.mixing import Mixing, Named
 from forethought.gossip.worker import Effects, Machine
+from forethought.holders.cluster import cluster
 from forethought.holders.trainer import ClientTrainer, SharedModel
 from forethought.holders.work import Result
 from forethought.mechanism import Mechanism, Rounds
 from forethought.peers import taking_part
+from forethought.peers.cluster import Here
 from forethought.peers.driving import Pace, PeersError
-from forethought.peers.launched import Launched
+from forethought.peers.launched import TeamLinks
 from forethought.peers.links import Links
-from forethought.peers.pairs import Meeting
 from forethought.peers.roster import PeerRoster
 from forethought.peers.sites import SiteLinks
 from forethought.peers.taking_part import Share, take_part
@@ -54,7 +54,7 @@ from forethought.samplings import Poisson
 from forethought.use import Optimizer
 from trials.recorded import Recorded
 
-ENGINES = ("torchrun", "sites")
+ENGINES = ("ray", "sites", "torchrun")
 RECORDS, FEATURES, CLASSES = 24, 4, 2
 ROSTER, OUTCOME, EVENTS = "roster.json", "outcome.json", "events"
 # A worker's exit status when it ended with a reason that it says, and not by itself.
@@ -73,8 +73,8 @@ def possible(engine: str, rule: str) -> str | None:
         return f"engine {engine!r}: say one of {', '.join(ENGINES)}"
     if rule not in get_args(Rule):
         return f"rule {rule!r}: say one of {', '.join(get_args(Rule))}"
-    if engine == "sites" and rule == "allreduce":
-        return "the rule 'allreduce' needs links that can reduce: take the engine torchrun"
+    if (engine == "torchrun") != (rule == "allreduce"):
+        return "the engine torchrun carries the rule 'allreduce', and the others carry the others"
     return None
 
 
@@ -83,11 +83,11 @@ class Setting:
     """What all processes of a trial have in common.
 
     Args:
-        folder: each worker has one of its own in it. engine: "torchrun" (gloo) or "sites" (gRPC).
+        folder: each worker has one of its own in it. engine: "ray", "sites" (gRPC), or "torchrun".
         seed: of records, noise and matchings; the moments of the kills follow it as far as
             processes follow any order.
         workers, rounds: K and R; each worker plans twice R.
-        rule, compression: of the gossip. port: of torch's store.
+        rule, compression: of the gossip. port: where torchrun's processes meet.
         gradient: seconds that a gradient takes more.
     """
 
@@ -239,11 +239,14 @@ def begun_of(event: bytes) -> LedgerState:
     return LedgerState(updates, outgoing=tuple(outgoing))
 
 
-def live(setting: Setting, me: int, life: int, watch: Watch | None = None) -> None:
+def live(
+    setting: Setting, me: int, life: int, watch: Watch | None = None, here: Here | None = None
+) -> None:
     """One life of one worker: from its folder to its end, or until somebody kills it.
 
     Args:
         life: how often it has begun before. watch: puts something between worker and driver.
+        here: of an actor.
     """
     torch.set_num_threads(1)
     gossip, folder = setting.gossip(), setting.own(me)
@@ -260,10 +263,10 @@ def live(setting: Setting, me: int, life: int, watch: Watch | None = None) -> No
     if setting.engine == "sites":
         keys = Keys.load(setting.folder / f"keys-{me}")
         links = _sites(gossip, PeerRoster.load(setting.folder / ROSTER))
+    elif here is not None:
+        links = _actors(gossip, me, here)
     else:
-        here = Launched(me, setting.workers, "127.0.0.1", setting.port, serves=False)
-        meeting = Meeting(here.host, here.port, gossip.run_id)
-        links = _pairs(gossip, here, meeting)
+        links = _team(setting, me)
     compute = ClientTrainer.compute
 
     def slowly(self: ClientTrainer, round: int, weights: Vector) -> Result:
@@ -307,8 +310,21 @@ def _sites(gossip: Gossip, roster: PeerRoster) -> Callable[[Keys], Links]:
     return lambda keys: SiteLinks(gossip, roster, keys, back_off=(0.05, 0.5))
 
 
-def _pairs(gossip: Gossip, here: Launched, meeting: Meeting) -> Callable[[Keys], Links]:
-    return lambda keys: here.links(meeting, gossip)
+def _actors(gossip: Gossip, me: int, here: Here) -> Callable[[Keys], Links]:
+    return lambda keys: here.links(gossip, me)
+
+
+def _team(setting: Setting, me: int) -> Callable[[Keys], Links]:
+    def joined(keys: Keys) -> Links:
+        distributed.init_process_group(
+            "gloo",
+            init_method=f"tcp://127.0.0.1:{setting.port}",
+            rank=me,
+            world_size=setting.workers,
+        )
+        return TeamLinks()
+
+    return joined
 
 
 @contextlib.contextmanager
@@ -317,17 +333,16 @@ def prepared(engine: str, seed: int, **changes: Any) -> Iterator[Setting]:
     folder = Path(tempfile.mkdtemp(prefix="forethought-kills-"))
     try:
         setting = Setting(folder, engine, seed, **changes)
-        store = None
         if engine == "sites":
             _roster(setting)
+        elif engine == "torchrun":
+            (port,) = _free_ports(1)
+            setting = replace(setting, port=port)
         else:
-            store = TCPStore(
-                "127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=60),
-                wait_for_workers=False,
-            )  # fmt: skip
-            setting = Setting(folder, engine, seed, port=store.port, **changes)
-        yield setting
-        del store
+            # An actor takes seconds to begin: gradients are slower, so that others still work then.
+            setting = replace(setting, gradient=max(setting.gradient, 0.1))
+        with cluster(None, setting.workers) if engine == "ray" else contextlib.nullcontext():
+            yield setting
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -337,8 +352,13 @@ def _roster(setting: Setting) -> None:
         Keys.make(setting.folder / f"keys-{k}", f"worker-{k}").identity
         for k in range(setting.workers)
     ]
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in made]
-    addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in held]
+    addresses = [f"127.0.0.1:{port}" for port in _free_ports(len(made))]
+    PeerRoster.of(made, addresses).save(setting.folder / ROSTER)
+
+
+def _free_ports(count: int) -> list[int]:
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    found = [one.getsockname()[1] for one in held]
     for one in held:
         one.close()
-    PeerRoster.of(made, addresses).save(setting.folder / ROSTER)
+    return found

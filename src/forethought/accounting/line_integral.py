@@ -82,13 +82,13 @@ class Integral:
         damp = np.exp(tau * tau * (c * c - t * t) / 2)
         common = damp * np.exp(1j * (tau * tau * c) * t) / (s * (s + 1))
         above = common * np.exp(tau * tau * s / 2)
-        moved = max(0.0, (tau * tau - 1) / 2)
-        below = common * np.exp(-moved * s) * (1 - s * _expm1(tau * tau * (s + 0.5) - moved))
+        margin = max(0.0, (tau * tau - 1) / 2)
+        below = common * np.exp(-margin * s) * (1 - s * _expm1(tau * tau * (s + 0.5) - margin))
         # |M| is at most its value on the real line: what is left out is a Gaussian tail.
         last = step * line.real.size
         square = (tau * last) ** 2
         tail = math.exp(tau * tau * (c * c + c) / 2 - square / 2) / (last - step) / math.pi
-        most = max(tau * tau * x * x / 2 - moved * x for x in (c, c + 1))
+        most = max(tau * tau * x * x / 2 - margin * x for x in (c, c + 1))
         tail_below = math.exp(most - (tau * (last - step)) ** 2 / 2)
         tail_below *= 2 / ((tau * (last - step)) ** 2 * math.pi)
         # Rounding of the kernels and of the sum, beside the transform's own.

@@ -48,6 +48,9 @@ SimulationFolder = Annotated[
     Path | None, typer.Option(help="Folder for results, and to go on from. Default: none.")
 ]
 Processes = Annotated[int, typer.Option(help="Processes that compute; 0: this one.", min=0)]
+Engine = Annotated[
+    str, typer.Option(help="Of these processes: processes, ray, or ray:ADDRESS of a cluster.")
+]
 KeysJob = Annotated[
     Path | None, typer.Argument(help="Job file (TOML); not with --member.", show_default=False)
 ]
@@ -266,6 +269,7 @@ def federate_simulate(
     out: SimulationFolder = None,
     resume: Resume = False,
     workers: Processes = 0,
+    engine: Engine = "processes",
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -281,7 +285,7 @@ def federate_simulate(
     report.show_federation(console, federated.federation)
     most = sum(map(federated.federation.updates, range(len(federated.federation.members))))
     summary = _simulated(
-        simulate_job, federated, most, console, out, resume=resume, workers=workers
+        simulate_job, federated, most, console, out, resume=resume, workers=workers, engine=engine
     )
     if out is not None:
         report.draw_timeline(summary, out / "timeline.png")
@@ -547,6 +551,7 @@ def gossip_simulate(
     out: SimulationFolder = None,
     resume: Resume = False,
     workers: Processes = 0,
+    engine: Engine = "processes",
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -562,7 +567,14 @@ def gossip_simulate(
     report.show_gossip(console, gossiping.gossip)
     updates = gossiping.gossip.total
     summary = _simulated(
-        simulate_gossip, gossiping, updates, console, out, resume=resume, workers=workers
+        simulate_gossip,
+        gossiping,
+        updates,
+        console,
+        out,
+        resume=resume,
+        workers=workers,
+        engine=engine,
     )
     if out is not None:
         report.draw_simulation(summary, out)
@@ -594,6 +606,62 @@ def gossip_keys(
 
     shared = f"{jobs.ROSTER}, {jobs.GOSSIP} and {jobs.FIRST}"
     _make_keys(jobs, everybody, shared, job_file, out, member, join, data_dir)
+
+
+@gossip.command("train", epilog="Example: forethought gossip train job.toml --out runs/cluster")
+def gossip_train(
+    job_file: Annotated[Path, typer.Argument(help="Job file (TOML) with a [gossip].")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder with a folder of each worker. Default: runs/JOB-NAME."),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(help="Ray cluster: host:port or auto. Default: processes of this machine."),
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a job's gossip on a Ray cluster; Ctrl-C pauses, the same command goes on."""
+    from forethought.jobs.gossip_peer import cluster_workers
+    from forethought.jobs.request import from_file
+
+    console = console_for(quiet or as_json)
+    request = from_file(job_file)
+    folder = out or Path("runs") / request.name
+    console.print(f"ledgers and secrets in {folder} (keep it)")
+    done = cluster_workers(
+        request, folder, address=address, data_dir=data_dir, look=_cluster_progress(console)
+    )
+    found = [one.summary() for one in done]
+    for one in found:
+        spent = "nothing" if one["epsilon"] is None else f"ε {at_most(one['epsilon'])}"
+        accuracy = "" if one["accuracy"] is None else f", accuracy {one['accuracy']:.1%}"
+        console.print(
+            f"{one['name']}: {one['reason'] or 'paused'}, {one['updates']} updates, {spent} "
+            f"against the neighbours{accuracy}",
+            highlight=False,
+        )
+    if as_json:
+        print_json({"workers": found})
+    if any(one["reason"] is None for one in found):
+        raise typer.Exit(fail("paused; the same command goes on where it was", 130))
+    if any(one["reason"] == "ledger set back" for one in found):
+        raise typer.Exit(fail("a ledger was set back: restore the newest one", 1))
+
+
+def _cluster_progress(console: Any) -> Callable[[list[int]], None]:
+    """A line whenever somebody has released."""
+    shown: list[int] = []
+
+    def look(updates: list[int]) -> None:
+        nonlocal shown
+        if updates != shown:
+            shown = list(updates)
+            console.print(f"{sum(shown)} updates released: {', '.join(map(str, shown))}")
+
+    return look
 
 
 @gossip.command(epilog="Example: forethought gossip peer job.toml --keys keys/hospital-a")

@@ -110,7 +110,13 @@ MOST_TEXT, MOST_BYTES = 1024, 1 << 20
 
 
 class DecodeError(ValueError):
-    """Bytes that are not the message which they are said to be."""
+    """Bytes that are not the message which they are said to be.
+
+    Attributes:
+        frame: whose signature held, where they came in one; else None.
+    """
+
+    frame: Any = None
 
 
 @lru_cache(maxsize=256)

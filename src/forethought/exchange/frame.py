@@ -6,7 +6,7 @@ import math
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -238,6 +238,49 @@ class Opened(NamedTuple):
     digest: bytes
 
 
+def judged(
+    number: int,
+    payload: bytes | memoryview,
+    parameters: int,
+    largest: Callable[[Any], float],
+    given: Mapping[str, int] | None = None,
+) -> Any:
+    """The message of a payload, held against what an honest one can be.
+
+    Args:
+        number: of its kind. parameters: length of a model's vector.
+        largest: the largest norm that an honest message's vector can have, of the message.
+        given: fields that are not in the payload.
+
+    Raises:
+        DecodeError: no such message: another kind, shape or precision, not finite, or too large.
+    """
+    kind = KINDS.get(number)
+    if kind is None:
+        raise DecodeError(f"message kind {number} is unknown here")
+    message = decode(kind, payload, given)
+    for name, type_ in layout(kind):
+        if type_ in ("float32", "packed"):
+            vector, what = getattr(message, name), f"{kind.__name__}.{name}"
+            if len(vector) != parameters:
+                raise DecodeError(
+                    f"{what} has {len(vector)} entries, the model has {parameters} parameters"
+                )
+            # NaN and ∞ go through a sum of squares; in double precision nothing finite gives them.
+            with np.errstate(over="ignore", invalid="ignore"):
+                square = float(np.dot(vector, vector))
+            if not math.isfinite(square):
+                square = float(np.dot(vector.astype(np.float64), vector.astype(np.float64)))
+            if not math.isfinite(square):
+                raise DecodeError(f"{what} holds NaN or ∞")
+            most = largest(message)
+            if math.sqrt(square) > most * (1 + 1e-3):  # the sum of squares was in single precision
+                raise DecodeError(
+                    f"{what} has norm {math.sqrt(square):.3g}; an honest one stays below {most:.3g}"
+                )
+    return message
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """One member of one run, who seals what it sends and opens what it is sent.
@@ -312,15 +355,17 @@ class Endpoint:
         """
         frame = open_frame(data, self.run_id, self.me, self.public_keys, self.limits)
         kind: Any = KINDS[frame.kind]
-        if frame.round < 0 or frame.base < getattr(kind, "LEAST_BASE", -1):
-            raise DecodeError(f"round {frame.round} on version {frame.base}: neither is negative")
         given = {"round": frame.round, "base": frame.base}
-        message = decode(kind, frame.payload, given)
-        for name, type_ in layout(kind):
-            if type_ in ("float32", "packed"):
-                self._judge(
-                    frame.sender, message, f"{kind.__name__}.{name}", getattr(message, name)
+        try:
+            if frame.round < 0 or frame.base < getattr(kind, "LEAST_BASE", -1):
+                raise DecodeError(
+                    f"round {frame.round} on version {frame.base}: neither is negative"
                 )
+            most = partial(self.largest, frame.sender)
+            message = judged(frame.kind, frame.payload, self.parameters, most, given)
+        except DecodeError as error:
+            error.frame = frame
+            raise
         return Opened(frame.sender, message, frame.digest)
 
     def reopen(self, data: bytes, to: int) -> Any:
@@ -334,21 +379,3 @@ class Endpoint:
         frame = open_frame(data, self.run_id, to, own, kinds)
         given = {"round": frame.round, "base": frame.base}
         return decode(KINDS[frame.kind], frame.payload, given)
-
-    def _judge(self, sender: int, message: Any, what: str, vector: Any) -> None:
-        if len(vector) != self.parameters:
-            raise DecodeError(
-                f"{what} has {len(vector)} entries, the model has {self.parameters} parameters"
-            )
-        # NaN and ∞ go through a sum of squares, and nothing finite gives them in double precision.
-        with np.errstate(over="ignore", invalid="ignore"):
-            square = float(np.dot(vector, vector))
-        if not math.isfinite(square):
-            square = float(np.dot(vector.astype(np.float64), vector.astype(np.float64)))
-        if not math.isfinite(square):
-            raise DecodeError(f"{what} holds NaN or ∞")
-        most = self.largest(sender, message)
-        if math.sqrt(square) > most * (1 + 1e-3):  # the sum of squares was in single precision
-            raise DecodeError(
-                f"{what} has norm {math.sqrt(square):.3g}; an honest one stays below {most:.3g}"
-            )

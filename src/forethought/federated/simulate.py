@@ -11,18 +11,22 @@ import numpy as np
 import torch
 
 from forethought.accounting.statement import Statement
-from forethought.exchange.messages import Vector
+from forethought.exchange.messages import Model, Vector
 from forethought.exchange.storage import FolderStorage
 from forethought.federated.federation import FEDERATION, Federation, FederationError
+from forethought.federated.fused import LAW, Cohort, cohorts, course, require_fusible
 from forethought.federated.reporting import ReportedAverage
 from forethought.federated.secure_checkpoint import RELEASED, STATE
 from forethought.federated.secure_training import train_securely
+from forethought.federated.server_optimizers import Moments, moved
 from forethought.federated.simulator import Simulated, Simulator
 from forethought.federated.statements import client_statement
 from forethought.gradients import check_model
+from forethought.holders.recorded import FUSED
 from forethought.holders.simulated import Progress, Simulation, simulation
 from forethought.holders.trainer import SharedModel
-from forethought.holders.work import NoTraining, no_gradients
+from forethought.holders.work import NoTraining, Trainers, Work, no_gradients
+from forethought.holders.workers import PROCESSES
 from forethought.rounds.losses import Loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.transcript import Transcript
@@ -41,6 +45,7 @@ class SimulatedRun:
         accuracies: (virtual second, accuracy on the test records) of the models.
         accuracy: of the reported model; None without test records.
         transcripts: what each client released.
+        fused: one private sum stood for each cohort: there is no statement of any client.
     """
 
     federation: Federation
@@ -49,12 +54,16 @@ class SimulatedRun:
     accuracies: tuple[tuple[float, float], ...]
     accuracy: float | None
     transcripts: tuple[Transcript, ...]
+    fused: bool = False
 
     def summary(self) -> dict[str, Any]:
         """The outcome, JSON-ready: virtual seconds, and what each client spent."""
         federation, done = self.federation, self.simulated
         budgets = [federation.plan(client).budget for client in range(len(federation.members))]
+        unstated = None if self.fused else 0.0
+        marked = {"fused": LAW} if self.fused else {}
         return {
+            **marked,
             "accuracy": self.accuracy,
             "seconds": done.seconds,
             "models": done.version,
@@ -63,7 +72,7 @@ class SimulatedRun:
             "clients": [
                 {
                     "name": federation.members[client].name,
-                    "epsilon": 0.0 if one is None else plain(one.guarantee),
+                    "epsilon": unstated if one is None else plain(one.guarantee),
                     "budget": None if budget is None else budget.epsilon,
                     "rounds": int(done.rounds[client]),
                     "updates": int(done.updates[client]),
@@ -90,7 +99,9 @@ def simulate(
     out: str | Path | None = None,
     resume: bool = False,
     workers: int = 0,
+    engine: str = PROCESSES,
     micro_batch: int | None = None,
+    fused: bool = False,
     progress: Progress | None = None,
 ) -> SimulatedRun:
     """Train a federation in virtual time; the model carries the reported weights afterwards.
@@ -106,11 +117,16 @@ def simulate(
         seeds: of all clients; a seeded simulation is not private, and its statements say so.
         out: folder that keeps what is needed to go on after an interruption, and the results.
         resume: go on in ``out``. workers: processes that compute; 0: this one.
+        engine: of these: "processes", "ray", or "ray:ADDRESS" of a cluster that runs.
         micro_batch: examples whose gradients are held at once.
+        fused: one private sum a cohort, whose noise has the variance of all its clients' noises
+            together: exactly the law of the global models, at nearly the cost of one machine. No
+            client's own noise is drawn, so there is no statement of any client.
         progress: called with updates so far and the most there can be.
 
     Raises:
-        FederationError, ValueError: shares that do not fit their plans, or a model that cannot be.
+        FederationError, ValueError: shares that do not fit their plans, or a model that cannot be;
+            ``fused`` where global models would have another law.
         RunFolderExistsError: ``out`` is not empty. CheckpointError: nothing to resume, or another
             federation. SimulationError: it waits for something that never comes.
     """
@@ -118,6 +134,8 @@ def simulate(
         raise FederationError(
             f"{len(shares)} shares for {len(federation.members)} members: give one each"
         )
+    if fused:
+        require_fusible(federation, times)
     check_model(model)
     shared = SharedModel(model)
     plans = [federation.plan(client) for client in range(len(federation.members))]
@@ -132,9 +150,12 @@ def simulate(
         seeds=seeds,
         out=out,
         resume=resume,
+        engine=engine,
         micro_batch=micro_batch,
     ) as running:
-        if federation.secure is not None:
+        if fused:
+            run = _fused(federation, running, times, workers, progress)
+        elif federation.secure is not None:
             run = _securely(federation, running, times, progress)
         else:
             run = _run(federation, running, times, workers, progress)
@@ -144,7 +165,7 @@ def simulate(
             run.statements,
             run.transcripts,
             run.summary(),
-            (STATE, RELEASED),
+            (STATE, RELEASED, FUSED),
         )
     return run
 
@@ -184,18 +205,8 @@ def _run(
     progress: Progress | None,
 ) -> SimulatedRun:
     members, test, start = range(len(federation.members)), running.test, running.start
-    accuracies: list[tuple[float, float]] = []
-    looked = max(1, federation.rounds // 40)
-
-    def versions(version: int, seconds: float, weights: Vector) -> None:
-        if version % looked == 0:
-            accuracy = running.accuracy(weights)
-            if accuracy is not None:
-                accuracies.append((seconds, accuracy))
-
-    average = None
-    if federation.averaging.kind != "none":
-        average = ReportedAverage(federation, running.shared.layout, start)
+    average = _average(federation, running)
+    accuracies = _Accuracies(federation, running)
     done = Simulator(
         federation,
         start,
@@ -207,7 +218,7 @@ def _run(
         committed=running.committing(
             progress, sum(federation.updates(client) for client in members)
         ),
-        versions=None if test is None else versions,
+        versions=None if test is None else accuracies,
         timeline=True,
     ).run()
     running.shared.write(done.weights)
@@ -223,9 +234,79 @@ def _run(
         federation,
         done,
         tuple(stated(client, made) for client, made in enumerate(transcripts)),
-        tuple(accuracies),
+        tuple(accuracies.found),
         running.accuracy(done.weights),
         transcripts,
+    )
+
+
+class _Accuracies:
+    """Notes the accuracy of some forty models, as they come."""
+
+    def __init__(self, federation: Federation, running: Simulation) -> None:
+        self.found: list[tuple[float, float]] = []
+        self._running, self._every = running, max(1, federation.rounds // 40)
+
+    def __call__(self, version: int, seconds: float, weights: Vector) -> None:
+        if version % self._every == 0:
+            accuracy = self._running.accuracy(weights)
+            if accuracy is not None:
+                self.found.append((seconds, accuracy))
+
+
+def _average(federation: Federation, running: Simulation) -> ReportedAverage | None:
+    if federation.averaging.kind == "none":
+        return None
+    return ReportedAverage(federation, running.shared.layout, running.start)
+
+
+def _fused(
+    federation: Federation,
+    running: Simulation,
+    times: Times,
+    workers: int,
+    progress: Progress | None,
+) -> SimulatedRun:
+    """Rounds of one private sum each; their times are those of the machines without training."""
+    asked = cohorts(federation)
+    timed = course(federation, times, asked)
+
+    def make(states: dict[int, bytes]) -> Trainers:
+        cohort = Cohort(
+            running.shared,
+            running.holders,
+            federation,
+            asked,
+            running.secrets,
+            workers,
+            running.engine,
+        )
+        return running.until_the_end(cohort)
+
+    trainers = running.recorded(make, FUSED)
+    average, accuracies = _average(federation, running), _Accuracies(federation, running)
+    weights, moments = running.start, Moments()
+    count, most = 0, int(timed.updates.sum())
+    for version, (seconds, (clients, _)) in enumerate(zip(timed.versions, asked, strict=True)):
+        trainers.begin(Work(0, version, version, Model(version, version, weights)))
+        change = trainers.result(0).vector.astype(np.float64)
+        weights = moved(federation.server, moments, weights, change)
+        if average is not None:
+            average.update(version + 1, weights)
+        accuracies(version + 1, seconds, weights if average is None else average.weights)
+        count += len(clients)
+        if progress is not None:
+            progress(count, most)
+    reported = weights if average is None else average.weights
+    running.shared.write(reported)
+    return SimulatedRun(
+        federation,
+        replace(timed, weights=reported),
+        (None,) * len(federation.members),
+        tuple(accuracies.found),
+        running.accuracy(reported),
+        running.transcripts,
+        fused=True,
     )
 
 

@@ -20,7 +20,7 @@ from forethought.gossip.events import Received
 from forethought.gossip.gossip import Gossip
 from forethought.gossip.messages import ANSWER, LAST, Hello, Known, Message, Weights
 from forethought.gossip.replicas import Link
-from forethought.gossip.worker import Effects, Releases, moved
+from forethought.gossip.worker import UNIT, Effects, Releases, moved
 
 
 @dataclass(slots=True)
@@ -407,7 +407,11 @@ class AsynchronousWorker:
         if self.gossip.trust.difference is not None:
             received = self.gossip.trust.admit(mine, received)
         own.move(received, mine, part, sent.share)
-        own.count += moved(sent.count, message.count, weight)
+        count = message.count
+        if self.gossip.trust.difference is not None:
+            # Honest counts are near each other; what a hostile one adds ends the run early.
+            count = min(max(count, sent.count - UNIT), sent.count + UNIT)
+        own.count += moved(sent.count, count, weight)
         if message.left >= 0 and self._believed(sender):
             self._ends(message.left)
         elif own.complete:

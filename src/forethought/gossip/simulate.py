@@ -19,6 +19,7 @@ from forethought.gradients import check_model
 from forethought.holders.simulated import Progress, Simulation, simulation
 from forethought.holders.trainer import SharedModel
 from forethought.holders.work import NoTraining, no_gradients
+from forethought.holders.workers import PROCESSES
 from forethought.rounds.losses import Loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.transcript import Transcript
@@ -92,6 +93,7 @@ def simulate(
     out: str | Path | None = None,
     resume: bool = False,
     workers: int = 0,
+    engine: str = PROCESSES,
     micro_batch: int | None = None,
     progress: Progress | None = None,
 ) -> SimulatedGossip:
@@ -110,6 +112,7 @@ def simulate(
         seeds: of all workers; a seeded simulation is not private, and its statements say so.
         out: folder that keeps what is needed to go on after an interruption, and the results.
         resume: go on in ``out``. workers: processes that compute; 0: this one.
+        engine: of these: "processes", "ray", or "ray:ADDRESS" of a cluster that runs.
         micro_batch: examples whose gradients are held at once.
         progress: called with updates so far and the count at which all stop.
 
@@ -135,6 +138,7 @@ def simulate(
         seeds=seeds,
         out=out,
         resume=resume,
+        engine=engine,
         micro_batch=micro_batch,
     ) as running:
         run = _run(gossip, running, times, workers, progress)

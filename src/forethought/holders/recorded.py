@@ -51,7 +51,7 @@ def begun(
             )
         start: Vector = np.load(folder / START, allow_pickle=False)
         return Keys.read(folder).secrets, start
-    if (folder / name).exists() or (folder / RECORD).exists():
+    if (folder / name).exists() or (folder / RECORD).exists() or (folder / FUSED).exists():
         raise RunFolderExistsError(
             f"{folder} holds a simulation: go on with resume (--resume), or choose another folder"
         )
@@ -70,6 +70,8 @@ def begun(
 
 
 RECORD = "updates"
+# The record of a simulation whose cohorts' sums are fused.
+FUSED = "fused-updates"
 _LENGTH = struct.Struct("<Q")
 
 
@@ -122,10 +124,25 @@ class Recorded:
     Args:
         folder: of the simulation's record.
         make: makes the trainers, given the states that clients go on from.
+        name: of the record. Another one in the folder is of another kind of simulation.
+
+    Raises:
+        CheckpointError: the folder holds a record of another name.
     """
 
-    def __init__(self, folder: Path, make: Callable[[dict[int, bytes]], Trainers]) -> None:
-        self._log = RecordLog(PlainFile(folder), RECORD)
+    def __init__(
+        self,
+        folder: Path,
+        make: Callable[[dict[int, bytes]], Trainers],
+        name: str = RECORD,
+    ) -> None:
+        for other in {RECORD, FUSED} - {name}:
+            if (folder / other).exists():
+                raise CheckpointError(
+                    f"{folder} holds a simulation that was begun "
+                    f"{'with' if other == FUSED else 'without'} fused = true: go on with it so"
+                )
+        self._log = RecordLog(PlainFile(folder), name)
         self._known: dict[tuple[int, int], _Computed] = {}
         states: dict[int, bytes] = {}
         for record in self._log.replay():

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from forethought.training.metrics import evaluate
 
 SUMMARY = "simulation.json"
 Progress = Callable[[int, int], None]
+Held = TypeVar("Held")
 
 
 @dataclass
@@ -41,6 +42,7 @@ class Simulation:
         shared: the model of all. loss: one value per example. test: held-out records.
         folder: what is kept; None: nothing. holders: one for each share.
         start: the weights that all begin with. secrets: of all holders.
+        engine: of the processes that compute.
     """
 
     shared: SharedModel
@@ -50,6 +52,7 @@ class Simulation:
     holders: Sequence[Holder]
     start: Vector
     secrets: Secrets
+    engine: str
     _held: contextlib.ExitStack
     _states: dict[int, bytes] = field(default_factory=dict)
     _count: int = 0
@@ -67,14 +70,34 @@ class Simulation:
             if not workers:
                 return InProcess(shared, holders, local_rounds, gradients=gradients, states=states)
             pool = Workers(
-                workers, shared, holders, local_rounds, gradients=gradients, states=states
+                workers,
+                shared,
+                holders,
+                local_rounds,
+                gradients=gradients,
+                states=states,
+                engine=self.engine,
             )
-            return self._held.enter_context(pool)
+            return self.until_the_end(pool)
 
-        made = make({}) if self.folder is None else Recorded(self.folder, make)
+        return self.recorded(make)
+
+    def recorded(
+        self, make: Callable[[dict[int, bytes]], Trainers], name: str = RECORD
+    ) -> Trainers:
+        """Trainers with a record where a folder is kept; on one thread from now on.
+
+        Args:
+            make: makes them, given the states that holders go on from. name: of the record.
+        """
+        made = make({}) if self.folder is None else Recorded(self.folder, make, name)
         self._held.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)
         return made
+
+    def until_the_end(self, held: contextlib.AbstractContextManager[Held]) -> Held:
+        """Enter a context that ends with the simulation."""
+        return self._held.enter_context(held)
 
     def committing(self, progress: Progress | None, most: int) -> Callable[[int, Release], None]:
         """Takes each release down and tells ``progress``, out of ``most`` there can be."""
@@ -153,6 +176,7 @@ def simulation(
     seeds: Seeds | None,
     out: str | Path | None,
     resume: bool,
+    engine: str,
     micro_batch: int | None,
 ) -> Iterator[Simulation]:
     """Holders of these shares, each with its plan; the folder is locked meanwhile.
@@ -165,8 +189,9 @@ def simulation(
     records = [as_records(share, first.dtype, first.device) for share in shares]
     held_out = None if test is None else as_records(test, first.dtype, first.device, "test")
     chosen = default_loss(blank(records[0])[1]) if loss is None else loss
+    tried: dict[object, object] = {}
     for one in records:
-        require_fit(model, chosen, one)
+        require_fit(model, chosen, one, tried=tried)
     check_loss(model, chosen, records[0])
     with contextlib.ExitStack() as held:
         folder = None if out is None else Path(out)
@@ -178,4 +203,4 @@ def simulation(
             Holder(plan, one, chosen, secrets.of(k), micro_batch)
             for k, (plan, one) in enumerate(zip(plans, records, strict=True))
         ]
-        yield Simulation(shared, chosen, held_out, folder, holders, start, secrets, held)
+        yield Simulation(shared, chosen, held_out, folder, holders, start, secrets, engine, held)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from forethought.holders.cluster import Actors, cluster
 from forethought.holders.trainer import ClientTrainer, Holder, SharedModel, compute_together
 from forethought.holders.work import HolderError, Result, Work
 
 # All clients' trainers in this process; those whose weights are the same compute together.
 
 
+PROCESSES = "processes"
 # Clients that compute together at most: their examples' gradients are held at once.
 TOGETHER = 32
 # Clients are dealt into so many blocks; only within one do they compute together. It depends on
@@ -131,9 +135,10 @@ class Workers:
         count: of processes.
         shared: the model of all clients. holders: what each client brings.
         local_rounds, gradients, states: see :class:`~forethought.holders.workers.InProcess`.
+        engine: see :func:`processes`.
 
     Raises:
-        HolderError: a model or a loss that cannot be sent to another process.
+        HolderError: see :func:`processes`.
     """
 
     def __init__(
@@ -145,13 +150,16 @@ class Workers:
         *,
         gradients: bool = False,
         states: Mapping[int, bytes] | None = None,
+        engine: str = PROCESSES,
     ) -> None:
-        self._pools: list[ProcessPoolExecutor] = []
+        self._pools: list[Pool] = []
         self._futures: dict[int, Future[dict[int, Result]]] = {}
         self._works: dict[int, Work] = {}
         self._results: dict[int, Result] = {}
         self._clients = len(holders)
-        context = multiprocessing.get_context("spawn")
+        self._held = contextlib.ExitStack()
+        if engine != PROCESSES:
+            self._held.enter_context(cluster(address_of(engine), count))
         for rank in range(count):
             own = {
                 client: one
@@ -159,18 +167,8 @@ class Workers:
                 if block_of(client, len(holders)) % count == rank
             }
             known = {client: state for client, state in (states or {}).items() if client in own}
-            try:
-                packed = pickle.dumps(
-                    (shared.model, own, local_rounds, gradients, known, len(holders))
-                )
-            except (pickle.PicklingError, AttributeError, TypeError) as error:
-                raise HolderError(
-                    f"model, loss or records cannot be sent to a worker process ({error}): define "
-                    "them at the top level of a module, or use workers=0"
-                ) from None
-            self._pools.append(
-                ProcessPoolExecutor(1, mp_context=context, initializer=_begin, initargs=(packed,))
-            )
+            brought = shared.model, own, local_rounds, gradients, known, len(holders)
+            self._pools.append(processes(1, _begin, brought, engine))
 
     def __enter__(self) -> Workers:
         return self
@@ -178,6 +176,7 @@ class Workers:
     def __exit__(self, *_: object) -> None:
         for pool in self._pools:
             pool.shutdown(cancel_futures=True)
+        self._held.close()
 
     def begin(self, work: Work) -> None:
         """Remember the work."""
@@ -206,6 +205,57 @@ class Workers:
             self._results |= future.result()
         self._futures.clear()
         return self._results
+
+
+class Pool(Protocol):
+    """Processes that compute; :class:`concurrent.futures.ProcessPoolExecutor` is one."""
+
+    def submit(self, function: Callable[..., Any], /, *values: Any) -> Future[Any]:
+        """Have a process call a function."""
+        ...
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End them."""
+        ...
+
+
+def address_of(engine: str) -> str | None:
+    """A cluster's address; None: one's own, or none.
+
+    Raises:
+        HolderError: another engine.
+    """
+    name, _, address = engine.partition(":")
+    if engine != PROCESSES and name != "ray":
+        raise HolderError(f"engine {engine!r}: say 'processes', 'ray' or 'ray:ADDRESS'")
+    return address or None
+
+
+def processes(
+    count: int, begin: Callable[[bytes], None], brought: object, engine: str = PROCESSES
+) -> Pool:
+    """Processes that each call ``begin`` first, with what they bring, pickled.
+
+    Args:
+        engine: "processes": of this machine; "ray": of a Ray cluster on it; "ray:ADDRESS": of the
+            one there ("ray:auto": the one that runs here).
+
+    Raises:
+        HolderError: a model, a loss or records that cannot be sent to another process; another
+            engine; or no such cluster.
+    """
+    address = address_of(engine)
+    try:
+        packed = pickle.dumps(brought)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise HolderError(
+            f"model, loss or records cannot be sent to a worker process ({error}): define "
+            "them at the top level of a module, or use workers=0"
+        ) from None
+    if engine != PROCESSES:
+        return Actors(address, count, begin, packed)
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(count, mp_context=context, initializer=begin, initargs=(packed,))
 
 
 def _begin(packed: bytes) -> None:

@@ -86,6 +86,7 @@ def simulate_job(
     *,
     resume: bool = False,
     workers: int = 0,
+    engine: str = "processes",
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[SimulatedRun, float]:
     """Simulate a job's federation with real training.
@@ -97,6 +98,7 @@ def simulate_job(
     from forethought.federated.simulate import simulate, synchronous_seconds
 
     job, federation = federated.loaded.request.job, federated.federation
+    section = section_of(job)
     plans = [federation.plan(client) for client in range(len(federation.members))]
     shares, options = federated.simulation(plans)
     run = simulate(
@@ -107,10 +109,11 @@ def simulate_job(
         out=out,
         resume=resume,
         workers=workers,
+        engine=engine,
+        fused=section.fused,
         progress=progress,
         **options,
     )
-    section = section_of(job)
     if section.rule != "asynchronous":
         return run, synchronous_seconds(federated.federation, federated.times)
     # Sample sizes matched to speed hide how slow a client is: undo that.
@@ -297,6 +300,7 @@ def rehearse(
             federated.times,
             test=test,
             seeds=Seeds(repeat, repeat),
+            fused=section_of(job).fused,
         )
         accuracies.append(float("nan") if run.accuracy is None else run.accuracy)
         seconds.append(run.simulated.seconds)

@@ -228,7 +228,7 @@ def take_part_in_job(
     federation, name = member.federation, member.keys.identity.name
     me = member.roster.place(name)
     section = section_of(request.job)
-    loaded, own = own_records(request, section, me, name, data_dir, federation_of)
+    loaded, own = own_records(request, section, me, name, data_dir)
     shared = SharedModel(module_of(loaded))
     sizes = [plan.examples for plan in map(federation.plan, range(len(federation.members)))]
     if section.tables and len(section.tables) != len(sizes):

@@ -85,6 +85,7 @@ def simulate_gossip(
     *,
     resume: bool = False,
     workers: int = 0,
+    engine: str = "processes",
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[SimulatedGossip, float]:
     """Simulate a job's gossip with real training.
@@ -104,6 +105,7 @@ def simulate_gossip(
         out=out,
         resume=resume,
         workers=workers,
+        engine=engine,
         progress=progress,
         **options,
     )

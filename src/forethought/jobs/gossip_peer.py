@@ -1,9 +1,10 @@
-"""From a job to the processes of its gossip: under torchrun, or between sites with keys."""
+"""From a job to the processes of its gossip: on a cluster, under torchrun, or between sites."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ import numpy as np
 
 from forethought.exchange.keys import ROSTER as ROSTER
 from forethought.exchange.keys import Identity, Keys
+from forethought.exchange.ledger import LEDGER, counted
+from forethought.exchange.storage import FolderStorage
 from forethought.gossip.gossip import GOSSIP as GOSSIP
 from forethought.gossip.gossip import Gossip, GossipError, digest_of
 from forethought.jobs.gossip import (
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from forethought.data import Dataset
     from forethought.exchange.messages import Vector
     from forethought.holders.trainer import SharedModel
+    from forethought.peers.cluster import Here
     from forethought.peers.taking_part import TookPart
 
 FIRST, FIRST_PORT = "first.npy", 8760
@@ -73,7 +77,122 @@ class PeerResult:
         }
 
 
-# ---- under torchrun
+# ---- on a cluster, and under torchrun
+
+
+def cluster_workers(
+    request: Request,
+    out: Path,
+    *,
+    address: str | None = None,
+    data_dir: Path | None = None,
+    pace: Pace | None = None,
+    look: Callable[[list[int]], None] | None = None,
+) -> list[PeerResult]:
+    """Train a job's gossip on a Ray cluster, to the end of all workers.
+
+    SIGINT and SIGTERM pause all; the same call goes on where they were.
+
+    Args:
+        out: what all agree on, and a folder of each worker, ``out/NAME``, on the node where it
+            runs.
+        address: of a cluster ("auto": the one that runs here); None: of processes of this machine.
+        data_dir: where the job's data is, on every node.
+        look: called about once a second with every worker's updates.
+
+    Returns:
+        What became of every worker, in the order of the job.
+
+    Raises:
+        GossipError: ``out`` is of another gossip.
+        HolderError: no Ray, no cluster, or too small a one. JobError: the rule is "allreduce".
+        Exception: what the first of the workers raised that failed, once all have ended.
+    """
+    from forethought.holders.cluster import cluster
+    from forethought.peers.cluster import run_workers
+    from forethought.training.execution import InterruptGuard
+
+    if gossip_section(request.job).rule == "allreduce":
+        raise JobError("rule = 'allreduce' is run under torchrun: see examples/gossip.py")
+    gossiping = gossip_of(request, data_dir)
+    gossip, first = begun_in(request, gossiping.gossip, gossiping.shared.read(), out)
+    folder = None if data_dir is None else data_dir.resolve()
+    options = {"data_dir": folder, "pace": pace}
+    works = [
+        partial(cluster_worker, request, gossip, first, me, out.resolve(), options)
+        for me in range(gossip.workers)
+    ]
+    with cluster(address, gossip.workers), InterruptGuard() as guard:
+        run = f"{request.name}-{gossip.run_id.hex()[:16]}"
+        outcomes = run_workers(run, works, stop=lambda: guard.requested, look=look)
+    failed = [outcome.error for outcome in outcomes if outcome.error is not None]
+    if failed:
+        raise failed[0]
+    return [outcome.result for outcome in outcomes if outcome.result is not None]
+
+
+def begun_in(request: Request, gossip: Gossip, first: Vector, out: Path) -> tuple[Gossip, Vector]:
+    """The gossip and the first weights with which these workers began, kept in ``out``.
+
+    Step sizes follow from weights that may be drawn, so another planning finds other ones: those
+    of the beginning hold.
+
+    Raises:
+        JobError, GossipError: the job says otherwise now.
+    """
+    if not (out / GOSSIP).exists():
+        out.mkdir(parents=True, exist_ok=True)
+        np.save(out / FIRST, first)
+        gossip.save(out / GOSSIP)
+        return gossip, first
+    kept = Gossip.load(out / GOSSIP)
+    _require_same(request, kept)
+    if [member.name for member in kept.members] != [member.name for member in gossip.members]:
+        raise GossipError(f"{out} holds a gossip of other workers: choose another folder")
+    for me in range(gossip.workers):
+        now, then = gossip.plan(me), kept.plan(me)
+        problem = other_terms(promised(now), promised(then), GOSSIP)
+        if problem is None and (now.budget, now.examples) != (then.budget, then.examples):
+            problem = f"the job's budget or data are not those of {GOSSIP}: choose another folder"
+        if problem is not None:
+            raise GossipError(f"{out}: {problem}")
+    return kept, np.load(out / FIRST, allow_pickle=False)
+
+
+def cluster_worker(
+    request: Request,
+    gossip: Gossip,
+    first: Vector,
+    me: int,
+    out: Path,
+    options: Mapping[str, Any],
+    here: Here,
+) -> PeerResult:
+    """Be one worker in an actor; see :func:`cluster_workers`.
+
+    Args:
+        gossip, first: what was planned, and the first weights. out: folder of all workers.
+        options: data_dir and pace. here: of the actor.
+    """
+    from forethought.holders.trainer import SharedModel
+
+    # The same job planned this gossip: nobody else's word is taken, and nothing planned again.
+    section, name = gossip_section(request.job), gossip.members[me].name
+    loaded, own = own_records(request, section, me, name, options["data_dir"])
+    shared = SharedModel(module_of(loaded))
+    shared.write(first)
+    return _take_part(
+        loaded,
+        own,
+        shared,
+        gossip,
+        me,
+        out / name,
+        lambda keys: here.links(gossip, me),
+        pace=_pace(request, options["pace"]),
+        look=lambda drove: here.tell(drove.rounds),
+        halted=here.stop,
+    )
 
 
 def launched_worker(
@@ -84,39 +203,45 @@ def launched_worker(
     pace: Pace | None = None,
     look: Look | None = None,
 ) -> PeerResult:
-    """Be the worker that torchrun says, of a job whose data all processes can read.
-
-    SIGINT and SIGTERM pause it; started again with the same folder, it goes on.
+    """Be the worker of SYNC that torchrun says, of a job whose data all processes can read.
 
     Args:
         out: each worker has a folder of its own in it, ``out/NAME``.
 
     Raises:
-        PeersError, StoreError: torchrun did not start this process, or others are not there.
-        GossipError: this process has another gossip than the first one.
-        JobError and what data, planner and gossip refuse.
+        PeersError: torchrun did not start this process, or a worker was lost.
+        GossipError: a process has another gossip than the first one, or a worker is back.
+        JobError: another rule than "allreduce"; and what data, planner and gossip refuse.
     """
-    from forethought.peers.launched import Launched
-    from forethought.peers.memory import keep_memory
+    from forethought.peers.launched import Launched, TeamLinks
+    from forethought.training.execution import launched
 
     here = Launched.here()
-    keep_memory()
+    if gossip_section(request.job).rule != "allreduce":
+        raise JobError(
+            "torchrun carries rule = 'allreduce' alone, since it ends all workers with the first "
+            "that dies: run the other rules with forethought gossip train"
+        )
     gossiping = gossip_of(request, data_dir)
-    shared = gossiping.shared
-    with here.meeting(gossiping.gossip.workers) as meeting:
-        here.require_same(meeting, gossiping.gossip)
-        first = here.first_weights(meeting, shared.read())
+    shared, name = gossiping.shared, gossiping.gossip.members[here.rank].name
+    # One that is back finds nobody to join: it is told why before it tries.
+    if (out / name / LEDGER).exists() and counted(FolderStorage(out / name)):
+        raise GossipError(
+            f"{out / name} holds releases, and under the rule 'allreduce' a worker that was lost "
+            "cannot come back: begin again with another folder and new plans"
+        )
+    with launched():
+        first = here.agree(gossiping.gossip, shared.read())
         shared.write(first)
         gossip = replace(gossiping.gossip, start=digest_of(first))
-        meeting = replace(meeting, run=gossip.run_id)
         return _take_part(
             gossiping.loaded,
             gossiping.share(here.rank),
             shared,
             gossip,
             here.rank,
-            out / gossip.members[here.rank].name,
-            lambda keys: here.links(meeting, gossip),
+            out / name,
+            lambda keys: TeamLinks(),
             pace=_pace(request, pace),
             look=look,
         )
@@ -255,7 +380,7 @@ def site_worker(
     _require_same(request, gossip)
     require_possible(request.job)
     section, name = gossip_section(request.job), gossip.members[me].name
-    loaded, own = own_records(request, section, me, name, data_dir, gossip_of)
+    loaded, own = own_records(request, section, me, name, data_dir)
     shared = SharedModel(module_of(loaded))
     if len(member.first) != shared.layout.size:
         raise GossipError("the job's model is not the gossip's: another number of parameters")
@@ -324,8 +449,8 @@ def _require_same(request: Request, gossip: Gossip) -> None:
         here, agreed = compared[name]
         words = "" if name == "graph and mixing" else f" ({here!r} here, {agreed!r} agreed)"
         raise JobError(
-            f"[gossip] {name} differs from what these keys were made for{words}: take the job that "
-            "all agreed on, or make the gossip anew with forethought gossip keys"
+            f"[gossip] {name} differs from what was agreed on{words}: take the job that all agreed "
+            "on; or begin anew, with other keys or in another folder"
         )
 
 
@@ -340,6 +465,7 @@ def _take_part(
     *,
     allowed: tuple[float | None, float | None] = (None, None),
     witness: Path | None = None,
+    halted: Callable[[], bool] = lambda: False,
     **options: Any,
 ) -> PeerResult:
     from forethought.holders.trainer import end
@@ -362,7 +488,7 @@ def _take_part(
             out,
             links,
             stated=stated,
-            stop=lambda: guard.requested,
+            stop=lambda: guard.requested or halted(),
             **options,
         )
     shared.write(took.weights)

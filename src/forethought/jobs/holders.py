@@ -215,11 +215,10 @@ def own_records(
     place: int,
     name: str,
     data_dir: Path | None,
-    deal_out: Callable[[Request, Path | None], Dealt],
 ) -> tuple[Loaded, Dataset]:
     """A member's own records: those it brings, or its share of what all deal out alike."""
     if not section.brings_own:
-        held = deal_out(request, data_dir)
+        held = deal(request, section, data_dir)
         return held.loaded, held.share(place)
     folder = next((table.folder for table in section.tables if table.name == name), None)
     own = data_dir or (None if folder is None else (request.folder or Path()) / folder)

@@ -278,6 +278,9 @@ class FederationSection(HoldersSection):
     ``rounds`` are global rounds (of each client, where updates are asynchronous); ``local_rounds``
     are private rounds (steps) in one of them, ``local_epochs`` the same in passes over the
     client's own records. ``growth`` is the last sample size over the first.
+
+    Of simulations: ``fused`` (one private sum a cohort: the law of the global model at the cost of
+    one machine, and no statement of any client).
     """
 
     kind = "federation"
@@ -299,6 +302,7 @@ class FederationSection(HoldersSection):
     robust: RobustTable = RobustTable()
     secure: dict[str, Any] | None = None
     address: str | None = None
+    fused: bool = False
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

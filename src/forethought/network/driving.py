@@ -15,10 +15,10 @@ import grpc
 
 from forethought.exchange import events as on
 from forethought.exchange.codec import DecodeError
-from forethought.exchange.frame import Endpoint, FrameError, Opened
+from forethought.exchange.frame import Endpoint, Frame, FrameError, Opened
 from forethought.exchange.keys import Keys, Roster
 from forethought.exchange.ledger import ClientLedger, ServerJournal, Witness
-from forethought.exchange.messages import Finished, Model, Update
+from forethought.exchange.messages import KINDS, Finished, Model, Refusal, Update
 from forethought.network import RESTRICTED
 from forethought.training.execution import SIGNALS
 
@@ -276,6 +276,8 @@ class Driver:
         except (FrameError, DecodeError) as error:
             whose = "somebody" if peer is None else peer
             self.alarm(type(error).__name__, f"a frame from {whose} was refused: {error}")
+            if isinstance(error, DecodeError) and peer in (None, error.frame.sender):
+                self.undecoded(error.frame)
             return None
         if peer not in (None, opened.sender):
             text = f"{peer}'s connection brought a frame of {opened.sender}: refused"
@@ -283,6 +285,9 @@ class Driver:
             return None
         self.handle(on.Received(opened.sender, opened.message, self.clock(), opened.digest))
         return opened.sender
+
+    def undecoded(self, frame: Frame) -> None:
+        """A frame came whose signature held, and whose content is no message."""
 
     def handle(self, event: on.Event) -> None:
         """Let the machine handle an event, and do what it wants done, in order."""
@@ -332,6 +337,12 @@ class ServerDriver(Driver):
     ) -> None:
         super().__init__(machine, endpoint, out, clock)
         self.journal, self._snapshot = journal, snapshot
+
+    def undecoded(self, frame: Frame) -> None:
+        """An update is answered, so that its client does not send it for ever."""
+        if KINDS[frame.kind] is Update:
+            answer = Refusal(frame.round, frame.base, "undecodable")
+            self.out(frame.sender, answer, self.frame(frame.sender, answer))
 
     def execute(self, effect: on.Effect) -> None:
         """Journal an entry or the state."""

@@ -1,30 +1,26 @@
-"""Workers that torchrun started, or whoever else sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
+"""SYNC's workers under torchrun: a process each, whose means are torch.distributed's allreduce.
 
-Each process is a worker, its rank its place. The store where they meet is torchrun's, or else the
-first process's: then nobody can come back once that one is gone, while those who have met go on.
-torchrun itself ends all workers of one agent when one of them dies; under an agent for each worker
-(``--nnodes=K --nproc-per-node=1 --rdzv-backend=static``) the others go on.
+Everybody waits for everybody, so whoever is lost ends all: torchrun ends the processes of an agent
+when one of them dies. The rules under which a worker may be lost run on a cluster
+(:mod:`forethought.peers.cluster`) or between sites (:mod:`forethought.peers.sites`).
 """
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+import torch
+from torch import distributed
 
 from forethought.exchange.messages import Vector
 from forethought.gossip.gossip import Gossip, GossipError
 from forethought.peers.driving import PeersError
-from forethought.peers.pairs import GlooPairs, Meeting, StoreError
-from forethought.peers.reducing import GroupReduce, own_gpu
-from forethought.serialisation import canonical
+from forethought.peers.links import Deliver, Reduce
 
 
 @dataclass(frozen=True)
@@ -32,15 +28,11 @@ class Launched:
     """The worker that this process is.
 
     Args:
-        rank, size: place and number. host, port: of the store.
-        serves: whether this process is the one that serves the store.
+        rank, size: place and number.
     """
 
     rank: int
     size: int
-    host: str
-    port: int
-    serves: bool
 
     @classmethod
     def here(cls, environment: Mapping[str, str] | None = None) -> Launched:
@@ -53,7 +45,7 @@ class Launched:
         names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
         missing = [name for name in names if name not in given]
         try:
-            rank, size, port = (int(given.get(names[i], "")) for i in (0, 1, 3))
+            rank, size, _ = (int(given.get(names[i], "")) for i in (0, 1, 3))
         except ValueError:
             raise PeersError(
                 f"this process does not know which worker it is ({', '.join(missing or names)}): "
@@ -61,101 +53,94 @@ class Launched:
             ) from None
         if not 0 <= rank < size or size < 2:
             raise PeersError(f"rank {rank} of {size}: gossip needs at least two workers")
-        agent = given.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        return cls(rank, size, given["MASTER_ADDR"], port, rank == 0 and not agent)
+        return cls(rank, size)
 
-    @contextmanager
-    def meeting(self, workers: int) -> Iterator[Meeting]:
-        """The place where the workers meet; while it is open, the store is served where this one
-        serves it.
-
-        Raises:
-            PeersError: the port is taken, or there are other workers than processes.
-        """
-        if workers != self.size:
-            raise PeersError(
-                f"{self.size} processes for {workers} workers: start as many as the gossip has"
-            )
-        held: Any = None
-        if self.serves:
-            try:
-                held = TCPStore(
-                    self.host,
-                    self.port,
-                    is_master=True,
-                    timeout=timedelta(seconds=60),
-                    wait_for_workers=False,
-                )
-            except RuntimeError as error:
-                raise PeersError(
-                    f"cannot serve the workers' store at {self.host}:{self.port}: {error}"
-                ) from None
-        try:
-            yield Meeting(self.host, self.port)
-        finally:
-            del held
-
-    def require_same(self, meeting: Meeting, gossip: Gossip) -> None:
-        """Refuse a gossip that is not the first process's, before anything is computed or sent.
-
-        Args:
-            gossip: of this process's job; its first weights are not compared, since all take the
-                first process's.
-
-        Raises:
-            StoreError: the first process did not say what it has. GossipError: names what differs.
-        """
-        store = meeting.store()
-        text = canonical(replace(gossip, start="").to_dict())
-        own = json.loads(text)
-        # The first process may be one that was started again: what it said before stays.
-        if self.rank == 0 and not store.check(["gossip"]):
-            store.set("gossip", text)
-        try:
-            first = json.loads(store.get("gossip"))
-        except RuntimeError as error:
-            raise StoreError(f"the first process did not say what it trains: {error}") from None
-        differs = sorted(name for name in own.keys() | first if own.get(name) != first.get(name))
-        if differs:
-            # The others need not wait for this one until their patience ends: see GlooPairs.
-            store.set(f"run/{self.rank}", "another gossip")
-            store.add(f"life/{self.rank}", 1)
-            raise GossipError(
-                f"this process ({self.rank}) has another gossip than the first one: "
-                f"{', '.join(differs)} differ; start all with the same job and data"
-            )
-
-    def first_weights(self, meeting: Meeting, own: Vector) -> Vector:
+    def agree(self, gossip: Gossip, own: Vector) -> Vector:
         """The weights that everybody begins with: the first process's.
 
         Args:
-            own: what this process would begin with; of the same length everywhere.
+            gossip: of this process's job; its first weights are not compared.
+            own: what this process would begin with.
 
         Raises:
-            StoreError: nobody has brought them. PeersError: another architecture.
+            GossipError: names what differs from the first process's gossip, on every process.
+            PeersError: another architecture, or other workers than processes.
         """
-        store = meeting.store()
-        # The first process may have been killed since it brought them: they stay what they were.
-        if self.rank == 0 and not store.check(["first"]):
-            data = np.ascontiguousarray(own, "<f4").tobytes()
-            store.set("first", data)  # type: ignore[arg-type]  # bytes are taken as well
-        try:
-            data = store.get("first")
-        except RuntimeError as error:
-            raise StoreError(f"the first process brought no weights: {error}") from None
-        found: Vector = np.frombuffer(data, "<f4").astype(np.float32)
-        if len(found) != len(own):
+        if gossip.workers != self.size:
             raise PeersError(
-                f"this process's model has {len(own)} parameters, the first one's {len(found)}: "
-                "all workers train one model"
+                f"{self.size} processes for {gossip.workers} workers: start as many as it has"
             )
+        gossips: list[Any] = [None] * self.size
+        lengths: list[Any] = [None] * self.size
+        distributed.all_gather_object(gossips, replace(gossip, start="").to_dict())
+        distributed.all_gather_object(lengths, len(own))
+        for rank, other in enumerate(gossips):
+            differs = sorted(
+                name
+                for name in gossips[0].keys() | other
+                if gossips[0].get(name) != other.get(name)
+            )
+            if differs:
+                raise GossipError(
+                    f"process {rank} has another gossip than the first one: {', '.join(differs)} "
+                    "differ; start all with the same job and data"
+                )
+        if len(set(lengths)) > 1:
+            raise PeersError(
+                f"the processes' models have {', '.join(map(str, lengths))} parameters: all "
+                "workers train one model"
+            )
+        first: list[Any] = [np.ascontiguousarray(own, np.float32)]
+        distributed.broadcast_object_list(first, src=0)
+        found: Vector = first[0]
         return found
 
-    def links(self, meeting: Meeting, gossip: Gossip) -> GlooPairs:
-        """Links to this worker's neighbours."""
-        near = gossip.mixing.graph.neighbours(self.rank)
-        found = GlooPairs(meeting, self.rank, near, gossip.coordinates, gossip.trust.largest)
-        if gossip.rule == "allreduce":
-            gpu = own_gpu(os.environ)
-            found.reduce = GroupReduce(meeting, self.rank, self.size, gpu)
-        return found
+
+def mean(round: int, vector: Vector) -> Vector:
+    """The mean over all processes, added up in float64 and rounded once; of NCCL where they have
+    GPUs.
+
+    Raises:
+        PeersError: one of the workers is gone.
+    """
+    try:
+        total = torch.from_numpy(vector.astype("float64"))
+        if distributed.get_backend() == "nccl":
+            total = total.cuda()
+        distributed.all_reduce(total)
+        found: Vector = (total / distributed.get_world_size()).to(torch.float32).cpu().numpy()
+    except RuntimeError as error:
+        raise PeersError(
+            f"a worker was lost in round {round}, and under the rule 'allreduce' everybody "
+            f"waits for everybody: begin again, or use the rule 'asynchronous' ({error})"
+        ) from None
+    return found
+
+
+class TeamLinks:
+    """Links that carry means and nothing else; see :class:`~forethought.peers.links.Links`.
+
+    Who is lost is told by a mean that fails, so everybody counts as heard.
+    """
+
+    reduce: Reduce | None = staticmethod(mean)
+
+    def start(self, deliver: Deliver) -> None:
+        """See Links."""
+
+    def send(self, to: int, message: Any) -> None:
+        """See Links."""
+
+    def heard(self, peer: int) -> float | None:
+        """See Links."""
+        return time.monotonic()
+
+    def finish(self) -> None:
+        """See Links."""
+
+    def over(self, peer: int) -> bool:
+        """See Links."""
+        return True
+
+    def close(self, seconds: float) -> None:
+        """See Links."""

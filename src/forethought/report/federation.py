@@ -60,11 +60,13 @@ def show_simulated(console: Console, summary: Mapping[str, Any]) -> None:
         table.add_row(
             row["name"],
             f"{row['rounds']}",
-            spent if isinstance(spent, str) else at_most(spent),
+            "" if spent is None else spent if isinstance(spent, str) else at_most(spent),
             "" if budget is None else f"{budget:g}",
             f"{row['busy']:.1f}",
         )
     console.print(table)
+    if "fused" in summary:
+        console.print(f"[yellow]{summary['fused']}[/yellow]")
     if summary["accuracy"] is not None:
         console.print(f"accuracy {summary['accuracy']:.1%}")
     console.print(

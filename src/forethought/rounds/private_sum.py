@@ -191,13 +191,7 @@ class PrivateRounds:
                 sigma = privacy.clip.gradient_noise(part.noise_multiplier)
                 if sigma:
                     grid(sigma * self.clip_norm, self.clip_norm, self.layout.size)
-        device = self.layout.device
-        # Dropout and the like draw from torch's own generator of the model's device.
-        self._generator = (
-            torch.cuda.default_generators[device.index or 0]
-            if device.type == "cuda"
-            else torch.default_generator
-        )
+        self._generator = generator_of(self.layout.device)
         self._kept: list[torch.Tensor] = []
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -498,6 +492,13 @@ class PrivateSum:
         vector = self._so_far()
         self._closed, self._vector = True, None
         return self.rounds._finish(self.round, vector, self.norms, self._inputs)
+
+
+def generator_of(device: torch.device) -> torch.Generator:
+    """torch's own generator of a device, which dropout and the like draw from."""
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index or 0]
+    return torch.default_generator
 
 
 def input_hash(model: torch.nn.Module) -> bytes:

@@ -114,26 +114,27 @@ def require_fit(
     records: Records,
     name: str = "data",
     dims: BatchDims | None = None,
+    tried: dict[object, object] | None = None,
 ) -> None:
     """Refuse records that the model or the default loss cannot take, before anything is released.
 
     The model is tried on records of zeros. Labels, and whether features are finite, are looked at
     where all records are in memory; what is found goes to the caller and nowhere else.
 
+    Args:
+        tried: what the model made of zeros of each form, of many holders that share one model.
+
     Raises:
         ValueError: inputs of a shape that the model does not take, labels that are none of its
             classes, or targets that are not finite.
     """
-    inputs, _ = blank(records, 2 if mixing_layers(model) else 1)
-    try:
-        with undisturbed(model), torch.no_grad():
-            outputs = outputs_in_front(call(model, placed(inputs, dims)), dims)
-    except (RuntimeError, ValueError, TypeError) as error:
-        first_line = str(error).strip().partition("\n")[0]
-        raise ValueError(
-            f"the model does not take one record of {name}, inputs of {_shapes(inputs)}: "
-            f"{first_line}. {_remedy(inputs)}"
-        ) from error
+    tried = {} if tried is None else tried
+    form = None
+    if isinstance(records, TensorRecords):
+        form = records.inputs.shape[1:], records.inputs.dtype, len(records) > 1
+    if form is None or form not in tried:
+        tried[form] = _of_zeros(model, records, name, dims)
+    outputs = tried[form]
     if not isinstance(records, TensorRecords):
         return
     targets = records.targets
@@ -156,6 +157,21 @@ def require_fit(
                 NonFiniteRecordsWarning,
                 stacklevel=4,
             )
+
+
+def _of_zeros(
+    model: torch.nn.Module, records: Records, name: str, dims: BatchDims | None
+) -> object:
+    inputs, _ = blank(records, 2 if mixing_layers(model) else 1)
+    try:
+        with undisturbed(model), torch.no_grad():
+            return outputs_in_front(call(model, placed(inputs, dims)), dims)
+    except (RuntimeError, ValueError, TypeError) as error:
+        first_line = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"the model does not take one record of {name}, inputs of {_shapes(inputs)}: "
+            f"{first_line}. {_remedy(inputs)}"
+        ) from error
 
 
 def _sums_are_finite(values: torch.Tensor) -> bool:

@@ -162,9 +162,8 @@ class SecureServer(ServerMachine):
         refused = refused if version == self.version else set()
         bound = self._first[0] == self.version
         left = set(self._asked()) - self._gone() - refused
-        return (bound or bool(refused) or bool(self._excluded())) and len(
-            left
-        ) < self.settings.threshold
+        known = bound or bool(refused) or bool(self._excluded())
+        return known and len(left) < self.settings.threshold
 
     def _lost(self, now: float) -> list[Effect]:
         """No sum of this version will be opened: on to the next."""
@@ -216,8 +215,6 @@ class SecureServer(ServerMachine):
         if takes_no_part(message) and message.attempt == current.attempt:
             self._unwilling[1].add(event.sender)
         effects = self._judged(current.handle(event), event.now)
-        if current.roster and self._first[0] < current.round == self.version:
-            self._first = (current.round, current.roster)
         if current is self._attempted and not current.roster and self._stuck():
             effects += self._lost(event.now)
         return effects
@@ -226,6 +223,8 @@ class SecureServer(ServerMachine):
         """The aggregator's effects, and what an opened or a lost sum leads to."""
         current = self._attempted
         assert current is not None
+        if current.roster and self._first[0] < current.round:
+            self._first = (current.round, current.roster)
         self._liars |= current.liars
         self._blamed |= current.blamed
         kept: list[Effect] = [effect for effect in effects if not isinstance(effect, on.Done)]
@@ -234,8 +233,6 @@ class SecureServer(ServerMachine):
         if current.total is None:
             # Nothing was opened: everybody masks anew, or says that it cannot.
             self._attempted = None
-            if current.roster and self._first[0] < current.round == self.version:
-                self._first = (current.round, current.roster)
             if self._stuck():
                 return [*kept, *self._lost(now)]
             begun = self._attempt(now)
