@@ -8,7 +8,9 @@ Six walks run in one process, with everything imported before, so that only call
 of the library that a function ran in, and functions (comprehensions and lambdas are some).
 Lines of code are lines with a token of the language on them: no comments, docstrings, blank lines.
 
-A ceiling is lowered with --lower. To raise one, edit the file and say why in the commit.
+A ceiling is lowered with --lower. To raise one, edit the file and say why in the commit. A few
+functions run on some machines only (what is probed there, what is kept from before), so their number
+may lie above its ceiling by one in a hundred.
 """
 
 from __future__ import annotations
@@ -304,8 +306,9 @@ def main() -> None:
     for name, row in figures.items():
         for what, value in row.items():
             most = ceilings.setdefault(name, {}).get(what, value)
-            above += value > most
-            mark = "  above its ceiling" if value > most else ""
+            over = value > most * (1.01 if what == "functions" else 1.0)
+            above += over
+            mark = "  above its ceiling" if over else ""
             print(f"{name:27} {what:10} {value:>8}   at most {most:>8}{mark}")
             ceilings[name][what] = min(value, most)
     if given.lower:
