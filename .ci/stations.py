@@ -9,7 +9,7 @@ of the library that a function ran in, and functions (comprehensions and lambdas
 Lines of code are lines with a token of the language on them: no comments, docstrings, blank lines.
 
 A ceiling is lowered with --lower. To raise one, edit the file and say why in the commit. A few
-functions run on some machines only (what is probed there, what is kept from before), so their number
+functions run on some machines only (what is probed there, what is kept from before): their number
 may lie above its ceiling by one in a hundred.
 """
 

@@ -34,7 +34,7 @@ from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Federation, Member
 from forethought.federated.server import ServerMachine
 from forethought.mechanism import Mechanism, Rounds
-from forethought.network.client import FederationClient
+from forethought.network.client import FederationClient, grpc_stream
 from forethought.network.driving import ClientDriver, ServerDriver
 from forethought.network.server import FederationServer
 from forethought.plans import Plan
@@ -105,12 +105,11 @@ async def take_part(
         )
 
     client = FederationClient(
-        roster,
-        keys,
+        grpc_stream(roster, keys, address),
         lambda out, begin: ClientDriver(machine, ledger, endpoint, out, begin),
         compute,
     )
-    await client.run(address, asyncio.Event())
+    await client.run(asyncio.Event())
     print(json.dumps({"client": 1e3 * (used[-1] - used[WARM]) / (len(used) - 1 - WARM)}))
 
 

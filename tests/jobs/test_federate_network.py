@@ -33,7 +33,7 @@ from forethought.federated.statements import Policy
 from forethought.jobs import federate_network as jobs
 from forethought.jobs.job import JobError
 from forethought.jobs.request import from_file
-from forethought.network.turns import client_turn
+from forethought.network.flower import client_turn
 from forethought.training.folder import KEYS
 
 ROOT = Path(__file__).parents[2]

@@ -27,7 +27,7 @@ from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Federation, Member
 from forethought.federated.server import ServerMachine
 from forethought.mechanism import Mechanism, Rounds
-from forethought.network.client import FederationClient
+from forethought.network.client import FederationClient, grpc_stream
 from forethought.network.driving import ClientDriver, ServerDriver
 from forethought.network.server import FederationServer
 from forethought.plans import Plan
@@ -121,7 +121,7 @@ def make_server(folder: Path, agreed: Federation, versions: list[float]) -> Fede
     )
 
 
-def make_client(folder: Path, agreed: Federation, me: int) -> FederationClient:
+def make_client(folder: Path, agreed: Federation, me: int, address: str) -> FederationClient:
     roster = Roster.load(folder / ROSTER)
     keys = Keys.load(folder / roster.clients[me].name)
     server = {SERVER: bytes.fromhex(roster.server.public_key)}
@@ -137,8 +137,7 @@ def make_client(folder: Path, agreed: Federation, me: int) -> FederationClient:
         return on.Computed(asked.round, asked.base, vector, asked.round + 1, bytes(32), b"", now)
 
     return FederationClient(
-        roster,
-        keys,
+        grpc_stream(roster, keys, address),
         lambda out, begin: ClientDriver(machine, ledger, endpoint, out, begin),
         compute,
         back_off=(0.05, 0.3),
@@ -164,8 +163,8 @@ def main(who: str, folder: Path, agreed: Federation, address: str) -> None:
     client = int(who)
 
     async def take_part() -> None:
-        one = make_client(folder, agreed, client)
-        await one.run(address, stop)
+        one = make_client(folder, agreed, client, address)
+        await one.run(stop)
         alarms = [f"{raised.code}: {raised.text}\n" for raised in one.driver.alarms]
         (folder / f"alarms-{client}").write_text("".join(alarms))
 

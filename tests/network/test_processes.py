@@ -118,12 +118,13 @@ def test_in_one_process_with_restarts(rule: str, tmp_path: Path) -> None:
             for stage in range(3):
                 server = make_server(tmp_path, agreed, [])
                 port = await server.start(f"127.0.0.1:{port}")
-                clients = [make_client(tmp_path, agreed, place) for place in range(CLIENTS)]
+                address = f"127.0.0.1:{port}"
+                clients = [
+                    make_client(tmp_path, agreed, place, address) for place in range(CLIENTS)
+                ]
                 stop = asyncio.Event()
                 tasks = [asyncio.create_task(server.run(stop))]
-                tasks += [
-                    asyncio.create_task(client.run(f"127.0.0.1:{port}", stop)) for client in clients
-                ]
+                tasks += [asyncio.create_task(client.run(stop)) for client in clients]
                 while stage < 2 and server.driver.machine.version < 10 * (stage + 1):
                     await asyncio.sleep(0.005)
                 if stage < 2:
@@ -135,7 +136,7 @@ def test_in_one_process_with_restarts(rule: str, tmp_path: Path) -> None:
 
     found = asyncio.run(scenario())
     np.testing.assert_array_equal(found, last_model(rule, parameters, rounds, CLIENTS))
-    assert make_client(tmp_path, agreed, 0).driver.ledger.read().updates == rounds
+    assert make_client(tmp_path, agreed, 0, "127.0.0.1:1").driver.ledger.read().updates == rounds
 
 
 def test_a_client_that_is_stopped_while_it_computes_commits_what_it_computed(
@@ -148,7 +149,7 @@ def test_a_client_that_is_stopped_while_it_computes_commits_what_it_computed(
     async def scenario() -> int:
         server = make_server(tmp_path, agreed, [])
         port = await server.start("127.0.0.1:0")
-        client = make_client(tmp_path, agreed, 0)
+        client = make_client(tmp_path, agreed, 0, f"127.0.0.1:{port}")
         compute = client.compute
 
         def slowly(asked: Any) -> Any:
@@ -159,7 +160,7 @@ def test_a_client_that_is_stopped_while_it_computes_commits_what_it_computed(
         client.compute = slowly
         stop, ended = asyncio.Event(), asyncio.Event()
         serving = asyncio.create_task(server.run(ended))
-        taking_part = asyncio.create_task(client.run(f"127.0.0.1:{port}", stop))
+        taking_part = asyncio.create_task(client.run(stop))
         async with asyncio.timeout(PATIENCE):
             await asyncio.to_thread(computing.wait)
             stop.set()
@@ -172,7 +173,7 @@ def test_a_client_that_is_stopped_while_it_computes_commits_what_it_computed(
         return int(client.driver.ledger.read().updates)
 
     assert asyncio.run(scenario()) == 1
-    assert make_client(tmp_path, agreed, 0).driver.ledger.read().updates == 1
+    assert make_client(tmp_path, agreed, 0, "127.0.0.1:1").driver.ledger.read().updates == 1
 
 
 def test_a_failed_write_ends_the_client_and_nothing_is_sent(tmp_path: Path) -> None:
@@ -183,7 +184,7 @@ def test_a_failed_write_ends_the_client_and_nothing_is_sent(tmp_path: Path) -> N
     async def scenario() -> None:
         server = make_server(tmp_path, agreed, [])
         port = await server.start("127.0.0.1:0")
-        client = make_client(tmp_path, agreed, 0)
+        client = make_client(tmp_path, agreed, 0, f"127.0.0.1:{port}")
 
         def full(release: Any) -> None:
             raise OSError(28, "No space left on device")
@@ -193,7 +194,7 @@ def test_a_failed_write_ends_the_client_and_nothing_is_sent(tmp_path: Path) -> N
         serving = asyncio.create_task(server.run(ended))
         async with asyncio.timeout(PATIENCE):
             with pytest.raises(OSError, match="No space left"):
-                await client.run(f"127.0.0.1:{port}", asyncio.Event())
+                await client.run(asyncio.Event())
             ended.set()
             await serving
         assert server.driver.machine.applied.sum() == 0 and not server.driver.alarms

@@ -60,7 +60,14 @@ ServerKeys = Annotated[
     Path, typer.Option("--keys", help="Own folder of keys, with roster.json and federation.json.")
 ]
 Address = Annotated[
-    str | None, typer.Option(help="host:port. Default: the job's, or 127.0.0.1:8750.")
+    str | None,
+    typer.Option(
+        help="host:port. Default: the job's, or 127.0.0.1:8750; Flower's SuperLink: 127.0.0.1:8000."
+    ),
+]
+Carrier = Annotated[str, typer.Option("--engine", help="Carries the messages: grpc or flower.")]
+Certificates = Annotated[
+    Path | None, typer.Option(help="PEM file that the SuperLink's certificate is checked against.")
 ]
 MemberFolder = Annotated[
     Path | None, typer.Option(help="Ledger, secrets and results. Default: runs/JOB-NAME.")
@@ -388,6 +395,12 @@ def client(
     key_folder: ServerKeys,
     out: MemberFolder = None,
     address: Address = None,
+    engine: Carrier = "grpc",
+    certificates: Certificates = None,
+    node_key: Annotated[
+        Path | None,
+        typer.Option(help="Private key that Flower's SuperLink knows this node by (OpenSSH)."),
+    ] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="Largest ε allowed, whatever was planned.")
     ] = None,
@@ -418,6 +431,9 @@ def client(
             folder,
             policy=_policy(epsilon, delta),
             address=address,
+            engine=engine,
+            certificates=certificates,
+            node_key=node_key,
             data_dir=data_dir,
             leave=leave,
             witness=witness,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,6 @@ from forethought.federated.federation import (
     require_contract,
     with_roster,
 )
-from forethought.federated.server import ServerMachine
 from forethought.federated.statements import Policy
 from forethought.jobs.federate import agreed, federation_of, section_of
 from forethought.jobs.holders import (
@@ -33,16 +31,9 @@ from forethought.jobs.job import JobError
 from forethought.jobs.load import load_job, module_of
 from forethought.jobs.request import Request, from_file
 from forethought.network.client import Begin, Send
-from forethought.network.driving import ClientDriver, Out, ServerDriver
-from forethought.network.server import (
-    Carry,
-    Served,
-    Status,
-    over_grpc,
-    serve,
-    status_of,
-)
-from forethought.network.turns import ServerTurns, client_turn
+from forethought.network.driving import ClientDriver
+from forethought.network.flower import FRAMES, client_turn, node_stream, over_grid
+from forethought.network.server import Carry, Served, over_grpc, serve
 from forethought.planning import defaults
 
 if TYPE_CHECKING:
@@ -59,6 +50,7 @@ if TYPE_CHECKING:
 
 SERVER_NAME = "server"
 DEFAULT_ADDRESS = "127.0.0.1:8750"
+SUPERLINK = "127.0.0.1:8000"
 
 
 @dataclass(frozen=True)
@@ -203,6 +195,9 @@ def take_part_in_job(
     *,
     policy: Policy | None = None,
     address: str | None = None,
+    engine: str = "grpc",
+    certificates: Path | None = None,
+    node_key: Path | None = None,
     data_dir: Path | None = None,
     carry: client.Carry | None = None,
     witness: Path | None = None,
@@ -214,14 +209,15 @@ def take_part_in_job(
         folder: the client's keys, with roster and federation. out: ledger, secrets and results.
         policy: the most that this client allows; the job's budget by default.
         data_dir: where the job's data is: this client's own, or what all deal out alike.
-        address: host:port of the server; the job's by default.
-        carry: another way than gRPC to take frames to the server and back.
+        address: host:port of the server; the job's by default. Of Flower's SuperLink for "flower".
+        engine: what carries frames to the server and back, "grpc" or "flower".
+        certificates, node_key: of :func:`forethought.network.flower.node_stream`.
+        carry: another way than an engine's.
         witness: folder for the count that a restored ledger is told by; the keys' by default.
-        options: of :func:`forethought.network.client.over_grpc`.
+        options: of :func:`forethought.network.client.over`.
     """
     from forethought.holders.trainer import SharedModel, end
-    from forethought.network.client import Share, take_part
-    from forethought.network.client import over_grpc as grpc_client
+    from forethought.network.client import Share, grpc_stream, over, take_part
     from forethought.rounds.randomness import Seeds
 
     member = Membership.load(folder)
@@ -247,6 +243,14 @@ def take_part_in_job(
         Seeds(run.seed, run.noise_seed).part(me),
         run.micro_batch,
     )
+    if carry is None:
+        where = _address(request, address, engine)
+        connect = (
+            grpc_stream(member.roster, member.keys, where)
+            if engine == "grpc"
+            else node_stream(where, certificates, node_key)
+        )
+        carry = over(connect, **options)
     plans = tuple(loaded.with_caveats(plan) for plan in federation.plans)
     stated = replace(federation, plans=plans)
     took = take_part(
@@ -256,7 +260,7 @@ def take_part_in_job(
         shared,
         share,
         out,
-        carry or grpc_client(member.roster, member.keys, _address(request, address), **options),
+        carry,
         stated=stated,
         witness=witness or folder,
     )
@@ -278,27 +282,27 @@ def _policy(request: Request, federation: Federation, me: int) -> Policy:
     return Policy(epsilon, delta, secure=section.secure is not None)
 
 
-def _address(request: Request, address: str | None) -> str:
-    return address or section_of(request.job).address or DEFAULT_ADDRESS
+def _address(request: Request, address: str | None, engine: str = "grpc") -> str:
+    """Where the server is, or the SuperLink; the job's address is the server's."""
+    if engine == "grpc":
+        return address or section_of(request.job).address or DEFAULT_ADDRESS
+    if engine != "flower":
+        raise JobError(f"no engine {engine!r}: grpc or flower")
+    return address or SUPERLINK
 
 
-# Flower as an engine: the same machines in a ServerApp and a ClientApp, through its Message API.
+# Flower as an engine: the same machines in a ServerApp, and in a ClientApp for Flower's SuperNode.
 #
-# ``examples/flower`` is an app that uses this. Flower carries frames in requests and replies; who
-# sent them, their signatures, ledger, journal and statements are those of a federation over gRPC.
-# Nodes are Flower's and change their numbers; clients are known by their keys. A ServerApp that is
-# started again goes on from its journal.
+# ``examples/flower`` is an app that uses this. Who sent frames, their signatures, ledger, journal
+# and statements are those of a federation over gRPC. A ServerApp that is started again goes on from
+# its journal.
 #
 # Configuration of the run (``[tool.flwr.app.config]``): ``job`` (the job file), ``keys`` (the
 # server's folder of keys), ``out`` (its journal and results). Of each SuperNode
 # (``--node-config``): the same, for its client.
 
 
-FRAMES, ENDED = "frames", "ended"
-# Seconds that a request may take, with the training in it; after them it is asked again.
-PATIENCE = 900.0
-# Seconds between two looks for replies, and that a finished server waits for the last ones.
-_LOOK, _LINGER = 0.5, 60.0
+ENDED = "ended"
 
 
 def server_app() -> ServerApp:
@@ -310,11 +314,7 @@ def server_app() -> ServerApp:
     @app.main()  # type: ignore[untyped-decorator]
     def main(grid: Grid, context: Context) -> None:
         job, keys, out = _places(context.run_config)
-
-        def carry(machine: ServerMachine, make: Callable[[Out], ServerDriver]) -> Status:
-            return _carry(grid, machine, make)
-
-        served, accuracy = serve_job(from_file(job), keys, out, carry=carry)
+        served, accuracy = serve_job(from_file(job), keys, out, carry=over_grid(grid))
         words = "" if accuracy is None else f", accuracy on held-out data {accuracy:.2%}"
         print(f"federation finished after {served.status.version} models{words}", flush=True)
 
@@ -348,6 +348,12 @@ def answered(config: Mapping[str, Any], frames: list[bytes]) -> list[bytes]:
         JobError: the configuration names no job, keys or folder.
     """
     job, keys, out = _places(config)
+    terms = Federation.load(keys / FEDERATION)
+    if terms.cadence is not None or terms.secure is not None:
+        raise FederationError(
+            "a cadence and secure aggregation need a client that stays, and Flower's SuperNode "
+            "starts one for every message: use federate client --engine flower in its place"
+        )
     if (out / ENDED).exists():
         # Its secrets are gone; it says that it is here, so that the server can let it go.
         return [] if frames else [(out / ENDED).read_bytes()]
@@ -370,53 +376,6 @@ def answered(config: Mapping[str, Any], frames: list[bytes]) -> list[bytes]:
     return replies
 
 
-def _carry(grid: Grid, machine: ServerMachine, make: Callable[[Out], ServerDriver]) -> Status:
-    from flwr.app import ConfigRecord, Message, MessageType, RecordDict
-
-    clients = len(machine.federation.members)
-    turns = ServerTurns(make, clients)
-    begin = time.monotonic()
-    turns.driver.connected()
-    asked: dict[str, tuple[int, float]] = {}  # message → node, when
-    finished: float | None = None
-    while finished is None or (
-        set(range(clients)) - machine.left - turns.told and time.monotonic() - finished < _LINGER
-    ):
-        busy = {node for node, _ in asked.values()}
-        for node in set(grid.get_node_ids()) - busy:
-            frames = turns.request(node)
-            if frames is not None:
-                content = RecordDict({FRAMES: ConfigRecord({FRAMES: frames})})
-                request = Message(
-                    content=content,
-                    dst_node_id=node,
-                    message_type=MessageType.QUERY,
-                    ttl=PATIENCE,
-                )
-                for number in grid.push_messages([request]):
-                    asked[number] = (node, time.monotonic())
-        for reply in grid.pull_messages(list(asked)):
-            node, _ = asked.pop(reply.metadata.reply_to_message_id)
-            _take(turns, node, reply)
-        for number, (node, since) in list(asked.items()):
-            if time.monotonic() - since > PATIENCE:
-                del asked[number]
-                turns.failed(node)
-        turns.driver.woken()
-        if machine.finished and finished is None:
-            finished = time.monotonic()
-        time.sleep(_LOOK)
-    return status_of(machine, turns.driver, turns.heard, time.monotonic() - begin)
-
-
-def _take(turns: ServerTurns, node: int, reply: Message) -> None:
-    if reply.has_error():
-        turns.driver.alarm("flower", f"node {node}: {reply.error.reason}")
-        turns.failed(node)
-        return
-    turns.replied(node, list(reply.content.config_records[FRAMES][FRAMES]))
-
-
 def _places(config: Mapping[str, Any]) -> tuple[Path, Path, Path]:
     missing = [name for name in ("job", "keys", "out") if not config.get(name)]
     if missing:
@@ -424,15 +383,4 @@ def _places(config: Mapping[str, Any]) -> tuple[Path, Path, Path]:
             f"the configuration lacks {', '.join(missing)}: give job, keys and out, each a path"
         )
     job, keys, out = (Path(str(config[name])) for name in ("job", "keys", "out"))
-    agreed = Federation.load(keys / FEDERATION)
-    if agreed.cadence is not None:
-        raise FederationError(
-            "Flower answers each request as soon as it is computed, not at a cadence: use "
-            "federate server and client, or leave cadence out of [federation]"
-        )
-    if agreed.secure is not None:
-        raise FederationError(
-            "secure aggregation needs a client that keeps its keys from message to message, which "
-            "Flower's do not: use federate server and client, or leave secure out of [federation]"
-        )
     return job, keys, out

@@ -7,10 +7,11 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import grpc
 
@@ -54,7 +55,7 @@ from forethought.rounds.transcript import TRANSCRIPT
 from forethought.serialisation import canonical, plain
 from forethought.training.folder import PLAN, locked
 
-# A client over gRPC: connects, comes back after every loss, computes beside the connection.
+# A client: connects, comes back after every loss, computes beside the connection.
 
 
 # Seconds between two tries to connect: from the first, doubling, to the last; half of it random.
@@ -66,11 +67,31 @@ Send = Callable[[int, Any, bytes], None]
 Begin = Callable[[Compute], None]
 
 
+class Stream(Protocol):
+    """A way to the server and back while it is open; frames may be lost with it."""
+
+    async def read(self) -> bytes | None:
+        """The next frame from the server; None: the way is closed."""
+        ...
+
+    async def write(self, frame: bytes) -> None:
+        """Put a frame on its way."""
+        ...
+
+    async def finish(self) -> None:
+        """Nothing more is written; returns when everything has arrived, or the way is closed."""
+        ...
+
+
+# Longest frame that may come → an open stream; an OSError or a TimeoutError: not now.
+Connect: TypeAlias = Callable[[int], AbstractAsyncContextManager[Stream]]
+
+
 class FederationClient:
     """Takes part in one federation.
 
     Args:
-        roster: whose server to connect to. keys: own.
+        connect: opens a way to the server: :func:`grpc_stream`, or an engine's.
         driver: makes the driver, given how frames get out and how an update is begun.
         compute: makes an update; called in a thread of its own, one at a time.
         back_off: (first, last) seconds between two tries to connect.
@@ -81,13 +102,12 @@ class FederationClient:
 
     def __init__(
         self,
-        roster: Roster,
-        keys: MemberKeys,
+        connect: Connect,
         driver: Callable[[Send, Begin], ClientDriver],
         compute: Callable[[Compute], Computed],
         back_off: tuple[float, float] = BACK_OFF,
     ) -> None:
-        self._roster, self._keys, self._back_off = roster, keys, back_off
+        self._connect, self._back_off = connect, back_off
         self.compute = compute
         self._outbox: Outbox | None = None
         self.driver = driver(self._send, self._begin)
@@ -97,11 +117,10 @@ class FederationClient:
         self._guard = Guarded(self.driver)
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def run(self, address: str, stop: asyncio.Event, leave: bool = False) -> None:
+    async def run(self, stop: asyncio.Event, leave: bool = False) -> None:
         """Take part until the machine has nothing more to do, or until ``stop``.
 
         Args:
-            address: host:port of the server.
             leave: say goodbye for good on the first connection.
 
         Raises:
@@ -109,18 +128,18 @@ class FederationClient:
                 ledger.
         """
         self._loop = asyncio.get_running_loop()
-        talking = asyncio.create_task(self._talk(address, leave))
+        talking = asyncio.create_task(self._talk(leave))
         try:
             await self._guard.until(stop)
             self._ending = True
             if self._outbox is not None:
                 self._outbox.close()
-                with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError):
+                with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_FLUSH):
                         await talking
         finally:
             talking.cancel()
-            with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
+            with contextlib.suppress(asyncio.CancelledError):
                 await talking
         if self._worker is not None and self._worker.is_alive():
             # What is being computed is finished and committed; a second signal acts at once.
@@ -128,58 +147,44 @@ class FederationClient:
             await asyncio.sleep(0)
         self._guard.check()
 
-    async def _talk(self, address: str, leave: bool) -> None:
+    async def _talk(self, leave: bool) -> None:
         first, last = self._back_off
         wait = first
         while not self._ending:
-            try:
-                if await self._connection(address, leave):
+            with contextlib.suppress(OSError):  # TimeoutError is one
+                if await self._connection(leave):
                     wait = first
-            except (grpc.aio.AioRpcError, TimeoutError):
-                pass
             if self._ending or self.driver.done is not None:
                 return
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))
             wait = min(2 * wait, last)
 
-    async def _connection(self, address: str, leave: bool) -> bool:
+    async def _connection(self, leave: bool) -> bool:
         """One connection from its beginning to its end; whether it came about."""
-        options = channel_options(self.driver.endpoint.most_bytes)
-        # The certificate is for the server's name in the roster, whatever host it runs on.
-        options.append(("grpc.ssl_target_name_override", self._roster.server.name))
-        credentials = channel_credentials(self._keys, self._roster)
-        async with grpc.aio.secure_channel(address, credentials, options) as channel:
-            async with asyncio.timeout(10.0):
-                await channel.channel_ready()
-            call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
+        async with self._connect(self.driver.endpoint.most_bytes) as stream:
             outbox = self._outbox = Outbox()
-            writer = asyncio.create_task(self._write(call, outbox))
+            writer = asyncio.create_task(self._write(stream, outbox))
             self.connections, self.connected = self.connections + 1, True
             try:
                 self._guard.do(self.driver.stopped if leave else self.driver.connected)
-                reader = asyncio.create_task(self._read(call))
+                reader = asyncio.create_task(self._read(stream))
                 await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
                 reader.cancel()
             finally:
                 self.connected, self._outbox = False, None
                 outbox.close()
                 writer.cancel()
-                call.cancel()
                 self._guard.do(self.driver.disconnected)
         return True
 
-    async def _read(self, call: Any) -> None:
-        with contextlib.suppress(grpc.aio.AioRpcError):
-            while (data := await call.read()) is not grpc.aio.EOF:
-                self._guard.do(lambda data=data: self.driver.received(data, SERVER))  # type: ignore[misc]
+    async def _read(self, stream: Stream) -> None:
+        while (data := await stream.read()) is not None:
+            self._guard.do(lambda data=data: self.driver.received(data, SERVER))  # type: ignore[misc]
 
-    async def _write(self, call: Any, outbox: Outbox) -> None:
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            while (frame := await outbox.get()) is not None:
-                await call.write(frame)
-            await call.done_writing()
-            # The server ends the stream when it has read everything.
-            await call.code()
+    async def _write(self, stream: Stream, outbox: Outbox) -> None:
+        while (frame := await outbox.get()) is not None:
+            await stream.write(frame)
+        await stream.finish()
 
     def _send(self, to: int, message: Any, frame: bytes) -> None:
         if self._outbox is not None:
@@ -201,6 +206,54 @@ class FederationClient:
         with contextlib.suppress(RuntimeError):  # the loop has ended by a second signal
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._guard.do, outcome)
+
+
+class _GrpcStream:
+    """A stream over one call; whatever goes wrong in it closes it."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    async def read(self) -> bytes | None:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            data: Any = await self._call.read()
+            return None if data is grpc.aio.EOF else bytes(data)
+        return None
+
+    async def write(self, frame: bytes) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self._call.write(frame)
+
+    async def finish(self) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self._call.done_writing()
+            # The server ends the stream when it has read everything.
+            await self._call.code()
+
+
+def grpc_stream(roster: Roster, keys: MemberKeys, address: str) -> Connect:
+    """Streams over gRPC with mutual TLS.
+
+    Args:
+        roster: whose server to connect to. keys: own. address: host:port of the server.
+    """
+
+    @contextlib.asynccontextmanager
+    async def connect(most_bytes: int) -> AsyncIterator[Stream]:
+        options = channel_options(most_bytes)
+        # The certificate is for the server's name in the roster, whatever host it runs on.
+        options.append(("grpc.ssl_target_name_override", roster.server.name))
+        credentials = channel_credentials(keys, roster)
+        async with grpc.aio.secure_channel(address, credentials, options) as channel:
+            async with asyncio.timeout(10.0):
+                await channel.channel_ready()
+            call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
+            try:
+                yield _GrpcStream(call)
+            finally:
+                call.cancel()
+
+    return connect
 
 
 def _raising(error: BaseException) -> Callable[[], None]:
@@ -369,18 +422,16 @@ def take_part(
         )
 
 
-def over_grpc(
-    roster: Roster,
-    keys: MemberKeys,
-    address: str,
+def over(
+    connect: Connect,
     *,
     leave: bool = False,
     look: Callable[[ClientDriver, bool], None] | None = None,
 ) -> Carry:
-    """Over a connection of one's own, until the machine is done, or SIGINT or SIGTERM.
+    """Over streams to the server, until the machine is done, or SIGINT or SIGTERM.
 
     Args:
-        address: host:port of the server.
+        connect: opens one: :func:`grpc_stream`, or an engine's.
         leave: say goodbye for good; the server goes on without this client.
         look: called with the driver and whether it is connected, now and then.
     """
@@ -388,8 +439,8 @@ def over_grpc(
     def carry(
         make: Callable[[Send, Begin], ClientDriver], compute: Callable[[Compute], Computed]
     ) -> ClientDriver:
-        client = FederationClient(roster, keys, make, compute)
-        asyncio.run(_until_done(client, address, leave, look))
+        client = FederationClient(connect, make, compute)
+        asyncio.run(_until_done(client, leave, look))
         return client.driver
 
     return carry
@@ -428,7 +479,6 @@ def _behind_masks(
 
 async def _until_done(
     client: FederationClient,
-    address: str,
     leave: bool,
     look: Callable[[ClientDriver, bool], None] | None,
 ) -> None:
@@ -441,7 +491,7 @@ async def _until_done(
     async with stop_on_signals(stop):
         task = None if look is None else asyncio.create_task(watch(look))
         try:
-            await client.run(address, stop, leave)
+            await client.run(stop, leave)
         finally:
             if task is not None:
                 task.cancel()
