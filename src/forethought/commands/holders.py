@@ -340,6 +340,8 @@ def server(
         Path | None, typer.Option(help="Journal and results. Default: runs/JOB-server.")
     ] = None,
     address: Address = None,
+    engine: Carrier = "grpc",
+    certificates: Certificates = None,
     page: Annotated[
         int | None, typer.Option(help="Port of the status page on 127.0.0.1; 0: any free one.")
     ] = None,
@@ -357,6 +359,10 @@ def server(
     request = from_file(job_file)
     folder = out or Path("runs") / f"{request.name}-server"
     console = console_for(quiet or as_json)
+    if engine == "flower":
+        _by_flower(console, job_file, key_folder, folder, address, certificates)
+        return
+    jobs.require_engine(engine)
 
     def began(port: int, page_port: int | None) -> None:
         console.print(f"listening on port {port}, journal in {folder}", soft_wrap=True)
@@ -387,6 +393,28 @@ def server(
     console.print(f"model in {folder}")
     if as_json:
         print_json({"accuracy": accuracy, **served.status.to_dict()})
+
+
+def _by_flower(
+    console: Any,
+    job_file: Path,
+    key_folder: Path,
+    folder: Path,
+    address: str | None,
+    certificates: Path | None,
+) -> None:
+    from forethought.network.flower import submit
+
+    places = {"job": job_file, "keys": key_folder, "out": folder}
+    config = {name: str(place.resolve()) for name, place in places.items()}
+    try:
+        status = submit(config, address, certificates)
+    except KeyboardInterrupt:
+        words = "not watched any more; the run goes on in the SuperLink (flwr list, flwr stop)"
+        raise typer.Exit(fail(words, 130)) from None
+    if status:
+        raise typer.Exit(fail("flwr run failed; what it printed says why", 1))
+    console.print(f"journal and model in {folder}, on the SuperLink's machine")
 
 
 @federate.command(epilog="Example: forethought federate client job.toml --keys keys/hospital-a")

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 SERVER_NAME = "server"
 DEFAULT_ADDRESS = "127.0.0.1:8750"
 SUPERLINK = "127.0.0.1:8000"
+# What carries frames between a federation's server and its clients.
+ENGINES = ("grpc", "flower")
 
 
 @dataclass(frozen=True)
@@ -220,6 +222,7 @@ def take_part_in_job(
     from forethought.network.client import Share, grpc_stream, over, take_part
     from forethought.rounds.randomness import Seeds
 
+    require_engine(engine)
     member = Membership.load(folder)
     federation, name = member.federation, member.keys.identity.name
     me = member.roster.place(name)
@@ -286,20 +289,22 @@ def _address(request: Request, address: str | None, engine: str = "grpc") -> str
     """Where the server is, or the SuperLink; the job's address is the server's."""
     if engine == "grpc":
         return address or section_of(request.job).address or DEFAULT_ADDRESS
-    if engine != "flower":
-        raise JobError(f"no engine {engine!r}: grpc or flower")
     return address or SUPERLINK
+
+
+def require_engine(name: str) -> None:
+    """Raises JobError where there is no such engine."""
+    if name not in ENGINES:
+        raise JobError(f"no engine {name!r}: {' or '.join(ENGINES)}")
 
 
 # Flower as an engine: the same machines in a ServerApp, and in a ClientApp for Flower's SuperNode.
 #
-# ``examples/flower`` is an app that uses this. Who sent frames, their signatures, ledger, journal
-# and statements are those of a federation over gRPC. A ServerApp that is started again goes on from
-# its journal.
+# Who sent frames, their signatures, ledger, journal and statements are those of a federation over
+# gRPC. A ServerApp that is started again goes on from its journal.
 #
-# Configuration of the run (``[tool.flwr.app.config]``): ``job`` (the job file), ``keys`` (the
-# server's folder of keys), ``out`` (its journal and results). Of each SuperNode
-# (``--node-config``): the same, for its client.
+# Configuration of the run: ``job`` (the job file), ``keys`` (the server's folder of keys), ``out``
+# (its journal and results). Of each SuperNode (``--node-config``): the same, for its client.
 
 
 ENDED = "ended"

@@ -13,10 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -211,6 +216,97 @@ class Pause:
         return now
 
 
+# What is handed to a SuperLink: an app of two lines for each side, and whose job it is.
+
+_APP = """[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "forethought-federation"
+version = "1.0.0"
+description = "A forethought federation, carried by Flower"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.hatch.build.targets.wheel]
+packages = ["carried"]
+
+[tool.flwr.app]
+publisher = "forethought"
+
+[tool.flwr.app.components]
+serverapp = "carried.apps:server"
+clientapp = "carried.apps:client"
+
+[tool.flwr.app.config]
+job = ""
+keys = ""
+out = ""
+"""
+_APPS = """from forethought.jobs.federate_network import client_app, server_app
+
+server = server_app()
+client = client_app()
+"""
+
+
+def submit(
+    config: Mapping[str, str],
+    superlink: str | None = None,
+    certificates: Path | None = None,
+) -> int:
+    """Run a federation's ServerApp in a SuperLink, and show what it prints until it ends.
+
+    Interrupted, the run goes on in the SuperLink: ``flwr stop`` ends it.
+
+    Args:
+        config: ``job``, ``keys`` and ``out`` of the server, as the SuperLink's machine knows them.
+        superlink: host:port; None: the default connection of the user's own Flower configuration.
+        certificates: see :func:`node_stream`.
+
+    Returns:
+        The exit status of ``flwr run``.
+
+    Raises:
+        FileNotFoundError: Flower is not in this environment. ValueError: see :func:`node_stream`.
+    """
+    program = Path(sys.executable).with_name("flwr")
+    environment = dict(os.environ)
+    with tempfile.TemporaryDirectory(prefix="flower-") as folder:
+        app, home = Path(folder) / "app", Path(folder) / "home"
+        (app / "carried").mkdir(parents=True)
+        (app / "pyproject.toml").write_text(_APP, "utf-8")
+        (app / "carried" / "__init__.py").write_text("", "utf-8")
+        (app / "carried" / "apps.py").write_text(_APPS, "utf-8")
+        command = [str(program), "run", str(app)]
+        if superlink is not None:
+            _require_tls(superlink, certificates)
+            home.mkdir()
+            trust = "insecure = true"
+            if certificates is not None:
+                trust = f"root-certificates = {json.dumps(str(certificates.resolve()))}"
+            (home / "config.toml").write_text(
+                f'[superlink]\ndefault = "given"\n\n[superlink.given]\n'
+                f"address = {json.dumps(superlink)}\n{trust}\n",
+                "utf-8",
+            )
+            environment["FLWR_HOME"] = str(home)
+            command.append("given")
+        words = " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
+        command += ["--run-config", words, "--stream"]
+        return subprocess.run(command, env=environment, check=False).returncode
+
+
+def _require_tls(superlink: str, certificates: Path | None) -> None:
+    host = superlink.rpartition(":")[0].strip("[]")
+    if certificates is None and host not in ("127.0.0.1", "localhost", "::1"):
+        raise ValueError(
+            f"{host} is another computer: give the file that its SuperLink's certificate is "
+            "checked against (--certificates); without one a SuperLink here only is connected to"
+        )
+
+
 # A client in a process for every message.
 
 
@@ -261,12 +357,7 @@ def node_stream(
     """
     import flwr  # noqa: F401
 
-    host = superlink.rpartition(":")[0].strip("[]")
-    if certificates is None and host not in ("127.0.0.1", "localhost", "::1"):
-        raise ValueError(
-            f"{host} is another computer: give the file that its SuperLink's certificate is "
-            "checked against (--certificates); without one a SuperLink here only is connected to"
-        )
+    _require_tls(superlink, certificates)
 
     @contextlib.asynccontextmanager
     async def connect(_: int) -> AsyncIterator[Stream]:
@@ -364,6 +455,7 @@ class _Node:
             if self._finishing and not self._going:
                 for one in waiting:
                     fleet.reply(one, [])
+                time.sleep(LOOKS[1] + LOOKS[0])  # what a node has said goes with it: be heard first
                 return
             if request is None:
                 self._something.wait(pause.next())
