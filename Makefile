@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all coverage lint docs matrix instruction-sets busy hooks figures mutants stations experiments full clean
+.PHONY: demo test test-all coverage lint docs matrix instruction-sets busy waiting hooks figures mutants stations experiments full clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -62,6 +62,10 @@ instruction-sets: .venv/installed-test
 # The tests that start processes, or wait for threads, beside a spinning process for each core.
 busy: .venv/installed-test
 	.ci/busy env $(PYTEST) -p no:cacheprovider $(BUSY)
+
+# The same beside nothing of its own.
+waiting: .venv/installed-test
+	$(PYTEST) -p no:cacheprovider $(BUSY)
 
 # Every figure of README and docs that a committed result holds, against that result.
 figures: .venv/installed-test

@@ -34,7 +34,7 @@ def test_a_few_random_mechanisms_lie_in_their_intervals():
 
 @pytest.mark.slow
 @pytest.mark.no_cover  # minutes more, of lines that quick tests run
-@pytest.mark.parametrize("seed", range(100, 103))
+@pytest.mark.parametrize("seed", range(100, 102))
 def test_random_mechanisms_lie_in_their_intervals(seed):
     # 750 cases; fuzzed.csv has what came of ten thousand.
     outcome = fuzz.run(seed, 180, 70)

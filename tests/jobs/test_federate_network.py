@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from parties import free_port
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
@@ -35,6 +34,7 @@ from forethought.jobs.job import JobError
 from forethought.jobs.request import from_file
 from forethought.network.flower import client_turn
 from forethought.training.folder import KEYS
+from trials.parties import free_port
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "federation"

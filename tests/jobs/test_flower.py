@@ -1,19 +1,16 @@
 """Flower as the engine: the same ledgers and statements as over gRPC, in an environment of its own.
 
-The smoke test makes that environment under a temporary folder, which takes PyPI; or give one in
+The smoke test makes that environment under build, which takes PyPI; or give one in
 FORETHOUGHT_FLOWER_ENV. Without either it is skipped.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
-import sys
 import threading
 import time
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from parties import free_port
 from safetensors.numpy import load_file
 
 from forethought.accounting.statement import Statement
@@ -33,8 +29,10 @@ from forethought.jobs.federate_network import answered
 from forethought.jobs.job import JobError
 from forethought.jobs.request import from_file
 from forethought.network.driving import Out, ServerDriver
-from forethought.network.flower import ServerTurns
+from forethought.network.flower import ServerTurns, submit
 from forethought.network.server import Status, status_of
+from trials.carriers import EngineMissingError, flower_python
+from trials.parties import free_port
 
 ROOT = Path(__file__).parents[2]
 APP = ROOT / "examples" / "flower"
@@ -195,32 +193,18 @@ def test_a_cadence_is_refused(tmp_path: Path) -> None:
         answered(config, [])
 
 
-def test_the_app_and_the_extra_name_the_tested_version() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    assert re.fullmatch(r"flwr==\d+\.\d+\.\d+", extras["flower"][0])
-    app = tomllib.loads((APP / "pyproject.toml").read_text())
-    assert set(app["tool"]["flwr"]["app"]["config"]) == {"job", "keys", "out"}
+def test_a_superlink_elsewhere_needs_a_certificate(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is another computer"):
+        submit({}, "superlink.example:8000")
 
 
 @pytest.fixture(scope="module")
-def flower(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def flower() -> Path:
     """The programs of an environment with Flower, which finds everything else in this one."""
-    given = os.environ.get("FORETHOUGHT_FLOWER_ENV")
-    if given:
-        return Path(given) / "bin"
-    folder = tmp_path_factory.mktemp("flower") / "environment"
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
     try:
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=PATIENCE)
-        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"]
-        subprocess.run([*pip, *extras["flower"]], check=True, timeout=PATIENCE)
-    except (subprocess.SubprocessError, OSError) as error:
-        pytest.skip(f"Flower's own environment could not be made (no PyPI?): {error}")
-    return folder / "bin"
+        return flower_python().parent
+    except EngineMissingError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture
@@ -249,7 +233,7 @@ def started() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
 
 @pytest.mark.slow
-def test_superlink_and_two_supernodes(
+def test_a_superlink_with_a_client_that_stays_and_a_supernode(
     job: Path,
     reference: Path,
     flower: Path,
@@ -257,58 +241,40 @@ def test_superlink_and_two_supernodes(
     tmp_path: Path,
 ) -> None:
     """Everything through Flower's processes gives the same ledgers, statements and model."""
-    link, *own = {free_port() for _ in range(20)}
-    own = own[: len(CLIENTS)]
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / "config.toml").write_text(
-        '[superlink]\ndefault = "here"\n\n'
-        f'[superlink.here]\naddress = "127.0.0.1:{link}"\ninsecure = true\n'
-    )
-    paths = [str(ROOT / "src"), *(path for path in sys.path if path.endswith("site-packages"))]
-    site = next((flower.parent / "lib").glob("python*/site-packages"))
-    (site / "forethought-tested.pth").write_text("\n".join(paths) + "\n")
+    link, own = free_port(), free_port()
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     environment |= {
-        "FLWR_HOME": str(home),
+        "FLWR_HOME": str(tmp_path / "home"),
         "FLWR_TELEMETRY_ENABLED": "0",
         "PATH": f"{flower}:{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
     }
     options = {"env": environment, "cwd": tmp_path}
     logs = {name: tmp_path / f"log-{name}" for name in ("link", *CLIENTS, "run")}
-    started(
-        [
-            str(flower / "flower-superlink"),
-            "--insecure",
-            "--disable-runtime-dependency-installation",
-            *("--host", "127.0.0.1", "--port", str(link)),
-        ],
-        logs["link"],
-        **options,
-    )
-    for name, port in zip(CLIENTS, own, strict=True):
-        config = " ".join(f'{k}="{v}"' for k, v in node_config(job, tmp_path, name).items())
-        started(
-            [
-                str(flower / "flower-supernode"),
-                "--insecure",
-                *("--superlink", f"127.0.0.1:{link}", "--host", "127.0.0.1"),
-                *("--port", str(port), "--node-config", config),
-            ],
-            logs[name],
-            **options,
-        )
-    config = " ".join(f'{k}="{v}"' for k, v in node_config(job, tmp_path, "server").items())
-    command = [str(flower / "flwr"), "run", str(APP), "here", "--run-config", config]
+    address = f"127.0.0.1:{link}"
+    superlink = [str(flower / "flower-superlink"), "--insecure", "--host", "127.0.0.1"]
+    superlink += ["--port", str(link), "--disable-runtime-dependency-installation"]
+    started(superlink, logs["link"], **options)
+    ours = [str(flower / "python"), "-m", "forethought", "federate"]
+
+    def words(name: str) -> list[str]:
+        config = node_config(job, tmp_path, name)
+        return [config["job"], "--keys", config["keys"], "--out", config["out"]]
+
+    through = ["--engine", "flower", "--address", address]
+    staying = started([*ours, "client", *words("a"), *through], logs["a"], **options)
+    config = " ".join(f'{k}="{v}"' for k, v in node_config(job, tmp_path, "b").items())
+    supernode = [str(flower / "flower-supernode"), "--insecure", "--superlink", address]
+    supernode += ["--host", "127.0.0.1", "--port", str(own), "--node-config", config]
+    started(supernode, logs["b"], **options)
     begin = time.monotonic()
-    while started(command, logs["run"], **options).wait(PATIENCE):  # until the SuperLink listens
+    server = [*ours, "server", *words("server"), *through]
+    while started(server, logs["run"], **options).wait(PATIENCE):  # until the SuperLink listens
         assert time.monotonic() - begin < PATIENCE / 4, logs["run"].read_text()[-3000:]
         time.sleep(1.0)
-    wanted = [tmp_path / "server" / "model.safetensors"]
-    wanted += [tmp_path / name / "model.safetensors" for name in CLIENTS]
-    while not all(path.exists() for path in wanted):
-        said = "".join(f"== {name}\n{path.read_text()[-2500:]}" for name, path in logs.items())
-        assert time.monotonic() - begin < PATIENCE, said
-        time.sleep(0.2)
+    said = "".join(f"== {name}\n{path.read_text()[-2500:]}" for name, path in logs.items())
+    assert "accuracy on held-out data" in logs["run"].read_text(), said
+    assert staying.wait(PATIENCE) == 0, said
+    # The server has answered everybody, so the SuperNode's client has its model as well.
+    assert (tmp_path / "b" / "model.safetensors").exists(), said
     same_outcome(reference, tmp_path)

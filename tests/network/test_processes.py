@@ -1,108 +1,20 @@
-"""Three processes on 127.0.0.1 that are killed at any moment: every update is applied once."""
+"""A server and clients over connections on 127.0.0.1 that end, fail and begin again."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import random
-import signal
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from parties import federation, free_port, last_model, make_client, make_server, prepare
 
-PROGRAM = Path(__file__).with_name("parties.py")
+from trials.parties import federation, last_model, make_client, make_server, prepare
+
 CLIENTS = 2
 # Enough on a machine with twenty other things to do; a run takes seconds.
 PATIENCE = 240.0
-
-
-class Party:
-    """One process that is started again whenever it is killed."""
-
-    def __init__(self, who: str, arguments: list[str], log: Path) -> None:
-        self._command = [sys.executable, str(PROGRAM), who, *arguments]
-        self._log = log.open("ab")
-        self.start()
-
-    def start(self) -> None:
-        self.process = subprocess.Popen(self._command, stdout=self._log, stderr=self._log)
-
-    def kill(self) -> None:
-        os.kill(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.kill()
-        self._log.close()
-
-
-@contextlib.contextmanager
-def parties(folder: Path, rule: str, parameters: int, rounds: int) -> Iterator[list[Party]]:
-    arguments = [str(folder), rule, str(parameters), str(rounds), f"127.0.0.1:{free_port()}"]
-    names = ["server", *(str(place) for place in range(CLIENTS))]
-    started = [Party(name, arguments, folder / f"log-{name}") for name in names]
-    try:
-        yield started
-    finally:
-        for party in started:
-            party.close()
-
-
-def written(folder: Path) -> int:
-    """Bytes that server and clients have written so far: how a test sees that they go on."""
-    return sum(path.stat().st_size for path in folder.glob("*/kept/*") if path.is_file())
-
-
-def wait_for_progress(folder: Path, running: list[Party], begin: float) -> bool:
-    """Whether something was written; False: the server is through."""
-    before = written(folder)
-    while written(folder) == before:
-        if running[0].process.poll() is not None:
-            return False
-        assert time.monotonic() - begin < PATIENCE, "nothing goes on"
-        time.sleep(0.002)
-    return True
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", ["synchronous", "asynchronous"])
-def test_killed_at_any_moment_every_update_is_applied_exactly_once(
-    rule: str, tmp_path: Path
-) -> None:
-    rounds, parameters, kills = 250, 50, 9
-    prepare(tmp_path, CLIENTS)
-    chooser = random.Random(rule)
-    begin = time.monotonic()
-    killed = 0
-    with parties(tmp_path, rule, parameters, rounds) as running:
-        while killed < kills and wait_for_progress(tmp_path, running, begin):
-            time.sleep(chooser.uniform(0, 0.05))
-            victims = chooser.choice([[0], [1], [2], [0, 1], [0, 1, 2]])
-            if any(running[place].process.poll() is not None for place in victims):
-                break
-            for place in victims:
-                running[place].kill()
-            for place in victims:
-                running[place].start()
-            killed += len(victims)
-        for party in running:
-            left = max(1.0, PATIENCE - (time.monotonic() - begin))
-            assert party.process.wait(left) == 0, (tmp_path / "log-server").read_text()[-2000:]
-    assert killed >= 3
-    expected = last_model(rule, parameters, rounds, CLIENTS)
-    np.testing.assert_array_equal(np.load(tmp_path / "model.npy"), expected)
-    for path in tmp_path.glob("alarms*"):
-        assert path.read_text() == "", path.name
 
 
 @pytest.mark.parametrize("rule", ["synchronous", "asynchronous"])
@@ -116,7 +28,7 @@ def test_in_one_process_with_restarts(rule: str, tmp_path: Path) -> None:
         async with asyncio.timeout(PATIENCE):
             port = 0
             for stage in range(3):
-                server = make_server(tmp_path, agreed, [])
+                server = make_server(tmp_path, agreed)
                 port = await server.start(f"127.0.0.1:{port}")
                 address = f"127.0.0.1:{port}"
                 clients = [
@@ -147,7 +59,7 @@ def test_a_client_that_is_stopped_while_it_computes_commits_what_it_computed(
     computing, stopped = threading.Event(), threading.Event()
 
     async def scenario() -> int:
-        server = make_server(tmp_path, agreed, [])
+        server = make_server(tmp_path, agreed)
         port = await server.start("127.0.0.1:0")
         client = make_client(tmp_path, agreed, 0, f"127.0.0.1:{port}")
         compute = client.compute
@@ -182,7 +94,7 @@ def test_a_failed_write_ends_the_client_and_nothing_is_sent(tmp_path: Path) -> N
     agreed = federation(roster, "synchronous", 10, 30)
 
     async def scenario() -> None:
-        server = make_server(tmp_path, agreed, [])
+        server = make_server(tmp_path, agreed)
         port = await server.start("127.0.0.1:0")
         client = make_client(tmp_path, agreed, 0, f"127.0.0.1:{port}")
 

@@ -255,6 +255,9 @@ def submit(
     config: Mapping[str, str],
     superlink: str | None = None,
     certificates: Path | None = None,
+    *,
+    apps: str = _APPS,
+    watch: bool = True,
 ) -> int:
     """Run a federation's ServerApp in a SuperLink, and show what it prints until it ends.
 
@@ -264,6 +267,7 @@ def submit(
         config: ``job``, ``keys`` and ``out`` of the server, as the SuperLink's machine knows them.
         superlink: host:port; None: the default connection of the user's own Flower configuration.
         certificates: see :func:`node_stream`.
+        apps: source of a module with ``server`` and ``client``. watch: False: return at once.
 
     Returns:
         The exit status of ``flwr run``.
@@ -278,7 +282,7 @@ def submit(
         (app / "carried").mkdir(parents=True)
         (app / "pyproject.toml").write_text(_APP, "utf-8")
         (app / "carried" / "__init__.py").write_text("", "utf-8")
-        (app / "carried" / "apps.py").write_text(_APPS, "utf-8")
+        (app / "carried" / "apps.py").write_text(apps, "utf-8")
         command = [str(program), "run", str(app)]
         if superlink is not None:
             _require_tls(superlink, certificates)
@@ -294,7 +298,7 @@ def submit(
             environment["FLWR_HOME"] = str(home)
             command.append("given")
         words = " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
-        command += ["--run-config", words, "--stream"]
+        command += ["--run-config", words, *(["--stream"] if watch else [])]
         return subprocess.run(command, env=environment, check=False).returncode
 
 

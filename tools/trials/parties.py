@@ -1,7 +1,7 @@
 """A federation of no-op clients as separate processes, which a test kills and starts again.
 
-Run as a program: ``python parties.py server|CLIENT FOLDER RULE PARAMETERS ROUNDS ADDRESS``. No
-torch. Every number is a multiple of a power of two, so that the last model says how often every
+Run as a program: ``python parties.py server|CLIENT ENGINE FOLDER RULE PARAMETERS ROUNDS ADDRESS``.
+No torch. Every number is a multiple of a power of two, so that the last model says how often every
 update was applied, whatever the order.
 """
 
@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import os
 import random
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,14 +32,21 @@ from forethought.federated.federation import Federation, Member
 from forethought.federated.server import ServerMachine
 from forethought.mechanism import Mechanism, Rounds
 from forethought.network.client import FederationClient, grpc_stream
-from forethought.network.driving import ClientDriver, ServerDriver
+from forethought.network.driving import ClientDriver, Out, ServerDriver
 from forethought.network.server import FederationServer
 from forethought.plans import Plan
 from forethought.privacy import Clip
 from forethought.samplings import Poisson
 from forethought.use import Optimizer, Schedule
 
-ROSTER = "roster.json"
+ROSTER, PID = "roster.json", "server.pid"
+APPS = """from flwr.clientapp import ClientApp
+from trials.parties import flower_server
+
+server = flower_server()
+client = ClientApp()
+"""
+Make = Callable[[Out], ServerDriver]
 
 
 def free_port() -> int:
@@ -100,30 +111,67 @@ def unit(client: int, parameters: int) -> np.ndarray:
     return vector
 
 
-def make_server(folder: Path, agreed: Federation, versions: list[float]) -> FederationServer:
+def make_machine(folder: Path, agreed: Federation) -> tuple[ServerMachine, Make]:
+    """A server's machine, from its journal, and how to make its driver."""
     keys, roster = Keys.load(folder / "server"), Roster.load(folder / ROSTER)
     endpoint = Endpoint(agreed.run_id, SERVER, keys.signing, roster.public_keys, agreed.parameters)
     journal = ServerJournal(FolderStorage(folder / "server" / "kept"), agreed.run_id)
     start = np.zeros(agreed.parameters, dtype=np.float32)
     machine = ServerMachine.restored(agreed, start, *journal.read())
-
-    class Timed(ServerDriver):
-        def handle(self, event: on.Event) -> None:
-            before = machine.version
-            super().handle(event)
-            versions.extend([time.perf_counter()] * (machine.version - before))
-
-    return FederationServer(
-        roster,
-        keys,
-        lambda out: Timed(machine, journal, endpoint, out, machine.snapshot),
-        machine,
-    )
+    return machine, lambda out: ServerDriver(machine, journal, endpoint, out, machine.snapshot)
 
 
-def make_client(folder: Path, agreed: Federation, me: int, address: str) -> FederationClient:
+def make_server(folder: Path, agreed: Federation) -> FederationServer:
+    keys, roster = Keys.load(folder / "server"), Roster.load(folder / ROSTER)
+    machine, make = make_machine(folder, agreed)
+    return FederationServer(roster, keys, make, machine)
+
+
+def flower_server() -> Any:
+    """The ServerApp; "job" of its run's configuration has the words of this program."""
+    from flwr.serverapp import ServerApp
+
+    from forethought.network.flower import over_grid
+
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Any, context: Any) -> None:
+        folder, agreed, _ = asked(json.loads(str(context.run_config["job"])))
+        (folder / PID).write_text(str(os.getpid()))
+        machine, make = make_machine(folder, agreed)
+        drivers: list[ServerDriver] = []
+
+        def kept(out: Out) -> ServerDriver:
+            drivers.append(make(out))
+            return drivers[-1]
+
+        over_grid(grid)(machine, kept)
+        leave(folder, drivers[-1])
+
+    return app
+
+
+def leave(folder: Path, driver: ServerDriver) -> None:
+    """What a server is judged by: its alarms, and its last model as the very last."""
+    alarms = [f"{one.code}: {one.text}\n" for one in driver.alarms]
+    (folder / "alarms").write_text("".join(alarms))
+    part = folder / "part.npy"
+    np.save(part, driver.machine.reported)  # type: ignore[attr-defined]
+    part.replace(folder / "model.npy")
+
+
+def make_client(
+    folder: Path, agreed: Federation, me: int, address: str, engine: str = "grpc"
+) -> FederationClient:
     roster = Roster.load(folder / ROSTER)
     keys = Keys.load(folder / roster.clients[me].name)
+    if engine == "grpc":
+        connect = grpc_stream(roster, keys, address)
+    else:
+        from forethought.network.flower import node_stream
+
+        connect = node_stream(address)
     server = {SERVER: bytes.fromhex(roster.server.public_key)}
     endpoint = Endpoint(agreed.run_id, me, keys.signing, server, agreed.parameters)
     storage = FolderStorage(folder / roster.clients[me].name / "kept")
@@ -137,33 +185,42 @@ def make_client(folder: Path, agreed: Federation, me: int, address: str) -> Fede
         return on.Computed(asked.round, asked.base, vector, asked.round + 1, bytes(32), b"", now)
 
     return FederationClient(
-        grpc_stream(roster, keys, address),
+        connect,
         lambda out, begin: ClientDriver(machine, ledger, endpoint, out, begin),
         compute,
         back_off=(0.05, 0.3),
     )
 
 
-def main(who: str, folder: Path, agreed: Federation, address: str) -> None:
+def asked(words: list[str]) -> tuple[Path, Federation, str]:
+    """Folder, federation and address from the words of this program."""
+    place, rule, parameters, rounds, address = words
+    folder = Path(place)
+    roster = Roster.load(folder / ROSTER)
+    return folder, federation(roster, rule, int(parameters), int(rounds)), address
+
+
+def main(who: str, engine: str, words: list[str]) -> None:
+    folder, agreed, address = asked(words)
     stop = asyncio.Event()
+    if who == "server" and engine == "flower":
+        from forethought.network.flower import submit
+
+        raise SystemExit(submit({"job": json.dumps(words)}, address, apps=APPS, watch=False))
     if who == "server":
-        versions: list[float] = []
 
         async def serve() -> None:
-            server = make_server(folder, agreed, versions)
+            server = make_server(folder, agreed)
             await server.start(address)
             await server.run(stop)
-            np.save(folder / "model.npy", server.driver.machine.reported)  # type: ignore[attr-defined]
-            np.save(folder / "versions.npy", np.array(versions))
-            alarms = [f"{one.code}: {one.text}\n" for one in server.driver.alarms]
-            (folder / "alarms").write_text("".join(alarms))
+            leave(folder, server.driver)
 
         asyncio.run(serve())
         return
     client = int(who)
 
     async def take_part() -> None:
-        one = make_client(folder, agreed, client, address)
+        one = make_client(folder, agreed, client, address, engine)
         await one.run(stop)
         alarms = [f"{raised.code}: {raised.text}\n" for raised in one.driver.alarms]
         (folder / f"alarms-{client}").write_text("".join(alarms))
@@ -172,11 +229,4 @@ def main(who: str, folder: Path, agreed: Federation, address: str) -> None:
 
 
 if __name__ == "__main__":
-    name, place, rule, parameters, rounds, address = sys.argv[1:]
-    root = Path(place)
-    main(
-        name,
-        root,
-        federation(Roster.load(root / ROSTER), rule, int(parameters), int(rounds)),
-        address,
-    )
+    main(sys.argv[1], sys.argv[2], sys.argv[3:])
