@@ -82,7 +82,8 @@ class Task:
 class Cell:
     """One figure: a task, a rule, the paper's noise, a case of its Section 5.3, and whether
     gradients are taken where Algorithm 1 prints it, with two exchanges in a computation; otherwise
-    as the library does by default."""
+    as the library does by default. Whether first rounds are staggered: they were not in rows that
+    do not say so."""
 
     task: str
     rule: str
@@ -90,6 +91,7 @@ class Cell:
     case: str = "even"
     seed: int = 0
     printed: bool = False
+    stagger: bool = False
 
 
 @dataclass(frozen=True)
@@ -238,6 +240,7 @@ def gossip_of(cell: Cell, task: Task, sizes: list[int], shared: SharedModel) -> 
         rounds,
         rule=cell.rule,  # type: ignore[arg-type]
         point="own" if cell.printed else "average",
+        stagger=cell.stagger and cell.rule == "asynchronous",
     )
     usual = float(large)
     times = Pace(

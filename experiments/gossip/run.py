@@ -3,6 +3,7 @@
     python experiments/gossip/run.py --data ../shared/data --processes 2  # half an hour
     python experiments/gossip/run.py --data ../shared/data --nine         # the nine networks, tiny
     python experiments/gossip/run.py --data ../shared/data --further      # CIFAR-10, more seeds
+    python experiments/gossip/run.py --data ../shared/data --ten          # cases II, III, ten seeds
     python experiments/gossip/run.py --data ../shared/data --full         # for a GPU, and days
     python experiments/gossip/run.py --full --estimate                    # how many, of one core
     python experiments/gossip/run.py --write                              # table, figures
@@ -71,6 +72,7 @@ TASKS = {
 TRAINED = {"mnist": 60_000, "cifar10": 50_000}
 # Of the goal: seeds that nothing was chosen on.
 HELD_OUT = (3, 4, 5)
+TEN = range(3, 13)
 
 
 def preset() -> Iterator[Cell]:
@@ -106,6 +108,16 @@ def further() -> Iterator[list[Cell]]:
         )
     ]
     yield [Cell(CIFAR, rule, "small", "III", seed) for seed in HELD_OUT for rule in RULES]
+
+
+def ten() -> Iterator[list[Cell]]:
+    """Case III on CIFAR-10 and case II at the largest noise, of ten seeds, first rounds staggered.
+    SYNC comes first: it has no delay."""
+    for task, noise, case, its in ((CIFAR, "small", "III", "III"), (MNIST, "large", "II", "even")):
+        yield [
+            *(Cell(task, "allreduce", noise, its, seed) for seed in TEN),
+            *(Cell(task, "asynchronous", noise, case, seed, stagger=True) for seed in TEN),
+        ]
 
 
 def nine() -> Iterator[Cell]:
@@ -180,6 +192,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=os.environ.get("FORETHOUGHT_DATA"))
     parser.add_argument("--nine", action="store_true")
     parser.add_argument("--further", action="store_true", help="a quarter of an hour")
+    parser.add_argument("--ten", action="store_true", help="ten seeds of cases II and III")
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--estimate", action="store_true", help="say how long; run nothing")
@@ -189,6 +202,7 @@ def main() -> None:
     found = finished()
     cells = nine() if asked.nine else full() if asked.full else preset()
     cells = chain.from_iterable(further()) if asked.further else cells
+    cells = chain.from_iterable(ten()) if asked.ten else cells
     if asked.estimate:
         print(estimate([cell for cell in dict.fromkeys(cells) if cell not in found], found))
         return

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from workers import D, gossip, plan
 
+import forethought as ft
 from forethought.gossip.gossip import Gossip
 from forethought.gossip.graphs import make
 from forethought.gossip.mixing import Mixing
-from forethought.gossip.simulator import Pace, Simulated, Simulator
+from forethought.gossip.simulator import Pace, Simulated, Simulator, average
 from forethought.holders.work import NoTraining, Work
 from forethought.simulation.speeds import Hiccups, Outage, Trace, Way, slow_ones
 from forethought.simulation.times import SimulationError, Times
@@ -134,3 +135,58 @@ def test_messages_take_their_time() -> None:
 def test_times_for_others_are_refused() -> None:
     with pytest.raises(ValueError, match="for 3 workers"):
         run(agreed(), Times([1.0] * 3))
+
+
+def bowl(step: float, rule: str = "asynchronous", **changes: Any) -> tuple[float, list[int]]:
+    """Distance from the minimum after 40 rounds of 16 workers of equal speed that begin together,
+    on a quadratic of curvature 1; and their updates."""
+    plans = (plan(80, optimizer=ft.Optimizer("sgd", step, ())),)
+    one = gossip(16, 40, rule=rule, plans=plans, **changes)
+    trainers = NoTraining(1, lambda work: work.weights)
+    done = Simulator(one, np.ones(D, dtype=np.float32), trainers, Pace([1.0] * 16)).run()
+    return float(np.abs(done.weights).max()), done.updates.tolist()
+
+
+def test_a_stagger_settles_where_lockstep_diverges() -> None:
+    assert bowl(1.2, "allreduce")[0] < 1e-20
+    assert bowl(1.2, stagger=False)[0] > 1
+    far, updates = bowl(1.2)
+    assert far < 0.01
+    assert sum(updates) == pytest.approx(16 * 40, rel=0.02)
+    assert max(updates) - min(updates) <= 3
+    # Below 1 lockstep settles as well; at the own weights it is SYNC, and the default leaves it so.
+    assert bowl(0.6, stagger=False)[0] < 1e-4
+    assert bowl(1.2, point="own") == bowl(1.2, point="own", stagger=False)
+    assert bowl(1.2, point="own")[0] < 1e-20
+
+
+def test_a_worker_waits_by_its_place_once() -> None:
+    one = gossip(4, 3, plans=(plan(9),))
+    trainers, times = NoTraining(1, lambda work: work.weights), Pace([1.0, 1.0, 1.0, 2.0])
+    start = np.zeros(D, dtype=np.float32)
+    spans = Simulator(one, start, trainers, times, timeline=True).run().timeline
+    first = {worker: (begin, end) for worker, begin, end in reversed(spans)}
+    assert first == {0: (0, 1), 1: (0.25, 1.25), 2: (0.5, 1.5), 3: (1.5, 3.5)}
+    assert [begin for worker, begin, _ in spans if worker == 1][:3] == [0.25, 1.25, 2.25]
+
+
+def test_a_schedule_by_the_count_of_all_ends_with_the_run() -> None:
+    """Plans have 90 rounds, of which 60 are made: a cosine over the own ones never comes to 0."""
+
+    def last_steps(clock: str) -> float:
+        falling = plan(90, schedule=ft.Schedule("cosine"), optimizer=ft.Optimizer("sgd", 0.1, ()))
+        one = gossip(K, ROUNDS, plans=(falling,), clock=clock, settle=0)
+        seen: list[np.ndarray[Any, np.dtype[np.float32]]] = []
+        trainers = NoTraining(1, lambda work: np.ones(D, dtype=np.float32))
+        Simulator(
+            one,
+            np.zeros(D, dtype=np.float32),
+            trainers,
+            Pace([1.0] * K),
+            looked=lambda count, seconds, machines: seen.append(average(machines)),
+            every=K,
+        ).run()
+        return float(np.abs(seen[-1] - seen[-2]).max())
+
+    assert last_steps("all") < 0.001
+    assert last_steps("own") > 0.02

@@ -82,6 +82,14 @@ class Gossip(Stored):
             and less by the mixing's weight with every exchange. Post-processing; costs no time.
         pause: exchanges between a worker's update and its next gradient, of the asynchronous rule:
             its own noise is averaged before a gradient is taken there. 0: Algorithm 1 as printed.
+        stagger: whether first rounds take longer, the k-th worker's 1 + k/K times as long. Workers
+            of equal speed that begin together else take every gradient without anybody's last
+            update: η times the curvature must then stay below 1, where SYNC's may be 2. None:
+            staggered under the rule "asynchronous" at the point "average". At the "own" weights the
+            own last update is there, so that workers in lockstep are like SYNC.
+        clock: what a schedule of step sizes follows, under the rule "asynchronous". "own": the
+            worker's own rounds, of as many as its plan has; "all": the global count, of K·R, so
+            that all come to the schedule's end when everybody stops.
         window: exchange steps for which a late answer still counts.
         settle: exchange steps after the last update, so that all come to agree.
         seed: of the simulation. nonce: drawn with the roster, so that no two runs have one name.
@@ -111,6 +119,8 @@ class Gossip(Stored):
     settle: int = 10
     point: Literal["average", "own"] = "average"
     pause: int = 0
+    stagger: bool | None = None
+    clock: Literal["own", "all"] = "own"
     seed: int = 0
     nonce: str = ""
 
@@ -120,6 +130,7 @@ class Gossip(Stored):
         one_of("rule", self.rule, get_args(Rule))
         one_of("weights", self.weights, ("equal", "size"))
         one_of("point", self.point, ("average", "own"))
+        one_of("clock", self.clock, ("own", "all"))
         real("momentum", self.momentum, least=0, below=1)
         whole("settle", self.settle, least=0)
         whole("pause", self.pause, least=0)
@@ -128,6 +139,14 @@ class Gossip(Stored):
             raise GossipError(
                 f"exchanges = {self.exchanges} a round is for the rule 'synchronous': under "
                 f"{self.rule!r} leave it out"
+            )
+        if not isinstance(self.stagger, bool | None):
+            raise TypeError(f"stagger is true or false, not {self.stagger!r}")
+        if self.rule != "asynchronous" and (self.stagger or self.clock != "own"):
+            name = "stagger = true" if self.stagger else "clock = 'all'"
+            raise GossipError(
+                f"{name} is for the rule 'asynchronous': under {self.rule!r} workers wait for each "
+                "other and have all made as many rounds; leave it out"
             )
         self._check_compression()
         if self.tracking and self.momentum:
@@ -243,7 +262,22 @@ class Gossip(Stored):
     def with_allreduce(self) -> Gossip:
         """SYNC on the same plans: what else is agreed is for exchanges between neighbours."""
         plain = Compression()
-        return replace(self, rule="allreduce", tracking=False, exchanges=1, compression=plain)
+        return replace(
+            self,
+            rule="allreduce",
+            tracking=False,
+            exchanges=1,
+            compression=plain,
+            stagger=None,
+            clock="own",
+        )
+
+    def waits(self, worker: int) -> float:
+        """The time that a worker's first round waits, as a share of what it takes."""
+        staggers = self.stagger
+        if staggers is None:
+            staggers = self.rule == "asynchronous" and self.point == "average"
+        return worker / self.workers if staggers else 0.0
 
     def updates(self, worker: int) -> int:
         """The most updates that a worker makes: its plan's rounds; synchronously R of them."""

@@ -288,10 +288,11 @@ class Simulator:
         if times.factors is not None:
             seconds *= times.factors(machine, effect.round)
         self._busy[machine] += seconds
+        begin = now if effect.round else now + seconds * self.gossip.waits(machine)
         if self._timeline is not None:
-            self._timeline.append((machine, now, now + seconds))
+            self._timeline.append((machine, begin, begin + seconds))
         self.trainers.begin(Work(machine, effect.round, machine, effect))
-        self._agenda.add(now + seconds, _COMPUTED, machine, effect)
+        self._agenda.add(begin + seconds, _COMPUTED, machine, effect)
 
     def _commit(self, machine: int, release: Release) -> None:
         self._rounds[machine] = release.rounds

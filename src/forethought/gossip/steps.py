@@ -21,24 +21,39 @@ class Steps:
         gossip: says the rule. worker: whose plan has the step sizes.
     """
 
-    __slots__ = ("_last", "_momentum", "_parameters", "_sizes", "_tracking", "_velocity", "_weight")
+    __slots__ = (
+        "_last",
+        "_momentum",
+        "_parameters",
+        "_rounds",
+        "_sizes",
+        "_tracking",
+        "_velocity",
+        "_weight",
+    )
 
     def __init__(self, gossip: Gossip, worker: int) -> None:
-        self._sizes = step_sizes(gossip.plan(worker))
+        plan = gossip.plan(worker)
+        self._sizes, self._rounds = step_sizes(plan), plan.rounds
         self._weight = gossip.weight(worker)
         self._momentum = np.float32(gossip.momentum)
         self._tracking, self._parameters = gossip.tracking, gossip.parameters
         self._velocity: Vector | None = None
         self._last: Vector | None = None
 
-    def step(self, held: Vector, round: int, mean: Vector) -> Vector:
+    def step(
+        self, held: Vector, round: int, mean: Vector, progress: float | None = None
+    ) -> Vector:
         """The weights that the worker holds after an update; ``held`` is left as it is.
 
         Args:
             held: float32, shape (coordinates,). round: of the update.
             mean: the noised mean, float32, shape (parameters,).
+            progress: of all workers together, from 0 to 1: it says the step size in place of the
+                worker's own rounds.
         """
-        size = np.float32(self._sizes(round))
+        place = round if progress is None else int(progress * self._rounds)
+        size = np.float32(self._sizes(place))
         if self._weight != 1:
             mean = np.multiply(mean, np.float32(self._weight))
         if not self._tracking:

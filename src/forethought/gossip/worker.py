@@ -144,6 +144,8 @@ class Releases:
                 raise GossipError("this ledger holds no weights of this gossip: take the right one")
             own = gossip.coordinates
             self.updates, self.held = ledger.updates, ledger.outgoing[-1].vector[:own]
+            # Where all come back at once these sum to what was made; else a neighbour says more.
+            self.count = self.updates * UNIT
             for one in ledger.outgoing:
                 for before, sent in enumerate(one.vector[own:].reshape(-1, own)):
                     if before <= one.base:
@@ -204,7 +206,7 @@ class Releases:
             return [Alarm("trainer", f"update {done.round} was not asked for")]
         self.computing = False
         before = self.held
-        self.held = self._steps.step(before, done.round, done.vector)
+        self.held = self._steps.step(before, done.round, done.vector, self._progress())
         if self._averages:
             excess = self.held - before
             excess *= self._beyond
@@ -225,6 +227,12 @@ class Releases:
         if done.round >= whole:
             effects.append(Acknowledged(done.round - whole))  # the newest are enough to go on
         return effects
+
+    def _progress(self) -> float | None:
+        """The share of all updates that were made, by this worker's number; None: not asked for."""
+        if self.gossip.clock == "own":
+            return None
+        return min(1.0, max(0.0, self.count * self._workers / self._enough))
 
     @property
     def complete(self) -> bool:

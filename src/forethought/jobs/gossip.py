@@ -28,6 +28,7 @@ from forethought.jobs.holders import (
 from forethought.jobs.job import GossipSection, Job, JobError
 from forethought.jobs.request import Request
 from forethought.mechanism import Budget
+from forethought.planning.defaults import longest_rate
 from forethought.planning.gossip import GossipPlan, mixings, predict, undisturbed
 from forethought.plans import Plan
 from forethought.simulation.speeds import Hiccups, Outage, Way, read_trace
@@ -173,6 +174,8 @@ def agreed_gossip(
     lead = reference_plan(job, budgets[0], typical, count, parameters, True, noise_borne)
     rounds = section.rounds or lead.rounds
     rate = lead.mean_batch / lead.examples
+    if section.rule == "asynchronous":
+        lead = _half_of_the_longest(lead, parameters)
     if section.case == "III":
         rate = min(1.0, LARGE * rate)
         faster = replace(lead.optimizer, learning_rate=LARGE * lead.optimizer.learning_rate)
@@ -213,8 +216,24 @@ def agreed_gossip(
         settle=section.settle,
         point=section.point,
         pause=section.pause,
+        stagger=section.stagger,
+        clock=section.clock,
         seed=section.seed,
     )
+
+
+def _half_of_the_longest(lead: Plan, parameters: int) -> Plan:
+    """The plan with steps of at most half of what SYNC bears, where the planner chose them.
+
+    A gradient that is a round old bears η times the curvature below 1; a fresh one below 2.
+    """
+    chosen = lead.assumed
+    if chosen is None or "step size" not in chosen.chosen:
+        return lead
+    most = longest_rate(lead, parameters, chosen.feature_norm) / 2
+    if lead.optimizer.learning_rate <= most:
+        return lead
+    return lead.with_(use=replace(lead.use, optimizer=replace(lead.optimizer, learning_rate=most)))
 
 
 def times_of(

@@ -432,7 +432,7 @@ def _require_same(request: Request, gossip: Gossip) -> None:
         name: (getattr(section, name), getattr(gossip, name))
         for name in (
             "rule", "exchanges", "weights", "momentum", "tracking", "window", "settle", "point",
-            "pause", "seed",
+            "pause", "stagger", "clock", "seed",
         )
     }  # fmt: skip
     compared["rounds"] = (section.rounds or gossip.rounds, gossip.rounds)

@@ -332,6 +332,7 @@ class GossipSection(HoldersSection):
     or "top-k:0.1" (the share that is sent). ``largest`` and ``difference`` say what of a
     neighbour's weights is refused and how far one moves a worker. ``point`` says where gradients
     are taken: at the worker's "own" weights, as in the paper, or at its estimate of the "average".
+    ``stagger`` and ``clock`` are those of :class:`~forethought.gossip.gossip.Gossip`.
 
     Of simulations: ``case`` (the paper's "I", "II", "III"), ``hiccup`` (one worker, drawn anew in
     every round, takes so many times as long), ``trace`` (a file of factors), ``exchange`` (seconds
@@ -360,6 +361,8 @@ class GossipSection(HoldersSection):
     settle: _Int = Field(default=10, ge=0)
     point: Literal["average", "own"] = "average"
     pause: _Int = Field(default=0, ge=0)
+    stagger: bool | None = None
+    clock: Literal["own", "all"] = "own"
     case: Literal["I", "II", "III"] | None = None
     hiccup: _Float = Field(default=1.0, ge=1)
     trace: str | None = None

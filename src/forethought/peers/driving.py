@@ -140,6 +140,7 @@ class WorkerDriver:
         self._next_step = self._answers_until = 0.0
         self._work: queue.SimpleQueue[Callable[[], on.Event] | None] = queue.SimpleQueue()
         self._busy = False
+        self._over = threading.Event()
         self._gradient = 0.1  # seconds of the last one
         self._rounds: dict[int, int] = {}
         self._news = 0.0
@@ -184,6 +185,7 @@ class WorkerDriver:
             self.drove.reason = self.machine.finished
             self.drove.rounds = self.machine.updates
             self._work.put(None)
+            self._over.set()
             if self._busy:  # a computation that nobody will use; it is not released
                 worker.join(self._pace.linger)
             self._links.close(5.0)
@@ -362,6 +364,8 @@ class WorkerDriver:
             begin = time.monotonic()
             found = self._compute(asked.round, asked.weights)
             self._gradient = min(max(time.monotonic() - begin, 0.004), 2.0)
+            if not asked.round:  # nobody knew before how long one takes
+                self._over.wait(self._gradient * self._gossip.waits(self._me))
             return on.GradientDone(
                 asked.round, found.vector, found.rounds, found.input_hash, found.state
             )

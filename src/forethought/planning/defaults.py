@@ -464,6 +464,15 @@ def _reach(parameters: int, feature_norm: float | None, scores: float) -> tuple[
     return scores * math.sqrt(parameters) / usual, longest_score_step(parameters) / usual
 
 
+def longest_rate(plan: Plan, parameters: int, feature_norm: float | None = None) -> float:
+    """The largest η of a plan, beyond which its steps along newest gradients would swing.
+
+    Args:
+        parameters: how many are trained. feature_norm: usual norm of a linear model's features.
+    """
+    return _reach(parameters, feature_norm, SCORE_NOISE)[1] / plan.clip.norm
+
+
 def longest_score_step(parameters: int) -> float:
     """The longest step a round of a linear model, in units of a score.
 
