@@ -16,6 +16,7 @@ from forethought.gossip.gossip import Gossip, GossipError, Member, digest_of
 from forethought.gossip.graphs import make, read
 from forethought.gossip.machines import worker
 from forethought.gossip.mixing import Mixing, given
+from forethought.gossip.worker import UNIT
 
 
 @pytest.mark.parametrize("kind", ["matchings", "metropolis", "exponential", "given"])
@@ -26,7 +27,7 @@ def test_it_is_stored_and_read_back(kind: str, tmp_path: Path) -> None:
         mixing = given(graph, tmp_path / "matrix")
     else:
         mixing = Mixing(kind, graph, 7)
-    one = gossip(mixing=mixing, trust=Trust(2.0), tracking=True)
+    one = gossip(mixing=mixing, trust=Trust(2.0), tracking=True, stagger=False, clock="all")
     one.save(tmp_path / "gossip.json")
     again = Gossip.load(tmp_path / "gossip.json")
     assert again == one
@@ -46,9 +47,11 @@ def test_every_part_changes_its_name() -> None:
             gossip(graph="ring"),
             gossip(mixing=Mixing("matchings", make("complete", 4), 1)),
             gossip(nonce="other"),
+            gossip(stagger=False),
+            gossip(clock="all"),
         )
     }
-    assert len(names) == 8
+    assert len(names) == 10
 
 
 def test_graphs_from_a_file_are_kept(tmp_path: Path) -> None:
@@ -81,12 +84,38 @@ def test_graphs_from_a_file_are_kept(tmp_path: Path) -> None:
         ({"plans": (plan(3),)}, "12 rounds .* never reach 16"),
         ({"tracking": True, "momentum": 0.9}, "replaces momentum"),
         ({"tracking": True, "rule": "allreduce"}, "no tracking"),
+        ({"stagger": True, "rule": "synchronous"}, "stagger = true is"),
+        ({"clock": "all", "rule": "allreduce"}, "leave it out"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_line(changes: dict[str, object], words: str) -> None:
     with pytest.raises(GossipError, match=words) as refused:
         gossip(**changes)
     assert "\n" not in str(refused.value)
+
+
+def test_words_that_are_no_choice_are_refused() -> None:
+    with pytest.raises(ValueError, match="'own', 'all'"):
+        gossip(clock="both")
+    with pytest.raises(TypeError, match="true or false"):
+        gossip(stagger="yes")
+
+
+def test_a_gossip_of_before_is_read() -> None:
+    assert not {"stagger", "clock"} & gossip().to_dict().keys()
+    assert Gossip.from_dict(gossip().to_dict()) == gossip()
+
+
+def test_sync_of_a_staggered_gossip_waits_for_all() -> None:
+    one = gossip(stagger=True, clock="all").with_allreduce()
+    assert one.waits(3) == 0
+    assert gossip(stagger=True, point="own").waits(3) == 0.75
+
+
+def test_a_worker_that_is_back_counts_its_own_updates() -> None:
+    """All of them come back at once: together they know the count, and schedules go on."""
+    ledger = LedgerState(2, 2, b"", 1, (Update(1, 0, vector(1, 2, 3)),), 0)
+    assert worker(gossip(), 0, vector(), ledger).own.count == 2 * UNIT
 
 
 def test_another_model_or_other_first_weights_are_refused() -> None:

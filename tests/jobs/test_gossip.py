@@ -96,6 +96,26 @@ def test_the_papers_cases() -> None:
     assert rates[1] == pytest.approx(2 * rates[0])
 
 
+def test_asynchronous_steps_are_at_most_half_of_what_sync_bears() -> None:
+    """With next to no noise the planner's steps are as long as a round may be."""
+
+    def rate(budget: str, more: str) -> float:
+        text = SMALL.replace("epsilon = 4.0", f"epsilon = {budget}") + more
+        return gossip_of(request(text)).gossip.plan(0).optimizer.learning_rate
+
+    sync = 'rule = "allreduce"\n'
+    assert rate("5000.0", "") == pytest.approx(rate("5000.0", sync) / 2)
+    assert rate("4.0", "") == rate("4.0", sync)
+    given = SMALL.replace("batch = 30", "batch = 30\nlearning_rate = 300.0")
+    assert gossip_of(request(given)).gossip.plan(0).optimizer.learning_rate == 300
+
+
+def test_stagger_and_clock_are_agreed() -> None:
+    found = gossip_of(request(SMALL + 'stagger = false\nclock = "all"\n')).gossip
+    assert (found.stagger, found.clock) == (False, "all")
+    assert gossip_of(request(SMALL)).gossip.waits(5) == 5 / 6
+
+
 def test_graphs_matrices_and_traces_come_from_files(tmp_path: Path) -> None:
     (tmp_path / "edges").write_text("0 1\n1 2\n2 3\n3 4\n4 5\n", "utf-8")
     (tmp_path / "trace").write_text("1 2 1\n3\n", "utf-8")
@@ -121,6 +141,7 @@ def test_graphs_matrices_and_traces_come_from_files(tmp_path: Path) -> None:
         (SMALL.replace("batch = 30", "batch = 1") + 'shares = "dirichlet:0.05"\n', "too little"),
         (SMALL + "[[gossip.outage]]\nworker = 'x'\nbegin = 1.0\n", "no worker 'x'"),
         (SMALL + "speeds = [1, 2]\n", "2 speeds for 6"),
+        (SMALL + 'rule = "allreduce"\nstagger = true\n', "stagger = true is"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_line(text: str, words: str) -> None:

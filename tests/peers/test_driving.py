@@ -154,6 +154,30 @@ def test_a_slow_worker_holds_nobody_up():
     assert max(machine.updates for machine in crew.recorded) <= 42
 
 
+def test_first_rounds_are_staggered_by_place():
+    """Between a worker's first gradient and its second is at least its share of a gradient."""
+    spans: list[list[tuple[float, float]]] = [[] for _ in range(4)]
+
+    def timed(place):
+        compute = toward(1, 0.1)
+
+        def measured(round, weights):
+            begin = time.monotonic()
+            found = compute(round, weights)
+            spans[place].append((begin, time.monotonic()))
+            return found
+
+        return measured
+
+    crew = Crew(gossip(workers=4, rounds=4), vector(), [timed(place) for place in range(4)])
+    crew.start()
+    crew.join()
+    outcomes(crew)
+    for place, made in enumerate(spans):
+        first, second = made[:2]
+        assert second[0] - first[1] >= 0.1 * place / 4
+
+
 @pytest.mark.slow
 def test_a_cut_worker_is_lost_and_the_others_go_on_and_agree():
     agreed = gossip(workers=4, rounds=30, settle=20)

@@ -30,6 +30,7 @@ from forethought.serialisation import Stored, build, canonical, exact_keys, plai
 GOSSIP = "gossip.json"
 # Norm of weights that no honest model has: beyond it they are refused.
 LARGEST = 1e6
+_LATER = ("stagger", "clock")
 Rule = Literal["asynchronous", "synchronous", "allreduce"]
 
 
@@ -308,12 +309,26 @@ class Gossip(Stored):
         return hashlib.sha256(text.encode()).digest()
 
     def _values(self) -> dict[str, Any]:
+        # What came after the form was written down is there where somebody asks for it.
         return {
             field.name: _mixing_values(self.mixing)
             if field.name == "mixing"
             else plain(getattr(self, field.name))
             for field in fields(self)
+            if field.name not in _LATER or getattr(self, field.name) != field.default
         }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Gossip:
+        """The inverse of :meth:`to_dict`.
+
+        Raises:
+            TypeError: no mapping. ValueError: another schema version, an unknown or a missing key.
+        """
+        if isinstance(values, Mapping):
+            later = {field.name: field.default for field in fields(cls) if field.name in _LATER}
+            values = {**later, **values}
+        return super().from_dict(values)
 
     @classmethod
     def _restore(cls, values: dict[str, Any]) -> Gossip:
