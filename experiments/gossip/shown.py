@@ -36,8 +36,9 @@ def table(
         "average of all workers' models (the LSTM: held-out loss as well), and in brackets the "
         "worst worker's. σ is the paper's: per coordinate of a sum of gradients, here of gradients "
         "clipped to C = 1, so that the noise multiplier is the same number. A printed σ says "
-        "nothing about ε; the last table does. A(DP)²SGD with the library's defaults. A star: the "
-        "worst worker on the first 1,000 or 2,500 test records, which are harder than the rest; "
+        "nothing about ε; the last table does. A(DP)²SGD with the library's defaults; first rounds "
+        "are staggered where a row says so, since the others are older. A star: the worst worker "
+        "on the first 1,000 or 2,500 test records, which are harder than the rest; "
         "the others on all.",
         "",
         f"| model | {' | '.join(heads)} |",
@@ -72,7 +73,7 @@ def table(
         noise = (SEQUENCE_NOISE if cell.task.startswith("seq") else NOISE)[cell.noise]
         epsilon = "∞" if row["epsilon"] is None else f"{row['epsilon']:.4g}"
         lines.append(
-            f"| {cell.task} | {RULES[cell.rule]}{', as printed' if cell.printed else ''} | "
+            f"| {cell.task} | {_called(cell)} | "
             f"{cell.case} | {cell.seed} | {noise:g} | {row['rate']:.4f} | "
             f"{row['fewest']} to {row['rounds']} | {epsilon} | {row['delta']:.2g} | "
             f"{_figure(cell, row)} | {row['seconds']:.0f} | "
@@ -92,7 +93,8 @@ def _goal(found: Found, cells: list[Cell]) -> list[str]:
         return []
     asynchronous = pairs[0][1]
     lines = [
-        f"Case {CALLED[asynchronous.case]}, {asynchronous.task}, seeds that nothing was chosen on:",
+        f"Case {CALLED[asynchronous.case]}, {asynchronous.task}, seeds that nothing was chosen on"
+        f"{', first rounds staggered' if asynchronous.stagger else ''}:",
         "",
         "| σ | seeds | SYNC | A(DP)²SGD | difference of the means | of each seed | SYNC's seconds "
         "over A(DP)²SGD's |",
@@ -113,6 +115,14 @@ def _goal(found: Found, cells: list[Cell]) -> list[str]:
     return lines
 
 
+def _called(cell: Cell) -> str:
+    return (
+        RULES[cell.rule]
+        + (", as printed" if cell.printed else "")
+        + (", staggered" if cell.stagger else "")
+    )
+
+
 def _figure(cell: Cell, row: dict[str, Any]) -> str:
     if cell.task.startswith("seq"):
         return f"loss {row['loss']:.3f}, {row['accuracy']:.1f} ({row['worst']:.1f})"
@@ -127,6 +137,7 @@ def _place(cell: Cell, places: Mapping[str, int]) -> tuple[int, ...]:
         list(NOISE).index(cell.noise),
         list(RULES).index(cell.rule),
         cell.printed,
+        cell.stagger,
         cell.seed,
     )
 

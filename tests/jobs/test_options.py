@@ -32,7 +32,8 @@ NAMES = (
     *("none", "exponential", "tail", "private", "quantiles", "auto", "pixels", "scattering"),
     *("classification", "regression", "multilabel", "refuse", "middle", "category", "avg"),
     *("synchronous", "asynchronous", "allreduce", "size", "equal", "mean", "complete", "ring"),
-    *("matchings", "one", "sqrt", "I", "II", "III", "average", "own", "all", "iid", "updates", "weights"),
+    *("matchings", "one", "sqrt", "I", "II", "III", "average", "own", "all", "iid", "updates"),
+    *("weights",),
 )
 PROBES: tuple[Any, ...] = (*NUMBERS, *ODD, *NAMES)
 

@@ -41,9 +41,7 @@ class Steps:
         self._velocity: Vector | None = None
         self._last: Vector | None = None
 
-    def step(
-        self, held: Vector, round: int, mean: Vector, progress: float | None = None
-    ) -> Vector:
+    def step(self, held: Vector, round: int, mean: Vector, progress: float | None = None) -> Vector:
         """The weights that the worker holds after an update; ``held`` is left as it is.
 
         Args:
