@@ -35,7 +35,6 @@ from trials.carriers import EngineMissingError, flower_python
 from trials.parties import free_port
 
 ROOT = Path(__file__).parents[2]
-APP = ROOT / "examples" / "flower"
 CLIENTS = ("a", "b")
 PATIENCE = 600.0  # Flower takes seconds a round, and CI has other things to do
 # Seeds, so that two runs can be compared bit for bit.

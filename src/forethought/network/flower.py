@@ -297,8 +297,10 @@ def submit(
             )
             environment["FLWR_HOME"] = str(home)
             command.append("given")
-        words = " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
-        command += ["--run-config", words, *(["--stream"] if watch else [])]
+        given = Path(folder) / "given.toml"
+        lines = [f"{name} = {json.dumps(value)}\n" for name, value in config.items()]
+        given.write_text("".join(lines), "utf-8")
+        command += ["--run-config", str(given), *(["--stream"] if watch else [])]
         return subprocess.run(command, env=environment, check=False).returncode
 
 

@@ -1,1 +1,0 @@
-"""A Flower app: a forethought federation, carried by Flower."""
