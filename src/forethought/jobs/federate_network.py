@@ -293,7 +293,11 @@ def _address(request: Request, address: str | None, engine: str = "grpc") -> str
 
 
 def require_engine(name: str) -> None:
-    """Raises JobError where there is no such engine."""
+    """Refuse an engine that does not exist.
+
+    Raises:
+        JobError: it names those that do.
+    """
     if name not in ENGINES:
         raise JobError(f"no engine {name!r}: {' or '.join(ENGINES)}")
 

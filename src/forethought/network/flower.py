@@ -92,7 +92,7 @@ class ServerTurns:
         self._staying: set[int] = set()
 
     def request(self, node: int) -> Request | None:
-        """What to ask a node now; None: nothing.
+        """The next request of a node; None: nothing to ask now.
 
         A node that stays always has a request to answer, and gets more at any time. Another one
         answers each before it gets the next.
@@ -127,10 +127,10 @@ class ServerTurns:
                 self.heard.connected.add(sender)
 
     def failed(self, request: Request) -> None:
-        """A request was not answered: the node is asked again who is there."""
+        """A request was not answered: the node is asked again who is there, a while later."""
         node = request.node
         self._answered(node)
-        self._asked.pop(node, None)
+        self._asked[node] = self._clock()
         self._staying.discard(node)
         client = self._behind.pop(node, None)
         if client is not None:
@@ -192,7 +192,10 @@ def _served(grid: Grid, machine: ServerMachine, make: Callable[[Out], ServerDriv
 
 def _take(turns: ServerTurns, request: Request, reply: Message) -> None:
     if reply.has_error():
-        turns.driver.alarm("flower", f"node {request.node}: {reply.error.reason}")
+        from flwr.common.constant import ErrorCode
+
+        if reply.error.code != ErrorCode.NODE_UNAVAILABLE:  # that is no more than a lost connection
+            turns.driver.alarm("flower", f"node {request.node}: {reply.error.reason}")
         turns.failed(request)
         return
     content = reply.content.config_records[FRAMES]
@@ -342,10 +345,6 @@ def client_turn(
 # A client that stays: a node of its own.
 
 
-class NodeError(ConnectionError):
-    """The SuperLink does not take this node, or cannot be reached."""
-
-
 def node_stream(
     superlink: str, certificates: Path | None = None, node_key: Path | None = None
 ) -> Connect:
@@ -421,12 +420,12 @@ class _Node:
                 self._call(self._opened.set_result, None)
                 self._take_part(fleet)
         except BaseException as error:
-            failed = NodeError(f"{self._superlink}: {error}")
+            failed = ConnectionError(f"{self._superlink}: {error}")
             self._call(self._failed, failed)
         self._call(self._come.put_nowait, None)
         self._call(self._sent.set)
 
-    def _failed(self, error: NodeError) -> None:
+    def _failed(self, error: ConnectionError) -> None:
         if not self._opened.done():
             self._opened.set_exception(error)
 
