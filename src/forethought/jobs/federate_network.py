@@ -286,7 +286,7 @@ def _policy(request: Request, federation: Federation, me: int) -> Policy:
 
 
 def _address(request: Request, address: str | None, engine: str = "grpc") -> str:
-    """Where the server is, or the SuperLink; the job's address is the server's."""
+    """The address of the server, or of the SuperLink; the job's is the server's."""
     if engine == "grpc":
         return address or section_of(request.job).address or DEFAULT_ADDRESS
     return address or SUPERLINK
