@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,12 +16,14 @@ from forethought.exchange.codec import DecodeError, encode
 from forethought.exchange.frame import (
     HEADER_BYTES,
     OVERHEAD,
+    PROOF_BYTES,
     Endpoint,
     ForgeryError,
     Frame,
     FrameError,
     length_of,
     open_frame,
+    proven,
     seal,
 )
 from forethought.exchange.messages import (
@@ -34,7 +37,7 @@ from forethought.exchange.messages import (
     Refusal,
     Update,
 )
-from forethought.gossip.messages import ANSWER, LAST, Hello, Weights
+from forethought.gossip.messages import ANSWER, LAST, Hello, Known, Weights
 
 RUN, OTHER_RUN = bytes(range(32)), bytes(32)
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([i]) * 32) for i in (1, 2, 3)]
@@ -87,7 +90,7 @@ def test_every_message_arrives_as_it_was(
     data = sender.seal(to, message)
     assert data == sender.seal(to, message)  # the same bytes for ever
     assert length_of(data[:HEADER_BYTES], receiver.limits) == len(data)
-    who, found, digest = receiver.open(data)
+    who, found, digest, _ = receiver.open(data)
     assert who == sender.me and type(found) is type(message) and len(digest) == 16
     for name in message.__slots__:  # type: ignore[attr-defined]
         np.testing.assert_array_equal(getattr(found, name), getattr(message, name))
@@ -97,8 +100,47 @@ def test_every_message_arrives_as_it_was(
 
 @pytest.mark.parametrize("base", [0, ANSWER, LAST])
 def test_steps_that_are_no_exchanges_arrive(base: int) -> None:
-    message = Weights(3, base, 1, 0, -1, vector())
+    message = Weights(3, base, 0, 0, -1, vector())
     assert OTHER_WORKER.open(WORKER.seal(1, message)).message.base == base
+
+
+def test_a_claim_on_somebody_needs_that_ones_signature() -> None:
+    """A worker whose ledger was set back signs no more than it has; what it signed before tells."""
+    counted = replace(OTHER_WORKER)  # its life before
+    proof = WORKER.open(counted.seal(0, Hello(5, 0, 0))).proof
+    assert proven(proof, RUN, 1, counted.key.public_key().public_bytes_raw()) == 5
+
+    def said(known: int, proof: bytes) -> int:
+        fresh = replace(OTHER_WORKER)  # the life after
+        return fresh.open(WORKER.seal(1, Known(0, 0, known, 1, proof))).message.known
+
+    assert [said(known, proof) for known in (0, 1, 5)] == [0, 1, 5]
+    assert said(0, b"") == 0
+    other_run = replace(OTHER_WORKER, run_id=OTHER_RUN)
+    lies = {
+        "more than was signed": (6, proof),
+        "nothing shown": (1, b""),
+        "somebody else's": (1, OTHER_WORKER.open(WORKER.seal(1, Hello(9, 0, 0))).proof),
+        "another kind": (1, SERVICE.open(CLIENT.seal(SERVER, Join(9, 0))).proof),
+        "another run": (1, replace(WORKER, run_id=other_run.run_id).open(
+            other_run.seal(0, Hello(9, 0, 0))).proof),
+    }  # fmt: skip
+    changed = [
+        (1, proof[:place] + bytes([proof[place] ^ 1]) + proof[place + 1 :])
+        for place in range(PROOF_BYTES)
+    ]
+    for known, shown in [*lies.values(), *changed]:
+        with pytest.raises(DecodeError, match="no signature of this member on so many"):
+            said(known, shown)
+
+
+def test_what_a_member_has_just_signed_for_needs_no_proof() -> None:
+    fresh = replace(OTHER_WORKER)
+    fresh.seal(0, Hello(5, 0, 0))
+    assert fresh.open(WORKER.seal(1, Known(0, 0, 5, 1))).message.known == 5
+    fresh.seal(0, Join(7, 0))  # of another kind: its round is counted by nobody
+    with pytest.raises(DecodeError, match="6 updates"):
+        fresh.open(WORKER.seal(1, Known(0, 0, 6, 1)))
 
 
 def test_no_kind_has_a_base_below_its_least() -> None:
@@ -253,7 +295,7 @@ def test_other_precision_and_other_payloads() -> None:
 @given(st.binary(max_size=60), st.sampled_from([1, 2, 3]))
 def test_any_signed_payload_is_a_message_or_refused(payload: bytes, kind: int) -> None:
     try:
-        _, message, _ = SERVICE.open(signed_again(payload, kind))
+        message = SERVICE.open(signed_again(payload, kind)).message
     except (DecodeError, FrameError):
         return
     assert encode(message, ("round", "base")) == payload

@@ -12,6 +12,7 @@ from order import AGAIN, simulated
 from threads import Crew, MemoryLinks, Switchboard, toward
 from workers import gossip, vector
 
+from forethought.exchange.frame import PROOF_BYTES
 from forethought.exchange.ledger import ClientLedger, Witness
 from forethought.gossip.compression import Compression
 from forethought.gossip.machines import worker
@@ -238,11 +239,15 @@ def test_a_worker_that_comes_back_when_all_are_gone_keeps_what_it_released():
         WorkerDriver(machine, agreed, 0, ways, toward(1), pace=pace).run()
 
 
+# A neighbour's signatures on its counts, as links hand them over.
+SIGNED = {count: bytes([count]) * PROOF_BYTES for count in (3, 5)}
+
+
 def test_what_was_heard_of_a_neighbour_is_known_to_the_next_life(tmp_path):
     agreed = gossip(workers=2, rounds=50)
     pace = Pace(0.002, 0.1, 5.0, 30.0, 5.0, 0.1)
 
-    def life(*messages: object) -> list[object]:
+    def life(*messages: Weights | Hello) -> list[object]:
         """Worker 0 lives until it has answered the messages of worker 1."""
         board, told = Switchboard(2), []
         board.deliver[1] = told.append
@@ -258,19 +263,21 @@ def test_what_was_heard_of_a_neighbour_is_known_to_the_next_life(tmp_path):
             time.sleep(0.005)
         told.clear()
         for message in messages:
-            board.deliver[0](Arrived(1, message))
+            board.deliver[0](Arrived(1, message, SIGNED[message.round]))
         while time.monotonic() < until:
             if [one for one in told if isinstance(one.message, Known)]:
                 break
             time.sleep(0.005)
         stop.set()
         thread.join()
-        return [one.message.known for one in told if isinstance(one.message, Known)]
+        found = [one.message for one in told]
+        return [(one.known, one.proof) for one in found if isinstance(one, Known)]
 
     first = life(Weights(5, 0, 0, 0, -1, vector()), Hello(5, -1, 0))
-    assert first == [5]
-    # Killed and started again; its neighbour's ledger was set back meanwhile.
-    assert life(Hello(3, -1, 0)) == [5]
+    assert first == [(5, SIGNED[5])]
+    # Killed and started again; its neighbour's ledger was set back meanwhile. What the neighbour
+    # signed before is shown to it, not what it signs now.
+    assert life(Hello(3, -1, 0)) == [(5, SIGNED[5])]
 
 
 def test_rules_that_wait_name_whom_they_lost():

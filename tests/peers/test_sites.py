@@ -17,7 +17,7 @@ from workers import gossip, vector
 from forethought.exchange.keys import Keys, RosterError
 from forethought.gossip.gossip import GossipError
 from forethought.gossip.machines import worker
-from forethought.gossip.messages import Weights
+from forethought.gossip.messages import Hello, Known, Weights
 from forethought.peers.driving import Pace, PeersError, WorkerDriver
 from forethought.peers.links import Arrived, Refused
 from forethought.peers.roster import PeerRoster
@@ -108,6 +108,20 @@ def test_a_neighbour_that_lies_about_who_it_is_is_refused(two):
     two.until(lambda: len(two.came[1]) == 2)
     assert "unknown sender 5" in two.came[1][0].text
     assert "forged, or changed on its way" in two.came[1][1].text
+
+
+def test_who_says_that_it_knows_of_more_releases_shows_the_signature_on_them(two):
+    """A lie stops nobody; the truth stops a worker whose ledger was set back."""
+    two.links[1].send(0, Hello(4, 0, 0))
+    two.until(lambda: two.came[0])
+    proof = two.came[0][0].proof
+    two.links[1].endpoint._counted[0] = 0  # the life after: it has signed for nothing yet
+    for known, shown in ((5, proof), (4, b""), (4, proof)):
+        two.links[0].send(1, Known(0, 0, known, 1, shown))
+    two.until(lambda: len(two.came[1]) == 3)
+    assert [type(one) for one in two.came[1]] == [Refused, Refused, Arrived]
+    assert "no signature of this member on so many" in two.came[1][0].text
+    assert two.came[1][2].message.known == 4
 
 
 @pytest.mark.slow

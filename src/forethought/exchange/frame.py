@@ -58,6 +58,11 @@ OVERHEAD = HEADER_BYTES + SIGNATURE_BYTES
 _CONTEXT = b"forethought federation frame 1\n"
 
 
+# A proof that a member signed a frame: its header, the hash of its payload, its signature. Whoever
+# got the frame can show it to anybody, its sender first of all.
+PROOF_BYTES = HEADER_BYTES + 32 + SIGNATURE_BYTES
+
+
 class FrameError(ValueError):
     """Bytes that are no frame of this run. Nothing of the payload was read."""
 
@@ -76,6 +81,7 @@ class Frame:
         payload: not looked at yet.
         digest: 16 bytes of the hash of what is signed, by which the same frame is recognised;
             b"" where it is about to be sealed.
+        proof: see :func:`proven`.
     """
 
     kind: int
@@ -86,6 +92,7 @@ class Frame:
     base: int
     payload: bytes | memoryview
     digest: bytes = b""
+    proof: bytes = b""
 
 
 def hashed(payload: bytes | memoryview) -> bytes:
@@ -175,9 +182,9 @@ def open_frame(
         raise ForgeryError(f"unknown sender {sender}: nobody in the roster who may send to us")
     view = memoryview(data)
     payload = view[HEADER_BYTES : HEADER_BYTES + size]
-    signed = _signed(view[:HEADER_BYTES], hashed(payload))
+    signed, signature = _signed(view[:HEADER_BYTES], hashed(payload)), view[-SIGNATURE_BYTES:]
     try:
-        _public(senders[sender]).verify(bytes(view[-SIGNATURE_BYTES:]), signed)
+        _public(senders[sender]).verify(bytes(signature), signed)
     except InvalidSignature:
         raise ForgeryError(
             f"the signature is not that of {sender}: forged, or changed on its way"
@@ -186,9 +193,31 @@ def open_frame(
         raise FrameError(f"it belongs to run {its_run.hex()[:16]}, this is {run.hex()[:16]}")
     if recipient != me:
         raise FrameError(f"it is for {recipient}, not for {me}")
-    return Frame(
-        kind, its_run, sender, recipient, round_, base, payload, blake3(signed).digest(length=16)
-    )
+    digest = blake3(signed).digest(length=16)
+    proof = signed[len(_CONTEXT) :] + bytes(signature)
+    return Frame(kind, its_run, sender, recipient, round_, base, payload, digest, proof)
+
+
+def proven(proof: bytes, run: bytes, member: int, public_key: bytes) -> int:
+    """The number of updates that a member signed for in a frame of this run; 0: it did not.
+
+    Args:
+        proof: header, hash of the payload and signature of a frame whose kind ``COUNTS``: its round
+            is the number of updates in its sender's ledger.
+        member: its place. public_key: its Ed25519 key, 32 bytes.
+    """
+    if len(proof) != PROOF_BYTES:
+        return 0
+    magic, version, kind, _, _, its_run, sender, _, round_, _ = _HEADER.unpack_from(proof)
+    counts = getattr(KINDS.get(kind), "COUNTS", False)
+    if (magic, version, its_run, sender, counts) != (MAGIC, VERSION, run, member, True):
+        return 0
+    try:
+        signature = proof[-SIGNATURE_BYTES:]
+        _public(public_key).verify(signature, _CONTEXT + proof[:-SIGNATURE_BYTES])
+    except InvalidSignature:
+        return 0
+    return int(round_)
 
 
 def _signed(header: bytes | memoryview, payload_hash: bytes) -> bytes:
@@ -230,12 +259,13 @@ def _anything(sender: int, message: Any) -> float:
 class Opened(NamedTuple):
     """A frame that was verified, decoded and judged.
 
-    ``digest``: 16 bytes by which the same frame is recognised.
+    ``digest``: 16 bytes by which the same frame is recognised. ``proof``: see :func:`proven`.
     """
 
     sender: int
     message: Any
     digest: bytes
+    proof: bytes
 
 
 def judged(
@@ -303,6 +333,8 @@ class Endpoint:
     largest: Callable[[int, Any], float] = _anything
     _last: dict[str, tuple[Any, bytes, bytes]] = field(default_factory=dict, init=False, repr=False)
     _limits: dict[int, int] = field(default_factory=dict, init=False, repr=False)
+    # The most updates that this member signed for since it was started, or was shown a proof of.
+    _counted: list[int] = field(default_factory=lambda: [0], init=False, repr=False)
 
     @property
     def limits(self) -> dict[int, int]:
@@ -330,6 +362,8 @@ class Endpoint:
         number = next((number for number, kind in KINDS.items() if type(message) is kind), None)
         if number is None:
             raise ValueError(f"{type(message).__name__} is no registered message: see register()")
+        if getattr(message, "COUNTS", False):
+            self._counted[0] = max(self._counted[0], message.round)
         payload, payload_hash = self._payload(message)
         frame = Frame(number, self.run_id, self.me, to, message.round, message.base, payload)
         return seal(frame, self.key, payload_hash)
@@ -351,7 +385,7 @@ class Endpoint:
         Raises:
             FrameError: see :func:`~forethought.exchange.frame.open_frame`. DecodeError: a signed
                 payload that is no such message of this run: other shape or precision, not finite,
-                or beyond what honest noise can reach.
+                beyond what honest noise can reach, or a claim on this member without proof.
         """
         frame = open_frame(data, self.run_id, self.me, self.public_keys, self.limits)
         kind: Any = KINDS[frame.kind]
@@ -363,10 +397,25 @@ class Endpoint:
                 )
             most = partial(self.largest, frame.sender)
             message = judged(frame.kind, frame.payload, self.parameters, most, given)
+            self._require_proof(message)
         except DecodeError as error:
             error.frame = frame
             raise
-        return Opened(frame.sender, message, frame.digest)
+        return Opened(frame.sender, message, frame.digest, frame.proof)
+
+    def _require_proof(self, message: Any) -> None:
+        """Refuse a message that says it knows of updates which this member never signed for."""
+        claimed = getattr(message, "known", 0)
+        if claimed <= self._counted[0]:
+            return
+        own = self.key.public_key().public_bytes_raw()
+        shown = proven(message.proof, self.run_id, self.me, own)
+        if shown < claimed:
+            raise DecodeError(
+                f"it says that it knows of {claimed} updates of this member, and shows no "
+                "signature of this member on so many: a lie, or a frame that it did not keep"
+            )
+        self._counted[0] = shown
 
     def reopen(self, data: bytes, to: int) -> Any:
         """The message of a frame that this member sealed itself.

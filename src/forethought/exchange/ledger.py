@@ -16,7 +16,7 @@ from safetensors.numpy import load, save
 
 from forethought.exchange.codec import DecodeError, decode, encode, parts_of
 from forethought.exchange.events import Release
-from forethought.exchange.frame import Endpoint
+from forethought.exchange.frame import PROOF_BYTES, Endpoint
 from forethought.exchange.messages import SERVER, Update
 from forethought.exchange.storage import (
     ENTRIES,
@@ -266,13 +266,22 @@ class Witness:
         Raises:
             LedgerError: the count is damaged.
         """
-        text = self.path.read_text(encoding="ascii") if self.path.exists() else ""
-        if text and not (len(text) == _DIGITS and text.isdigit()):
+        held = self._read()
+        text, proof = held[:_DIGITS], held[_DIGITS:]
+        whole = len(text) == _DIGITS and text.isdigit() and len(proof) in (0, PROOF_BYTES)
+        if held and not whole:
             raise LedgerError(
                 f"{self.path} is no count of updates: it is damaged. Remove it only if the ledger "
                 "was not restored from a backup"
             )
         return int(text or 0)
+
+    def proof(self) -> bytes:
+        """The member's own signature on its count, where one was noted."""
+        return self._read()[_DIGITS:]
+
+    def _read(self) -> bytes:
+        return self.path.read_bytes() if self.path.exists() else b""
 
     def require(self, updates: int) -> None:
         """Refuse a ledger that has fewer updates than have left.
@@ -288,15 +297,18 @@ class Witness:
                 "beginning is another run, with keys of its own"
             )
 
-    def note(self, updates: int) -> None:
+    def note(self, updates: int, proof: bytes = b"") -> None:
         """So many updates are in the ledger and about to leave.
+
+        Args:
+            proof: of a neighbour's count: see :func:`~forethought.exchange.frame.proven`.
 
         Raises:
             OSError: cannot be written; then nothing may be sent.
         """
         place = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
-            os.pwrite(place, f"{updates:0{_DIGITS}d}".encode("ascii"), 0)
+            os.pwrite(place, f"{updates:0{_DIGITS}d}".encode("ascii") + proof, 0)
         finally:
             os.close(place)
 

@@ -2,7 +2,9 @@
 
 ``round`` is how many updates the sender's ledger holds, ``base`` the exchange step. ``known`` is
 how many updates of the *recipient* the sender has heard of: a ledger that was set back is
-recognised by it. ``count`` is the sender's share of the global count, in units of
+recognised by it. ``proof`` is the recipient's own signature on so many updates
+(:func:`~forethought.exchange.frame.proven`); without it the claim is refused where frames are
+signed. ``count`` is the sender's share of the global count, in units of
 :data:`~forethought.gossip.worker.UNIT`.
 """
 
@@ -38,7 +40,9 @@ class Weights:
     vector: Packed
     of: int = -1
     heard: int = -1
+    proof: bytes = b""
     LEAST_BASE: ClassVar[int] = LAST
+    COUNTS: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +56,7 @@ class Hello:
     round: int
     base: int
     wanted: int
+    COUNTS: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,6 +71,8 @@ class Known:
     base: int
     known: int
     ready: int
+    proof: bytes = b""
+    COUNTS: ClassVar[bool] = True
 
 
 Message: TypeAlias = Weights | Hello | Known

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median_high
 from typing import TypeAlias
 
@@ -143,6 +143,8 @@ class WorkerDriver:
         self._over = threading.Event()
         self._gradient = 0.1  # seconds of the last one
         self._rounds: dict[int, int] = {}
+        # Neighbours' signatures on their counts: shown to them with what is said of it.
+        self._proofs = {peer: kept.proof() for peer, kept in self._heard.items()}
         self._news = 0.0
 
     @property
@@ -321,8 +323,9 @@ class WorkerDriver:
         if message.round > self._rounds.get(came.sender, -1):
             self._rounds[came.sender] = message.round
             self._news = time.monotonic()
+            self._proofs[came.sender] = came.proof
             if came.sender in self._heard:
-                self._heard[came.sender].note(message.round)
+                self._heard[came.sender].note(message.round, came.proof)
         self._handle(on.Received(came.sender, message))
 
     # ---- what the worker wants
@@ -332,8 +335,10 @@ class WorkerDriver:
         for effect in self.machine.handle(event):
             match effect:
                 case on.Send():
-                    self._links.send(effect.to, effect.message)
                     message = effect.message
+                    if isinstance(message, Weights | Known):
+                        message = replace(message, proof=self._proofs.get(effect.to, b""))
+                    self._links.send(effect.to, message)
                     waiting |= isinstance(message, Weights) and message.base == self._step
                 case on.Commit():
                     if self._ledger is not None:

@@ -19,10 +19,15 @@ BEAT_EVERY, PATIENCE = 0.5, 10.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrived:
-    """A message that was judged when it came in."""
+    """A message that was judged when it came in.
+
+    Args:
+        proof: the sender's signature on its count; b"" where nobody signs.
+    """
 
     sender: int
     message: Any
+    proof: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -317,7 +317,7 @@ class SiteLinks:
             if opened.message.finished:
                 self._over.add(peer)
         else:
-            deliver(Arrived(peer, opened.message))
+            deliver(Arrived(peer, opened.message, opened.proof))
 
     async def _beat(self) -> None:
         while True:
