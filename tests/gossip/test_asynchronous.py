@@ -13,7 +13,7 @@ from forethought.gossip import events as on
 from forethought.gossip.asynchronous import AsynchronousWorker
 from forethought.gossip.clipping import Trust
 from forethought.gossip.messages import ANSWER, LAST, Hello, Known, Weights
-from forethought.gossip.worker import UNIT
+from forethought.gossip.worker import LOST, UNIT
 
 
 def begun(me: int = 0, **changes: object) -> AsynchronousWorker:
@@ -188,6 +188,10 @@ def test_one_hostile_neighbour_neither_sets_a_model_nor_ends_a_run() -> None:
     assert not of(machine.handle(on.Mix(1)), on.Finished)
     effects = machine.handle(on.Received(hostile, said(LAST, *huge, round=0)))
     assert not of(effects, on.Finished) and machine.weights.tolist() == [1, 2, 3]
+    # Two end it, once this worker is near its own end.
+    effects = machine.handle(on.Received(second, said(LAST, *huge, round=0)))
+    assert not of(effects, on.Finished)
+    machine.own.updates = machine.gossip.rounds - LOST
     effects = machine.handle(on.Received(second, said(LAST, *huge, round=0)))
     assert [e.reason for e in of(effects, on.Finished)] == ["neighbour"]
     assert float(np.linalg.norm(machine.weights - vector(1, 2, 3))) < 1.001

@@ -13,6 +13,7 @@ from forethought.exchange.events import Commit
 from forethought.exchange.storage import LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.asynchronous import AsynchronousWorker
+from forethought.gossip.messages import LAST, Weights
 from trials import ViolationError
 from trials.gossip import CALM, Faults, Trial, run_trials
 
@@ -96,8 +97,8 @@ class BelievesOne(AsynchronousWorker):
 
     def handle(self, event: on.Event) -> list[on.Effect]:
         effects = super().handle(event)
-        if isinstance(event, on.Started) and self._return is not None:
-            self._return.unsure = {min(self._return.unsure, default=self.me ^ 1)}
+        if isinstance(event, on.Started) and self._return is not None and self._return.unsure:
+            self._return.unsure = {min(self._return.unsure)}
         return effects
 
 
@@ -116,6 +117,94 @@ def test_a_planted_bug_is_caught(kind: type[AsynchronousWorker], words: str) -> 
     with pytest.raises(Exception, match=words):
         for seed in range(400):
             Trial(seed, faults, kind).run()
+
+
+# One worker of five lies.
+
+
+class OneEnds(AsynchronousWorker):
+    """Ends when one neighbour says so."""
+
+    __slots__ = ()
+
+    def _believed(self, sender: int) -> bool:
+        return True
+
+
+class OthersEnd(AsynchronousWorker):
+    """Ends when the count says so, however little it has done itself."""
+
+    __slots__ = ()
+
+    def __init__(self, gossip: Any, me: int, weights: Any, ledger: LedgerState) -> None:
+        super().__init__(gossip, me, weights, ledger)
+        self.own._least = 0
+
+
+class TakesWhole(AsynchronousWorker):
+    """Takes an answer and a last message as they are."""
+
+    __slots__ = ()
+
+    def _heard(self, sender: int, message: Any) -> list[on.Effect]:
+        back = self._return is not None and not self._return.unsure
+        effects = super()._heard(sender, message)
+        if back and isinstance(message, Weights) and self.finished is None:
+            self.own.held = message.vector
+        return effects
+
+
+class AsksOne(AsynchronousWorker):
+    """Comes back and waits for the weights of one neighbour."""
+
+    __slots__ = ()
+
+    def _ask(self) -> list[on.Effect]:
+        if self._return is not None:
+            self._return.asked = 0
+        return super()._ask()
+
+
+class GoesOnAfterTheEnd(AsynchronousWorker):
+    """Makes a release that nobody writes down when a last message comes."""
+
+    __slots__ = ()
+
+    def _received(self, sender: int, message: Any) -> list[on.Effect]:
+        if isinstance(message, Weights) and message.base == LAST and self._pending is not None:
+            self._heard(sender, message)
+        return super()._received(sender, message)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (OneEnds, "ended by .* of 12 rounds"),
+        (OthersEnd, "ended by .* of 12 rounds"),
+        (TakesWhole, "moved to a length of|not finite"),
+        (AsksOne, "never went on"),
+        (GoesOnAfterTheEnd, "its ledger has"),
+    ],
+)
+def test_a_bug_that_a_liar_finds_is_caught(kind: type[AsynchronousWorker], words: str) -> None:
+    with pytest.raises(ViolationError, match=words):
+        for seed in range(400):
+            Trial(seed, None if seed % 4 else CALM, kind, liar=True).run()
+
+
+def test_a_lie_about_a_ledger_is_told_by_the_signature_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A door that asks for no signature: one liar stops whom it likes."""
+    monkeypatch.setattr(Trial, "_opened", lambda self, me, what: what)
+    with pytest.raises(ViolationError, match="stopped by a lie about its ledger"):
+        for seed in range(400):
+            Trial(seed, CALM, liar=True).run()
+
+
+def test_nothing_is_violated_beside_a_liar() -> None:
+    tally = run_trials(0, SEEDS, liar=True)
+    assert tally.lies > 50 * SEEDS and tally.releases > 30 * SEEDS
 
 
 def test_a_trial_can_be_shown_again() -> None:

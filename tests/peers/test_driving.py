@@ -239,6 +239,25 @@ def test_a_worker_that_comes_back_when_all_are_gone_keeps_what_it_released():
         WorkerDriver(machine, agreed, 0, ways, toward(1), pace=pace).run()
 
 
+def test_a_neighbour_that_lives_and_says_nothing_holds_nobody_who_comes_back():
+    agreed, board = gossip(workers=3, rounds=50), Switchboard(3)
+    pace = Pace(exchange=0.002, answer=0.1, patience=0.5, quiet=5.0, linger=0.1)
+
+    def answers(came: Arrived) -> None:
+        if isinstance(came.message, Hello):  # and lies about how far it is
+            board.deliver[0](Arrived(1, Known(0, 2**63 - 1, 0, 0)))
+
+    board.deliver[1], board.deliver[2] = answers, lambda came: None
+    machine = Recorded(worker(agreed, 0, vector()))
+    driver = WorkerDriver(
+        machine, agreed, 0, MemoryLinks(board, 0), toward(1), pace=pace, returning=True
+    )
+    until = time.monotonic() + 300
+    driver.run(lambda: machine.updates >= 2 or time.monotonic() > until)
+    assert machine.updates >= 2
+    assert driver.drove.counts["silent"] == 1
+
+
 # A neighbour's signatures on its counts, as links hand them over.
 SIGNED = {count: bytes([count]) * PROOF_BYTES for count in (3, 5)}
 

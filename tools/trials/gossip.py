@@ -7,7 +7,8 @@ whatever happens is checked while it happens, and against a replay of every work
 (FoundationDB's way of testing: Zhou et al. 2021, Section 4.)
 
 Frames are not signed here: a trial takes milliseconds. That frames cannot be forged is tested where
-they are made.
+they are made. With a liar one worker of five says what it likes, of itself and of others: see
+:mod:`trials.lies`. What its frames cannot say is refused at a door like that of real ones.
 """
 
 from __future__ import annotations
@@ -15,29 +16,31 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from blake3 import blake3
 
 from forethought.exchange import events as common
-from forethought.exchange.codec import encode
+from forethought.exchange.codec import DecodeError, encode
+from forethought.exchange.frame import judged
 from forethought.exchange.ledger import ClientLedger
-from forethought.exchange.messages import Update
+from forethought.exchange.messages import KINDS, Update
 from forethought.exchange.storage import LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.asynchronous import AsynchronousWorker
+from forethought.gossip.clipping import Trust
 from forethought.gossip.gossip import Gossip, Member
 from forethought.gossip.graphs import Kind, make
-from forethought.gossip.messages import Weights
+from forethought.gossip.messages import Hello, Known, Weights
 from forethought.gossip.mixing import Mixing
 from forethought.mechanism import Mechanism, Rounds
 from forethought.plans import Plan
 from forethought.samplings import Poisson
 from forethought.simulation.clock import Agenda
 from forethought.use import Optimizer
-from trials import ViolationError
+from trials import ViolationError, lies
 from trials.recorded import Recorded, replayed
 from trials.storage import CrashError, MemoryStorage, UnsignedEndpoint
 
@@ -45,6 +48,10 @@ PARAMETERS = 3
 # Virtual seconds after which nothing more goes wrong, and at which all stop.
 QUIET, DEADLINE = 40.0, 80.0
 _MESSAGE, _COMPUTED, _MIX, _START, _CRASH, _BACKUP, _CUT, _HEAL, _NOTICE, _STOP = range(10)
+# With a liar: how far a neighbour's word moves a worker, the rounds that each makes on average, and
+# virtual seconds without an answer, after which a driver takes a neighbour for lost.
+DIFFERENCE, ROUNDS, SILENCE = 1.0, 12, 5.0
+_NUMBERS = {kind: number for number, kind in KINDS.items()}
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,7 @@ class Tally:
     crashes: int = 0
     releases: int = 0
     exchanges: int = 0
+    lies: int = 0
     alarms: list[str] = field(default_factory=list)
 
 
@@ -98,6 +106,10 @@ class _Process:
         self.backup: dict[str, bytes] | None = None
         # Neighbours who know of more releases than the ledger that was set back.
         self.witnesses: dict[int, tuple[int, int]] = {}
+        # Since when a neighbour owes an answer, as the driver sees it.
+        self.owed: dict[int, float] = {}
+        # When it came back, while it has not gone on since.
+        self.back: float | None = None
 
 
 class Trial:
@@ -106,6 +118,7 @@ class Trial:
     Args:
         seed: of everything. faults: how often things go wrong; default: drawn.
         kind: the worker; tests put one with a planted bug here.
+        liar: whether one of five workers lies.
     """
 
     def __init__(
@@ -113,12 +126,20 @@ class Trial:
         seed: int,
         faults: Faults | None = None,
         kind: type[AsynchronousWorker] = AsynchronousWorker,
+        liar: bool = False,
     ) -> None:
         self.random = random.Random(seed)
         self.seed, self.kind = seed, kind
         draw = self.random.random
         self.faults = faults or Faults(backups=int(draw() < 0.4))
-        self.gossip = _gossip(self.random)
+        self.gossip = _gossip(self.random, liar)
+        # Who lies, and how often: now and then, or whenever it says something.
+        self.liar = self.random.randrange(self.gossip.workers) if liar else None
+        self.lying = self.random.choice((0.3, 1.0)) if liar else 0.0
+        # What it never says, so that whoever asks for it waits.
+        self.unsaid = self.random.choice((None, None, Known, Weights)) if liar else None
+        # The most updates that each worker has ever signed for.
+        self.signed = [0] * self.gossip.workers
         self.agenda, self.tally = Agenda(), Tally()
         self.processes = [_Process(me, self._storage(me)) for me in range(self.gossip.workers)]
         self.start = np.full(PARAMETERS, 0.5, dtype=np.float32)
@@ -162,7 +183,10 @@ class Trial:
         match kind:
             case 0:  # a message
                 if me not in self.cut and what.sender not in self.cut:
-                    self._do(process, what)
+                    if what.sender != self.liar:
+                        self._arrived(process, what)
+                    elif (opened := self._opened(me, what)) is not None:
+                        self._arrived(process, opened)
             case 1:  # computed
                 life, compute = what
                 if process.machine is not None and life == process.life:
@@ -173,6 +197,8 @@ class Trial:
                     # Drivers pace themselves: one may be a step behind now and then.
                     if self.random.random() < 0.95:
                         self._do(one, on.Mix(step))
+                    self._look(one)
+                self._lie_unasked()
                 self.agenda.add(self.agenda.now + 0.5, _MIX, 0)
             case 3:
                 self._begin(process)
@@ -212,6 +238,49 @@ class Trial:
                 seen = on.PeerLost(other) if gone else on.PeerBack(other)
                 self.agenda.add(later, _NOTICE, me, (other, seen))
 
+    def _arrived(self, process: _Process, what: common.Received) -> None:
+        if isinstance(what.message, Known) or (
+            isinstance(what.message, Weights) and what.message.base < 0
+        ):
+            process.owed.pop(what.sender, None)
+        self._do(process, what)
+
+    def _look(self, process: _Process) -> None:
+        """What a driver does about a neighbour that owes it an answer."""
+        for peer, since in list(process.owed.items()):
+            if self.agenda.now - since > SILENCE:
+                process.witnesses.pop(peer, None)
+                self._do(process, on.PeerLost(peer))
+
+    # ---- the liar
+
+    def _lie_unasked(self) -> None:
+        liar = None if self.liar is None else self.processes[self.liar]
+        if liar is None or liar.own is None or self.random.random() > self.lying:
+            return
+        if self.unsaid is not None:
+            return
+        to = self.random.choice(self.gossip.mixing.graph.neighbours(liar.me))
+        message = lies.of_worker(self.random, liar.own.updates, self.step, liar.own.own.held)
+        self.tally.lies += 1
+        self.agenda.add(self.agenda.now + 0.05, _MESSAGE, to, on.Received(liar.me, message))
+
+    def _opened(self, me: int, what: common.Received) -> common.Received | None:
+        """A liar's message, as it comes through the door; None: refused there."""
+        message, kind = what.message, type(what.message)
+        given = {"round": message.round, "base": message.base}
+        if message.round < 0 or message.base < getattr(kind, "LEAST_BASE", -1):
+            return None
+        if getattr(message, "known", 0) > self.signed[me]:
+            return None  # it can show no signature on so many
+        try:
+            largest, length = self.gossip.trust.largest, self.gossip.coordinates
+            payload = encode(message, ("round", "base"))
+            found = judged(_NUMBERS[kind], payload, length, lambda _: largest, given)
+        except DecodeError:
+            return None
+        return on.Received(what.sender, found)
+
     def _trained(self, me: int, compute: on.ComputeGradient) -> on.GradientDone:
         """A trainer that depends on secret, round and weights alone, as the real one does."""
         hashed = blake3(compute.weights.tobytes()).digest()
@@ -241,6 +310,8 @@ class Trial:
                     raise self._violation(
                         f"worker {process.me} computes round {effect.round}: beyond its plan"
                     )
+                process.owed.clear()
+                process.back = None
                 later = self.agenda.now + self.random.expovariate(1.0)
                 self.agenda.add(later, _COMPUTED, process.me, (process.life, effect))
             case on.Commit():
@@ -271,6 +342,9 @@ class Trial:
     def _send(self, process: _Process, effect: common.Send) -> None:
         durable = process.ledger.read().updates
         message = effect.message
+        self.signed[process.me] = max(self.signed[process.me], message.round)
+        if isinstance(message, Hello):
+            process.owed.setdefault(effect.to, self.agenda.now)
         if message.round > durable:
             raise self._violation(
                 f"worker {process.me} speaks of {message.round} updates, its ledger has {durable}"
@@ -283,6 +357,16 @@ class Trial:
             if draw() < faults.drop:
                 return
             copies += draw() < faults.double
+        if process.me == self.liar and draw() < self.lying:
+            self.tally.lies += 1
+            if isinstance(message, Known) and self.unsaid is Weights:
+                message = replace(message, ready=1)
+            else:
+                message = lies.changed(self.random, message)
+        if process.me == self.liar and type(message) is self.unsaid:
+            if self.unsaid is Known or message.base >= 0:
+                return
+            message = Known(max(message.round, 0), 0, 0, 1)  # "ask me again"
         received = on.Received(process.me, message)
         for _ in range(copies):
             seconds = 0.05 if quiet else self.random.expovariate(1 / faults.delay)
@@ -352,8 +436,10 @@ class Trial:
         process.witnesses = {
             other: (self.processes[other].life, known)
             for other in self.gossip.mixing.graph.neighbours(me)
-            if (known := self._known(other, me)) > process.begun.updates
+            if other != self.liar and (known := self._known(other, me)) > process.begun.updates
         }
+        process.owed.clear()
+        process.back = self.agenda.now
         self._notice(me, away=False)
         self._do(process, on.Started(int(process.starts > 1)))
 
@@ -373,6 +459,8 @@ class Trial:
             raise self._violation(f"worker {process.me} does otherwise on the same events")
 
     def _judge_end(self, process: _Process) -> None:
+        if process.me == self.liar:
+            return
         if process.machine is None:
             if not process.halted:
                 raise self._violation(f"worker {process.me} never came back")
@@ -385,35 +473,63 @@ class Trial:
             raise self._violation(f"worker {process.me} made {rounds} updates: beyond its plan")
         if not np.isfinite(process.machine.weights).all():
             raise self._violation(f"worker {process.me} ends with weights that are not finite")
+        if self.liar is not None:
+            self._judge_beside_liar(process, rounds)
+
+    def _judge_beside_liar(self, process: _Process, rounds: int) -> None:
+        length = float(np.linalg.norm(process.machine.weights))
+        if length > DIFFERENCE * self.step:
+            raise self._violation(f"worker {process.me} was moved to a length of {length:.3g}")
+        reason = process.machine.finished
+        waited = 0.0 if process.back is None else DEADLINE - max(process.back, QUIET)
+        near = set(self.gossip.mixing.graph.neighbours(process.me)) - {self.liar}
+        asked = any(not self.processes[other].halted for other in near)
+        if reason == "stopped" and rounds < ROUNDS - 2 and waited > 6 * SILENCE and asked:
+            raise self._violation(f"worker {process.me} came back and never went on")
+        if reason == "ledger set back":
+            if process.me not in self.restored:
+                raise self._violation(f"worker {process.me} was stopped by a lie about its ledger")
+        elif reason != "stopped" and rounds < ROUNDS - 2:
+            raise self._violation(
+                f"worker {process.me} ended by {reason!r} after {rounds} of {ROUNDS} rounds"
+            )
+        if process.starts == 1 and self.faults == CALM and rounds < ROUNDS - 2:
+            raise self._violation(f"worker {process.me} made {rounds} of {ROUNDS} rounds")
 
     def _violation(self, what: str) -> ViolationError:
         return ViolationError(f"seed {self.seed} ({self.gossip.workers} workers): {what}")
 
 
-def run_trials(first: int, count: int, report: Callable[[int], None] | None = None) -> Tally:
+def run_trials(
+    first: int, count: int, report: Callable[[int], None] | None = None, liar: bool = False
+) -> Tally:
     """Trials of consecutive seeds, added up.
+
+    Args:
+        liar: whether one worker of five lies; every fourth seed without other faults.
 
     Raises:
         ViolationError: names the seed that shows it again.
     """
     total = Tally()
     for seed in range(first, first + count):
-        found = Trial(seed).run()
+        found = Trial(seed, CALM if liar and not seed % 4 else None, liar=liar).run()
         total.events += found.events
         total.crashes += found.crashes
         total.releases += found.releases
         total.exchanges += found.exchanges
+        total.lies += found.lies
         total.alarms += found.alarms
         if report is not None:
             report(seed - first + 1)
     return total
 
 
-def _gossip(draw: random.Random) -> Gossip:
-    workers = draw.randint(2, 5)
+def _gossip(draw: random.Random, liar: bool) -> Gossip:
+    workers = 5 if liar else draw.randint(2, 5)
     graphs: tuple[Kind, ...] = ("complete", "ring") if workers > 2 else ("complete",)
     graph = draw.choice(graphs)
-    rounds = draw.randint(3, 8)
+    rounds = ROUNDS if liar else draw.randint(3, 8)
     mechanism = Mechanism(Rounds(1.0, rounds + draw.randint(0, 3), Poisson(0.5)))
     plan = Plan(mechanism, 20, 1e-3, optimizer=Optimizer("sgd", 0.5, ()))
     return Gossip(
@@ -426,6 +542,7 @@ def _gossip(draw: random.Random) -> Gossip:
         settle=3,
         pause=draw.choice((0, 0, 2)),
         tracking=draw.random() < 0.2,
+        trust=Trust(DIFFERENCE) if liar else Trust(),
     )
 
 

@@ -22,6 +22,9 @@ from forethought.gossip.messages import ANSWER, LAST, Hello, Known, Message, Wei
 from forethought.gossip.replicas import Link
 from forethought.gossip.worker import UNIT, Effects, Releases, moved
 
+# So often a worker that is back asks for somebody's weights.
+ASKS = 40
+
 
 @dataclass(slots=True)
 class _Sent:
@@ -37,11 +40,13 @@ class _Sent:
 
 @dataclass(slots=True)
 class _Return:
-    """A worker that is back: whose word is missing, who may give its weights, if anybody spoke."""
+    """A worker that is back: whose word is missing, who may give its weights, if anybody spoke, and
+    how often it asked for weights."""
 
     unsure: set[int]
     ready: set[int] = field(default_factory=set)
     heard: bool = False
+    asked: int = 0
 
 
 class AsynchronousWorker:
@@ -94,9 +99,7 @@ class AsynchronousWorker:
         if gossip.compression.kind == "top-k":
             near = gossip.mixing.graph.neighbours(me)
             self._links = {other: Link(weights, gossip.window) for other in near}
-        self._plain = (
-            gossip.mixing.drawn and gossip.compression.exact and gossip.trust.difference is None
-        )
+        self._plain = gossip.mixing.drawn and gossip.compression.exact and not gossip.trust.hostile
         # Exchanges until the next gradient begins.
         self._pause = 0
         self._return: _Return | None = None
@@ -165,11 +168,15 @@ class AsynchronousWorker:
         if back.unsure:
             hello = Hello(self.own.updates, self.step, 0)
             return [Send(other, hello) for other in sorted(back.unsure)]
-        if back.ready:
-            return [Send(min(back.ready), Hello(self.own.updates, self.step, 1))]
+        if back.ready and back.asked < ASKS:
+            # One after the other: whoever says that it is ready need not answer.
+            back.asked += 1
+            one = sorted(back.ready)[(back.asked - 1) % len(back.ready)]
+            return [Send(one, Hello(self.own.updates, self.step, 1))]
         if not back.heard:
             return []  # alone: nobody knows what was released, and nothing more is
-        # All neighbours came back at once: the weights that were stored are as good as any.
+        # All neighbours came back at once, or those that are ready keep theirs: the weights that
+        # were stored are as good as any.
         self._return = None
         return self._next()
 
@@ -182,7 +189,9 @@ class AsynchronousWorker:
             return []
         back.heard = True
         if isinstance(message, Weights):
+            back.unsure.discard(sender)
             if back.unsure:
+                back.ready.add(sender)
                 return []
             # Taken whole: what this worker has is old, and would drag the others back.
             self.own.take(message)
@@ -283,6 +292,8 @@ class AsynchronousWorker:
             if not self._left:
                 return self._end("counted")
             self._left -= 1
+        elif self.gossip.trust.hostile and self.own.complete:
+            self._ends(self.gossip.settle)  # all was done before this worker was near its own end
         self._forget(step)
         targets, sources = self._with_whom(step)
         effects = self._tell(step, targets, sources)
@@ -356,12 +367,13 @@ class AsynchronousWorker:
         if refusal is not None:
             return _alarm("weights", refusal)
         self._known[sender] = max(self._known.get(sender, 0), message.round)
-        if message.base < 0 or message.known > self.own.updates:
-            effects = self._heard(sender, message)
-            if message.base != LAST or self.finished is not None or not self._believed(sender):
-                return effects
+        if message.known > self.own.updates:
+            return self._heard(sender, message)
+        if message.base == LAST and self._believed(sender):
             self.own.take(message)
             return self._end("neighbour")
+        if message.base < 0:
+            return self._heard(sender, message)
         if self._return is not None:
             return []
         if self._links is not None:
@@ -404,11 +416,11 @@ class AsynchronousWorker:
         own = self.own
         received, mine = message.vector, sent.there.get(sender, sent.vector)
         part = weight * self.gossip.compression.consensus_step
-        if self.gossip.trust.difference is not None:
+        if self.gossip.trust.hostile:
             received = self.gossip.trust.admit(mine, received)
         own.move(received, mine, part, sent.share)
         count = message.count
-        if self.gossip.trust.difference is not None:
+        if self.gossip.trust.hostile:
             # Honest counts are near each other; what a hostile one adds ends the run early.
             count = min(max(count, sent.count - UNIT), sent.count + UNIT)
         own.count += moved(sent.count, count, weight)
@@ -423,10 +435,10 @@ class AsynchronousWorker:
     def _believed(self, sender: int) -> bool:
         """True if the run may end by a neighbour's word: two say so where one may be hostile."""
         self._enders.add(sender)
-        if self.gossip.trust.difference is None:
+        if not self.gossip.trust.hostile:
             return True
         near = set(self.gossip.mixing.graph.neighbours(self.me)) - self._lost
-        return len(self._enders) >= min(2, len(near))
+        return len(self._enders) >= min(2, len(near)) and self.own.near
 
     def _ends(self, steps: int) -> None:
         self._left = steps if self._left is None else min(steps, self._left)

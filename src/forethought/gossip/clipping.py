@@ -42,6 +42,11 @@ class Trust:
             real("difference", self.difference, above=0)
         real("largest", self.largest, above=0, most=HUGE)
 
+    @property
+    def hostile(self) -> bool:
+        """True if a neighbour may lie: what one alone says ends nothing."""
+        return self.difference is not None
+
     def admit(self, own: Vector, received: Vector, neighbour: str = "a neighbour") -> Vector:
         """The neighbour's weights as they are averaged.
 

@@ -288,7 +288,7 @@ class SynchronousWorker:
             before, theirs = self._before[other], got[other]
             if self._replicas is not None:
                 theirs = self._replicas.theirs[other] = self._replicas.here(other) + theirs
-            if self.gossip.trust.difference is not None:
+            if self.gossip.trust.hostile:
                 theirs = self.gossip.trust.admit(before, theirs)
             held = held + np.float32(weight * pace) * (theirs - before)
         self.own.held = held

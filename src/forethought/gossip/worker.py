@@ -32,6 +32,8 @@ from forethought.gossip.steps import Steps
 # workers is the global count, up to what the mixing has not brought round yet. Whole numbers, so
 # that nothing is lost to rounding.
 UNIT = 1 << 20
+# Of its own rounds, the last ones that a worker leaves out when others say that all is done.
+LOST = 2
 
 
 def moved(own: int, other: int, weight: float) -> int:
@@ -93,6 +95,7 @@ class Releases:
         "_beyond",
         "_enough",
         "_fresh",
+        "_least",
         "_missing",
         "_most",
         "_shape",
@@ -134,6 +137,8 @@ class Releases:
         self._shape = self.held.shape
         self._most = 2 * gossip.total * UNIT
         self._workers, self._enough = gossip.workers, gossip.total * UNIT
+        # Where a neighbour may be hostile nobody's word costs more than so many rounds.
+        self._least = min(self.limit, gossip.rounds) - LOST if gossip.trust.hostile else 0
         self.judged: Vector | None = None
         self._missing = gossip.in_ledger - gossip.coordinates
         self._averages = gossip.point == "average" and gossip.rule == "asynchronous"
@@ -237,7 +242,12 @@ class Releases:
     @property
     def complete(self) -> bool:
         """True if all updates that all workers are to make were made, by this worker's number."""
-        return self.count * self._workers >= self._enough
+        return self.count * self._workers >= self._enough and self.near
+
+    @property
+    def near(self) -> bool:
+        """True if this worker may end by what others say: a lie costs no more than the rest."""
+        return self.updates >= self._least
 
     def judge(self) -> bool:
         """True if nobody can refuse what this worker says now; kept in ``judged``."""

@@ -32,7 +32,13 @@ from forethought.jobs.load import load_job, module_of
 from forethought.jobs.request import Request, from_file
 from forethought.network.client import Begin, Send
 from forethought.network.driving import ClientDriver
-from forethought.network.flower import FRAMES, client_turn, node_stream, over_grid
+from forethought.network.flower import (
+    client_turn,
+    content_of,
+    frames_of,
+    node_stream,
+    over_grid,
+)
 from forethought.network.server import Carry, Served, over_grpc, serve
 from forethought.planning import defaults
 
@@ -332,17 +338,15 @@ def server_app() -> ServerApp:
 
 def client_app() -> ClientApp:
     """The ClientApp of a federation; its node config says whose."""
-    from flwr.app import ConfigRecord, Message, RecordDict
+    from flwr.app import Message
     from flwr.clientapp import ClientApp
 
     app = ClientApp()
 
     @app.query()  # type: ignore[untyped-decorator]
     def query(message: Message, context: Context) -> Message:
-        frames = list(message.content.config_records[FRAMES][FRAMES])
-        replies = answered(context.node_config, frames)
-        content = RecordDict({FRAMES: ConfigRecord({FRAMES: replies})})
-        return Message(content=content, reply_to=message)
+        replies = answered(context.node_config, frames_of(message.content) or [])
+        return Message(content=content_of(replies), reply_to=message)
 
     return app
 

@@ -412,6 +412,7 @@ def queued(frames: list[tuple[Any, bytes]], message: Any, frame: bytes) -> list[
     """A queue with one more frame, without what it makes old."""
     if isinstance(message, Model | Finished):
         frames = [entry for entry in frames if not isinstance(entry[0], Model | Finished)]
+    frames = [entry for entry in frames if entry[1] != frame]  # what is said again is said once
     return [*frames, (message, frame)][-MOST:]
 
 

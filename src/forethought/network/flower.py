@@ -34,7 +34,7 @@ from forethought.network.driving import ClientDriver, Out, ServerDriver, queued
 from forethought.network.server import LINGER, Carry, Heard, Status, status_of
 
 if TYPE_CHECKING:
-    from flwr.app import Message
+    from flwr.app import Message, RecordDict
     from flwr.serverapp import Grid
 
 # Names in a message's content: frames, and whether the node answers while it has other requests.
@@ -46,6 +46,8 @@ GREET, STAYING = 30.0, 5.0
 PATIENCE = 900.0
 # Seconds between two looks at the SuperLink: from the first, growing while nothing comes.
 LOOKS = (0.03, 1.0)
+# Bytes of frames that wait for a request; of more, whoever writes them waits.
+HELD_BYTES = 1 << 20
 
 
 # The server.
@@ -149,7 +151,7 @@ def over_grid(grid: Grid) -> Carry:
 
 
 def _served(grid: Grid, machine: ServerMachine, make: Callable[[Out], ServerDriver]) -> Status:
-    from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+    from flwr.app import Message, MessageType
 
     clients = len(machine.federation.members)
     turns = ServerTurns(make, clients)
@@ -166,9 +168,8 @@ def _served(grid: Grid, machine: ServerMachine, make: Callable[[Out], ServerDriv
             nodes, looked = set(grid.get_node_ids()), time.monotonic()
         for request in filter(None, map(turns.request, nodes)):
             pause.reset()
-            content = RecordDict({FRAMES: ConfigRecord({FRAMES: list(request.frames)})})
             message = Message(
-                content=content,
+                content=content_of(request.frames),
                 dst_node_id=request.node,
                 message_type=MessageType.QUERY,
                 ttl=PATIENCE,
@@ -198,8 +199,28 @@ def _take(turns: ServerTurns, request: Request, reply: Message) -> None:
             turns.driver.alarm("flower", f"node {request.node}: {reply.error.reason}")
         turns.failed(request)
         return
-    content = reply.content.config_records[FRAMES]
-    turns.replied(request, list(content[FRAMES]), bool(content.get(STAYS, False)))
+    turns.replied(request, frames_of(reply.content) or [], STAYS in reply.content)
+
+
+# A message's content. Flower takes an array apart into chunks: a frame as a long value of a
+# configuration takes it ten times as long.
+
+
+def content_of(frames: Sequence[bytes], stays: bool = False) -> RecordDict:
+    """Frames, and whether the node stays, as a message's content."""
+    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+    arrays = {f"{k:09d}": Array("uint8", (len(f),), FRAMES, f) for k, f in enumerate(frames)}
+    content = RecordDict({FRAMES: ArrayRecord(arrays)})
+    if stays:
+        content[STAYS] = ConfigRecord({STAYS: True})
+    return content
+
+
+def frames_of(content: RecordDict) -> list[bytes] | None:
+    """Frames in a message; None: it is no federation's."""
+    found = content.array_records.get(FRAMES)
+    return None if found is None else [found[key].data for key in sorted(found)]
 
 
 class Pause:
@@ -387,7 +408,7 @@ class _Node:
         self._loop = asyncio.get_running_loop()
         self._come: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._opened: asyncio.Future[None] = self._loop.create_future()
-        self._sent = asyncio.Event()
+        self._sent, self._taken = asyncio.Event(), asyncio.Event()
         self._going: deque[bytes] = deque()
         self._something = threading.Event()
         self._closing = self._finishing = False
@@ -406,8 +427,13 @@ class _Node:
         return await self._come.get()
 
     async def write(self, frame: bytes) -> None:
+        # Whoever writes waits for what is long: it would be said again meanwhile, and again.
         self._going.append(frame)
+        self._taken.clear()
         self._something.set()
+        while not self._sent.is_set() and sum(map(len, list(self._going))) > HELD_BYTES:
+            await self._taken.wait()
+            self._taken.clear()
 
     async def finish(self) -> None:
         self._finishing = True
@@ -424,6 +450,7 @@ class _Node:
             self._call(self._failed, failed)
         self._call(self._come.put_nowait, None)
         self._call(self._sent.set)
+        self._call(self._taken.set)
 
     def _failed(self, error: ConnectionError) -> None:
         if not self._opened.done():
@@ -443,7 +470,7 @@ class _Node:
             request = fleet.pull()
             if request is not None:
                 pause.reset()
-                frames = _frames(request)
+                frames = frames_of(request.content)
                 if frames is None:
                     fleet.reply(request, [])  # another app's
                     continue
@@ -456,6 +483,7 @@ class _Node:
             while len(waiting) > 1 or (waiting and self._going):
                 frames = [self._going.popleft() for _ in range(len(self._going))]
                 fleet.reply(waiting.pop(0), frames)
+                self._call(self._taken.set)
                 pause.reset()
             if self._finishing and not self._going:
                 for one in waiting:
@@ -465,13 +493,6 @@ class _Node:
             if request is None:
                 self._something.wait(pause.next())
                 self._something.clear()
-
-
-def _frames(request: Message) -> list[bytes] | None:
-    """Frames of a request; None: it is no federation's."""
-    found = request.content.config_records.get(FRAMES)
-    frames = None if found is None else found.get(FRAMES)
-    return [one for one in frames if isinstance(one, bytes)] if isinstance(frames, list) else None
 
 
 @contextlib.contextmanager
@@ -561,7 +582,7 @@ class _Fleet:
 
     def reply(self, request: Message, frames: list[bytes]) -> None:
         """Answer a request."""
-        from flwr.app import ConfigRecord, Message, RecordDict
+        from flwr.app import Message
         from flwr.app.message import remove_content_from_message
         from flwr.common.serde import message_to_proto
         from flwr.proto.fleet_pb2 import PushMessagesRequest
@@ -571,8 +592,7 @@ class _Fleet:
         )
         from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
 
-        content = RecordDict({FRAMES: ConfigRecord({FRAMES: frames, STAYS: True})})
-        reply = Message(content=content, reply_to=request)
+        reply = Message(content=content_of(frames, stays=True), reply_to=request)
         reply.metadata.__dict__["_message_id"] = reply.object_id
         tree, objects = get_object_tree(reply), get_all_nested_objects(reply)
         answer = self._client.PushMessages(

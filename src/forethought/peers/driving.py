@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median_high
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from forethought.exchange.ledger import ClientLedger, Witness
 from forethought.exchange.messages import Vector
@@ -29,6 +29,8 @@ from forethought.peers.links import PATIENCE, Arrived, Links, Liveness, Refused
 
 # Seconds between two looks at who is living, as a share of patience; and alarms that are kept.
 _LOOKS, _KEPT = 0.1, 50
+# No run comes to so many steps: beyond it a neighbour says anything.
+_LAST_STEP = 2**53
 Compute: TypeAlias = Callable[[int, Vector], Result]
 Stop: TypeAlias = Callable[[], bool]
 
@@ -143,6 +145,9 @@ class WorkerDriver:
         self._over = threading.Event()
         self._gradient = 0.1  # seconds of the last one
         self._rounds: dict[int, int] = {}
+        # Since when a neighbour owes an answer to a Hello, and who is taken for lost over it.
+        self._owed: dict[int, float] = {}
+        self._silent: set[int] = set()
         # Neighbours' signatures on their counts: shown to them with what is said of it.
         self._proofs = {peer: kept.proof() for peer, kept in self._heard.items()}
         self._news = 0.0
@@ -266,6 +271,15 @@ class WorkerDriver:
             self._handle(on.PeerLost(peer))
         for peer in back:
             self._handle(on.PeerBack(peer))
+        if self._gossip.rule != "asynchronous":
+            return  # everybody waits for everybody
+        for peer, since in list(self._owed.items()):
+            # Signs of life without an answer would hold a worker that is back for ever.
+            if now - since > self._pace.patience and peer not in self._silent:
+                self._silent.add(peer)
+                text = f"worker {peer} does not say what it knows: taken for lost"
+                self.drove.alarm("silent", text)
+                self._handle(on.PeerLost(peer))
 
     def _done(self, peer: int) -> bool:
         # Under the rules that wait, whoever was lost needs what this worker has said.
@@ -319,7 +333,10 @@ class WorkerDriver:
             text = f"worker {came.sender} sent a {type(message).__name__}, which no worker says"
             self.drove.alarm("stranger", text)
             return
-        self._steps[came.sender] = max(self._steps.get(came.sender, 0), message.base)
+        if message.base < _LAST_STEP:
+            self._steps[came.sender] = max(self._steps.get(came.sender, 0), message.base)
+        if isinstance(message, Known) or (isinstance(message, Weights) and message.base < 0):
+            self._owed.pop(came.sender, None)  # an answer
         if message.round > self._rounds.get(came.sender, -1):
             self._rounds[came.sender] = message.round
             self._news = time.monotonic()
@@ -335,10 +352,8 @@ class WorkerDriver:
         for effect in self.machine.handle(event):
             match effect:
                 case on.Send():
+                    self._say(effect.to, effect.message)
                     message = effect.message
-                    if isinstance(message, Weights | Known):
-                        message = replace(message, proof=self._proofs.get(effect.to, b""))
-                    self._links.send(effect.to, message)
                     waiting |= isinstance(message, Weights) and message.base == self._step
                 case on.Commit():
                     if self._ledger is not None:
@@ -364,7 +379,19 @@ class WorkerDriver:
         if waiting and isinstance(event, on.Mix):
             self._open = True
 
+    def _say(self, to: int, message: Any) -> None:
+        if isinstance(message, Weights | Known):
+            message = replace(message, proof=self._proofs.get(to, b""))
+        elif isinstance(message, Hello):
+            self._owed.setdefault(to, time.monotonic())
+        self._links.send(to, message)
+
     def _begin(self, asked: on.ComputeGradient) -> None:
+        self._owed.clear()  # nobody's answer is waited for any more
+        for peer in sorted(self._silent - self._alive.lost):
+            self._silent.discard(peer)
+            self._handle(on.PeerBack(peer))
+
         def work() -> on.Event:
             begin = time.monotonic()
             found = self._compute(asked.round, asked.weights)
