@@ -2,7 +2,9 @@
 
 python tools/faults.py federation --seeds 100000             # machines under planted faults
 python tools/faults.py gossip --seeds 1000                   # the same of a gossip's workers
-python tools/faults.py gossip --kills 100 --engine ray  # real processes, killed and stopped
+python tools/faults.py gossip --liars --seeds 10000          # and one of five lies
+python tools/faults.py gossip --kills 100 --engine ray       # real processes, killed and stopped
+python tools/faults.py federation --kills 100 --engine flower
 
 The status is 1 where something was violated: the line names the seed that shows it again. With
 --json one line of JSON is printed besides.
@@ -13,9 +15,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from trials import ViolationError, federation, gossip
@@ -29,15 +33,18 @@ def progress(of: int) -> Callable[[int], None]:
 
 
 def machines(
-    run: Callable[..., Any], seeds: int, first: int, counted: dict[str, str]
+    run: Callable[..., Any], seeds: int, first: int, counted: dict[str, str], liars: bool
 ) -> dict[str, Any]:
     """Trials of machines, one a seed.
 
     Args:
         counted: what of the trials' tally is told: name, and its words.
+        liars: whether one member of five, or a federation's server, lies.
     """
     start = time.process_time()
-    total = run(first, seeds, progress(seeds))
+    total = run(first, seeds, progress(seeds), liars)
+    if liars:
+        counted = {**counted, "lies": "lies"}
     rate = seeds / (time.process_time() - start)
     counts = {name: getattr(total, name) for name in counted}
     told = ", ".join(f"{count:,} {counted[name]}" for name, count in counts.items())
@@ -76,36 +83,67 @@ def kills(count: int, engine: str, rule: str, compression: str, first: int) -> d
     return {**asdict(found), "reasons": dict(found.reasons)}
 
 
+def carried(count: int, engine: str, rule: str, first: int) -> dict[str, Any]:
+    """Federations over an engine whose processes are killed, one after the other."""
+    from trials.carriers import run_carrier
+
+    killed = stopped = trials = 0
+    report = progress(count)
+    while killed + stopped < count:
+        with tempfile.TemporaryDirectory() as folder:
+            found = run_carrier(
+                engine, rule, Path(folder), seed=first + trials, blows=count - killed - stopped
+            )
+        killed, stopped, trials = killed + found.killed, stopped + found.stopped, trials + 1
+        report(killed + stopped)
+    print(
+        f"{killed} kills and {stopped} stops in {trials} trials, rule {rule}, {engine}, without a "
+        "violation: every update was applied once, every model was the simulation's to the bit"
+    )
+    return {"killed": killed, "stopped": stopped, "trials": trials, "engine": engine}
+
+
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("of", choices=("federation", "gossip"))
     parser.add_argument("--seeds", type=int, default=1000, help="trials of machines, one a seed")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--json", action="store_true")
-    real = parser.add_argument_group("real processes of a gossip")
+    parser.add_argument("--liars", action="store_true", help="one of five lies, or the server")
+    real = parser.add_argument_group("real processes")
     real.add_argument("--kills", type=int, default=0, help="so often is killed or stopped")
-    real.add_argument("--engine", default="ray", help="ray, sites (gRPC), or torchrun (SYNC)")
-    real.add_argument("--rule", default="asynchronous", help="see [gossip] rule in a job")
+    real.add_argument(
+        "--engine",
+        help="of a gossip: ray (default), sites (gRPC), torchrun (SYNC); of a federation: grpc "
+        "(default), flower",
+    )
+    real.add_argument("--rule", default="asynchronous", help="see rule in a job")
     real.add_argument("--compression", default="none", help="see [gossip] in a job")
     asked = parser.parse_args(words)
     if asked.seeds < 1 or asked.first < 0 or asked.kills < 0:
         parser.error("--seeds is at least 1, --first and --kills at least 0")
     try:
-        if asked.kills:
+        if asked.kills and asked.of == "federation":
+            from trials.carriers import ENGINES
+
+            engine = asked.engine or "grpc"
+            if engine not in ENGINES:
+                parser.error(f"a federation's engines are {' and '.join(ENGINES)}, not {engine}")
+            found = carried(asked.kills, engine, asked.rule, asked.first)
+        elif asked.kills:
             from trials.processes import possible
 
-            if asked.of != "gossip":
-                parser.error("--kills is for gossip")
+            asked.engine = asked.engine or "ray"
             if problem := possible(asked.engine, asked.rule):
                 parser.error(problem)
             found = kills(asked.kills, asked.engine, asked.rule, asked.compression, asked.first)
         elif asked.of == "gossip":
             counted = {"events": "events", "crashes": "crashes", "releases": "releases"}
             counted["exchanges"] = "exchanges"
-            found = machines(gossip.run_trials, asked.seeds, asked.first, counted)
+            found = machines(gossip.run_trials, asked.seeds, asked.first, counted, asked.liars)
         else:
             counted = {"events": "events", "crashes": "crashes", "accepted": "updates applied"}
-            found = machines(federation.run_trials, asked.seeds, asked.first, counted)
+            found = machines(federation.run_trials, asked.seeds, asked.first, counted, asked.liars)
     except ViolationError as error:
         print(f"violated: {error}", file=sys.stderr)
         return 1

@@ -10,8 +10,9 @@ import pytest
 
 import faults
 from forethought.exchange import events as on
-from forethought.exchange.messages import Update
-from forethought.exchange.storage import LedgerState
+from forethought.exchange.ledger import LedgerError
+from forethought.exchange.messages import Refusal, Update
+from forethought.exchange.storage import LedgerState, Left
 from forethought.federated.client import ClientMachine
 from forethought.federated.server import MARK, ServerMachine
 from trials import ViolationError
@@ -44,11 +45,11 @@ def test_a_crash_at_every_single_write(share: float) -> None:
                 assert Trial(seed, faults).run().crashes <= 1
 
 
-def caught(kinds: Kinds, faults: Faults | None = None, seeds: int = 400) -> str:
+def caught(kinds: Kinds, faults: Faults | None = None, seeds: int = 400, liar: bool = False) -> str:
     for seed in range(seeds):
         try:
-            Trial(seed, faults, kinds).run()
-        except ViolationError as error:
+            Trial(seed, CALM if liar and not seed % 4 else faults, kinds, liar).run()
+        except (ViolationError, LedgerError) as error:
             return str(error)
     return ""
 
@@ -142,6 +143,83 @@ def test_planted_bugs_are_caught(name: str) -> None:
     assert found and words in found
 
 
+# A member of five lies, or the server.
+
+
+class MakesAnew(ClientMachine):
+    """Computes an update again that the server refused."""
+
+    __slots__ = ()
+
+    def _answered(self, answer: Any) -> list[on.Effect]:
+        refused = isinstance(answer, Refusal) and answer.round == self.updates - 1
+        if refused and self._outgoing and not self._computing:
+            self._outgoing.pop(answer.round, None)
+            self.updates -= 1
+            self._last = -1
+            return self._next()
+        return super()._answered(answer)
+
+
+class AsksTheServer(ClientMachine):
+    """Takes the server's word for how many updates it has made."""
+
+    __slots__ = ()
+
+    def _model(self, model: Any) -> list[on.Effect]:
+        if not self._computing:
+            self.updates = model.round
+        return super()._model(model)
+
+
+class AnyNorm(ServerMachine):
+    """Adds whatever a member says."""
+
+    def _reachable(self, client: int, vector: Any, square: float) -> bool:
+        return True
+
+
+class OneLeaves(ServerMachine):
+    """Takes one member's leave for everybody's."""
+
+    def _take(self, entry: Any) -> None:
+        super()._take(entry)
+        if isinstance(entry, Left):
+            self._left.update(range(len(self._marks)))
+            for client in range(len(self._marks)):
+                self.rule.decided(Left(client))
+
+
+class TakesAnother(ServerMachine):
+    """Takes an update that has another content than before."""
+
+    def _update(self, client: int, update: Update, event: on.Received) -> list[on.Effect]:
+        if self._marks[client]:
+            del self._marks[client][MARK * update.round : MARK * (update.round + 1)]
+        return super()._update(client, update, event)
+
+
+LIED_TO = {
+    "makes anew": (Kinds(client=MakesAnew), "another content"),
+    "asks the server": (Kinds(client=AsksTheServer), "another content"),
+    "any norm": (Kinds(server=AnyNorm), "moved to a length"),
+    "one leaves": (Kinds(server=OneLeaves), "stopped by another one"),
+    "takes another": (Kinds(server=TakesAnother), "applied twice"),
+}
+
+
+@pytest.mark.parametrize("name", LIED_TO)
+def test_bugs_that_a_liar_finds_are_caught(name: str) -> None:
+    kinds, words = LIED_TO[name]
+    found = caught(kinds, liar=True)
+    assert words in found
+
+
+def test_nothing_is_violated_beside_a_liar() -> None:
+    tally = run_trials(0, 100, liar=True)
+    assert tally.lies > 3000 and tally.accepted > 1500
+
+
 def test_a_violation_names_a_seed_that_shows_it_again() -> None:
     found = caught(Kinds(client=NeverStops))
     seed = int(found.split()[1])
@@ -159,3 +237,6 @@ def test_the_command_says_what_it_saw(capsys: pytest.CaptureFixture[str]) -> Non
     told, counts = capsys.readouterr().out.splitlines()
     assert told.startswith("3 trials without a violation")
     assert json.loads(counts)["trials"] == 3
+    assert faults.main(["federation", "--seeds", "3", "--json", "--liars"]) == 0
+    told, counts = capsys.readouterr().out.splitlines()
+    assert told.startswith("3 trials without a violation") and json.loads(counts)["lies"] > 10

@@ -219,6 +219,9 @@ def test_the_command_says_what_it_saw(capsys: pytest.CaptureFixture[str]) -> Non
     told, counts = capsys.readouterr().out.splitlines()
     assert told.startswith("3 trials without a violation")
     assert json.loads(counts)["trials"] == 3
+    assert faults.main(["gossip", "--seeds", "3", "--json", "--liars"]) == 0
+    told, counts = capsys.readouterr().out.splitlines()
+    assert told.startswith("3 trials without a violation") and json.loads(counts)["lies"] > 10
 
 
 def test_the_command_names_what_is_allowed(capsys: pytest.CaptureFixture[str]) -> None:

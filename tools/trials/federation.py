@@ -9,7 +9,8 @@ durable.
 transactional key value store", Section 4.)
 
 Frames are not signed here: a trial takes milliseconds. That frames cannot be forged is tested where
-they are made.
+they are made. With a liar one member of five or the server says what it likes: see
+:mod:`trials.lies`. What it says is judged at a door like that of real frames.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ import numpy as np
 from blake3 import blake3
 
 from forethought.exchange import events as on
-from forethought.exchange.codec import encode
+from forethought.exchange.codec import DecodeError, encode
+from forethought.exchange.frame import MOST_NORM, judged
 from forethought.exchange.ledger import ClientLedger, ServerJournal
-from forethought.exchange.messages import SERVER, Acknowledgement, Update
+from forethought.exchange.messages import KINDS, SERVER, Acknowledgement, Update
 from forethought.exchange.storage import Accepted, Entry
 from forethought.federated.client import ClientMachine
 from forethought.federated.delay import Delay
@@ -38,7 +40,7 @@ from forethought.plans import Plan
 from forethought.samplings import Poisson
 from forethought.simulation.clock import Agenda
 from forethought.use import Optimizer
-from trials import ViolationError
+from trials import ViolationError, lies
 from trials.storage import CrashError, MemoryStorage, UnsignedEndpoint
 
 # Virtual seconds after which nothing more goes wrong, and the most that may happen in a trial.
@@ -46,6 +48,9 @@ QUIET, MOST_EVENTS = 60.0, 20_000
 _TO_SERVER, _TO_CLIENT, _COMPUTED, _WAKE, _START, _CRASH, _BACKUP, _JUMP, _CUT, _HEAL = range(10)
 # Length of a trial's vectors.
 PARAMETERS = 3
+# With a liar: members, and the updates of each; as many of an honest one may be lost.
+MEMBERS, UPDATES, LOST = 5, 6, 2
+_NUMBERS = {kind: number for number, kind in KINDS.items()}
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,7 @@ class Tally:
     crashes: int = 0
     restarts: int = 0
     accepted: int = 0
+    lies: int = 0
     alarms: list[str] = field(default_factory=list)
 
 
@@ -151,10 +157,16 @@ class Trial:
 
     Args:
         seed: of everything. faults: how often things go wrong; default: drawn.
-        kinds: the machines.
+        kinds: the machines. liar: whether a client lies, or the server.
     """
 
-    def __init__(self, seed: int, faults: Faults | None = None, kinds: Kinds | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        faults: Faults | None = None,
+        kinds: Kinds | None = None,
+        liar: bool = False,
+    ) -> None:
         self.random = random.Random(seed)
         self.seed, self.kinds = seed, kinds or Kinds()
         if faults is None:
@@ -163,13 +175,18 @@ class Trial:
         draw = self.random.random
         self.federation = trial_federation(
             self.random.choice(("synchronous", "asynchronous", "published")),
-            self.random.randint(2, 4),
-            self.random.randint(2, 4),
-            draw() < 0.5,
+            MEMBERS if liar else self.random.randint(2, 4),
+            UPDATES if liar else self.random.randint(2, 4),
+            draw() < 0.5 and not liar,
             draw() < 0.4,
-            bool(faults.backups),
+            bool(faults.backups) or liar,
             draw() < 0.2,
         )
+        # Who lies (the server in every fifth trial), and how often.
+        self.liar, self.lying = None, 0.0
+        if liar:
+            self.liar = self.random.choice((SERVER, *[self.random.randrange(MEMBERS)] * 4))
+            self.lying = self.random.choice((0.3, 1.0))
         self.run_id = b"%032d" % seed
         self.agenda = Agenda()
         self.tally = Tally()
@@ -183,6 +200,7 @@ class Trial:
         self.history: list[Entry] = []
         self.since = 0
         self.contents: dict[tuple[int, int], set[bytes]] = {}
+        self.released: dict[tuple[int, int], set[bytes]] = {}
         self.noise: dict[bytes, bytes] = {}
         self.acknowledged: set[tuple[int, int]] = set()
         self.cut: set[int] = set()
@@ -219,6 +237,8 @@ class Trial:
             ended = server is not None and server.finished
             if agenda.now > QUIET and (ended or self._nobody_left()):
                 break
+            if self.liar == SERVER and agenda.now > 2 * QUIET:
+                break  # nobody can make it end
         self._judge()
         return self.tally
 
@@ -236,6 +256,8 @@ class Trial:
                 if process.machine is not None and life == process.life:
                     self._do(process, self._trained(me, compute, now))
             case 3:  # wake
+                if self.liar is not None and self.random.random() < self.lying:
+                    self._lie_unasked()
                 if process.machine is not None and what == process.life:
                     self._do(process, on.Woken(now))
             case 4:  # start
@@ -263,9 +285,38 @@ class Trial:
 
     def _deliver(self, process: _Process, kind: int, what: Any, now: float) -> None:
         sender, message, digest = what
+        if sender == self.liar:
+            message = self._opened(process, sender, message, now)
+            if message is None:
+                return
         if kind == _TO_CLIENT and isinstance(message, Acknowledgement):
             self.acknowledged.add((process.me, message.round))
         self._do(process, on.Received(sender, message, now, digest))
+
+    def _opened(self, process: _Process, sender: int, message: Any, now: float) -> Any:
+        """A liar's message, as it comes through the door; None: refused there.
+
+        A server tells a client whose update was refused there, as its driver does.
+        """
+        given = {"round": message.round, "base": message.base}
+        kind = type(message)
+        try:
+            if message.round < 0 or message.base < -1:
+                raise DecodeError("neither is negative")
+            payload = encode(message, ("round", "base"))
+            return judged(_NUMBERS[kind], payload, PARAMETERS, lambda _: MOST_NORM, given)
+        except DecodeError:
+            return None
+
+    def _lie_unasked(self) -> None:
+        liar, draw = self._process(self.liar or 0), self.random
+        if self.liar == SERVER:
+            to, make = draw.randrange(MEMBERS), lies.of_server
+            round, base = draw.randint(0, UPDATES), getattr(liar.machine, "version", 0)
+        else:
+            to, make = SERVER, lies.of_client
+            round, base = getattr(liar.machine, "updates", 0), getattr(liar.machine, "base", 0)
+        self._put(liar.me, to, make(draw, round, base, self.start))
 
     def _trained(self, me: int, compute: on.Compute, now: float) -> on.Computed:
         """A trainer that depends on secret, round and input weights alone, as the real one does."""
@@ -324,16 +375,24 @@ class Trial:
 
     def _send(self, process: _Process, effect: on.Send) -> None:
         message = effect.message
-        digest = b""
         if isinstance(message, Update):
-            encoded = encode(message)
-            digest = blake3(encoded).digest(length=16)
-            self.contents.setdefault((process.me, message.round), set()).add(digest)
             self._judge_release(process.me, message)
         elif isinstance(message, Acknowledgement):
             self._judge_acknowledgement(effect.to, message)
-        to_server = effect.to == SERVER
-        client = process.me if to_server else effect.to
+        if process.me == self.liar and self.random.random() < self.lying:
+            message = lies.changed(self.random, message)
+        self._put(process.me, effect.to, message)
+
+    def _put(self, me: int, to: int, message: Any) -> None:
+        """A message on its way."""
+        digest = b""
+        if isinstance(message, Update):
+            digest = blake3(encode(message)).digest(length=16)
+            self.contents.setdefault((me, message.round), set()).add(digest)
+        if me == self.liar:
+            self.tally.lies += 1
+        to_server = to == SERVER
+        client = me if to_server else to
         quiet = self.agenda.now > QUIET
         faults, draw = self.faults, self.random.random
         copies = 1
@@ -342,11 +401,9 @@ class Trial:
                 return
             copies += draw() < faults.double
         kind = _TO_SERVER if to_server else _TO_CLIENT
-        target = SERVER if to_server else effect.to
         for _ in range(copies):
             seconds = 0.05 if quiet else self.random.expovariate(1 / faults.delay)
-            content = (process.me, message, digest)
-            self.agenda.add(self.agenda.now + seconds, kind, target, content)
+            self.agenda.add(self.agenda.now + seconds, kind, to, (me, message, digest))
 
     # ---- life and death
 
@@ -421,7 +478,8 @@ class Trial:
     def _judge_release(self, client: int, update: Update) -> None:
         if update.round >= self.federation.updates(client):
             raise self._violation(f"client {client} released round {update.round}: beyond its plan")
-        found = self.contents[client, update.round]
+        found = self.released.setdefault((client, update.round), set())
+        found.add(blake3(encode(update)).digest(length=16))
         if len(found) > 1 and client not in self.restored_backup:
             raise self._violation(
                 f"client {client} released round {update.round} with two contents"
@@ -443,6 +501,10 @@ class Trial:
         return all(client.halted for client in self.clients)
 
     def _judge(self) -> None:
+        if self.liar is not None:
+            self._judge_beside_liar()
+        if self.liar == SERVER:
+            return
         server = self.server.machine
         if server is None or not (server.finished or self._nobody_left()):
             raise self._violation("the faults ended, and the federation did not")
@@ -462,6 +524,23 @@ class Trial:
         if not same or again.version != server.version:
             raise self._violation("the journal gives other bits than the server that wrote it")
 
+    def _judge_beside_liar(self) -> None:
+        applied = {(e.client, e.round) for e in self.history if isinstance(e, Accepted)}
+        for process in self.clients:
+            if process.me == self.liar:
+                continue
+            made = len([1 for client, _ in self.released if client == process.me])
+            kept = len([1 for client, _ in applied if client == process.me])
+            if self.liar != SERVER and self.faults == CALM and kept < made - LOST:
+                raise self._violation(f"{made - kept} updates of client {process.me} were lost")
+            if self.liar != SERVER and self.faults == CALM and process.halted and kept < LOST:
+                raise self._violation(f"client {process.me} was stopped by another one's lie")
+        server = self.server.machine
+        if self.liar != SERVER and server is not None:
+            length = float(np.linalg.norm(server.rule.weights))
+            if not length < 1e6:
+                raise self._violation(f"the model was moved to a length of {length:.3g}")
+
     def _judge_entry(self, entry: Accepted) -> None:
         if entry.mark not in self.contents.get((entry.client, entry.round), ()):
             raise self._violation(
@@ -474,19 +553,26 @@ class Trial:
         )
 
 
-def run_trials(first: int, count: int, report: Callable[[int], None] | None = None) -> Tally:
+def run_trials(
+    first: int, count: int, report: Callable[[int], None] | None = None, liar: bool = False
+) -> Tally:
     """Trials of consecutive seeds, added up.
+
+    Args:
+        liar: whether a member or the server lies; every fourth seed without other faults.
 
     Raises:
         ViolationError: names the seed that shows it again.
     """
     total = Tally()
     for seed in range(first, first + count):
-        found = Trial(seed).run()
+        found = Trial(seed, CALM if liar and not seed % 4 else None, liar=liar).run()
         total.events += found.events
         total.crashes += found.crashes
         total.restarts += found.restarts
         total.accepted += found.accepted
+        total.lies += found.lies
+        total.alarms += found.alarms if liar else []
         if report is not None:
             report(seed - first + 1)
     return total
