@@ -235,7 +235,7 @@ class Trial:
             self._happens(kind, machine, what)
             server = self.server.machine
             ended = server is not None and server.finished
-            if agenda.now > QUIET and (ended or self._nobody_left()):
+            if agenda.now > QUIET and server is not None and (ended or self._nobody_left()):
                 break
             if self.liar == SERVER and agenda.now > 2 * QUIET:
                 break  # nobody can make it end
