@@ -130,7 +130,7 @@ def test_a_claim_on_somebody_needs_that_ones_signature() -> None:
         for place in range(PROOF_BYTES)
     ]
     for known, shown in [*lies.values(), *changed]:
-        with pytest.raises(DecodeError, match="no signature of this member on so many"):
+        with pytest.raises(DecodeError, match="no signature of"):
             said(known, shown)
 
 

@@ -197,7 +197,7 @@ def test_a_lie_about_a_ledger_is_told_by_the_signature_alone(
 ) -> None:
     """A door that asks for no signature: one liar stops whom it likes."""
     monkeypatch.setattr(Trial, "_opened", lambda self, me, what: what)
-    with pytest.raises(ViolationError, match="stopped by a lie about its ledger"):
+    with pytest.raises(ViolationError, match="by a lie"):
         for seed in range(400):
             Trial(seed, CALM, liar=True).run()
 
