@@ -149,10 +149,16 @@ def endpoint() -> Endpoint:
     return Endpoint(RUN_ID, 0, key(2), {SERVER: key(1).public_key().public_bytes_raw()}, PARAMETERS)
 
 
-def made(kind: type, number: int) -> Any:
-    """One of a class that is sent or kept, with a value of its own in every field."""
+def made(kind: Any, number: int, later: bool = False) -> Any:
+    """One of a class that is sent or kept, with a value of its own in every field.
+
+    Args:
+        later: in the field that came after 0.2.0, too.
+    """
     values: dict[str, Any] = {}
     for place, (name, type_) in enumerate(layout(kind), number):
+        if not later and name == getattr(kind, "LATER", ""):
+            continue
         values[name] = {
             "int": place,
             "str": f"text {place}",
@@ -164,15 +170,16 @@ def made(kind: type, number: int) -> Any:
     return kind(**values)
 
 
-def messages() -> list[Any]:
-    """One of every registered kind, by their numbers."""
+def messages(later: bool = False) -> list[Any]:
+    """One of every registered kind, by their numbers; later: of those that have a later field."""
     for room in ("gossip.messages", "federated.secure_aggregation.messages", "peers.sites"):
         import_module(f"forethought.{room}")  # which register kinds of their own
-    return [made(KINDS[number], number) for number in sorted(KINDS)]
+    kinds = [number for number in sorted(KINDS) if not later or hasattr(KINDS[number], "LATER")]
+    return [made(KINDS[number], number, later) for number in kinds]
 
 
-def signed_frames() -> bytes:
-    return b"".join(endpoint().seal(SERVER, message) for message in messages())
+def signed_frames(later: bool = False) -> bytes:
+    return b"".join(endpoint().seal(SERVER, message) for message in messages(later))
 
 
 def release(round: int) -> Release:
@@ -302,6 +309,7 @@ def text(values: Any) -> bytes:
     return (json.dumps(values, indent=2) + "\n").encode()
 
 
+FRAMES, NEXT_FRAMES = "signed-frames.bin", "signed-frames-2.bin"
 # File → its bytes, the same on every machine.
 EXACT: dict[str, Callable[[], bytes]] = {
     "mechanism.json": lambda: text(mechanism().to_dict()),
@@ -310,7 +318,8 @@ EXACT: dict[str, Callable[[], bytes]] = {
     "transcript.json": lambda: text(transcript().to_values()),
     "federation.json": lambda: text(federation().to_dict()),
     "gossip.json": lambda: text(gossip().to_dict()),
-    "signed-frames.bin": signed_frames,
+    FRAMES: signed_frames,
+    NEXT_FRAMES: lambda: signed_frames(later=True),
     "ledger.bin": ledger,
     "journal.bin": journal,
 }
@@ -323,6 +332,7 @@ def main() -> None:
     """Write every file anew; with "next" only those that came after 0.2.0."""
     if sys.argv[1:] == ["next"]:
         write_signed(GOLDEN)
+        (GOLDEN / NEXT_FRAMES).write_bytes(EXACT[NEXT_FRAMES]())
         return
     shutil.rmtree(GOLDEN, ignore_errors=True)
     (GOLDEN / RUN).mkdir(parents=True)

@@ -16,7 +16,18 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 sys.path.insert(0, str(Path(__file__).parent))
 
 import golden
-from golden import ANSWERS, EXACT, GOLDEN, NEXT_ENVELOPE, NEXT_STATEMENT, RUN, RUN_ID, STATEMENT
+from golden import (
+    ANSWERS,
+    EXACT,
+    FRAMES,
+    GOLDEN,
+    NEXT_ENVELOPE,
+    NEXT_FRAMES,
+    NEXT_STATEMENT,
+    RUN,
+    RUN_ID,
+    STATEMENT,
+)
 
 import forethought as ft
 from forethought.exchange.frame import HEADER_BYTES, length_of
@@ -73,16 +84,17 @@ def test_todays_code_writes_the_same_bytes(name: str) -> None:
     assert EXACT[name]() == (GOLDEN / name).read_bytes(), AGAIN
 
 
-def test_signed_frames_are_read() -> None:
-    data, found = (GOLDEN / "signed-frames.bin").read_bytes(), []
+@pytest.mark.parametrize("name", [FRAMES, NEXT_FRAMES])
+def test_signed_frames_are_read(name: str) -> None:
+    data, found = (GOLDEN / name).read_bytes(), []
     while data:
         length = length_of(data[:HEADER_BYTES], dict.fromkeys(KINDS, 1 << 20))
         found.append(golden.endpoint().reopen(data[:length], SERVER))
         data = data[length:]
-    expected = golden.messages()
+    expected = golden.messages(later=name == NEXT_FRAMES)
     assert len(found) == len(expected) and all(map(same, found, expected))
     with pytest.raises(ValueError, match=r"signature|sender"):
-        changed = bytearray((GOLDEN / "signed-frames.bin").read_bytes())
+        changed = bytearray((GOLDEN / name).read_bytes())
         length = length_of(changed[:HEADER_BYTES], dict.fromkeys(KINDS, 1 << 20))
         changed[HEADER_BYTES - 1] ^= 1
         golden.endpoint().reopen(bytes(changed[:length]), SERVER)

@@ -175,10 +175,11 @@ def encode(value: Any, skip: tuple[str, ...] = ()) -> bytes:
 def parts_of(value: Any, skip: tuple[str, ...] = ()) -> list[bytes | memoryview]:
     """The parts that :func:`encode` joins, without a copy of the vectors."""
     parts: list[bytes | memoryview] = []
+    later = getattr(value, "LATER", "")  # came after 0.2.0: left out while it is empty
     for name, type_ in _layout_of(value):
-        if name in skip:
-            continue
         held = getattr(value, name)
+        if name in skip or (name == later and not held):
+            continue
         parts.append(_TAGS[type_])
         if type_ == "int":
             parts.append(_NUMBER.pack(held))
@@ -210,9 +211,9 @@ def decode(kind: type, payload: bytes | memoryview, given: Mapping[str, int] | N
         DecodeError: anything but exactly such a message.
     """
     known: dict[str, Any] = dict(given or {})
-    view, at = memoryview(payload), 0
+    view, at, later = memoryview(payload), 0, getattr(kind, "LATER", "")
     for name, type_ in layout(kind):
-        if name in known:
+        if name in known or (name == later and at == len(view)):
             continue
         what = f"{kind.__name__}.{name}"
         if at >= len(view) or view[at] != _TAGS[type_][0]:
@@ -227,6 +228,8 @@ def decode(kind: type, payload: bytes | memoryview, given: Mapping[str, int] | N
             continue
         (length,) = _LENGTH.unpack_from(view, at)
         at += _LENGTH.size
+        if name == later and not length:
+            raise DecodeError(f"{what} is empty, and is left out then")
         size = length * (_DTYPES[type_].itemsize if type_ in _DTYPES else 1)
         form = b""
         if type_ == "packed":

@@ -41,6 +41,7 @@ class Weights:
     of: int = -1
     heard: int = -1
     proof: bytes = b""
+    LATER: ClassVar[str] = "proof"
     LEAST_BASE: ClassVar[int] = LAST
     COUNTS: ClassVar[bool] = True
 
@@ -72,6 +73,7 @@ class Known:
     known: int
     ready: int
     proof: bytes = b""
+    LATER: ClassVar[str] = "proof"
     COUNTS: ClassVar[bool] = True
 
 

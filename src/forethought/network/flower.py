@@ -193,9 +193,11 @@ def _served(grid: Grid, machine: ServerMachine, make: Callable[[Out], ServerDriv
 
 def _take(turns: ServerTurns, request: Request, reply: Message) -> None:
     if reply.has_error():
-        from flwr.common.constant import ErrorCode
+        from flwr.common.constant import ErrorCode as Code
 
-        if reply.error.code != ErrorCode.NODE_UNAVAILABLE:  # that is no more than a lost connection
+        # These are no more than a lost connection: whoever is killed may have sent half a reply.
+        lost = {Code.MESSAGE_UNAVAILABLE, Code.REPLY_MESSAGE_UNAVAILABLE, Code.NODE_UNAVAILABLE}
+        if reply.error.code not in lost:
             turns.driver.alarm("flower", f"node {request.node}: {reply.error.reason}")
         turns.failed(request)
         return
