@@ -1,8 +1,15 @@
-"""Numbers and words from outside: what they must be, and an error in the user's words."""
+"""Numbers, words and names from outside: what they must be, and an error in the user's words."""
 
 from __future__ import annotations
 
+import difflib
+import importlib
 import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 
 def real(
@@ -54,3 +61,50 @@ def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
     """Refuse a word that is not in ``allowed``, naming the choices."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
+
+
+def imported(what: str, name: str) -> Callable[..., Any]:
+    """The function of a user's own that is named ``module:function``.
+
+    Args:
+        what: it is, for errors: "model".
+
+    Raises:
+        ValueError: another name, a module that cannot be imported, or one without this function.
+    """
+    module_name, _, function = name.partition(":")
+    if not module_name or not function:
+        raise ValueError(f"a {what} of your own is named module:function, not {name!r}")
+    try:
+        with importable_from(Path.cwd()):
+            module = importlib.import_module(module_name)
+    except Exception as error:
+        raise ValueError(
+            f"{what} {name!r}: importing {module_name} failed with {type(error).__name__}: "
+            f"{error}. The module must be installed, or lie in the working directory or next to "
+            "the job file"
+        ) from error
+    found = getattr(module, function, None)
+    if not callable(found):
+        public = [key for key, value in vars(module).items() if callable(value)]
+        near = difflib.get_close_matches(function, public, 1)
+        hint = f". Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{what} {name!r}: {module_name} has no function {function!r}{hint}")
+    return found  # type: ignore[no-any-return]
+
+
+@contextmanager
+def importable_from(folder: Path) -> Iterator[None]:
+    """Modules of one's own are found in ``folder`` too, after everything that is installed.
+
+    A console script, unlike ``python -m``, does not look for modules where it was started.
+    """
+    here = str(folder.resolve())
+    if here in sys.path or ("" in sys.path and folder.resolve() == Path.cwd()):
+        yield
+        return
+    sys.path.append(here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)

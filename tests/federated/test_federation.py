@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from machines import federation, plan
 
 from forethought.federated.delay import Delay
@@ -16,6 +20,7 @@ from forethought.federated.federation import (
     Robust,
     ServerOptimizer,
 )
+from forethought.holders.work import first_round, updates_of
 
 
 def test_it_is_read_back_as_it_was_and_named_by_all_of_it() -> None:
@@ -63,3 +68,48 @@ def test_permissible_delays() -> None:
     assert root(96, 100) and not root(95, 100) and root(0, 1)
     with pytest.raises(ValueError, match="delay must be"):
         Delay("never")
+
+
+def test_a_delay_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_delays.py").write_text("def even(k, i):\n    return k >= i - i % 2 * 2\n")
+    agreed = federation(rule="asynchronous", delay=Delay("my_delays:even"))
+    again = Federation.from_json(agreed.to_json())
+    assert again == agreed and "my_delays" not in sys.modules  # a file alone imports nothing
+    with pytest.raises(ValueError, match="importing my_delays failed"):
+        again.permits(0, 0)
+    monkeypatch.chdir(tmp_path)
+    own = Federation.from_json(agreed.to_json()).permits
+    for i in range(12):
+        for k in range(i + 2):
+            assert own(k, i) == (k >= (i - 2 if i % 2 else i))
+    (tmp_path / "no_delays.py").write_text("def never(k, i):\n    return False\n")
+    never = Delay("no_delays:never").permits
+    assert never(3, 3) and not never(2, 3)  # no model newer than v_3 comes before round 3
+    with pytest.raises(ValueError, match="Did you mean 'never'"):
+        _ = Delay("no_delays:nevr").permits
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 60))
+def test_rounds_and_updates_are_counted_both_ways(each: list[int], rounds: int) -> None:
+    """Against counting one update after the other."""
+    local = tuple(each)
+    made, ahead = 0, [0]
+    while ahead[-1] <= rounds:
+        ahead.append(ahead[-1] + each[min(made, len(each) - 1)])
+        made += 1
+    assert updates_of(local, rounds) == made - 1
+    assert [first_round(local, update) for update in range(made + 1)] == ahead
+    if len(each) == 1:
+        assert updates_of(each[0], rounds) == made - 1 and first_round(each[0], made) == ahead[-1]
+
+
+def test_local_rounds_that_change_have_one_form() -> None:
+    changing = replace(federation(2, 6), local_rounds=(1, 1, 2, 2, 2), rounds=4)
+    assert changing.local_rounds == (1, 1, 2) and changing.updates(0) == 4
+    assert Federation.from_json(changing.to_json()) == changing
+    assert federation(2, 6, local_rounds=(3, 3)) == federation(2, 6, local_rounds=3)
+    with pytest.raises(FederationError, match="3 updates take 4, one more takes 6"):
+        federation(2, 5, local_rounds=(1, 1, 2))
+    for wrong in ((), (1, 0), (1.5,)):
+        with pytest.raises(ValueError, match="local_rounds"):
+            federation(local_rounds=wrong)

@@ -15,6 +15,7 @@ from forethought.federated.federation import Federation, Member
 from forethought.federated.reporting import ReportedAverage
 from forethought.federated.simulator import Simulator
 from forethought.holders.trainer import Holder, SharedModel
+from forethought.holders.work import LocalRounds, updates_of
 from forethought.holders.workers import InProcess
 from forethought.rounds.losses import default_loss
 from forethought.rounds.randomness import Secrets, Seeds
@@ -37,9 +38,16 @@ def small_model() -> nn.Module:
 
 @pytest.mark.parametrize(
     ("local_rounds", "averaging", "optimizer"),
-    [(1, "exponential", "sgd"), (1, "none", "adam"), (1, "tail", "adam"), (4, "none", "sgd")],
+    [
+        (1, "exponential", "sgd"),
+        (1, "none", "adam"),
+        (1, "tail", "adam"),
+        (4, "none", "sgd"),
+        ((1, 1, 2), "none", "sgd"),
+        ((5, 1, 3), "none", "adam"),
+    ],
 )
-def test_one_client_is_train(local_rounds: int, averaging: str, optimizer: str) -> None:
+def test_one_client_is_train(local_rounds: LocalRounds, averaging: str, optimizer: str) -> None:
     options = (("momentum", 0.9),) if optimizer == "sgd" else ()
     plan = ft.Plan(
         ft.Mechanism(ft.Rounds(1.3, ROUNDS, ft.Poisson(0.3))),
@@ -62,7 +70,7 @@ def test_one_client_is_train(local_rounds: int, averaging: str, optimizer: str) 
         (plan,),
         len(start),
         shared.architecture,
-        ROUNDS // local_rounds,
+        updates_of(local_rounds, ROUNDS),
         local_rounds,
         averaging=plan.averaging,
     )

@@ -128,6 +128,45 @@ def test_those_who_leave_are_not_waited_for() -> None:
     assert 2 not in list(machine.rule.recipients())
 
 
+@pytest.mark.parametrize("rule", ["synchronous", "asynchronous", "published"])
+def test_who_left_and_begins_again_takes_part_from_there_on(rule: str) -> None:
+    machine = server(rounds=5, rule=rule)
+    entries = []
+
+    def handle(client: int, message: Any) -> Any:
+        effects = machine.handle(on.Received(client, message, 0.0))
+        entries.extend(effect.entry for effect in of(effects, on.Append))
+        return effects
+
+    for client in range(3):
+        handle(client, Join(0, -1))
+    handle(2, Leave(0, 0, "stopped"))
+    for client in (0, 1):
+        handle(client, Update(0, 0, START))
+    assert machine.version == 1 and machine.left == {2}
+    handle(2, Join(0, 0))  # of before it left, late
+    assert machine.left == {2}
+    handle(2, Join(0, -1))
+    assert not machine.left
+    if rule == "synchronous":  # the round that goes on has asked others
+        for client in (0, 1):
+            handle(client, Update(1, 1, START))
+    now = machine.version
+    assert now == (2 if rule == "synchronous" else 1) and 2 in list(machine.rule.recipients())
+    # It is waited for again.
+    for client in (0, 1):
+        handle(client, Update(now, now, START))
+    assert machine.version == now
+    handle(2, Update(0, now, START))
+    assert machine.version == now + 1
+    again = ServerMachine.restored(machine.federation, START.copy(), None, entries)
+    assert again.version == now + 1 and again.left == machine.left
+    np.testing.assert_array_equal(again.rule.weights, machine.rule.weights)
+    # Who has used its plan up stays away.
+    handle(2, Leave(5, now, "plan used up"))
+    assert not of(handle(2, Join(5, -1)), on.Append) and machine.left == {2}
+
+
 def test_who_left_hears_of_the_last_model_too() -> None:
     machine = server(clients=2, rounds=1)
     machine.handle(on.Received(1, Leave(1, 0, "plan used up"), 0.0))

@@ -37,7 +37,7 @@ WORDS = (
 # What may differ, and why the client's guarantee does not rest on it.
 HARMLESS = {
     r"members/\d/weight": "the server's affair: how updates become a model",
-    r"members/[1-4]/plan|plans/\d/use/.*|(server|robust|averaging|delay)/.*": "post-processing",
+    r"members/[1-4]/plan|plans/\d/use/.*|(server|robust|averaging)/.*": "post-processing",
     r"(rounds|local_rounds|deadline|absence|resend|seed|plans/\d/(reasons|not_covered)/.*)": (
         "when updates are sent and how many: the ledger and the plan bound what is released"
     ),

@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 
 from forethought.accounting.statement import account
 from forethought.cli import app
-from forethought.jobs.federate import agreed, times_of
+from forethought.jobs.federate import agreed, section_of, times_of
 from forethought.jobs.holders import speeds_of
 from forethought.jobs.job import FederationSection, Job, JobError
+from forethought.planning.federated import predict
 
 JOB = """
 [data]
@@ -75,9 +76,28 @@ def test_local_epochs_are_turned_into_rounds() -> None:
     assert federation.local_rounds == 5 and federation.plan(0).rounds % 5 == 0
 
 
+def test_local_rounds_may_change_from_update_to_update() -> None:
+    found = job("local_rounds = [1, 1, 2]\nlatency = 0.0\n")
+    federation, budgets = agreed(found, [100] * 4, [1.0] * 4, 650, "a")
+    assert federation.plan(0).rounds == 12 and federation.updates(0) == 7
+    section = section_of(found)
+    times = times_of(section, federation, [1.0] * 4)
+    costs = predict(federation, budgets, [1.0] * 4, times)
+    assert {split.local_rounds: split.rounds for split in costs.splits if not split.chosen} == {
+        1: 12, 12: 1,
+    }  # fmt: skip
+    (chosen,) = (split for split in costs.splits if split.chosen)
+    assert (chosen.local_rounds, chosen.rounds) == ((1, 1, 2), 7)
+    # The same private rounds take as long, however they are cut; what is sent takes nothing here.
+    assert [s.seconds for s in costs.splits] == pytest.approx([chosen.seconds] * 3)
+    assert costs.clients[0].rounds == 12
+
+
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
+        ("local_rounds = []", "a list of those of the first"),
+        ("local_rounds = [1, 0]", "a whole number of at least 1"),
         ("cohrt = 3", "did you mean 'cohort'"),
         ("local_rounds = 2\nlocal_epochs = 1.0", "not both"),
         ("clients = 0", "greater than or equal to 1|at least 1"),

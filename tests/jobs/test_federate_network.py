@@ -349,14 +349,14 @@ class Shell:
 def test_the_readme_as_a_newcomer_runs_it(tmp_path: Path) -> None:
     """Its commands, word for word, but for the port; one client is killed and started again."""
     text = (EXAMPLE / "README.md").read_text()
-    commands = [shlex.split(line) for line in re.findall(r"^forethought .*$", text, re.M)][:4]
+    commands = [shlex.split(line) for line in re.findall(r"^forethought .*$", text, re.M)][:5]
     first_page = (ROOT / "README.md").read_text()
     assert all(shlex.join(command) in first_page for command in commands)
     port = free_port()
     job = (EXAMPLE / "job.toml").read_text().replace(":8750", f":{port}")
     (tmp_path / "job.toml").write_text(job)
     commands[1] = [word.replace("8751", "0") for word in commands[1]]
-    assert [command[2] for command in commands] == ["keys", "server", "client", "client"]
+    assert [command[2] for command in commands] == ["keys", "server", *["client"] * 3]
     first = subprocess.run(
         [sys.executable, "-m", "forethought", *commands[0][1:]],
         cwd=tmp_path,

@@ -1,4 +1,4 @@
-"""Flower as the engine: the same ledgers and statements as over gRPC, in an environment of its own.
+"""README's three hospitals over gRPC, Flower and Ray: one job file, the same ledgers and statements.
 
 The smoke test makes that environment under build, which takes PyPI; or give one in
 FORETHOUGHT_FLOWER_ENV. Without either it is skipped.
@@ -19,8 +19,10 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from typer.testing import CliRunner
 
 from forethought.accounting.statement import Statement
+from forethought.cli import app
 from forethought.exchange.storage import FolderStorage, RecordLog
 from forethought.federated.federation import FederationError
 from forethought.federated.server import ServerMachine
@@ -35,29 +37,12 @@ from trials.carriers import EngineMissingError, flower_python
 from trials.parties import free_port
 
 ROOT = Path(__file__).parents[2]
-CLIENTS = ("a", "b")
+CLIENTS = ("hospital-a", "hospital-b", "hospital-c")
 PATIENCE = 600.0  # Flower takes seconds a round, and CI has other things to do
 # Seeds, so that two runs can be compared bit for bit.
-JOB = """
-[data]
-source = "digits"
-[model]
-name = "linear"
-[budget]
-epsilon = 4.0
-[training]
-rounds = 12
-[run]
-seed = 1
-noise_seed = 2
-[federation]
-local_rounds = 4
-rounds = 3
-[[federation.client]]
-name = "a"
-[[federation.client]]
-name = "b"
-"""
+JOB = (ROOT / "examples" / "federation" / "job.toml").read_text(encoding="utf-8").replace(
+    "rounds = 40", "rounds = 3\nlocal_rounds = 4"
+) + "\n[training]\nrounds = 12\n[run]\nseed = 1\nnoise_seed = 2\n"
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +67,7 @@ def in_turns(job: Path, out: Path, lose: Callable[[int], bool] = lambda number: 
     def carry(machine: ServerMachine, make: Callable[[Out], ServerDriver]) -> Status:
         clock, count = [0.0], 0
         turns = ServerTurns(make, len(CLIENTS), lambda: clock[0])
-        nodes = {number: number % len(CLIENTS) for number in (10, 11)}
+        nodes = {number: number % len(CLIENTS) for number in (10, 11, 12)}
         turns.driver.connected()
         while len(turns.told) < len(CLIENTS):
             clock[0] += 1.0
@@ -105,7 +90,7 @@ def in_turns(job: Path, out: Path, lose: Callable[[int], bool] = lambda number: 
         from_file(job), job.parent / "keys" / "server", out / "server", carry=carry
     )
     assert served.finished and accuracy is not None and not served.status.alarms
-    assert [one.updates for one in served.status.clients] == [3, 3]
+    assert [one.updates for one in served.status.clients] == [3, 3, 3]
 
 
 def releases(out: Path, name: str) -> list[bytes]:
@@ -135,7 +120,7 @@ def same_outcome(one: Path, other: Path) -> None:
 def test_in_turns_with_lost_replies_and_new_nodes_as_without(
     job: Path, reference: Path, tmp_path: Path
 ) -> None:
-    in_turns(job, tmp_path, lambda number: number % 3 == 0)
+    in_turns(job, tmp_path, lambda number: number % 4 == 0)
     same_outcome(reference, tmp_path)
 
 
@@ -168,6 +153,18 @@ def test_over_grpc_as_in_turns(job: Path, reference: Path, tmp_path: Path) -> No
     same_outcome(reference, tmp_path)
 
 
+@pytest.mark.slow
+def test_rehearsed_on_a_cluster_as_on_one_machine(job: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    models = []
+    for engine in ("processes", "ray"):
+        words = ["federate", "simulate", str(job), "--out", str(tmp_path / engine)]
+        found = CliRunner().invoke(app, [*words, "--workers", "2", "--engine", engine])
+        assert found.exit_code == 0, found.output
+        models.append(load_file(tmp_path / engine / "model.safetensors"))
+    assert all(np.array_equal(models[0][name], models[1][name]) for name in models[0])
+
+
 def test_a_node_without_a_configuration_is_told_what_it_lacks() -> None:
     with pytest.raises(JobError, match="lacks job, keys,"):
         answered({}, [])
@@ -176,9 +173,13 @@ def test_a_node_without_a_configuration_is_told_what_it_lacks() -> None:
 def test_secure_aggregation_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     secure = "rounds = 12\nsecure = { dropouts = 0 }"
-    path.write_text(JOB.replace("local_rounds = 4\nrounds = 3", secure))
+    path.write_text(JOB.replace("rounds = 3\nlocal_rounds = 4", secure))
     jobs.make_everybody(from_file(path), tmp_path / "keys")
-    config = {"job": str(path), "keys": str(tmp_path / "keys" / "a"), "out": str(tmp_path / "a")}
+    config = {
+        "job": str(path),
+        "keys": str(tmp_path / "keys" / "hospital-a"),
+        "out": str(tmp_path / "a"),
+    }
     with pytest.raises(FederationError, match="client that stays"):
         answered(config, [])
 
@@ -187,7 +188,11 @@ def test_a_cadence_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text(JOB.replace("local_rounds = 4", "local_rounds = 4\ncadence = 5.0"))
     jobs.make_everybody(from_file(path), tmp_path / "keys")
-    config = {"job": str(path), "keys": str(tmp_path / "keys" / "a"), "out": str(tmp_path / "a")}
+    config = {
+        "job": str(path),
+        "keys": str(tmp_path / "keys" / "hospital-a"),
+        "out": str(tmp_path / "a"),
+    }
     with pytest.raises(FederationError, match="client that stays"):
         answered(config, [])
 
@@ -232,7 +237,7 @@ def started() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
 
 @pytest.mark.slow
-def test_a_superlink_with_a_client_that_stays_and_a_supernode(
+def test_a_superlink_with_clients_that_stay_and_a_supernode(
     job: Path,
     reference: Path,
     flower: Path,
@@ -261,11 +266,14 @@ def test_a_superlink_with_a_client_that_stays_and_a_supernode(
         return [config["job"], "--keys", config["keys"], "--out", config["out"]]
 
     through = ["--engine", "flower", "--address", address]
-    staying = started([*ours, "client", *words("a"), *through], logs["a"], **options)
-    config = " ".join(f'{k}="{v}"' for k, v in node_config(job, tmp_path, "b").items())
+    *stay, apart = CLIENTS
+    staying = [
+        started([*ours, "client", *words(name), *through], logs[name], **options) for name in stay
+    ]
+    config = " ".join(f'{k}="{v}"' for k, v in node_config(job, tmp_path, apart).items())
     supernode = [str(flower / "flower-supernode"), "--insecure", "--superlink", address]
     supernode += ["--host", "127.0.0.1", "--port", str(own), "--node-config", config]
-    started(supernode, logs["b"], **options)
+    started(supernode, logs[apart], **options)
     begin = time.monotonic()
     server = [*ours, "server", *words("server"), *through]
     while started(server, logs["run"], **options).wait(PATIENCE):  # until the SuperLink listens
@@ -273,7 +281,7 @@ def test_a_superlink_with_a_client_that_stays_and_a_supernode(
         time.sleep(1.0)
     said = "".join(f"== {name}\n{path.read_text()[-2500:]}" for name, path in logs.items())
     assert "accuracy on held-out data" in logs["run"].read_text(), said
-    assert staying.wait(PATIENCE) == 0, said
+    assert [process.wait(PATIENCE) for process in staying] == [0, 0], said
     # The server has answered everybody, so the SuperNode's client has its model as well.
-    assert (tmp_path / "b" / "model.safetensors").exists(), said
+    assert (tmp_path / apart / "model.safetensors").exists(), said
     same_outcome(reference, tmp_path)

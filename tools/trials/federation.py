@@ -168,6 +168,7 @@ class Trial:
         liar: bool = False,
     ) -> None:
         self.random = random.Random(seed)
+        self.leaves = random.Random(f"leaves {seed}")
         self.seed, self.kinds = seed, kinds or Kinds()
         if faults is None:
             faults = Faults(backups=self.random.random() < 0.25)
@@ -262,7 +263,8 @@ class Trial:
                     self._do(process, on.Woken(now))
             case 4:  # start
                 self._begin(process)
-            case 5:  # crash
+            case 5:  # crash, or goodbye before it
+                self._goodbye(process, now)
                 self._crash(process)
             case 6:  # backup restored
                 if process.backup is not None and self.agenda.now < QUIET:
@@ -278,6 +280,14 @@ class Trial:
                 self.cut.discard(me)
                 if process.machine is not None:
                     self._do(process, on.Connected(now))
+
+    def _goodbye(self, process: _Process, now: float) -> None:
+        """A client says goodbye before it is killed, sometimes; its owner begins it again."""
+        known = process.me != SERVER and process.machine is not None
+        if known and self.leaves.random() < 0.5:
+            was = process.halted
+            self._do(process, on.Stopped(now))
+            process.halted = was
 
     def _open(self, kind: int, me: int, what: tuple[int, bytes, bytes]) -> bool:
         client = what[0] if kind == _TO_SERVER else me

@@ -434,7 +434,8 @@ def client(
     ] = None,
     delta: Annotated[float | None, typer.Option(help="At this δ; goes with --epsilon.")] = None,
     leave: Annotated[
-        bool, typer.Option("--leave", help="Leave for good: the server goes on without you.")
+        bool,
+        typer.Option("--leave", help="The server goes on without you, until you begin again."),
     ] = False,
     witness: Annotated[
         Path | None,

@@ -79,7 +79,7 @@ class Asynchronous:
             case Absent(client=client):
                 self._absent[client] = True
             case Returned(client=client):
-                self._absent[client] = False
+                self._absent[client] = self._gone[client] = False
                 # It is waited for again from here on, not for what it missed.
                 self._credit[client] = max(0, self.version - int(self._done[client]))
             case Left(client=client):

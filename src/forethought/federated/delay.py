@@ -2,7 +2,7 @@
 
 Υ(k, i) of the asynchronous algorithm (van Dijk et al., Appendix A, Algorithm 2): whether round i
 (from 0) may be computed when the newest global model received is v_k. Plain functions, chosen by
-name.
+name. ``module:function`` names one of the user's own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from forethought.checks import one_of, whole
+from forethought.checks import imported, one_of, whole
 
 Permissible = Callable[[int, int], bool]
 
@@ -46,8 +46,9 @@ class Delay:
     """A permissible delay by name.
 
     Args:
-        kind: ``"constant"``, ``"one"`` or ``"sqrt"``; a key of :data:`DELAYS`.
-        most: rounds ahead that are always permitted.
+        kind: ``"constant"``, ``"one"`` or ``"sqrt"``; a key of :data:`DELAYS`. Or
+            ``"module:function"``, a function of the user's own that is called with k and i.
+        most: rounds ahead that are permitted, of "constant", and always, of "sqrt".
 
     Raises:
         ValueError: an unknown kind, or a negative number.
@@ -57,10 +58,21 @@ class Delay:
     most: int = 1
 
     def __post_init__(self) -> None:
-        one_of("delay", self.kind, tuple(DELAYS))
+        if ":" not in self.kind:
+            one_of("delay", self.kind, (*DELAYS, "module:function"))
         object.__setattr__(self, "most", whole("most", self.most, least=0))
 
     @property
     def permits(self) -> Permissible:
-        """The function Υ(k, i)."""
+        """The function Υ(k, i).
+
+        Of the user's own it is imported here, not before: a name in somebody else's file imports
+        nothing. Round i on v_i is always permitted: no newer model comes before this round.
+
+        Raises:
+            ValueError: it cannot be imported.
+        """
+        if ":" in self.kind:
+            chosen = imported("delay", self.kind)
+            return lambda k, i: k >= i or bool(chosen(k, i))
         return DELAYS[self.kind](self.most)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from forethought.checks import one_of, real, whole
 from forethought.federated.delay import Delay, Permissible
+from forethought.holders.work import LocalRounds, first_round, updates_of
 from forethought.plans import Plan, other_terms, promised
 from forethought.serialisation import Stored, build, canonical
 from forethought.training.step_sizes import step_sizes
@@ -114,7 +115,8 @@ class Federation(Stored):
         parameters: length of the exchanged vectors.
         architecture: digest of the model's names, shapes and dtypes.
         rounds: global rounds R; asynchronously, the most updates that a client sends.
-        local_rounds: private rounds E (steps, not epochs) in one update.
+        local_rounds: private rounds E (steps, not epochs) in one update. Several numbers: of a
+            client's first updates, one after the other; the last one holds for all later ones.
         rule: ``"synchronous"``; ``"asynchronous"``: updates are applied as they come, clients that
             are absent too long are not waited for; ``"published"``: Algorithm 4 to the letter but
             for its sign, where a new model waits for everyone.
@@ -146,7 +148,7 @@ class Federation(Stored):
     parameters: int
     architecture: str
     rounds: int
-    local_rounds: int = 1
+    local_rounds: LocalRounds = 1
     rule: Rule = "synchronous"
     exchanged: Exchanged = "weights"
     delay: Delay = Delay()  # noqa: RUF009 (frozen)
@@ -164,8 +166,9 @@ class Federation(Stored):
     cadence: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("parameters", "rounds", "local_rounds"):
+        for name in ("parameters", "rounds"):
             object.__setattr__(self, name, whole(name, getattr(self, name)))
+        object.__setattr__(self, "local_rounds", local_rounds_of(self.local_rounds))
         one_of("rule", self.rule, get_args(Rule))
         one_of("exchanged", self.exchanged, get_args(Exchanged))
         whole("seed", self.seed, least=0)
@@ -190,10 +193,12 @@ class Federation(Stored):
                 )
             real(f"weight of {member.name!r}", member.weight, above=0)
         for plan in self.plans:
-            if plan.rounds % self.local_rounds:
+            most = self.updates_of(plan)
+            if self.first_round(most) != plan.rounds:
                 raise FederationError(
                     f"a plan of {plan.rounds} rounds does not divide into updates of "
-                    f"{self.local_rounds} local rounds: plan a multiple of them"
+                    f"{local_words(self.local_rounds)} local rounds: {most} updates take "
+                    f"{self.first_round(most)}, one more takes {self.first_round(most + 1)}"
                 )
 
     def _check_rule(self) -> None:
@@ -237,7 +242,15 @@ class Federation(Stored):
 
     def updates(self, client: int) -> int:
         """The most updates that a member sends: its plan's rounds, at most one a global round."""
-        return min(self.rounds, self.plan(client).rounds // self.local_rounds)
+        return min(self.rounds, self.updates_of(self.plan(client)))
+
+    def updates_of(self, plan: Plan) -> int:
+        """The number of updates that a plan's rounds make."""
+        return updates_of(self.local_rounds, plan.rounds)
+
+    def first_round(self, update: int) -> int:
+        """The number of private rounds before a client's update."""
+        return first_round(self.local_rounds, update)
 
     @cached_property
     def shares(self) -> tuple[float, ...]:
@@ -280,6 +293,33 @@ class Federation(Stored):
         return cls(**known)
 
 
+def local_words(local: LocalRounds) -> str:
+    """Local rounds for people: ``"4"``, or ``"1, 1, 2, …"``."""
+    return str(local) if isinstance(local, int) else f"{', '.join(map(str, local))}, …"
+
+
+def local_rounds_of(given: object) -> LocalRounds:
+    """Local rounds in the one form that they have.
+
+    Args:
+        given: a whole number, or a list of those of the first updates.
+
+    Raises:
+        ValueError: anything else.
+    """
+    many = given if isinstance(given, list | tuple) and given else (given,)
+    try:
+        each = [whole("local_rounds", one) for one in many]
+    except (TypeError, ValueError):
+        raise ValueError(
+            "local_rounds must be a whole number of at least 1, or a list of those of the first "
+            f"updates, not {given!r}"
+        ) from None
+    while len(each) > 1 and each[-1] == each[-2]:
+        each.pop()
+    return each[0] if len(each) == 1 else tuple(each)
+
+
 _PARTS: dict[str, type[Any]] = {
     "delay": Delay,
     "server": ServerOptimizer,
@@ -289,7 +329,7 @@ _PARTS: dict[str, type[Any]] = {
 
 
 # Of a federation's rules, those that a client's own job says and no server may change.
-_AGREED = ("rule", "exchanged", "cohort", "cadence", "secure", "parameters")
+_AGREED = ("rule", "exchanged", "delay", "cohort", "cadence", "secure", "parameters")
 
 
 def require_contract(federation: Federation, own: Federation, client: int) -> None:

@@ -150,7 +150,7 @@ class ServerMachine:
 
     @property
     def left(self) -> frozenset[int]:
-        """Clients that stopped for good."""
+        """Clients that said goodbye, and did not begin again."""
         return frozenset(self._left)
 
     @property
@@ -191,6 +191,10 @@ class ServerMachine:
             case Update():
                 effects += self._update(client, message, event)
             case Join():
+                # Begun again after it left, with no model yet: it takes part from here on.
+                able = message.round < self.federation.updates(client) and not self.finished
+                if client in self._left and message.base < 0 and able:
+                    effects += self._decide(Returned(client), event.now)
                 # A heartbeat of a client that has the newest model does not cost another one.
                 news = message.base != self.version
                 if message.base > self.version and client not in self._ahead:
@@ -319,6 +323,7 @@ class ServerMachine:
                 self.absent.add(entry.client)
             case Returned():
                 self.absent.discard(entry.client)
+                self._left.discard(entry.client)
             case Left():
                 self._left.add(entry.client)
             case _:

@@ -224,10 +224,10 @@ class Simulator:
 
     def _size(self, client: int, round: int) -> float:
         """An update's expected records over the mean of all updates of the client's plan."""
-        plan, local = self.federation.plan(client), self.federation.local_rounds
+        plan, first = self.federation.plan(client), self.federation.first_round
         before = plan.privacy.examples_before
-        own = before((round + 1) * local) - before(round * local)
-        return own * plan.rounds / (before(plan.rounds) * local)
+        own = before(first(round + 1)) - before(first(round))
+        return own * self.federation.updates_of(plan) / before(plan.rounds)
 
     def _send(self, kind: int, client: int, message: object) -> None:
         vector = getattr(message, "vector", None)

@@ -67,7 +67,7 @@ def client_statement(
     """
     one_of("view", view, VIEWS)
     plan = federation.plan(client)
-    count = federation.updates(client) * federation.local_rounds
+    count = federation.first_round(federation.updates(client))
     if transcript is not None:
         count = len(transcript)
         if not count:
@@ -158,7 +158,7 @@ def shared(
     if transcripts is None:
         mechanisms = [
             federation.plan(client).mechanism.first(
-                federation.updates(client) * federation.local_rounds
+                federation.first_round(federation.updates(client))
             )
             for client in range(members)
         ]

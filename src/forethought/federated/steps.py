@@ -43,9 +43,11 @@ def longest_update(federation: Federation, client: int, start: float = 0.0) -> f
         return math.inf
     step = rate * kind.longest(options, mean, federation.parameters)
     decay = rate * float(options.get("weight_decay", kind.weight_decay))
-    moved = federation.local_rounds * step
+    local = federation.local_rounds
+    most = local if isinstance(local, int) else max(local)
+    moved = most * step
     if decay:
-        moved += federation.local_rounds * decay * (start + moved)
+        moved += most * decay * (start + moved)
     return moved * (1 + 1e-6)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought.exchange.messages import Update, Vector
-from forethought.exchange.storage import Closed, Entry, Left
+from forethought.exchange.storage import Closed, Entry, Left, Returned
 from forethought.federated.aggregation import aggregate
 from forethought.federated.federation import Federation
 from forethought.federated.rule import Arrays
@@ -78,6 +78,8 @@ class Synchronous:
             case Left():
                 self._gone[entry.client] = True
                 self._waiting.pop(entry.client, None)
+            case Returned(client=client):
+                self._gone[client] = False
             case Closed(base=base):
                 self._lost = base == -1 - self.version
                 if self._lost or base == self.version:

@@ -17,7 +17,7 @@ from forethought.exchange.events import Release
 from forethought.exchange.messages import Vector
 from forethought.holders.recorded import RECORD, Recorded, begun
 from forethought.holders.trainer import Holder, SharedModel, released
-from forethought.holders.work import Trainers
+from forethought.holders.work import LocalRounds, Trainers
 from forethought.holders.workers import InProcess, Workers
 from forethought.plans import Plan
 from forethought.rounds.losses import Loss, check_loss, default_loss
@@ -57,12 +57,12 @@ class Simulation:
     _states: dict[int, bytes] = field(default_factory=dict)
     _count: int = 0
 
-    def trainers(self, workers: int, local_rounds: int = 1, *, gradients: bool) -> Trainers:
+    def trainers(self, workers: int, local_rounds: LocalRounds = 1, *, gradients: bool) -> Trainers:
         """Computes updates, recorded where a folder is kept; on one thread from now on.
 
         Args:
             workers: processes that compute; 0: this one.
-            local_rounds: private rounds in one update. gradients: noised means, not weights.
+            local_rounds: private rounds in an update. gradients: noised means, not weights.
         """
 
         def make(states: dict[int, bytes]) -> Trainers:

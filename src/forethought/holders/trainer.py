@@ -23,7 +23,7 @@ from forethought.accounting.statement import Randomness
 from forethought.contributions import Persons
 from forethought.exchange.ledger import LEDGER
 from forethought.exchange.messages import Vector
-from forethought.holders.work import HolderError, Result
+from forethought.holders.work import HolderError, LocalRounds, Result, first_round
 from forethought.mechanism import Correlated
 from forethought.plans import Plan
 from forethought.rounds.augmenting import require_images
@@ -137,7 +137,7 @@ class ClientTrainer:
     Args:
         shared: the model; several trainers of a process may share it.
         holder: plan, records, secrets.
-        local_rounds: private rounds in one update.
+        local_rounds: private rounds in an update.
         gradients: give noised means (of one round) in place of weights.
         state: of an earlier trainer; b"": the beginning.
 
@@ -151,7 +151,7 @@ class ClientTrainer:
         self,
         shared: SharedModel,
         holder: Holder,
-        local_rounds: int = 1,
+        local_rounds: LocalRounds = 1,
         *,
         gradients: bool = False,
         state: bytes = b"",
@@ -189,7 +189,8 @@ class ClientTrainer:
     def finished(self, round: int, total: PrivateSum, weights: Vector) -> Result:
         """An update from its first private sum, to which everything was added."""
         shared = self.shared
-        hashed, first = total.input_hash, round * self.local_rounds
+        hashed, first = total.input_hash, first_round(self.local_rounds, round)
+        end = first_round(self.local_rounds, round + 1)
         noised = total.release()
         if self._gradients:
             self.noised = noised
@@ -197,13 +198,13 @@ class ClientTrainer:
         else:
             shared.write(weights)
             self._descent.step(noised, self._step_size(first))
-            for index in range(first + 1, first + self.local_rounds):
+            for index in range(first + 1, end):
                 later = self.private.open(index)
                 later.add(shared.model, self.holder.records)
                 self._descent.step(later.release(), self._step_size(index))
             self._descent.clear()
             vector = shared.read()
-        return Result(vector, first + self.local_rounds, hashed, self.state())
+        return Result(vector, end, hashed, self.state())
 
     def state(self) -> bytes:
         """The state that a later trainer goes on from: transcript, clipping norm, the
@@ -261,7 +262,7 @@ def compute_together(
     shared.write(weights)
     with lead.private:
         sums = [
-            one.private.open(round * one.local_rounds)
+            one.private.open(first_round(one.local_rounds, round))
             for one, round in zip(trainers, rounds, strict=True)
         ]
         add_together(sums, shared.model, [one.holder.records for one in trainers])

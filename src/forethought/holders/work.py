@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import accumulate
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from forethought.exchange.events import HasVector
 from forethought.exchange.messages import Vector
+
+# Private rounds in each update: one number, or those of the first updates, of which the last one
+# holds for all later updates.
+LocalRounds: TypeAlias = int | tuple[int, ...]
+
+
+def first_round(local: LocalRounds, update: int) -> int:
+    """The number of private rounds before an update."""
+    each = (local,) if isinstance(local, int) else local
+    head = each[: max(0, update)]
+    return sum(head) + each[-1] * (update - len(head))
+
+
+def updates_of(local: LocalRounds, rounds: int) -> int:
+    """The most updates that so many private rounds make."""
+    *head, last = (local,) if isinstance(local, int) else local
+    done = list(accumulate(head))
+    if done and rounds < done[-1]:
+        return bisect_right(done, rounds)
+    return len(head) + (rounds - sum(head)) // last
+
 
 # What a holder brings that does not fit what was agreed.
 
@@ -75,10 +98,10 @@ class NoTraining:
 
     Args:
         vector: from work to what is sent; default: the weights, or zeros in place of gradients.
-        local_rounds: private rounds in one update.
+        local_rounds: private rounds in an update.
     """
 
-    def __init__(self, local_rounds: int = 1, vector: Rehearsed | None = None) -> None:
+    def __init__(self, local_rounds: LocalRounds = 1, vector: Rehearsed | None = None) -> None:
         self._rounds, self._vector = local_rounds, vector
         self._works: dict[int, Work] = {}
 
@@ -88,7 +111,7 @@ class NoTraining:
     def result(self, client: int) -> Result:
         work = self._works.pop(client)
         vector = work.weights if self._vector is None else self._vector(work)
-        return Result(vector, (work.round + 1) * self._rounds, b"", b"")
+        return Result(vector, first_round(self._rounds, work.round + 1), b"", b"")
 
     def done(self) -> dict[int, Result]:
         """Nothing: every update is made when it is asked for."""

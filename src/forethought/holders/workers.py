@@ -14,7 +14,7 @@ import torch
 
 from forethought.holders.cluster import Actors, cluster
 from forethought.holders.trainer import ClientTrainer, Holder, SharedModel, compute_together
-from forethought.holders.work import HolderError, Result, Work
+from forethought.holders.work import HolderError, LocalRounds, Result, Work
 
 # All clients' trainers in this process; those whose weights are the same compute together.
 
@@ -68,7 +68,7 @@ class InProcess:
         self,
         shared: SharedModel,
         holders: Sequence[Holder] | Mapping[int, Holder],
-        local_rounds: int = 1,
+        local_rounds: LocalRounds = 1,
         *,
         gradients: bool = False,
         states: Mapping[int, bytes] | None = None,
@@ -146,7 +146,7 @@ class Workers:
         count: int,
         shared: SharedModel,
         holders: Sequence[Holder],
-        local_rounds: int = 1,
+        local_rounds: LocalRounds = 1,
         *,
         gradients: bool = False,
         states: Mapping[int, bytes] | None = None,

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forethought.federated.delay import Delay
 from forethought.federated.federation import Federation, Member, Robust, ServerOptimizer
 from forethought.federated.secure_aggregation.settings import (
     SecureAggregation,
     SecureAggregationError,
 )
 from forethought.federated.secure_aggregation.shared_noise import secured
+from forethought.holders.work import first_round, updates_of
 from forethought.jobs.holders import (
     SYNTHETIC,
     Dealt,
@@ -161,7 +161,9 @@ def agreed(
     local = section.local_rounds or 1
     if section.local_epochs is not None:
         local = max(1, round(section.local_epochs * lead.examples / lead.mean_batch))
-    rounds = section.rounds or max(1, round(lead.rounds / local))
+    fewest = updates_of(local, lead.rounds)
+    nearest = min(fewest, fewest + 1, key=lambda n: abs(first_round(local, n) - lead.rounds))
+    rounds = section.rounds or max(1, nearest)
     rate = lead.mean_batch / lead.examples
     typical_speed = float(np.median(speeds))
     plans: dict[tuple[int, int, Budget], int] = {}
@@ -175,8 +177,8 @@ def agreed(
         key = (size, batch, budgets[client])
         if key not in plans:
             plans[key] = len(made)
-            found = holder_plan(job, lead, *key, rounds * local, parameters)
-            made.append(growing(found, section.growth, local))
+            found = holder_plan(job, lead, *key, first_round(local, rounds), parameters)
+            made.append(growing(found, section.growth, local if isinstance(local, int) else 1))
         name = section.client[client].name if section.client else f"client-{client}"
         weight = float(size if section.weights == "size" else 1)
         members.append(
@@ -191,7 +193,7 @@ def agreed(
         local,
         section.rule,
         exchanged,
-        Delay(section.delay.kind, section.delay.most),
+        section.delay.value,
         section.cohort,
         section.deadline,
         section.absence,
@@ -228,7 +230,7 @@ def settings_of(section: FederationSection, clients: int) -> SecureAggregation:
 def times_of(section: FederationSection, federation: Federation, speeds: Sequence[float]) -> Times:
     """The duration of everything in a simulation: records over speed, messages by size."""
     seconds = [
-        section.record_seconds * federation.local_rounds * plan.epochs * plan.examples / plan.rounds
+        section.record_seconds * plan.epochs * plan.examples / federation.updates_of(plan)
         for plan in federation.plans
     ]
     return Times(

@@ -15,6 +15,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PlainValidator,
     StrictBool,
     StrictFloat,
     StrictInt,
@@ -26,9 +27,17 @@ from pydantic import (
 
 from forethought.accounting.statement import LONGEST, About
 from forethought.checks import whole
-from forethought.federated.federation import Exchanged, RobustKind, Rule, ServerKind
+from forethought.federated.delay import Delay
+from forethought.federated.federation import (
+    Exchanged,
+    RobustKind,
+    Rule,
+    ServerKind,
+    local_rounds_of,
+)
 from forethought.gossip.graphs import Kind as GraphKind
 from forethought.gossip.mixing import Named as MixingKind
+from forethought.holders.work import LocalRounds
 from forethought.mechanism import Adjacency, Budget, Clipping
 from forethought.planning.courses import (
     LEAST_DELTA,
@@ -268,16 +277,27 @@ class RobustTable(_Section):
 class DelayTable(_Section):
     """``[federation.delay]``: how far a client's round may run ahead of the newest model."""
 
-    kind: Literal["constant", "one", "sqrt"] = "one"
+    kind: str = "one"
     most: _Int = Field(default=1, ge=0)
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        assert self.value
+        return self
+
+    @property
+    def value(self) -> Delay:
+        """The delay as a federation holds it."""
+        return Delay(self.kind, self.most)
 
 
 class FederationSection(HoldersSection):
     """Everything of a federation that is not data, model, budget or training.
 
     ``rounds`` are global rounds (of each client, where updates are asynchronous); ``local_rounds``
-    are private rounds (steps) in one of them, ``local_epochs`` the same in passes over the
-    client's own records. ``growth`` is the last sample size over the first.
+    are private rounds (steps) in one of them, or a list: of a client's first updates, the last
+    number holds for all later ones. ``local_epochs`` says the same in passes over the client's
+    own records. ``growth`` is the last sample size over the first.
 
     Of simulations: ``fused`` (one private sum a cohort: the law of the global model at the cost of
     one machine, and no statement of any client).
@@ -288,7 +308,7 @@ class FederationSection(HoldersSection):
 
     clients: _Int | None = Field(default=None, ge=1)
     client: tuple[MemberTable, ...] = ()
-    local_rounds: _Int | None = Field(default=None, ge=1)
+    local_rounds: Annotated[LocalRounds, PlainValidator(local_rounds_of)] | None = None
     local_epochs: _Float | None = Field(default=None, gt=0)
     rule: Rule = "synchronous"
     exchanged: Exchanged | None = None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forethought.caveats import Caveat
+from forethought.checks import importable_from
 from forethought.data.dataset import Dataset
 from forethought.data.persons import PersonRows
 from forethought.data.synthetic import Indices, shares
@@ -314,14 +315,14 @@ def load_job(request: Request, data_dir: Path | None = None) -> Loaded:
 
     Raises:
         forethought.data.DataError: missing, damaged or unsuitable data.
-        ValueError: no such model, or options it does not have.
+        ValueError: no such model, or options it does not have; no such permissible delay.
     """
-    from forethought.models.zoo import importable_from
-
     dataset = request.job.load_data(data_dir)
     if dataset.fixed_features is not None:
         request = with_features(request, dataset.fixed_features)
     with importable_from(request.folder or Path.cwd()):
+        if request.job.federation is not None:
+            request.job.federation.delay.value.permits(0, 0)  # may be a function of the user's own
         return Loaded(request, dataset, request.job.build_model(dataset))
 
 

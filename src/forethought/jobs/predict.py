@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from forethought.accounting.statement import Statement
+from forethought.checks import importable_from
 from forethought.data import DataError, Encoder
 from forethought.data.columns import Outside
 from forethought.data.features import features_of
@@ -22,7 +23,6 @@ from forethought.data.sources import load_records
 from forethought.jobs.job import JobError
 from forethought.jobs.load import CARD_NAME, PREPARED, ModelCard
 from forethought.models import build
-from forethought.models.zoo import importable_from
 from forethought.preparing.prepare import Constants, Prepared
 from forethought.training.folder import STATEMENT, RunFolder
 from forethought.training.metrics import outputs_of

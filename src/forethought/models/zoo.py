@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
+from forethought.checks import imported
 from forethought.models.convolutional import cnn, gabor_cnn, lenet5, tempered_cnn
 from forethought.models.dense import linear, mlp
 from forethought.models.recurrent import PRESETS
@@ -82,7 +79,7 @@ def build(
         raise ValueError(f"classes must be a whole number of at least 1, not {classes!r}")
     if not isinstance(name, str):
         raise TypeError(f"a model is named by a string such as 'linear', not {name!r}")
-    make = _imported(name) if ":" in name else _of_the_zoo(name)
+    make = imported("model", name) if ":" in name else _of_the_zoo(name)
     _check_call(name, make, shape, classes, options)
     with turns, torch.random.fork_rng(devices=[]):
         if seed is not None:
@@ -98,7 +95,7 @@ def _of_the_zoo(name: str) -> Callable[..., nn.Module]:
         return MODELS[name]
     if name in PUBLISHED:
         try:
-            return _imported(f"published_networks:{PUBLISHED[name]}")
+            return imported("model", f"published_networks:{PUBLISHED[name]}")
         except ValueError as error:
             raise ValueError(
                 f"model {name!r} is no longer installed: put tools/published_networks.py of the "
@@ -111,44 +108,6 @@ def _of_the_zoo(name: str) -> Callable[..., nn.Module]:
         f"unknown model {name!r}.{hint} The models are {', '.join(MODELS)}, or module:function "
         "for your own"
     )
-
-
-def _imported(name: str) -> Callable[..., Any]:
-    module_name, _, function = name.partition(":")
-    if not module_name or not function:
-        raise ValueError(f"a model of your own is named module:function, not {name!r}")
-    try:
-        with importable_from(Path.cwd()):
-            module = importlib.import_module(module_name)
-    except Exception as error:
-        raise ValueError(
-            f"model {name!r}: importing {module_name} failed with {type(error).__name__}: {error}. "
-            "The module must be installed, or lie in the working directory or next to the job file"
-        ) from error
-    make = getattr(module, function, None)
-    if not callable(make):
-        public = [key for key, value in vars(module).items() if callable(value)]
-        near = difflib.get_close_matches(function, public, 1)
-        hint = f". Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"model {name!r}: {module_name} has no function {function!r}{hint}")
-    return make  # type: ignore[no-any-return]
-
-
-@contextmanager
-def importable_from(folder: Path) -> Iterator[None]:
-    """Modules of one's own are found in ``folder`` too, after everything that is installed.
-
-    A console script, unlike ``python -m``, does not look for modules where it was started.
-    """
-    here = str(folder.resolve())
-    if here in sys.path or ("" in sys.path and folder.resolve() == Path.cwd()):
-        yield
-        return
-    sys.path.append(here)
-    try:
-        yield
-    finally:
-        sys.path.remove(here)
 
 
 def _check_call(

@@ -18,7 +18,13 @@ import numpy as np
 from forethought.federated.federation import Federation, Robust
 from forethought.federated.simulator import Simulator
 from forethought.federated.statements import client_statement
-from forethought.holders.work import NoTraining, no_gradients
+from forethought.holders.work import (
+    LocalRounds,
+    NoTraining,
+    first_round,
+    no_gradients,
+    updates_of,
+)
 from forethought.mechanism import Budget
 from forethought.simulation.times import OVERHEAD, Times
 from forethought.use import Averaging
@@ -69,7 +75,7 @@ class Split:
         seconds: predicted virtual wall-clock. chosen: whether it is the federation's own.
     """
 
-    local_rounds: int
+    local_rounds: LocalRounds
     local_epochs: float
     rounds: int
     updates: int
@@ -169,7 +175,7 @@ def _alike(federation: Federation) -> bool:
 
 def _cost(federation: Federation, client: int, budget: Budget, speed: float) -> ClientCost:
     plan, updates = federation.plan(client), federation.updates(client)
-    rounds = updates * federation.local_rounds
+    rounds = federation.first_round(updates)
     own = client_statement(federation, client)
     secure = None
     if federation.secure is not None:
@@ -193,24 +199,26 @@ def _cost(federation: Federation, client: int, budget: Budget, speed: float) -> 
 
 def _splits(federation: Federation, times: Times) -> list[Split]:
     """The federation's own split, and others of the same private rounds where they are possible."""
-    total = federation.rounds * federation.local_rounds
+    total = federation.first_round(federation.rounds)
+    mean = total / federation.rounds
     typical = federation.plan(len(federation.members) // 2)
     an_epoch = max(1, round(typical.examples / typical.round(0).divisor))
-    wanted = {federation.local_rounds}
+    wanted: set[LocalRounds] = {federation.local_rounds}
     if federation.exchanged == "weights":
         wanted |= {1, an_epoch, 2 * an_epoch, 5 * an_epoch, total}
     found = []
-    for local in sorted(wanted):
-        if any(plan.rounds % local for plan in federation.plans) or total % local:
+    for local in wanted:
+        rounds = updates_of(local, total)
+        if any(first_round(local, updates_of(local, n)) != n for n in _lengths(federation, total)):
             continue
-        other = replace(federation, local_rounds=local, rounds=total // local)
-        slower = local / federation.local_rounds
+        other = replace(federation, local_rounds=local, rounds=rounds)
+        slower = total / rounds / mean
         compute = [seconds * slower for seconds in times.compute]
         updates = other.updates(0)
         found.append(
             Split(
                 local_rounds=local,
-                local_epochs=local / an_epoch,
+                local_epochs=total / rounds / an_epoch,
                 rounds=other.rounds,
                 updates=updates,
                 megabytes=megabytes(other, updates),
@@ -218,7 +226,11 @@ def _splits(federation: Federation, times: Times) -> list[Split]:
                 chosen=local == federation.local_rounds,
             )
         )
-    return found
+    return sorted(found, key=lambda split: split.local_epochs)
+
+
+def _lengths(federation: Federation, total: int) -> list[int]:
+    return [total, *(plan.rounds for plan in federation.plans)]
 
 
 def _notes(federation: Federation) -> list[str]:

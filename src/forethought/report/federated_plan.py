@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from forethought.federated.federation import local_words
+
 if TYPE_CHECKING:
     from forethought.planning.federated import FederatedPlan
 
@@ -19,7 +21,7 @@ def show(console: Console, plan: FederatedPlan) -> None:
     federation = plan.federation
     clients = Table(
         title=f"{len(plan.clients)} clients, {federation.rule}, "
-        f"{federation.rounds:,} rounds of {federation.local_rounds} local ones"
+        f"{federation.rounds:,} rounds of {local_words(federation.local_rounds)} local ones"
     )
     for name in ("client", "records", "speed", "sample s", "noise σ", "updates", "MB"):
         clients.add_column(name)
@@ -49,7 +51,7 @@ def show(console: Console, plan: FederatedPlan) -> None:
     for split in plan.splits:
         splits.add_row(
             "chosen" if split.chosen else "",
-            f"{split.local_rounds:,}",
+            local_words(split.local_rounds),
             f"{split.local_epochs:.3g}",
             f"{split.rounds:,}",
             f"{split.megabytes:.4g}",

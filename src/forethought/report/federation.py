@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from forethought.accounting.interval import at_most
+from forethought.federated.federation import local_words
 from forethought.report.figures import BLUE, GREY, ORANGE, new_axes
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ SHOWN = 20
 def show_federation(console: Console, federation: Federation) -> None:
     """Show the clients, and the plan of each."""
     rows = f"{len(federation.members)} clients, {federation.rule}, {federation.rounds} rounds"
-    if federation.local_rounds > 1:
-        rows += f" of {federation.local_rounds} local rounds"
+    if federation.local_rounds != 1:
+        rows += f" of {local_words(federation.local_rounds)} local rounds"
     table = Table("client", "records", "batch", "noise σ", "ε planned", title=rows)
     for member in federation.members[:SHOWN]:
         plan = federation.plans[member.plan]
