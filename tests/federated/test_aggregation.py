@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forethought.federated.aggregation import Mean, aggregate, shortened
+from forethought.federated.aggregation import TOGETHER, Mean, aggregate, shortened
 from forethought.federated.federation import Robust, ServerOptimizer
 from forethought.federated.server_optimizers import moved
 
@@ -21,17 +21,42 @@ def test_the_mean_is_the_mean(count: int, seed: int) -> None:
     vectors = generator.normal(size=(count, D)).astype(np.float32)
     shares = generator.uniform(0.1, 1, size=count)
     mean = Mean(None)
-    for vector, share in zip(vectors, shares, strict=True):
-        mean.add(vector, share)
+    for client, (vector, share) in enumerate(zip(vectors, shares, strict=True)):
+        mean.add(client, vector, share)
     expected = np.average(vectors.astype(float), axis=0, weights=shares)
     assert np.allclose(mean.result(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["mean", "trimmed", "median", "norm-bound"])
+@given(st.permutations(range(TOGETHER)), st.integers(2, TOGETHER), st.integers(0, TOGETHER))
+@settings(max_examples=25, deadline=None)
+def test_whoever_comes_first_the_bits_are_the_same(
+    kind: str, order: list[int], count: int, halt: int
+) -> None:
+    """Also where the server is made again from a snapshot in the middle."""
+    generator = np.random.default_rng(count)
+    vectors = generator.normal(size=(TOGETHER, 300)).astype(np.float32)
+    shares = generator.uniform(0.1, 1, size=TOGETHER).tolist()
+    robust = Robust(kind, share=0.2, bound=9.0 if kind == "norm-bound" else None)
+
+    def result(clients: list[int]) -> np.ndarray:
+        found = aggregate(robust, None)
+        for number, client in enumerate(clients):
+            if number == halt:
+                state, found = found.state(), aggregate(robust, None)
+                found.restore(state)
+            found.add(client, vectors[client], shares[client])
+        return found.result()
+
+    came = [client for client in order if client < count]
+    np.testing.assert_array_equal(result(came), result(sorted(came)))
 
 
 def test_one_vector_is_its_own_mean_bit_for_bit() -> None:
     vector = np.random.default_rng(0).normal(size=1000).astype(np.float32) * np.float32(1e-3)
     for share in (1.0, 0.3):
         mean = Mean(None)
-        mean.add(vector, share)
+        mean.add(0, vector, share)
         exact = mean.result() == vector
         assert exact.all() if share == 1.0 else exact.mean() > 0.5
 
@@ -44,9 +69,9 @@ def test_two_hostile_clients_of_ten_do_not_carry_the_model_away(kind: str) -> No
     robust = Robust(kind, share=0.2, bound=5.0 if kind == "norm-bound" else None)
     found = aggregate(robust, np.zeros(D, np.float32))
     plain = aggregate(Robust(), np.zeros(D, np.float32))
-    for vector in (*honest, *hostile):
-        found.add(vector, 0.1)
-        plain.add(vector, 0.1)
+    for client, vector in enumerate((*honest, *hostile)):
+        found.add(client, vector, 0.1)
+        plain.add(client, vector, 0.1)
     assert np.linalg.norm(plain.result()) > 1e5
     assert np.linalg.norm(found.result() - honest.mean(0)) < 3
 
@@ -54,9 +79,9 @@ def test_two_hostile_clients_of_ten_do_not_carry_the_model_away(kind: str) -> No
 def test_trimmed_mean_and_median_are_those_of_numpy() -> None:
     values = np.random.default_rng(2).normal(size=(9, D)).astype(np.float32)
     trimmed, median = aggregate(Robust("trimmed", 0.2), None), aggregate(Robust("median"), None)
-    for row in values:
-        trimmed.add(row, 1.0)
-        median.add(row, 1.0)
+    for client, row in enumerate(values):
+        trimmed.add(client, row, 1.0)
+        median.add(client, row, 1.0)
     assert np.allclose(median.result(), np.median(values, axis=0))
     assert np.allclose(trimmed.result(), np.sort(values, axis=0)[2:7].mean(0), atol=1e-6)
 

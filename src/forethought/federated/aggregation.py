@@ -1,8 +1,8 @@
 """From a round's updates to one vector: the weighted mean, or one that hostile clients bend less.
 
 Trimmed mean and median take the coordinates apart (Yin, Chen, Ramchandran and Bartlett 2018); the
-norm bound shortens long updates (Sun, Kairouz, Suresh and McMahan 2019). The mean needs one vector
-of memory, the other two a vector for each client. All of it is post-processing.
+norm bound shortens long updates (Sun, Kairouz, Suresh and McMahan 2019). The mean needs up to
+sixteen vectors of memory, the other two a vector for each client. All of it is post-processing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Aggregate(Protocol):
         """Updates that have come."""
         ...
 
-    def add(self, vector: Vector, share: float) -> None:
+    def add(self, client: int, vector: Vector, share: float) -> None:
         """One client's vector, with its share of all weights."""
         ...
 
@@ -51,8 +51,9 @@ class Aggregate(Protocol):
 class Mean:
     """Σ share·vector / Σ share over the clients that came.
 
-    A few vectors at a time are added in float32, which is half the memory traffic; their sums in
-    float64, so that a million clients lose nothing.
+    A few vectors at a time are added in float32, in the order of their clients; their sums in
+    float64, so that a million clients lose nothing. The bits of so few clients' mean do not depend
+    on who came first.
 
     Args:
         bound: vectors are shortened to this distance from ``centre``; None: they are not.
@@ -62,47 +63,52 @@ class Mean:
         self.count = 0
         self._centre, self._bound = centre, bound
         self._total = 0.0
-        self._sum: Sum | None = None
-        self._part: Vector | None = None
+        self._sum: Sum | Vector | None = None  # float32 in a result of few
+        self._held: dict[int, tuple[Vector, float]] = {}
 
-    def add(self, vector: Vector, share: float) -> None:
+    def add(self, client: int, vector: Vector, share: float) -> None:
         if self._bound is not None:
             vector = shortened(vector, self._centre, self._bound)
-        weight = np.float32(share)
-        if self._part is None:
-            self._part = vector * weight
-        else:
-            add_weighted(self._part, vector, share)
-        self._total += float(weight)
+        self._held[client] = vector, share
         self.count += 1
-        if self.count % TOGETHER == 0:
+        if len(self._held) == TOGETHER:
             self._join()
 
     def _join(self) -> None:
-        if self._part is not None:
-            if self._sum is None:
-                self._sum = self._part.astype(np.float64)
-            else:
-                self._sum += self._part
-            self._part = None
+        part = self._taken()
+        self._sum = part.astype(np.float64) if self._sum is None else self._sum + part
+
+    def _taken(self) -> Vector:
+        """The sum of what is held, which is forgotten."""
+        (vector, share), *others = (self._held[client] for client in sorted(self._held))
+        part: Vector = vector * np.float32(share)
+        self._total += float(np.float32(share))
+        for vector, share in others:
+            add_weighted(part, vector, share)
+            self._total += float(np.float32(share))
+        self._held = {}
+        return part
 
     def result(self) -> Vector:
-        if self._sum is not None:
-            self._join()
-        whole = self._part if self._sum is None else self._sum
-        if whole is None:
+        if not self.count:
             raise ValueError("no update has come: there is no mean of nothing")
-        mean: Vector = np.empty(len(whole), dtype=np.float32)
+        if self._sum is None:
+            self._sum = self._taken()
+        elif self._held:
+            self._join()
+        mean: Vector = np.empty(len(self._sum), dtype=np.float32)
         # Divided in float64, without a copy of that size.
-        np.divide(whole, self._total, out=mean, dtype=np.float64, casting="unsafe")
+        np.divide(self._sum, self._total, out=mean, dtype=np.float64, casting="unsafe")
         return mean
 
     def state(self) -> dict[str, NDArray[np.generic]]:
         found: dict[str, NDArray[np.generic]] = {"total": np.array([self._total, self.count])}
         if self._sum is not None:
             found["sum"] = self._sum
-        if self._part is not None:
-            found["part"] = self._part
+        if self._held:
+            found["held"] = np.stack([vector for vector, _ in self._held.values()])
+            found["clients"] = np.array(list(self._held), dtype=np.int64)
+            found["shares"] = np.array([share for _, share in self._held.values()])
         return found
 
     def restore(self, state: Mapping[str, NDArray[np.generic]]) -> None:
@@ -110,8 +116,13 @@ class Mean:
         self._total, self.count = float(total), int(count)
         if "sum" in state:
             self._sum = np.array(state["sum"], dtype=np.float64)
-        if "part" in state:
-            self._part = np.array(state["part"], dtype=np.float32)
+        if "part" in state:  # of 0.2.0, which added as updates came
+            part = np.array(state["part"], dtype=np.float64)
+            self._sum = part if self._sum is None else self._sum + part
+        if "held" in state:
+            vectors = np.array(state["held"], dtype=np.float32)
+            known = state["clients"].tolist(), zip(vectors, state["shares"].tolist(), strict=True)
+            self._held = dict(zip(*known, strict=True))
 
 
 class Sorted:
@@ -129,7 +140,7 @@ class Sorted:
         """Updates that have come."""
         return len(self._vectors)
 
-    def add(self, vector: Vector, share: float) -> None:
+    def add(self, client: int, vector: Vector, share: float) -> None:
         self._vectors.append(vector)
 
     def result(self) -> Vector:

@@ -16,8 +16,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from forethought.checks import one_of, real, whole
 from forethought.federated.delay import Delay, Permissible
-from forethought.holders.work import LocalRounds, first_round, updates_of
-from forethought.plans import Plan, other_terms, promised
+from forethought.plans import (
+    LocalRounds,
+    Plan,
+    first_round,
+    other_terms,
+    promised,
+    updates_of,
+)
 from forethought.serialisation import Stored, build, canonical
 from forethought.training.step_sizes import step_sizes
 from forethought.use import Averaging

@@ -71,7 +71,7 @@ class Synchronous:
     def apply(self, client: int, update: Update) -> None:
         del self._waiting[client]
         self._next[client] = update.round + 1
-        self._aggregate.add(update.vector, self._federation.shares[client])
+        self._aggregate.add(client, update.vector, self._federation.shares[client])
 
     def decided(self, entry: Entry) -> None:
         match entry:

@@ -23,9 +23,9 @@ from forethought.accounting.statement import Randomness
 from forethought.contributions import Persons
 from forethought.exchange.ledger import LEDGER
 from forethought.exchange.messages import Vector
-from forethought.holders.work import HolderError, LocalRounds, Result, first_round
+from forethought.holders.work import HolderError, Result
 from forethought.mechanism import Correlated
-from forethought.plans import Plan
+from forethought.plans import LocalRounds, Plan, first_round
 from forethought.rounds.augmenting import require_images
 from forethought.rounds.flat import Layout
 from forethought.rounds.losses import Loss

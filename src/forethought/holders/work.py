@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import numpy as np
 
 from forethought.exchange.events import HasVector
 from forethought.exchange.messages import Vector
-
-# Private rounds in each update: one number, or those of the first updates, of which the last one
-# holds for all later updates.
-LocalRounds: TypeAlias = int | tuple[int, ...]
-
-
-def first_round(local: LocalRounds, update: int) -> int:
-    """The number of private rounds before an update."""
-    each = (local,) if isinstance(local, int) else local
-    head = each[: max(0, update)]
-    return sum(head) + each[-1] * (update - len(head))
-
-
-def updates_of(local: LocalRounds, rounds: int) -> int:
-    """The most updates that so many private rounds make."""
-    *head, last = (local,) if isinstance(local, int) else local
-    done = list(accumulate(head))
-    if done and rounds < done[-1]:
-        return bisect_right(done, rounds)
-    return len(head) + (rounds - sum(head)) // last
-
+from forethought.plans import LocalRounds, first_round
 
 # What a holder brings that does not fit what was agreed.
 

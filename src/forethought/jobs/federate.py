@@ -15,7 +15,6 @@ from forethought.federated.secure_aggregation.settings import (
     SecureAggregationError,
 )
 from forethought.federated.secure_aggregation.shared_noise import secured
-from forethought.holders.work import first_round, updates_of
 from forethought.jobs.holders import (
     SYNTHETIC,
     Dealt,
@@ -31,7 +30,7 @@ from forethought.jobs.request import Request
 from forethought.mechanism import Budget
 from forethought.planning.courses import growing
 from forethought.planning.federated import FederatedPlan, predict
-from forethought.plans import Plan
+from forethought.plans import Plan, first_round, updates_of
 from forethought.simulation.speeds import Way
 from forethought.simulation.times import Times
 

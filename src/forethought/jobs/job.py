@@ -37,7 +37,6 @@ from forethought.federated.federation import (
 )
 from forethought.gossip.graphs import Kind as GraphKind
 from forethought.gossip.mixing import Named as MixingKind
-from forethought.holders.work import LocalRounds
 from forethought.mechanism import Adjacency, Budget, Clipping
 from forethought.planning.courses import (
     LEAST_DELTA,
@@ -45,7 +44,7 @@ from forethought.planning.courses import (
     NoiseScheduleName,
     SizeScheduleName,
 )
-from forethought.plans import Plan
+from forethought.plans import LocalRounds, Plan
 from forethought.preparation import Preparation
 from forethought.privacy import ClipRule, NoiseKind
 from forethought.samplings import SamplingName
