@@ -7,9 +7,11 @@ tensor, and it is the only description of a run from which a guarantee is ever c
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal, get_args
+from itertools import accumulate
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 from forethought.checks import one_of, real, whole
 from forethought.samplings import SAMPLINGS, Sampling
@@ -334,3 +336,24 @@ def _same_release(one: Rounds, other: Rounds) -> bool:
         other.clipping,
         other.groups,
     )
+
+
+# Rounds in updates of several. So many in each: one number, or those of the first updates,
+# of which the last one holds for all later updates.
+LocalRounds: TypeAlias = int | tuple[int, ...]
+
+
+def first_round(local: LocalRounds, update: int) -> int:
+    """The number of private rounds before an update."""
+    each = (local,) if isinstance(local, int) else local
+    head = each[: max(0, update)]
+    return sum(head) + each[-1] * (update - len(head))
+
+
+def updates_of(local: LocalRounds, rounds: int) -> int:
+    """The most updates that so many private rounds make."""
+    *head, last = (local,) if isinstance(local, int) else local
+    done = list(accumulate(head))
+    if done and rounds < done[-1]:
+        return bisect_right(done, rounds)
+    return len(head) + (rounds - sum(head)) // last

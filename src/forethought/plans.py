@@ -8,11 +8,9 @@ It has two parts: what privacy needs (:mod:`forethought.privacy`) and how the no
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate
-from typing import Any, ClassVar, TypeAlias, TypedDict, Unpack
+from typing import Any, ClassVar, TypedDict, Unpack
 
 from forethought.assumed import Assumed
 from forethought.augmentation import Augmentation
@@ -356,24 +354,3 @@ def other_terms(own: Mapping[str, Any], given: Mapping[str, Any], file: str) -> 
                 "the job that it was made from"
             )
     return None
-
-
-# A plan's rounds in updates of several. So many in each: one number, or those of the first updates,
-# of which the last one holds for all later updates.
-LocalRounds: TypeAlias = int | tuple[int, ...]
-
-
-def first_round(local: LocalRounds, update: int) -> int:
-    """The number of private rounds before an update."""
-    each = (local,) if isinstance(local, int) else local
-    head = each[: max(0, update)]
-    return sum(head) + each[-1] * (update - len(head))
-
-
-def updates_of(local: LocalRounds, rounds: int) -> int:
-    """The most updates that so many private rounds make."""
-    *head, last = (local,) if isinstance(local, int) else local
-    done = list(accumulate(head))
-    if done and rounds < done[-1]:
-        return bisect_right(done, rounds)
-    return len(head) + (rounds - sum(head)) // last

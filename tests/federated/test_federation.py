@@ -20,7 +20,7 @@ from forethought.federated.federation import (
     Robust,
     ServerOptimizer,
 )
-from forethought.plans import first_round, updates_of
+from forethought.mechanism import first_round, updates_of
 
 
 def test_it_is_read_back_as_it_was_and_named_by_all_of_it() -> None:
@@ -108,7 +108,7 @@ def test_local_rounds_that_change_have_one_form() -> None:
     assert changing.local_rounds == (1, 1, 2) and changing.updates(0) == 4
     assert Federation.from_json(changing.to_json()) == changing
     assert federation(2, 6, local_rounds=(3, 3)) == federation(2, 6, local_rounds=3)
-    with pytest.raises(FederationError, match="one more takes 6"):
+    with pytest.raises(FederationError, match="takes 6"):
         federation(2, 5, local_rounds=(1, 1, 2))
     for wrong in ((), (1, 0), (1.5,)):
         with pytest.raises(ValueError, match="local_rounds"):

@@ -16,7 +16,7 @@ from forethought.federated.reporting import ReportedAverage
 from forethought.federated.simulator import Simulator
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.holders.workers import InProcess
-from forethought.plans import LocalRounds, updates_of
+from forethought.mechanism import LocalRounds, updates_of
 from forethought.rounds.losses import default_loss
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords

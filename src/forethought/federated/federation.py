@@ -16,14 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from forethought.checks import one_of, real, whole
 from forethought.federated.delay import Delay, Permissible
-from forethought.plans import (
-    LocalRounds,
-    Plan,
-    first_round,
-    other_terms,
-    promised,
-    updates_of,
-)
+from forethought.mechanism import LocalRounds, first_round, updates_of
+from forethought.plans import Plan, other_terms, promised
 from forethought.serialisation import Stored, build, canonical
 from forethought.training.step_sizes import step_sizes
 from forethought.use import Averaging

@@ -19,7 +19,8 @@ from forethought.holders.recorded import RECORD, Recorded, begun
 from forethought.holders.trainer import Holder, SharedModel, released
 from forethought.holders.work import Trainers
 from forethought.holders.workers import InProcess, Workers
-from forethought.plans import LocalRounds, Plan
+from forethought.mechanism import LocalRounds
+from forethought.plans import Plan
 from forethought.rounds.losses import Loss, check_loss, default_loss
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import Records, as_records, blank

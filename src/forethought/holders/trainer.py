@@ -24,8 +24,8 @@ from forethought.contributions import Persons
 from forethought.exchange.ledger import LEDGER
 from forethought.exchange.messages import Vector
 from forethought.holders.work import HolderError, Result
-from forethought.mechanism import Correlated
-from forethought.plans import LocalRounds, Plan, first_round
+from forethought.mechanism import Correlated, LocalRounds, first_round
+from forethought.plans import Plan
 from forethought.rounds.augmenting import require_images
 from forethought.rounds.flat import Layout
 from forethought.rounds.losses import Loss

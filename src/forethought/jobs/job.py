@@ -37,14 +37,14 @@ from forethought.federated.federation import (
 )
 from forethought.gossip.graphs import Kind as GraphKind
 from forethought.gossip.mixing import Named as MixingKind
-from forethought.mechanism import Adjacency, Budget, Clipping
+from forethought.mechanism import Adjacency, Budget, Clipping, LocalRounds
 from forethought.planning.courses import (
     LEAST_DELTA,
     MOST_STEP_SIZE,
     NoiseScheduleName,
     SizeScheduleName,
 )
-from forethought.plans import LocalRounds, Plan
+from forethought.plans import Plan
 from forethought.preparation import Preparation
 from forethought.privacy import ClipRule, NoiseKind
 from forethought.samplings import SamplingName

@@ -19,8 +19,7 @@ from forethought.federated.federation import Federation, Robust
 from forethought.federated.simulator import Simulator
 from forethought.federated.statements import client_statement
 from forethought.holders.work import NoTraining, no_gradients
-from forethought.mechanism import Budget
-from forethought.plans import LocalRounds, first_round, updates_of
+from forethought.mechanism import Budget, LocalRounds, first_round, updates_of
 from forethought.simulation.times import OVERHEAD, Times
 from forethought.use import Averaging
 
