@@ -1,4 +1,4 @@
-"""Accuracy at a budget: each job in ``examples/accuracy_*.toml``, seed by seed; README's table.
+"""Accuracy at a budget: each job in ``examples/accuracy_*.toml``, seed by seed, and two tables.
 
     python experiments/accuracy/run.py --data-dir DIR      # what is missing, then the table
     python experiments/accuracy/run.py --data-dir DIR --seeds 1 examples/accuracy_lenet5_eps….toml
@@ -8,8 +8,9 @@ A run is a line of results.csv: accuracy of the reported model on the test image
 the Statement certifies, processor time of training without loading data and features. A line is
 kept with a digest of the job file's settings: another setting is another run, and lines of settings
 no job has any more are dropped. A seed decides the sampling, the noise and the initial weights. The
-table goes into the README between its two marks; tests/test_accuracy_table.py holds it to
-results.csv. ``--smoke`` runs the jobs on digits in place of their data and keeps nothing.
+table goes into README.md beside this file, and a short one into the project's, between two marks;
+.ci/figures holds both to results.csv. ``--smoke`` runs the jobs on digits in place of their data
+and keeps nothing.
 """
 
 from __future__ import annotations
@@ -33,10 +34,22 @@ from forethought.jobs.request import Request
 from forethought.preparing.prepare import Constants
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES, README = ROOT / "examples", ROOT / "README.md"
+EXAMPLES = ROOT / "examples"
+# Pages with a table each, and the marks around it.
+FULL, SHORT = Path(__file__).with_name("README.md"), ROOT / "README.md"
 RESULTS = Path(__file__).with_name("results.csv")
 FIELDS = ("job", "settings", "seed", "asked", "certified", "rounds", "sigma", "accuracy", "seconds")
 MARKS = ("<!-- accuracy table: experiments/accuracy/run.py -->", "<!-- end of accuracy table -->")
+SHORT_MARKS = ("<!-- short table: experiments/accuracy/run.py -->", "<!-- end of short table -->")
+# Jobs in the short table, with what they are in words.
+SHOWN = {
+    "handwriting_eps0.15": ("MNIST", "linear, features of synthetic handwriting"),
+    "handwriting_eps2.93": ("MNIST", "the same"),
+    "gabor_cnn_eps0.15": ("MNIST", "one convolution that begins with Gabor functions"),
+    "deep_patches_fashion_eps2.7": ("Fashion-MNIST", "linear, features of deep patches"),
+    "shifted_patches_cifar10_eps1": ("CIFAR-10", "linear, features of shifted patches"),
+    "shifted_patches_cifar10_eps3": ("CIFAR-10", "the same"),
+}
 HEADER = (
     "| job (`examples/accuracy_….toml`) | ε | rounds | seeds | "
     "accuracy, mean (least to most) | s.d. | seconds a run |\n" + "| --- " * 7 + "|"
@@ -189,11 +202,22 @@ def table() -> str:
     return "\n".join(lines)
 
 
+def short_table() -> str:
+    """Some rows of :func:`table`, in words."""
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table().splitlines()]
+    known = {row[0]: row for row in rows}
+    lines = ["| data | model | ε | accuracy on test images |", "| --- | --- | --- | --- |"]
+    for name, (data, model) in SHOWN.items():
+        _, epsilon, _, _, accuracy, *_ = known[name]
+        lines.append(f"| {data} | {model} | {epsilon} | {accuracy.partition(' (')[0]} |")
+    return "\n".join(lines)
+
+
 def write_table() -> None:
-    text = README.read_text(encoding="utf-8")
-    before, rest = text.split(MARKS[0])
-    _, after = rest.split(MARKS[1])
-    README.write_text(f"{before}{MARKS[0]}\n{table()}\n{MARKS[1]}{after}", encoding="utf-8")
+    for page, marks, made in ((FULL, MARKS, table()), (SHORT, SHORT_MARKS, short_table())):
+        before, rest = page.read_text(encoding="utf-8").split(marks[0])
+        _, after = rest.split(marks[1])
+        page.write_text(f"{before}{marks[0]}\n{made}\n{marks[1]}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":
