@@ -854,6 +854,8 @@ MUTANTS = [
     Mutant("gossip: one neighbour's word ends a run", "AsynchronousWorker._believed",
            "min(2, len(near))", "1",
            "test_one_hostile_neighbour_neither_sets_a_model_nor_ends_a_run"),
+    Mutant("decode: two forms of one message", "decode", "name == later and (not length)", "False",
+           "test_a_message_has_one_form_where_its_later_field_is_empty"),
     Mutant("gossip: others' word ends a run at any time", "Releases.near",
            "self.updates >= self._least", "True",
            "test_one_hostile_neighbour_neither_sets_a_model_nor_ends_a_run"),

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forethought.exchange.codec import DecodeError, encode
+from forethought.exchange.codec import DecodeError, decode, encode
 from forethought.exchange.frame import (
     HEADER_BYTES,
     OVERHEAD,
@@ -320,3 +320,13 @@ def test_open_frame_needs_the_key_of_the_place_not_any_key() -> None:
     assert open_frame(SENT, RUN, SERVER, {0: RAW[0]}, {2: 1000}).round == 3
     with pytest.raises(ForgeryError):
         open_frame(SENT, RUN, SERVER, {0: RAW[1], 1: RAW[0]}, {2: 1000})
+
+
+def test_a_message_has_one_form_where_its_later_field_is_empty() -> None:
+    message = Known(1, 2, 3, 1)
+    payload = encode(message)
+    assert decode(Known, payload).proof == b"" and encode(decode(Known, payload)) == payload
+    assert decode(Known, encode(replace(message, proof=b"x"))).proof == b"x"
+    tag = encode(replace(message, proof=b"x"))[len(payload) :][:1]
+    with pytest.raises(DecodeError, match="left out"):
+        decode(Known, payload + tag + bytes(8))

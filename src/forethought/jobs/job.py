@@ -281,7 +281,7 @@ class DelayTable(_Section):
 
     @model_validator(mode="after")
     def _known(self) -> Self:
-        assert self.value
+        Delay(self.kind, self.most)  # refuses what is none
         return self
 
     @property
