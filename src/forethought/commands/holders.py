@@ -435,7 +435,9 @@ def client(
     delta: Annotated[float | None, typer.Option(help="At this δ; goes with --epsilon.")] = None,
     leave: Annotated[
         bool,
-        typer.Option("--leave", help="The server goes on without you, until you begin again."),
+        typer.Option(
+            "--leave", help="The server goes on without you; without masks you may begin again."
+        ),
     ] = False,
     witness: Annotated[
         Path | None,

@@ -191,8 +191,10 @@ class ServerMachine:
             case Update():
                 effects += self._update(client, message, event)
             case Join():
-                # Begun again after it left, with no model yet: it takes part from here on.
-                able = message.round < self.federation.updates(client) and not self.finished
+                # Begun again after it left, with no model yet: it takes part from here on. Not
+                # behind masks: a round whose client is back without them would never be opened.
+                able = self.federation.secure is None and not self.finished
+                able = able and message.round < self.federation.updates(client)
                 if client in self._left and message.base < 0 and able:
                     effects += self._decide(Returned(client), event.now)
                 # A heartbeat of a client that has the newest model does not cost another one.

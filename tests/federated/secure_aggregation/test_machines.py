@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from forethought.exchange import events as on
-from forethought.exchange.messages import SERVER, Join, Update
+from forethought.exchange.messages import SERVER, Join, Leave, Update
 from forethought.exchange.storage import LedgerState
 from forethought.federated.federation import Federation, FederationError, Member
 from forethought.federated.secure_aggregation.aggregator import Aggregator
@@ -225,6 +225,16 @@ def test_a_cohort_is_summed_and_nobody_else_is_asked() -> None:
             numbers[client] += 1
     assert {client: len(kept) for client, kept in world.ledgers.items()} == numbers
     assert not any(isinstance(message, Update) for _, message in world.seen)
+
+
+def test_who_left_stays_away_behind_masks() -> None:
+    """It has no masks for the round that goes on: taken back, it could keep it shut for ever."""
+    world = World(0)
+    world._do(3, world.clients[3].handle(on.Stopped(0.0)))
+    world._do(SERVER, world.server.handle(on.Received(3, Leave(0, -1, "stopped"), 0.0)))
+    world.restart(3)
+    world.run()
+    assert world.server.left == {3} and world.server.version == ROUNDS and not world.ledgers[3]
 
 
 def test_a_cohort_that_too_many_left_is_drawn_anew() -> None:
